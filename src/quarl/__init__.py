@@ -1,0 +1,1 @@
+"""QuaRL: what low precision costs and gains in reinforcement learning."""

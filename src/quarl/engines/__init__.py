@@ -1,0 +1,52 @@
+"""Engines run a QuantizedPolicy: raw observations in, float32 network outputs out."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.errors import UnsupportedError
+from quarl.policy.graph import QuantizedPolicy
+
+Array = NDArray[Any]
+ENGINES = ("litert", "onnx", "torch", "reference")
+
+
+class Engine(Protocol):
+    """A policy that is ready to run for one batch size."""
+
+    name: str
+    """One of ENGINES."""
+    measured: bool
+    """True where the kernels really compute in the spec's precision; False where it is simulated in float."""
+    batch: int
+    file_bytes: int
+    """Bytes of the file a deployment of this engine loads; 0 where it has none of its own."""
+
+    def run(self, observations: Array) -> Array:
+        """float32 outputs [batch, n] of observations [batch, *shape]; the caller owns the result."""
+        ...
+
+
+def load(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> Engine:
+    """The policy made ready on `engine` for `batch` rows a call, on one thread.
+
+    Raises UnsupportedError where the engine cannot run the policy's precision or operators.
+    """
+    if engine not in ENGINES:
+        raise UnsupportedError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    loaded: Engine = importlib.import_module(f"quarl.engines.{engine}").load(policy, batch)
+    return loaded
+
+
+def run_all(engine: Engine, observations: Array) -> Array:
+    """Outputs [n, out] of any number of observations [n, *shape], the last batch padded with its first row."""
+    pieces = []
+    for start in range(0, len(observations), engine.batch):
+        rows = observations[start : start + engine.batch]
+        padding = np.repeat(rows[:1], engine.batch - len(rows), axis=0)
+        pieces.append(engine.run(np.concatenate([rows, padding]) if len(padding) else rows)[: len(rows)])
+    return np.concatenate(pieces)

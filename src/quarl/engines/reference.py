@@ -1,0 +1,206 @@
+"""The oracle: every operator in numpy, every integer product exact, no runtime imported.
+
+Integer accumulators are carried in float64, which is exact below 2**53: 32-bit weights times 8-bit activations over
+2**14 inputs still fit. Each row is computed on its own, so a result cannot depend on the batch it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.policy.graph import (
+    LEAKY_SLOPE,
+    OBSERVATION,
+    Activation,
+    ActivationGrid,
+    Add,
+    Concat,
+    Conv2d,
+    Dense,
+    Flatten,
+    LayerNorm,
+    Linear,
+    Normalize,
+    Op,
+    Policy,
+    QuantizedPolicy,
+    QuantizedTensor,
+    Scale,
+    as_float32,
+    final_linear,
+    output_shape,
+)
+from quarl.quant.affine import QParams, dequantize, dynamic_qparams, quantize, requantize
+from quarl.quant.spec import integer_range
+
+Array = NDArray[Any]
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0)))),
+    "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(LEAKY_SLOPE)),
+}
+
+
+def grid_qparams(grid: ActivationGrid) -> QParams:
+    """The grid of a statically quantised value, as parameters for `quantize` and `dequantize`."""
+    qmin, qmax = integer_range(grid.bits, symmetric=False)
+    return QParams(np.float32(grid.scale), np.float32(grid.zero_point), qmin, qmax)
+
+
+class Reference:
+    """A policy interpreted operator by operator."""
+
+    name = "reference"
+    measured = False
+    file_bytes = 0
+
+    def __init__(self, policy: QuantizedPolicy, batch: int) -> None:
+        self.policy = policy
+        self.batch = batch
+        self._final = final_linear(policy)
+        self._weights = {op.name: _integers(op) for op in policy.linear}
+
+    def run(self, observations: Array) -> Array:
+        """float32 outputs [B, n] of observations [B, *shape]."""
+        return self.trace(observations)[self.policy.output]
+
+    def trace(self, observations: Array) -> dict[str, Array]:
+        """Every value of the graph, float32 [B, *shape]: what the codes stand for where values are codes."""
+        values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
+        for op in self.policy.ops:
+            inputs = [values[name] for name in op.inputs]
+            values[op.name] = self._linear(op, inputs[0]) if isinstance(op, Dense | Conv2d) else self._other(op, inputs)
+        return values
+
+    def _other(self, op: Op, inputs: list[Array]) -> Array:
+        value = apply(op, inputs)
+        # Static mode: a function of codes is a table whose entries are codes again.
+        on_codes = isinstance(op, Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids
+        if on_codes:
+            q = grid_qparams(self.policy.grids[op.name])
+            value = dequantize(quantize(value, q), q).astype(np.float32)
+        return value
+
+    def _linear(self, op: Linear, x: Array) -> Array:
+        spec = self.policy.spec
+        if not isinstance(op.weight, QuantizedTensor) or spec.activation_bits is None:
+            weight = as_float32(op.weight)
+            return _per_row(op, x, weight.reshape(len(weight), -1)) + _channels(op.bias, x.ndim)
+        flat = x.reshape(len(x), -1)
+        if spec.mode == "dynamic":
+            q = dynamic_qparams(flat, spec.activation_bits)
+            accumulator = self._accumulate(op, x, quantize(flat, q), q.zero_point)
+            product = accumulator.astype(np.float32) * _rows(q.scale, x.ndim)
+            return product * _channels(op.weight.scale, x.ndim) + _channels(op.bias, x.ndim)
+        q_in = grid_qparams(self.policy.grids[op.inputs[0]])
+        accumulator = self._accumulate(op, x, quantize(flat, q_in), q_in.zero_point)
+        scale = np.float64(q_in.scale) * op.weight.scale.astype(np.float64)
+        if op.name in self._final:
+            product = accumulator.astype(np.float32) * _channels(scale.astype(np.float32), x.ndim)
+            return product + _channels(op.bias, x.ndim)
+        q_out = grid_qparams(self.policy.grids[op.name])
+        accumulator = accumulator + _channels(np.rint(op.bias.astype(np.float64) / scale), x.ndim)
+        multiplier = _channels((scale / np.float64(q_out.scale)).astype(np.float32), x.ndim)
+        codes = requantize(accumulator, multiplier, int(q_out.zero_point), q_out.qmin, q_out.qmax)
+        return dequantize(codes, q_out).astype(np.float32)
+
+    def _accumulate(self, op: Linear, x: Array, codes: Array, zero_point: Any) -> Array:
+        centred = (codes - zero_point).astype(np.float64).reshape(x.shape)
+        return _per_row(op, centred, self._weights[op.name])
+
+
+def load(policy: QuantizedPolicy, batch: int) -> Reference:
+    """The policy ready to run in numpy."""
+    return Reference(policy, batch)
+
+
+def as_float(policy: Policy, observations: Array) -> dict[str, Array]:
+    """Every value of a float32 policy on observations [N, *shape], float32 [N, ...]; whole batches at a time.
+
+    For calibration: faster than `Reference`, and equal to it up to the order of float32 sums.
+    """
+    values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
+    for op in policy.ops:
+        inputs = [values[name] for name in op.inputs]
+        if isinstance(op, Dense | Conv2d):
+            weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
+            values[op.name] = fold(op, unfold(op, inputs[0]) @ weight.T + op.bias, inputs[0].shape[1:])
+        else:
+            values[op.name] = apply(op, inputs)
+    return values
+
+
+def apply(op: Op, inputs: list[Array]) -> Array:
+    """The float32 value of an operator without weights to quantise."""
+    x = inputs[0]
+    match op:
+        case Activation():
+            return FUNCTIONS[op.kind](x).astype(np.float32)
+        case Normalize():
+            return op(x)
+        case Scale():
+            return x * op.factor
+        case Flatten():
+            return x.reshape(len(x), -1)
+        case Concat():
+            return np.concatenate(inputs, axis=-1)
+        case Add():
+            return x + inputs[1]
+        case LayerNorm():
+            centred = x - x.mean(axis=-1, keepdims=True)
+            variance = np.square(centred).mean(axis=-1, keepdims=True)
+            return centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon))) * op.weight + op.bias
+        case _:
+            raise AssertionError(f"no rule for {type(op).__name__}")
+
+
+def unfold(op: Linear, x: Array) -> Array:
+    """Inputs of each output position, so that a convolution becomes a product: [B, (P,) K] of x [B, *shape].
+
+    P counts the output positions row by row, K runs over (channel, kernel row, kernel column); dense inputs pass.
+    """
+    if isinstance(op, Dense):
+        return x
+    (ph, pw), (sh, sw), (kh, kw) = op.padding, op.stride, op.weight.shape[2:]
+    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (kh, kw), axis=(2, 3))[:, :, ::sh, ::sw]
+    height, width = windows.shape[2:4]
+    columns = windows.transpose(0, 2, 3, 1, 4, 5).reshape(len(x), height * width, -1)
+    return np.ascontiguousarray(columns)
+
+
+def fold(op: Linear, y: Array, input_shape: tuple[int, ...]) -> Array:
+    """The inverse of `unfold` for outputs: [B, P, out] to [B, out, height, width]; dense outputs pass."""
+    return y if isinstance(op, Dense) else y.transpose(0, 2, 1).reshape(len(y), *output_shape(op, [input_shape]))
+
+
+def _integers(op: Linear) -> Array:
+    """The weight as a matrix [out, K]: exact integers in float64, or float32 values."""
+    if isinstance(op.weight, QuantizedTensor):
+        along = (-1,) + (1,) * (op.weight.codes.ndim - 1)
+        matrix = op.weight.codes.astype(np.float64) - op.weight.zero_point.reshape(along)
+    else:
+        matrix = as_float32(op.weight)
+    return np.ascontiguousarray(matrix.reshape(matrix.shape[0], -1))
+
+
+def _per_row(op: Linear, x: Array, weight: Array) -> Array:
+    """x (*) weight without bias, one row at a time: BLAS sums a row alone and a row of many in different orders."""
+    y = np.stack([row @ weight.T for row in unfold(op, x)])
+    return fold(op, y, x.shape[1:])
+
+
+def _channels(values: Array, ndim: int) -> Array:
+    """[out] made to broadcast along axis 1 of a value with `ndim` axes."""
+    return values.reshape(-1, *(1,) * (ndim - 2))
+
+
+def _rows(values: Array, ndim: int) -> Array:
+    """[B, 1] made to broadcast along axis 0 of a value with `ndim` axes."""
+    return values.reshape(-1, *(1,) * (ndim - 1))

@@ -1,0 +1,1 @@
+"""One deployable policy, from wherever it comes."""

@@ -1,0 +1,215 @@
+"""Post-training quantisation: a float32 policy, a spec and calibration observations to a QuantizedPolicy.
+
+The operators are visited in order. Calibration observations travel two roads, through the float32 policy and
+through the one quantised so far, so that each layer is fitted to the inputs it will really see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.engines.reference import apply, as_float, fold, grid_qparams, unfold
+from quarl.errors import QuarlError
+from quarl.policy.graph import (
+    OBSERVATION,
+    Activation,
+    ActivationGrid,
+    Conv2d,
+    Dense,
+    Flatten,
+    Linear,
+    Op,
+    Policy,
+    QuantizedPolicy,
+    QuantizedTensor,
+    as_float32,
+    final_linear,
+)
+from quarl.policy.rewrite import center_scores, equalize
+from quarl.quant import affine
+from quarl.quant.affine import QParams, choose_qparams, dynamic_qparams, fake_quantize, quarl_2020
+from quarl.quant.observers import observer
+from quarl.quant.packing import storage_dtype
+from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
+from quarl.quant.spec import QuantSpec, integer_range
+
+Array = NDArray[Any]
+FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+SHRINKS = np.linspace(1.0, 0.3, 15)
+"""Ranges, as fractions of the largest weight, among which output-aware scales are chosen."""
+MAX_ROWS = 20_000
+"""Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
+FIXED_GRIDS = {
+    "tanh": ActivationGrid(scale=1 / 128, zero_point=0),
+    "sigmoid": ActivationGrid(scale=1 / 256, zero_point=-128),
+}
+"""Functions with a known range have the grids that LiteRT's int8 kernels prescribe."""
+
+
+def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None) -> QuantizedPolicy:
+    """The policy in the precision of `spec`.
+
+    observations: raw calibration observations [N, *observation_shape], from the policy's own rollouts; needed by
+    static mode and by schemes with output-aware rounding or bias correction.
+    """
+    if spec.float_type is not None:
+        return _with(policy, spec, [_cast(op, spec.float_type) for op in policy.ops], {})
+    needed = spec.scheme.needs_observations or (spec.mode == "static" and spec.activation_bits is not None)
+    if not needed:
+        ops = [_nearest(op, spec) if isinstance(op, Dense | Conv2d) else op for op in policy.ops]
+        return _with(policy, spec, ops, {})
+    if observations is None or len(observations) == 0:
+        raise QuarlError(
+            f"scheme {spec.scheme.name!r} in {spec.mode} mode needs calibration observations; "
+            "pass observations=..., or use scheme 'per-channel' in dynamic mode"
+        )
+    if observations.shape[1:] != policy.observation_shape:
+        raise QuarlError(
+            f"calibration observations are {observations.shape[1:]} each, the policy expects {policy.observation_shape}"
+        )
+    if spec.scheme.center_scores:
+        policy = center_scores(policy)
+    if spec.scheme.equalize is not None:
+        policy = equalize(policy, as_float(policy, observations), spec.scheme.equalize)
+    return _Calibration(policy, spec, observations).run()
+
+
+class _Calibration:
+    """One pass over the operators with calibration values on both roads."""
+
+    def __init__(self, policy: Policy, spec: QuantSpec, observations: Array) -> None:
+        self.policy, self.spec = policy, spec
+        self.float_values = as_float(policy, observations)
+        self.values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
+        self.static = spec.mode == "static" and spec.activation_bits is not None
+        self.grids: dict[str, ActivationGrid] = {}
+        self.final = final_linear(policy)
+        self.linear_inputs = {op.inputs[0] for op in policy.linear}
+        # A ReLU right behind a layer shares its grid: the layer then spends no code on what the ReLU drops.
+        self.relu_of = {op.inputs[0]: op for op in policy.ops if isinstance(op, Activation) and op.kind == "relu"}
+
+    def run(self) -> QuantizedPolicy:
+        ops = []
+        for op in self.policy.ops:
+            if isinstance(op, Dense | Conv2d):
+                done, value = self._linear(op)
+                ops.append(done)
+            else:
+                ops.append(op)
+                value = apply(op, [self.values[name] for name in op.inputs])
+            self.values[op.name] = self._on_grid(op, value) if self.static else value
+        return _with(self.policy, self.spec, ops, self.grids)
+
+    def _linear(self, op: Linear) -> tuple[Linear, Array]:
+        x = self._quantized_input(op.inputs[0])
+        columns = unfold(op, x).reshape(-1, int(np.prod(op.weight.shape[1:])))
+        target = self.float_values[op.name]
+        fitted = _fit(op, columns, self.spec)
+        weight = as_float32(fitted.weight).reshape(fitted.weight.shape[0], -1)
+        value = fold(op, unfold(op, x) @ weight.T + op.bias, x.shape[1:])
+        if self.spec.scheme.bias_correction:
+            axes = (0, *range(2, value.ndim))
+            error = (target - value).mean(axis=axes, dtype=np.float64).astype(np.float32)
+            fitted = replace(fitted, bias=fitted.bias + error)
+            value = value + error.reshape(-1, *(1,) * (value.ndim - 2))
+        return fitted, value
+
+    def _quantized_input(self, name: str) -> Array:
+        """What the integer kernel makes of the value `name`, as real numbers."""
+        x = self.values[name]
+        if self.spec.activation_bits is None:
+            return x
+        if not self.static:
+            flat = x.reshape(len(x), -1)
+            return fake_quantize(flat, dynamic_qparams(flat, self.spec.activation_bits)).reshape(x.shape)
+        if name not in self.grids:
+            self.grids[name] = self._grid(x)
+        return fake_quantize(x, grid_qparams(self.grids[name])).astype(np.float32)
+
+    def _on_grid(self, op: Op, value: Array) -> Array:
+        """Static mode: values between integer layers live on grids; those of float operators stay as they are."""
+        if isinstance(op, Dense | Conv2d) and op.name not in self.final:
+            relu = self.relu_of.get(op.name)
+            self.grids[op.name] = self._grid(np.maximum(value, 0) if relu else value)
+        elif isinstance(op, Activation) and op.inputs[0] in self.grids and op.name not in self.grids:
+            if op.kind == "relu":
+                self.grids[op.name] = self.grids[op.inputs[0]]
+            else:
+                self.grids[op.name] = FIXED_GRIDS.get(op.kind) or self._grid(value)
+        elif isinstance(op, Flatten) and op.inputs[0] in self.grids:
+            self.grids[op.name] = self.grids[op.inputs[0]]
+        else:
+            return value
+        return fake_quantize(value, grid_qparams(self.grids[op.name])).astype(np.float32)
+
+    def _grid(self, x: Array) -> ActivationGrid:
+        bits = self.spec.activation_bits or 8
+        watch = observer(self.spec.scheme.activation_observer, bits=bits, symmetric=False)
+        watch.update(x.reshape(1, -1))
+        low, high = watch.ranges()
+        q = choose_qparams(low[0], high[0], bits, symmetric=False)
+        return ActivationGrid(scale=float(q.scale), zero_point=int(q.zero_point), bits=bits)
+
+
+def _fit(op: Linear, columns: Array, spec: QuantSpec) -> Linear:
+    """The layer with integer weights, rounded as the scheme says; columns are its inputs [N, K]."""
+    if spec.scheme.rounding == "nearest":
+        return _nearest(op, spec)
+    stride = max(1, len(columns) // MAX_ROWS)
+    h = second_moment(columns[::stride])
+    weight = as_float32(op.weight).reshape(op.weight.shape[0], -1).astype(np.float64)
+    q = output_aware_qparams(weight, h, spec.weight_bits, SHRINKS)
+    return _with_codes(op, gptq(weight, h, q), q, spec.weight_bits)
+
+
+def _nearest(op: Linear, spec: QuantSpec) -> Linear:
+    """The layer with each weight at its nearest code, on the scheme's grid."""
+    weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
+    scheme = spec.scheme
+    if scheme.original:
+        # The original treated convolutions per output channel and everything else per tensor.
+        rows = weight if isinstance(op, Conv2d) else weight.reshape(1, -1)
+        pairs = [quarl_2020(row, spec.weight_bits) for row in rows]
+        codes = np.stack([codes for codes, _ in pairs]).reshape(weight.shape)
+        scale = np.array([step for _, step in pairs], np.float32)[:, None]
+        return _with_codes(op, codes, QParams(scale, np.zeros_like(scale), 0, 0), spec.weight_bits)
+    watch = observer(scheme.observer, bits=spec.weight_bits, symmetric=scheme.symmetric)
+    watch.update(weight if scheme.per_channel else weight.reshape(1, -1))
+    low, high = (side[:, None] for side in watch.ranges())
+    q = choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric)
+    return _with_codes(op, affine.quantize(weight.astype(np.float64), q), q, spec.weight_bits)
+
+
+def _with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
+    channels = op.weight.shape[0]
+    low, high = (codes.min(initial=0), codes.max(initial=0))
+    tensor = QuantizedTensor(
+        codes=codes.reshape(op.weight.shape).astype(storage_dtype(int(low), int(high))),
+        scale=np.broadcast_to(np.asarray(q.scale, np.float32).reshape(-1), channels).copy(),
+        zero_point=np.broadcast_to(np.asarray(q.zero_point, np.int32).reshape(-1), channels).copy(),
+        bits=bits,
+    )
+    return replace(op, weight=tensor)
+
+
+def _cast(op: Op, float_type: str) -> Op:
+    if not isinstance(op, Dense | Conv2d):
+        return op
+    with np.errstate(over="ignore"):
+        weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type])
+    if not np.isfinite(weight.astype(np.float32)).all():
+        raise QuarlError(
+            f"a weight of layer {op.name!r} is too large for {float_type}; use bf16 or an integer precision"
+        )
+    return replace(op, weight=weight)
+
+
+def _with(policy: Policy, spec: QuantSpec, ops: list[Op], grids: Mapping[str, ActivationGrid]) -> QuantizedPolicy:
+    kept = {f.name: getattr(policy, f.name) for f in fields(Policy) if f.name != "ops"}
+    return QuantizedPolicy(**kept, ops=tuple(ops), spec=spec, grids=dict(grids))

@@ -1,0 +1,1 @@
+"""The arithmetic: tensors in, tensors out. No RL, no files, no engines."""

@@ -1,0 +1,116 @@
+"""Affine quantisation: the one place where a real number becomes an integer code.
+
+Every function takes numpy arrays or torch tensors alike: it uses only the methods that both spell the same way
+(`round` is half-to-even in both), so training, calibration and engines share one rounding rule without this
+module importing torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.quant.spec import integer_range
+
+Array = NDArray[Any]
+TINY = float(np.finfo(np.float32).tiny)
+"""The smallest scale: below the normal float32 numbers 1/scale overflows."""
+
+
+@dataclass(frozen=True, slots=True)
+class QParams:
+    """Scale and zero point of a tensor (scalars) or of its channels (arrays that broadcast against it)."""
+
+    scale: Any
+    zero_point: Any
+    qmin: int
+    qmax: int
+
+
+def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool) -> QParams:
+    """Parameters whose grid covers [low, high] and holds 0 exactly (Jacob et al. 2018, section 2.1).
+
+    low, high: float arrays of one shape (scalars, or one per channel). Ranges without width, with infinities or
+    with denormals get a finite positive scale; NaN counts as 0.
+    """
+    limit = np.float64(np.finfo(np.float32).max) / 4  # keeps high - low finite in float32
+    low = np.minimum(np.clip(np.nan_to_num(np.asarray(low, np.float64)), -limit, limit), 0.0)
+    high = np.maximum(np.clip(np.nan_to_num(np.asarray(high, np.float64)), -limit, limit), 0.0)
+    qmin, qmax = integer_range(bits, symmetric=symmetric)
+    if symmetric:
+        scale = np.maximum(-low, high) / qmax
+    else:
+        scale = (high - low) / (qmax - qmin)
+    scale = np.maximum(np.where(scale > 0, scale, 1.0), TINY).astype(np.float32)
+    zero_point = np.zeros(scale.shape, np.int32)
+    if not symmetric:
+        zero_point = np.clip(np.round(qmin - low / scale), qmin, qmax).astype(np.int32)
+    return QParams(scale, zero_point, qmin, qmax)
+
+
+def quantize(x: Any, q: QParams) -> Any:
+    """Integer codes of x, as floats of x's kind and shape: clamp(round(x / scale) + zero_point), ties to even.
+
+    Source: ONNX QuantizeLinear. The caller stores them in the integer type that holds `qmin..qmax`.
+
+    >>> quantize(np.float32([0.05, -0.26]), QParams(np.float32(0.1), 0, -127, 127)).tolist()
+    [0.0, -3.0]
+    """
+    return ((x / q.scale).round() + q.zero_point).clip(q.qmin, q.qmax)
+
+
+def dequantize(codes: Any, q: QParams) -> Any:
+    """The real numbers that `codes` stand for: (codes - zero_point) * scale, float32."""
+    return (codes - q.zero_point) * q.scale
+
+
+def fake_quantize(x: Any, q: QParams) -> Any:
+    """x moved to the nearest point of the grid, still float (the forward pass of quantisation-aware training)."""
+    return dequantize(quantize(x, q), q)
+
+
+def dynamic_qparams(rows: Array, bits: int = 8) -> QParams:
+    """Affine parameters of each row of `rows` [B, K] (float32): scale [B, 1] float32, zero_point [B, 1] float32.
+
+    The arithmetic is XNNPACK's (`xnn_f32_qd8_asymmetric_quantization_params`), in float32 and in its order, so that
+    the integer reference and the LiteRT kernels agree on every code: the range includes 0, and the zero point is
+    the one of the two candidates (from the low or the high end) that errs less.
+    """
+    qmin, qmax = (np.float32(v) for v in integer_range(bits, symmetric=False))
+    low = np.minimum(rows.min(axis=1, keepdims=True, initial=0.0), np.float32(0)).astype(np.float32)
+    high = np.maximum(rows.max(axis=1, keepdims=True, initial=0.0), np.float32(0)).astype(np.float32)
+    width = high - low
+    scale = np.where(width > 0, (qmax - qmin) / np.where(width > 0, width, np.float32(1)), np.float32(1))
+    low_scaled, high_scaled = low * scale, high * scale
+    from_low, from_high = qmin + low_scaled, qmax + high_scaled
+    zero_point = np.where(from_low + from_high > 0, qmin - low_scaled, qmax - high_scaled)
+    zero_point = np.clip(zero_point, qmin, qmax).round()
+    return QParams((np.float32(1) / scale).astype(np.float32), zero_point.astype(np.float32), int(qmin), int(qmax))
+
+
+def requantize(accumulator: Array, multiplier: Array, zero_point: int, qmin: int, qmax: int) -> Array:
+    """int32 accumulators to the next layer's codes: clamp(round(float32(acc) * multiplier) + zero_point).
+
+    One float32 product, ties to even, as XNNPACK's fp32 requantisation does it; multiplier is the float32 value of
+    input_scale * weight_scale / output_scale, per channel.
+    """
+    scaled = accumulator.astype(np.float32) * multiplier
+    return np.clip(scaled.round() + np.float32(zero_point), qmin, qmax)
+
+
+def quarl_2020(weights: Array, bits: int) -> tuple[Array, np.float32]:
+    """(codes, step) of the original `new_ptq.py` formula; codes * step is its fake-quantised tensor, bit for bit.
+
+    step = (|min| + |max|) / 2**n, codes = rint(W / step): anchored at 0, never clipped, so up to 2**n + 1 levels.
+    A zero tensor, which the original turned into NaN, keeps its zeros.
+    """
+    low, high = weights.min(initial=0.0, where=np.isfinite(weights)), weights.max(initial=0.0)
+    if weights.size:
+        low, high = weights.min(), weights.max()
+    step = np.float32((np.abs(low) + np.abs(high)) / np.float32(2**bits))
+    if not step > 0:
+        return np.zeros_like(weights), np.float32(1)
+    return np.rint(weights / step), step
