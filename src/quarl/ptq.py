@@ -45,6 +45,7 @@ SHRINKS = np.linspace(1.0, 0.3, 15)
 """Ranges, as fractions of the largest weight, among which output-aware scales are chosen."""
 MAX_ROWS = 20_000
 """Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
+ROWS_AT_ONCE = 64
 FIXED_GRIDS = {
     "tanh": ActivationGrid(scale=1 / 128, zero_point=0),
     "sigmoid": ActivationGrid(scale=1 / 256, zero_point=-128),
@@ -183,14 +184,21 @@ def _nearest(op: Linear, spec: QuantSpec) -> Linear:
     watch.update(weight if scheme.per_channel else weight.reshape(1, -1))
     low, high = (side[:, None] for side in watch.ranges())
     q = choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric)
-    return _with_codes(op, affine.quantize(weight.astype(np.float64), q), q, spec.weight_bits)
+    codes = np.empty(weight.shape, storage_dtype(q.qmin, q.qmax))
+    # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
+    wide = np.float64 if spec.weight_bits > 16 else np.float32
+    for start in range(0, len(weight), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        of_rows = replace(q, scale=q.scale[rows], zero_point=q.zero_point[rows]) if scheme.per_channel else q
+        codes[rows] = affine.quantize(weight[rows].astype(wide, copy=False), of_rows)
+    return _with_codes(op, codes, q, spec.weight_bits)
 
 
 def _with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
     channels = op.weight.shape[0]
-    low, high = (codes.min(initial=0), codes.max(initial=0))
+    dtype = storage_dtype(int(codes.min(initial=0)), int(codes.max(initial=0)))
     tensor = QuantizedTensor(
-        codes=codes.reshape(op.weight.shape).astype(storage_dtype(int(low), int(high))),
+        codes=codes.reshape(op.weight.shape).astype(dtype, copy=False),
         scale=np.broadcast_to(np.asarray(q.scale, np.float32).reshape(-1), channels).copy(),
         zero_point=np.broadcast_to(np.asarray(q.zero_point, np.int32).reshape(-1), channels).copy(),
         bits=bits,

@@ -1,0 +1,294 @@
+"""The one save format of a policy: safetensors whose metadata is a JSON manifest with a sha256 of every tensor.
+
+Codes are packed to their n bits. Nothing in the file is executed: operators are looked up in a closed table, and
+every number is checked against it before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from quarl.errors import QuarlError
+from quarl.policy.graph import (
+    ActionHead,
+    Activation,
+    ActivationGrid,
+    Add,
+    Concat,
+    Conv2d,
+    Dense,
+    Flatten,
+    LayerNorm,
+    Normalize,
+    Op,
+    Policy,
+    Provenance,
+    QuantizedPolicy,
+    QuantizedTensor,
+    Scale,
+)
+from quarl.quant.packing import pack, packed_size, unpack
+from quarl.quant.spec import QuantSpec
+
+Array = NDArray[Any]
+FORMAT = "quarl-policy"
+VERSION = 1
+DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype(np.int32),
+    "U8": np.dtype(np.uint8),
+}
+"""safetensors' names of the number types a policy may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How one operator type lies in the file."""
+
+    kind: type[Op]
+    arrays: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+LAYOUTS = {
+    "Dense": _Layout(Dense, arrays=("weight", "bias")),
+    "Conv2d": _Layout(Conv2d, arrays=("weight", "bias"), pairs=("stride", "padding")),
+    "Activation": _Layout(Activation, words=("kind",)),
+    "LayerNorm": _Layout(LayerNorm, arrays=("weight", "bias"), numbers=("epsilon",)),
+    "Normalize": _Layout(Normalize, arrays=("mean", "variance"), numbers=("epsilon", "clip")),
+    "Scale": _Layout(Scale, arrays=("factor",)),
+    "Flatten": _Layout(Flatten),
+    "Concat": _Layout(Concat),
+    "Add": _Layout(Add),
+}
+
+
+def to_bytes(policy: Policy) -> bytes:
+    """The whole artefact of a Policy or QuantizedPolicy."""
+    tensors: dict[str, Array] = {}
+    ops = [_op_to_json(op, tensors) for op in policy.ops]
+    for field in ("low", "high", "log_std"):
+        if (array := getattr(policy.head, field)) is not None:
+            tensors[f"head/{field}"] = np.asarray(array, np.float32)
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "observation": {"shape": policy.observation_shape, "dtype": policy.observation_dtype},
+        "head": {"kind": policy.head.kind, "start": policy.head.start},
+        "ops": ops,
+        "provenance": _provenance_to_json(policy.provenance),
+    }
+    if isinstance(policy, QuantizedPolicy):
+        manifest["spec"] = policy.spec.to_json()
+        manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    manifest["sha256"] = {name: hashlib.sha256(array.view(np.uint8)).hexdigest() for name, array in tensors.items()}
+    text = json.dumps(manifest, separators=(",", ":"))
+    return save(tensors, metadata={"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+def write(policy: Policy, path: str | os.PathLike[str]) -> None:
+    """Saves the policy; a crash at any moment leaves either the old file or the new one, whole."""
+    write_bytes(to_bytes(policy), Path(path))
+
+
+def write_bytes(data: bytes, path: Path) -> None:
+    """Replaces the file at `path` in one step: temporary file, fsync, rename, fsync of the folder."""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise QuarlError(
+            f"cannot write {path}: {error.strerror}; choose a folder that exists and is writable"
+        ) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise QuarlError(f"cannot write {path}: {error.strerror}; nothing was changed") from None
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(path: str | os.PathLike[str]) -> Policy:
+    """The Policy or QuantizedPolicy in the file; refuses one whose checksums, version or contents are not right."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise QuarlError(f"cannot read {path}: {error.strerror}") from None
+    return from_bytes(data, str(path))
+
+
+def from_bytes(data: bytes, where: str) -> Policy:
+    """The inverse of `to_bytes`; `where` names the source in errors."""
+    try:
+        tensors, manifest = _open(data)
+        return _policy(manifest, tensors)
+    except QuarlError as error:
+        raise QuarlError(f"{where}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, IndexError) as error:
+        detail = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise QuarlError(f"{where} is not a sound QuaRL policy file: {detail}") from None
+
+
+def _open(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Checked tensors and manifest."""
+    try:
+        found = dict(safetensors.deserialize(data))
+    except safetensors.SafetensorError as error:
+        raise QuarlError(f"the safetensors container is damaged ({error}); save the policy again") from None
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    text = metadata["manifest"]
+    if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
+        raise QuarlError("the manifest does not match its sha256; the file is damaged")
+    manifest = json.loads(text)
+    if manifest["format"] != FORMAT:
+        raise QuarlError(f"format {manifest['format']!r} is not {FORMAT!r}")
+    if manifest["version"] != VERSION:
+        raise QuarlError(
+            f"format version {manifest['version']} is not the version {VERSION} that this QuaRL reads; update"
+        )
+    if set(manifest["sha256"]) != set(found):
+        raise QuarlError("the manifest and the tensors disagree; the file is damaged")
+    tensors = {}
+    for name, entry in found.items():
+        if hashlib.sha256(entry["data"]).hexdigest() != manifest["sha256"][name]:
+            raise QuarlError(f"tensor {name!r} does not match its sha256; the file is damaged")
+        if entry["dtype"] not in DTYPES:
+            raise QuarlError(f"tensor {name!r} has dtype {entry['dtype']}, which a policy cannot hold")
+        tensors[name] = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return tensors, manifest
+
+
+def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
+    head = ActionHead(
+        kind=_one_of(manifest["head"]["kind"], ("argmax", "clip", "rescale")),
+        low=tensors["head/low"],
+        high=tensors["head/high"],
+        start=int(manifest["head"]["start"]),
+        log_std=tensors.get("head/log_std"),
+    )
+    shape = tuple(_size(n) for n in manifest["observation"]["shape"])
+    common: dict[str, Any] = {
+        "observation_shape": shape,
+        "observation_dtype": _one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
+        "ops": tuple(_op_from_json(entry, tensors) for entry in manifest["ops"]),
+        "head": head,
+        "provenance": _provenance_from_json(manifest["provenance"]),
+    }
+    if "spec" not in manifest:
+        return Policy(**common)
+    grids = {
+        str(name): ActivationGrid(scale=float(np.float32(scale)), zero_point=int(zero_point), bits=_size(bits))
+        for name, (scale, zero_point, bits) in manifest["grids"].items()
+    }
+    return QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids)
+
+
+def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
+    kind = type(op).__name__
+    layout = LAYOUTS[kind]
+    entry: dict[str, Any] = {"type": kind, "name": op.name, "inputs": op.inputs}
+    for field in (*layout.numbers, *layout.pairs, *layout.words):
+        entry[field] = getattr(op, field)
+    for field in layout.arrays:
+        value = getattr(op, field)
+        key = f"{op.name}/{field}"
+        if not isinstance(value, QuantizedTensor):
+            tensors[key] = value if value.dtype in DTYPES.values() else value.astype(np.float32)
+            continue
+        # quarl-2020 has 2**n + 1 levels: the width is what the codes need, not always what their bits name.
+        low, high = int(value.codes.min(initial=0)), int(value.codes.max(initial=0))
+        width = max(value.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
+        entry["codes"] = {"shape": value.codes.shape, "bits": value.bits, "width": width}
+        tensors[key] = np.frombuffer(pack(value.codes, width), np.uint8)
+        tensors[f"{key}.scale"] = value.scale
+        if value.zero_point.any():
+            tensors[f"{key}.zero_point"] = value.zero_point
+    return entry
+
+
+def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
+    layout = LAYOUTS[_one_of(entry["type"], tuple(LAYOUTS))]
+    name = str(entry["name"])
+    values: dict[str, Any] = {"name": name, "inputs": tuple(str(i) for i in entry["inputs"])}
+    values |= {field: float(entry[field]) for field in layout.numbers}
+    values |= {field: (_size(entry[field][0], 0), _size(entry[field][1], 0)) for field in layout.pairs}
+    values |= {field: str(entry[field]) for field in layout.words}
+    values |= {field: tensors[f"{name}/{field}"] for field in layout.arrays}
+    if "codes" in entry and issubclass(layout.kind, Dense | Conv2d):
+        values["weight"] = _codes(entry["codes"], f"{name}/weight", tensors)
+    return layout.kind(**values)
+
+
+def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> QuantizedTensor:
+    shape = tuple(_size(n) for n in entry["shape"])
+    count, bits, width = int(np.prod(shape, dtype=object)), _size(entry["bits"]), _size(entry["width"])
+    packed, scale = tensors[key], tensors[f"{key}.scale"]
+    zero_point = tensors.get(f"{key}.zero_point", np.zeros(shape[0], np.int32))
+    if not 2 <= width <= 34 or packed.dtype != np.uint8 or packed.size != packed_size(count, width):
+        raise QuarlError(f"the codes of {key!r} do not fit their shape {shape} at {width} bits")
+    if scale.shape != shape[:1] or zero_point.shape != shape[:1] or not (scale > 0).all():
+        raise QuarlError(f"the grid of {key!r} does not fit its {shape[0]} channels")
+    return QuantizedTensor(unpack(packed.data, width, count).reshape(shape), scale, zero_point, bits)
+
+
+def _size(value: Any, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise QuarlError(f"{value!r} is not a size")
+    return value
+
+
+def _one_of(value: Any, allowed: tuple[str, ...]) -> Any:
+    if value not in allowed:
+        raise QuarlError(f"{str(value)[:60]!r} is not one of {', '.join(allowed)}")
+    return value
+
+
+def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:
+    return {
+        "algo": provenance.algo,
+        "env_id": provenance.env_id,
+        "env_kwargs": dict(provenance.env_kwargs),
+        "wrappers": [[name, dict(kwargs)] for name, kwargs in provenance.wrappers],
+        "stochastic": provenance.stochastic,
+        "origin": provenance.origin,
+    }
+
+
+def _provenance_from_json(entry: dict[str, Any]) -> Provenance:
+    return replace(
+        Provenance(),
+        algo=str(entry["algo"]),
+        env_id=str(entry["env_id"]),
+        env_kwargs=dict(entry["env_kwargs"]),
+        wrappers=tuple((str(name), dict(kwargs)) for name, kwargs in entry["wrappers"]),
+        stochastic=bool(entry["stochastic"]),
+        origin=str(entry["origin"]),
+    )
