@@ -99,8 +99,10 @@ def to_bytes(policy: Policy) -> bytes:
     if isinstance(policy, QuantizedPolicy):
         manifest["spec"] = policy.spec.to_json()
         manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    manifest["sha256"] = {name: hashlib.sha256(array.view(np.uint8)).hexdigest() for name, array in tensors.items()}
+    tensors = {name: np.array(array, order="C", copy=None) for name, array in tensors.items()}
+    manifest["sha256"] = {
+        name: hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest() for name, array in tensors.items()
+    }
     text = json.dumps(manifest, separators=(",", ":"))
     return save(tensors, metadata={"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 

@@ -79,16 +79,27 @@ def dynamic_qparams(rows: Array, bits: int = 8) -> QParams:
     the integer reference and the LiteRT kernels agree on every code: the range includes 0, and the zero point is
     the one of the two candidates (from the low or the high end) that errs less.
     """
+    return quantize_rows(rows, bits)[1]
+
+
+def quantize_rows(rows: Array, bits: int = 8) -> tuple[Array, QParams]:
+    """(codes [B, K] as float32, parameters) of rows that are quantised each on its own; see `dynamic_qparams`.
+
+    Unlike `quantize` it multiplies by the reciprocal of the scale, as XNNPACK does: once in some thousand codes
+    that rounds to the other side.
+    """
     qmin, qmax = (np.float32(v) for v in integer_range(bits, symmetric=False))
     low = np.minimum(rows.min(axis=1, keepdims=True, initial=0.0), np.float32(0)).astype(np.float32)
     high = np.maximum(rows.max(axis=1, keepdims=True, initial=0.0), np.float32(0)).astype(np.float32)
     width = high - low
-    scale = np.where(width > 0, (qmax - qmin) / np.where(width > 0, width, np.float32(1)), np.float32(1))
-    low_scaled, high_scaled = low * scale, high * scale
+    wide = width > np.float32(TINY) * (qmax - qmin)  # of a narrower row 1/scale would overflow: it counts as zeros
+    inverse = np.where(wide, (qmax - qmin) / np.where(wide, width, np.float32(1)), np.float32(1))
+    low_scaled, high_scaled = low * inverse, high * inverse
     from_low, from_high = qmin + low_scaled, qmax + high_scaled
     zero_point = np.where(from_low + from_high > 0, qmin - low_scaled, qmax - high_scaled)
-    zero_point = np.clip(zero_point, qmin, qmax).round()
-    return QParams((np.float32(1) / scale).astype(np.float32), zero_point.astype(np.float32), int(qmin), int(qmax))
+    zero_point = np.clip(zero_point, qmin, qmax).round().astype(np.float32)
+    codes = ((rows * inverse).round() + zero_point).clip(qmin, qmax)
+    return codes, QParams((np.float32(1) / inverse).astype(np.float32), zero_point, int(qmin), int(qmax))
 
 
 def requantize(accumulator: Array, multiplier: Array, zero_point: int, qmin: int, qmax: int) -> Array:
@@ -107,10 +118,8 @@ def quarl_2020(weights: Array, bits: int) -> tuple[Array, np.float32]:
     step = (|min| + |max|) / 2**n, codes = rint(W / step): anchored at 0, never clipped, so up to 2**n + 1 levels.
     A zero tensor, which the original turned into NaN, keeps its zeros.
     """
-    low, high = weights.min(initial=0.0, where=np.isfinite(weights)), weights.max(initial=0.0)
-    if weights.size:
-        low, high = weights.min(), weights.max()
+    low, high = weights.min(initial=np.inf), weights.max(initial=-np.inf)
     step = np.float32((np.abs(low) + np.abs(high)) / np.float32(2**bits))
-    if not step > 0:
+    if not 0 < step < np.inf:
         return np.zeros_like(weights), np.float32(1)
     return np.rint(weights / step), step

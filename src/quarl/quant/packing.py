@@ -1,4 +1,4 @@
-"""n-bit codes to bytes and back, for every n in 2..32 and one layout."""
+"""n-bit codes to bytes and back, for every n in 2..64, in one layout."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def pack(codes: Array, bits: int) -> bytes:
         if len(nibbles) % 2:
             nibbles = np.append(nibbles, np.uint8(0))
         return (nibbles[::2] | (nibbles[1::2] << np.uint8(4))).tobytes()
-    fields = (flat.astype(np.int64) & ((1 << bits) - 1)).astype("<u4")
-    each = np.unpackbits(fields.view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")[:, :bits]
+    size = 4 if bits < 32 else 8
+    fields = flat.astype(f"<i{size}").view(np.uint8).reshape(-1, size)
+    each = np.unpackbits(fields, axis=1, bitorder="little")[:, :bits]
     return np.packbits(each.reshape(-1), bitorder="little").tobytes()
 
 
@@ -53,8 +54,7 @@ def unpack(data: bytes | memoryview, bits: int, count: int) -> Array:
         # An arithmetic shift sign-extends: the low nibble is moved to the top first.
         return np.stack([both << np.int8(4) >> np.int8(4), both >> np.int8(4)], axis=1).reshape(-1)[:count]
     each = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=count * bits).reshape(count, bits)
-    wide = np.zeros((count, 32), np.uint8)
+    size = 4 if bits < 32 else 8
+    wide = np.repeat(each[:, -1:], size * 8, axis=1)  # the sign bit fills what is above the field
     wide[:, :bits] = each
-    fields = np.packbits(wide.reshape(-1), bitorder="little").view("<u4").astype(np.int64)
-    sign = 1 << (bits - 1)
-    return ((fields ^ sign) - sign).astype(dtype)
+    return np.packbits(wide.reshape(-1), bitorder="little").view(f"<i{size}").astype(dtype)

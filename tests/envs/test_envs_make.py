@@ -1,0 +1,121 @@
+"""make: the bare environment inside its time limit, silent, with the file's arguments as data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from quarl.envs import make, make_for
+from quarl.envs.wrappers import ChannelsFirst
+from quarl.errors import QuarlError
+from quarl.policy.graph import ActionHead, Conv2d, Dense, Flatten, Policy, Provenance
+
+
+def test_an_environment_has_its_time_limit_and_no_other_wrapper() -> None:
+    env = make("CartPole-v1")
+    assert isinstance(env, gymnasium.wrappers.TimeLimit)
+    assert env.env is env.unwrapped
+
+
+def test_a_step_returns_what_gymnasium_returns() -> None:
+    ours, theirs = make("CartPole-v1"), gymnasium.make("CartPole-v1")
+    assert np.array_equal(ours.reset(seed=3)[0], theirs.reset(seed=3)[0])
+    for action in [0, 1, 1, 0, 1]:
+        mine, reference = ours.step(action), theirs.step(action)
+        assert np.array_equal(mine[0], reference[0])
+        assert mine[1:] == reference[1:]
+
+
+def test_arguments_reach_the_environment_and_a_window_is_never_opened() -> None:
+    env = make("LunarLander-v2", env_kwargs={"continuous": True, "render_mode": "human"})
+    assert isinstance(env.action_space, gymnasium.spaces.Box)
+    assert env.render_mode is None
+
+
+@pytest.mark.parametrize("kwargs", [{"no_such_argument": 1}, {"entry_point": "os:system"}, {"id": "Acrobot-v1"}])
+def test_arguments_that_the_environment_refuses_are_one_line(kwargs: dict[str, object]) -> None:
+    with pytest.raises(QuarlError, match="environment 'CartPole-v1' cannot be made with") as caught:
+        make("CartPole-v1", env_kwargs=kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_simulator_prints_warns_or_leaves_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("pybullet_envs_gymnasium")
+    pytest.importorskip("mujoco")
+    pytest.importorskip("Box2D")
+    code = (
+        "from quarl.envs import make\n"
+        "names = ['HalfCheetah-v3', 'HalfCheetah-v4', 'HopperBulletEnv-v0', 'LunarLander-v2', 'BipedalWalker-v2']\n"
+        "for name in names:\n"
+        "    env = make(name)\n"
+        "    env.reset(seed=1)\n"
+        "    env.step(env.action_space.sample())\n"
+        "    env.close()\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_is_given_its_environment_wrappers_and_arguments() -> None:
+    policy = _linear(
+        Provenance(
+            env_id="LunarLander-v2",
+            env_kwargs={"continuous": True},
+            wrappers=(("gymnasium.wrappers.TimeAwareObservation", {}),),
+        ),
+        inputs=9,
+        head=ActionHead("clip", -np.ones(2, np.float32), np.ones(2, np.float32)),
+    )
+    env = make_for(policy)
+    assert env.observation_space.shape == (9,)
+
+
+def test_a_policy_without_an_environment_asks_for_one() -> None:
+    with pytest.raises(QuarlError, match="does not say which environment it was trained on; name one with --env"):
+        make_for(_linear(Provenance(), inputs=4, head=ActionHead("argmax")))
+
+
+def test_images_reach_a_convolution_policy_channels_first() -> None:
+    space = gymnasium.spaces.Box(0, 255, (5, 4, 3), np.uint8)
+
+    class Picture(gymnasium.Env[np.ndarray, int]):
+        observation_space = space
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict[str, object]]:
+            return np.arange(60, dtype=np.uint8).reshape(5, 4, 3), {}
+
+    gymnasium.register("Picture-v0", Picture)
+    try:
+        weight = np.zeros((1, 3, 5, 4), np.float32)
+        policy = Policy(
+            observation_shape=(3, 5, 4),
+            observation_dtype="uint8",
+            ops=(
+                Conv2d("conv", ("observation",), weight, np.zeros(1, np.float32)),
+                Flatten("flat", ("conv",)),
+                Dense("out", ("flat",), np.zeros((2, 1), np.float32), np.zeros(2, np.float32)),
+            ),
+            head=ActionHead("argmax"),
+            provenance=Provenance(env_id="Picture-v0"),
+        )
+        env = make_for(policy)
+        assert isinstance(env, ChannelsFirst)
+        observation, _ = env.reset(seed=0)
+        assert observation.shape == env.observation_space.shape == (3, 5, 4)
+        assert observation[1, 0].tolist() == [1, 4, 7, 10]
+    finally:
+        del gymnasium.registry["Picture-v0"]
+
+
+def _linear(provenance: Provenance, inputs: int, head: ActionHead) -> Policy:
+    weight = np.zeros((2, inputs), np.float32)
+    ops = (Dense("out", ("observation",), weight, np.zeros(2, np.float32)),)
+    return Policy(observation_shape=(inputs,), ops=ops, head=head, provenance=provenance)

@@ -1,0 +1,90 @@
+"""Environment ids: living, retired, misspelt, and of suites whose package is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+import pytest
+from gymnasium.envs.registration import registry
+
+from quarl.envs import make, resolve
+from quarl.envs.names import SUITES
+from quarl.errors import QuarlError
+
+
+@pytest.mark.parametrize(
+    ("asked", "living"),
+    [
+        ("CartPole-v1", "CartPole-v1"),
+        ("CartPole-v0", "CartPole-v0"),
+        ("LunarLander-v2", "LunarLander-v3"),
+        ("LunarLanderContinuous-v2", "LunarLanderContinuous-v3"),
+        ("BipedalWalker-v2", "BipedalWalker-v3"),
+        ("Hopper-v1", "Hopper-v5"),
+        ("Hopper-v3", "Hopper-v5"),
+        ("HalfCheetah-v2", "HalfCheetah-v5"),
+        ("HalfCheetah-v4", "HalfCheetah-v4"),
+        ("HalfCheetahBulletEnv-v0", "HalfCheetahBulletEnv-v0"),
+        ("Acrobot", "Acrobot-v1"),
+    ],
+)
+def test_a_retired_version_becomes_the_newest_and_a_living_one_stays(asked: str, living: str) -> None:
+    assert resolve(asked) == living
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("LunarLandr-v2", "LunarLander-v3"),
+        ("HopperBullet-v0", "HopperBulletEnv-v0"),
+        ("CartPole-v9", "CartPole-v1"),
+    ],
+)
+def test_an_unknown_id_is_answered_with_the_nearest_in_one_line(asked: str, nearest: str) -> None:
+    with pytest.raises(QuarlError) as caught:
+        resolve(asked)
+    assert str(caught.value) == f"unknown environment {asked!r}; did you mean {nearest!r}?"
+
+
+def test_a_name_far_from_every_id_gets_no_suggestion() -> None:
+    with pytest.raises(QuarlError, match="unknown environment 'xyzzy'; it is in no suite"):
+        resolve("xyzzy")
+
+
+def test_a_module_in_an_id_is_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    with pytest.raises(QuarlError, match="unknown environment"):
+        make("this:CartPole-v1")
+    assert "this" not in sys.modules
+
+
+def test_the_ids_listed_for_a_suite_are_those_its_package_registers() -> None:
+    pytest.importorskip("pybullet_envs_gymnasium")
+    make("HopperBulletEnv-v0").close()
+    bullet = next(suite for suite in SUITES if suite.extra == "pybullet")
+    assert set(bullet.ids) == {known for known in registry if "BulletEnv" in known}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module", "extra"),
+    [
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("Hopper-v5", "mujoco", "mujoco"),
+        ("HopperBulletEnv-v0", "pybullet_envs_gymnasium", "pybullet"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_pip_command(
+    env_id: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for loaded in [name for name in sys.modules if name.startswith(f"gymnasium.envs.{extra}")]:
+        monkeypatch.delitem(sys.modules, loaded)
+        monkeypatch.delattr(gymnasium.envs, extra, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    if extra == "pybullet":
+        monkeypatch.delitem(registry, env_id, raising=False)
+    with pytest.raises(QuarlError) as caught:
+        make(env_id)
+    assert str(caught.value) == f"environment {env_id!r} needs an extra: pip install 'quarl[{extra}]'"

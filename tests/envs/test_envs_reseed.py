@@ -1,0 +1,26 @@
+"""The reseed test, on environments whose answer is known."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from quarl.envs import make
+from quarl.envs.reseed import needs_fresh
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "fresh"),
+    [
+        ("CartPole-v1", "gymnasium", False),
+        ("Acrobot-v1", "gymnasium", False),
+        ("LunarLander-v3", "Box2D", False),
+        ("BipedalWalker-v3", "Box2D", True),
+        ("Hopper-v5", "mujoco", False),
+        ("HopperBulletEnv-v0", "pybullet_envs_gymnasium", False),
+    ],
+)
+def test_only_bipedal_walker_remembers_what_it_played_before(env_id: str, package: str, fresh: bool) -> None:
+    pytest.importorskip(package)
+    assert needs_fresh(partial(make, env_id), f"test of {env_id}") is fresh

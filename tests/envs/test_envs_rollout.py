@@ -1,0 +1,148 @@
+"""Episodes played side by side are the episodes played alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quarl.envs.reseed import needs_fresh
+from quarl.envs.rollout import Episode, play
+from quarl.envs.seeds import episode_seed
+from quarl.policy.graph import ActionHead, Dense, Policy
+
+Array = NDArray[Any]
+
+
+class Countdown(gymnasium.Env[Array, int]):
+    """Shows (seed mod 1000, steps taken), pays the action, and ends after 2 + seed mod 5 steps."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self, *, forgets: bool = True) -> None:
+        Countdown.made += 1
+        self.forgets = forgets
+        self.closed = False
+        self.lives = 0
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        assert seed is not None
+        self.seed, self.taken = seed, 0
+        self.lives += not self.forgets
+        return self.show(), {}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        assert not self.closed
+        self.taken += 1
+        ended = self.taken == 2 + self.seed % 5
+        return self.show(), float(action), ended and self.seed % 2 == 0, ended and self.seed % 2 == 1, {}
+
+    def show(self) -> Array:
+        return np.array([self.seed % 1000 + self.lives, self.taken], np.float64)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+weight = np.array([[0.0, 0.0], [0.0, 1.0]], np.float32)
+POLICY = Policy(
+    observation_shape=(2,),
+    ops=(Dense("out", ("observation",), weight, np.float32([1.5, 0.0])),),
+    head=ActionHead("argmax"),
+)
+"""Action 1 from the second step taken on: an episode of n steps returns n - 2."""
+
+
+def run(observations: Array) -> Array:
+    assert observations.dtype == np.float32
+    return observations @ weight.T + np.float32([1.5, 0.0])
+
+
+def episodes(batch: int, num: int = 12, **options: Any) -> list[Episode]:
+    defaults: dict[str, Any] = {"stream": "evaluation", "seed": 7, "fresh": False}
+    played = play(POLICY, run, batch, Countdown, range(num), **(defaults | options))
+    return sorted(played, key=lambda episode: episode.index)
+
+
+def test_totals_lengths_and_ends_are_those_worked_out_by_hand() -> None:
+    for k, episode in enumerate(episodes(3)):
+        seed = episode_seed("evaluation", 7, k)
+        length = 2 + seed % 5
+        assert (episode.index, episode.seed, episode.length, episode.total) == (k, seed, length, length - 2)
+        assert episode.terminated == (seed % 2 == 0)
+
+
+def test_the_last_observation_is_the_true_one_and_not_the_next_reset() -> None:
+    for episode in episodes(4):
+        assert episode.last_observation.tolist() == [episode.seed % 1000, episode.length]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 12, 40])
+def test_episodes_do_not_depend_on_the_batch(batch: int) -> None:
+    for ours, alone in zip(episodes(batch, record=True), episodes(1, record=True), strict=True):
+        assert (ours.index, ours.total, ours.length, ours.terminated) == (
+            alone.index,
+            alone.total,
+            alone.length,
+            alone.terminated,
+        )
+        assert np.array_equal(ours.observations, alone.observations)
+
+
+def test_recorded_observations_are_those_acted_on() -> None:
+    for episode in episodes(5, record=True):
+        assert episode.observations is not None
+        assert episode.observations.tolist() == [[episode.seed % 1000, step] for step in range(episode.length)]
+        assert episode.observations.dtype == np.float32
+
+
+def test_sampled_actions_belong_to_the_episode_and_not_to_the_batch() -> None:
+    alone, beside = (episodes(batch, num=30, stochastic=True) for batch in (1, 7))
+    assert [e.total for e in alone] == [e.total for e in beside]
+    assert [e.total for e in alone] != [e.total for e in episodes(7, num=30)]
+
+
+def test_environments_are_reused_unless_fresh_ones_are_needed_and_all_are_closed() -> None:
+    made = []
+
+    def make_env() -> Countdown:
+        made.append(Countdown())
+        return made[-1]
+
+    for fresh, count in ((False, 3), (True, 12)):
+        made.clear()
+        list(play(POLICY, run, 3, make_env, range(12), stream="evaluation", seed=7, fresh=fresh))
+        assert len(made) == count
+        assert all(env.closed for env in made)
+
+
+def test_an_endless_run_that_is_closed_early_closes_its_environments() -> None:
+    made = []
+
+    def make_env() -> Countdown:
+        made.append(Countdown())
+        return made[-1]
+
+    endless = play(POLICY, run, 2, make_env, itertools.count(), stream="evaluation", seed=7, fresh=False)
+    next(endless)
+    endless.close()
+    assert [env.closed for env in made] == [True, True]
+
+
+def test_the_reseed_test_finds_an_environment_that_remembers_its_past() -> None:
+    assert not needs_fresh(Countdown, "forgets")
+    assert needs_fresh(lambda: Countdown(forgets=False), "remembers")
+
+
+def test_the_reseed_test_is_made_once_for_each_key() -> None:
+    needs_fresh(Countdown, "once")
+    before = Countdown.made
+    needs_fresh(Countdown, "once")
+    assert Countdown.made == before

@@ -1,0 +1,59 @@
+"""check_spaces: a policy that does not fit an environment is refused in one line that names both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quarl.envs import check_spaces, make
+from quarl.errors import QuarlError
+from quarl.policy.graph import ActionHead, Dense, Policy
+
+
+def policy(inputs: int, outputs: int, head: ActionHead) -> Policy:
+    weight = np.zeros((outputs, inputs), np.float32)
+    ops = (Dense("out", ("observation",), weight, np.zeros(outputs, np.float32)),)
+    return Policy(observation_shape=(inputs,), ops=ops, head=head)
+
+
+def box(size: int, limit: float) -> ActionHead:
+    return ActionHead("clip", -limit * np.ones(size, np.float32), limit * np.ones(size, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "fitting"),
+    [
+        ("CartPole-v1", policy(4, 2, ActionHead("argmax"))),
+        ("Pendulum-v1", policy(3, 1, box(1, 2.0))),
+        ("MountainCarContinuous-v0", policy(2, 1, box(1, 1.0))),
+    ],
+)
+def test_a_fitting_policy_is_accepted(env_id: str, fitting: Policy) -> None:
+    check_spaces(fitting, make(env_id))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "misfit", "words"),
+    [
+        ("Acrobot-v1", policy(4, 3, ActionHead("argmax")), ["float32 (4,)", "Acrobot-v1", "(6,)"]),
+        ("FrozenLake-v1", policy(16, 4, ActionHead("argmax")), ["float32 (16,)", "Discrete(16)"]),
+        ("CartPole-v1", policy(4, 3, ActionHead("argmax")), ["3 discrete ones from 0", "Discrete(2)"]),
+        ("CartPole-v1", policy(4, 2, ActionHead("argmax", start=1)), ["2 discrete ones from 1", "Discrete(2)"]),
+        ("CartPole-v1", policy(4, 1, box(1, 1.0)), ["1 numbers in [-1, 1]", "Discrete(2)"]),
+        ("Pendulum-v1", policy(3, 1, box(1, 1.0)), ["1 numbers in [-1, 1]", "Box(-2.0, 2.0, (1,), float32)"]),
+    ],
+)
+def test_a_misfit_is_one_line_naming_both_sides(env_id: str, misfit: Policy, words: list[str]) -> None:
+    with pytest.raises(QuarlError) as caught:
+        check_spaces(misfit, make(env_id))
+    message = str(caught.value)
+    assert all(word in message for word in [*words, env_id, "--env"])
+    assert "\n" not in message
+
+
+def test_an_image_policy_is_refused_float_observations() -> None:
+    weight = np.zeros((2, 4), np.float32)
+    ops = (Dense("out", ("observation",), weight, np.zeros(2, np.float32)),)
+    images = Policy(observation_shape=(4,), observation_dtype="uint8", ops=ops, head=ActionHead("argmax"))
+    with pytest.raises(QuarlError, match=r"observations \(uint8 \(4,\)\) are not those of CartPole-v1"):
+        check_spaces(images, make("CartPole-v1"))

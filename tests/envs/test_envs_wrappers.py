@@ -1,0 +1,81 @@
+"""Zoo wrappers: looked up by name, applied as the zoo applies them, and nothing else imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+
+from quarl.envs import make
+from quarl.envs.wrappers import FAMILIES, wrapper_class
+from quarl.errors import QuarlError
+
+
+@pytest.mark.parametrize(
+    "dotted",
+    [
+        "sb3_contrib.common.wrappers.TimeFeatureWrapper",
+        "sb3_contrib.common.wrappers.time_feature.TimeFeatureWrapper",
+        "rl_zoo3.wrappers.TimeFeatureWrapper",
+        "utils.wrappers.TimeFeatureWrapper",
+    ],
+)
+def test_every_zoo_spelling_of_the_time_feature_counts_down_from_one(dotted: str) -> None:
+    env = make("Pendulum-v1", wrappers=[(dotted, {})])
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == env.observation_space.shape == (4,)
+    assert observation.dtype == np.float32
+    assert observation[3] == 1.0
+    for step in range(1, 201):
+        observation, _, terminated, truncated, _ = env.step(np.zeros(1, np.float32))
+        assert observation[3] == np.float32(1 - step / 200)
+    assert (terminated, truncated, observation[3]) == (False, True, 0.0)
+
+
+def test_keyword_arguments_of_the_file_are_honoured() -> None:
+    env = make("Pendulum-v1", wrappers=[("sb3_contrib.common.wrappers.TimeFeatureWrapper", {"test_mode": True})])
+    env.reset(seed=0)
+    assert env.step(np.zeros(1, np.float32))[0][3] == 1.0
+
+
+def test_wrappers_are_applied_in_order_the_last_outermost() -> None:
+    scale = ("gym.wrappers.RescaleAction", {"min_action": -1, "max_action": 1})
+    feature = ("utils.wrappers.TimeFeatureWrapper", {})
+    assert type(make("Pendulum-v1", wrappers=[scale, feature])).__name__ == "TimeFeatureWrapper"
+    assert type(make("Pendulum-v1", wrappers=[feature, scale])).__name__ == "RescaleAction"
+
+
+def test_gymnasium_wrappers_are_found_whatever_file_a_version_kept_them_in() -> None:
+    for dotted in ("gym.wrappers.time_limit.TimeLimit", "gymnasium.wrappers.common.TimeLimit"):
+        assert wrapper_class(dotted) is wrapper_class("gymnasium.wrappers.TimeLimit")
+
+
+def test_every_name_in_the_table_exists_where_the_table_says() -> None:
+    pytest.importorskip("rl_zoo3")
+    for family in FAMILIES.values():
+        for name, module in family.items():
+            assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("dotted", ["this.Wrapper", "os.system", "gymnasium.wrappers.Autoreset", "TimeLimit", ""])
+def test_an_unknown_wrapper_is_one_line_and_imports_nothing(dotted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    with pytest.raises(QuarlError, match=r"environment wrapper '.*' is not supported; known ones: ") as caught:
+        make("Pendulum-v1", wrappers=[(dotted, {})])
+    assert "\n" not in str(caught.value)
+    assert "this" not in sys.modules
+
+
+def test_arguments_that_a_wrapper_refuses_are_one_line() -> None:
+    with pytest.raises(QuarlError, match=r"wrapper utils.wrappers.FrameSkip cannot be applied with \{'skips': 2\}: "):
+        make("Pendulum-v1", wrappers=[("utils.wrappers.FrameSkip", {"skips": 2})])
+    with pytest.raises(QuarlError, match="Velocity masking not implemented for Acrobot-v1"):
+        make("Acrobot-v1", wrappers=[("rl_zoo3.wrappers.MaskVelocityWrapper", {})])
+
+
+def test_a_wrapper_of_a_missing_package_says_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sb3_contrib.common.wrappers", None)
+    with pytest.raises(QuarlError, match="needs a package: pip install sb3-contrib"):
+        wrapper_class("utils.wrappers.TimeFeatureWrapper")

@@ -1,0 +1,107 @@
+"""Small networks that several tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quarl.policy.graph import (
+    ActionHead,
+    Activation,
+    Add,
+    Conv2d,
+    Flatten,
+    LayerNorm,
+    Normalize,
+    Op,
+    Policy,
+    Scale,
+    mlp,
+)
+
+
+def layers(rng: np.random.Generator, widths: list[int], prefix: str = "net"):
+    """Random (name, weight, bias) of a dense network, scaled so that values stay near one."""
+    return [
+        (f"{prefix}.{i}", (rng.normal(size=(b, a)) / np.sqrt(a)).astype(np.float32), rng.normal(size=b) * 0.1)
+        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+    ]
+
+
+def dense(widths: list[int], activation: str = "relu", seed: int = 0, head: str = "argmax") -> Policy:
+    """A dense policy with the given widths, observation first."""
+    ops = mlp(layers(np.random.default_rng(seed), widths), activation)
+    return Policy(observation_shape=(widths[0],), ops=tuple(ops), head=action_head(head, widths[-1]))
+
+
+def normalized(widths: list[int], activation: str = "tanh", seed: int = 0) -> Policy:
+    """A dense policy behind observation statistics, with continuous actions."""
+    rng = np.random.default_rng(seed)
+    norm = Normalize("norm", ("observation",), rng.normal(size=widths[0]), rng.uniform(0.5, 2, widths[0]), 1e-8, 10.0)
+    ops = [norm, *mlp(layers(rng, widths), activation, "norm")]
+    return Policy(observation_shape=(widths[0],), ops=tuple(ops), head=action_head("clip", widths[-1]))
+
+
+def convolutional(seed: int = 0, padding: int = 0, size: int = 20) -> Policy:
+    """Two convolutions and two dense layers over uint8 images [3, size, size]."""
+    rng = np.random.default_rng(seed)
+    first = rng.normal(size=(6, 3, 5, 5)).astype(np.float32) / 6
+    second = rng.normal(size=(5, 6, 3, 3)).astype(np.float32) / 7
+    ops: list[Op] = [
+        Scale("scaled", ("observation",), np.array(1 / 255, np.float32)),
+        Conv2d("conv.0", ("scaled",), first, np.float32(rng.normal(size=6) * 0.1), (2, 2), (padding, padding)),
+        Activation("conv.0.relu", ("conv.0",), "relu"),
+        Conv2d("conv.1", ("conv.0.relu",), second, np.float32(rng.normal(size=5) * 0.1), (1, 1), (padding, padding)),
+        Activation("conv.1.relu", ("conv.1",), "relu"),
+        Flatten("flat", ("conv.1.relu",)),
+    ]
+    side = (size + 2 * padding - 5) // 2 + 1 + 2 * padding - 2
+    ops += mlp(layers(rng, [5 * side * side, 16, 4]), "relu", "flat")
+    return Policy(
+        observation_shape=(3, size, size), observation_dtype="uint8", ops=tuple(ops), head=action_head("argmax", 4)
+    )
+
+
+def dueling(seed: int = 0) -> Policy:
+    """Two streams over one observation, added: state value and advantages, one of them with LayerNorm."""
+    rng = np.random.default_rng(seed)
+    value = mlp(layers(rng, [6, 16, 1], "value"), "relu")
+    ops = [*value]
+    advantage = layers(rng, [6, 16, 3], "advantage")
+    ops += mlp(advantage[:1], "relu")
+    ops.append(
+        LayerNorm("norm", ("advantage.0",), np.float32(rng.uniform(0.5, 1.5, 16)), np.zeros(16, np.float32), 1e-5)
+    )
+    ops.append(Activation("norm.relu", ("norm",), "relu"))
+    ops += mlp(advantage[1:], "relu", "norm.relu")
+    ops.append(Add("q", ("value.1", "advantage.1")))
+    return Policy(observation_shape=(6,), ops=tuple(ops), head=action_head("argmax", 3))
+
+
+def action_head(kind: str, size: int) -> ActionHead:
+    """A head of the given kind; continuous ones are bounded by -1 and 2."""
+    if kind == "argmax":
+        return ActionHead("argmax")
+    return ActionHead(kind, np.full(size, -1, np.float32), np.full(size, 2, np.float32))
+
+
+def observations(policy: Policy, count: int, seed: int = 1) -> np.ndarray:
+    """Random observations [count, *shape] of the policy's type."""
+    rng = np.random.default_rng(seed)
+    if policy.observation_dtype == "uint8":
+        return rng.integers(0, 256, size=(count, *policy.observation_shape)).astype(np.uint8)
+    return rng.normal(size=(count, *policy.observation_shape)).astype(np.float32)
+
+
+EVERY = {
+    "relu": lambda: dense([5, 16, 16, 3]),
+    "odd": lambda: dense([7, 33, 9, 2]),
+    "leaky_relu": lambda: dense([5, 16, 3], "leaky_relu"),
+    "elu": lambda: dense([5, 16, 3], "elu"),
+    "sigmoid": lambda: dense([5, 16, 3], "sigmoid"),
+    "tanh-normalized": lambda: normalized([9, 32, 32, 4]),
+    "rescale": lambda: dense([4, 12, 2], head="rescale"),
+    "convolutional": convolutional,
+    "padded": lambda: convolutional(padding=1),
+    "dueling": dueling,
+}
+"""A network for every operator and every way they are joined."""

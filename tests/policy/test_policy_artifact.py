@@ -1,0 +1,153 @@
+"""The artefact keeps every number, is as small as its bits, and notices every change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import networks
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from quarl.errors import QuarlError
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, Provenance, QuantizedPolicy, QuantizedTensor, as_float32
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+
+PRECISIONS = [
+    ("fp32", "default", "dynamic"),
+    ("fp16", "default", "dynamic"),
+    ("bf16", "default", "dynamic"),
+    ("int8", "default", "static"),
+    ("int4", "default", "dynamic"),
+    ("int3", "naive", "dynamic"),
+    ("int12", "affine", "dynamic"),
+    ("int32", "per-channel", "dynamic"),
+    ("int5", "quarl-2020", "dynamic"),
+]
+
+
+def same(one, other) -> bool:
+    """Equal graphs: every field of every operator, arrays bit for bit."""
+    if dataclasses.is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)
+        )
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    return one == other
+
+
+@pytest.mark.parametrize(("precision", "scheme", "mode"), PRECISIONS)
+@pytest.mark.parametrize("name", networks.EVERY)
+def test_a_quantized_policy_comes_back_whole(tmp_path, name, precision, scheme, mode):
+    policy = networks.EVERY[name]()
+    spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
+    quantized = quantize(policy, spec, networks.observations(policy, 64))
+    artifact.write(quantized, tmp_path / "p.quarl")
+    assert same(artifact.read(tmp_path / "p.quarl"), quantized)
+
+
+def test_a_float_policy_and_its_provenance_come_back(tmp_path):
+    provenance = Provenance(
+        algo="ppo", env_id="X-v0", env_kwargs={"g": 1.5}, wrappers=(("W", {"k": 2}),), stochastic=True, origin="sb3-zip"
+    )
+    policy = dataclasses.replace(networks.normalized([9, 8, 2]), provenance=provenance)
+    artifact.write(policy, tmp_path / "p.quarl")
+    back = artifact.read(tmp_path / "p.quarl")
+    assert type(back) is Policy
+    assert same(back, policy)
+
+
+def test_the_file_is_as_small_as_its_bits():
+    policy = networks.dense([64, 512, 512, 8])
+    size = {
+        p: len(artifact.to_bytes(quantize(policy, QuantSpec.parse(p, scheme="per-channel"))))
+        for p in ("fp32", "int8", "int4", "int2")
+    }
+    assert size["int8"] <= 0.27 * size["fp32"]
+    assert size["int4"] <= 0.14 * size["fp32"]
+    assert size["int2"] <= 0.08 * size["fp32"]
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed():
+    policy = quantize(networks.dense([4, 8, 2]), QuantSpec.parse("int8", scheme="per-channel"))
+    data = artifact.to_bytes(policy)
+    rng = np.random.default_rng(0)
+    for position in rng.integers(len(data) * 8, size=400):
+        damaged = bytearray(data)
+        damaged[position // 8] ^= 1 << (position % 8)
+        with pytest.raises(QuarlError):
+            artifact.from_bytes(bytes(damaged), "damaged")
+    for length in rng.integers(len(data), size=60):
+        with pytest.raises(QuarlError):
+            artifact.from_bytes(data[:length], "cut")
+
+
+def resealed(data: bytes, change) -> bytes:
+    """The artefact with its manifest changed and the checksums made right again."""
+    import hashlib
+
+    length = int.from_bytes(data[:8], "little")
+    manifest = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["manifest"])
+    change(manifest)
+    text = json.dumps(manifest)
+    tensors = safetensors.numpy.load(data)
+    return safetensors.numpy.save(
+        tensors, metadata={"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(version=2), "format version 2 is not the version 1"),
+        (lambda m: m.update(format="other"), "format 'other'"),
+        (lambda m: m["ops"][0].update(type="Exec"), "'Exec' is not one of"),
+        (lambda m: m["ops"][0]["codes"].update(shape=[8, -4]), "not a size"),
+        (lambda m: m["ops"][0]["codes"].update(shape=[10**6, 10**6]), "do not fit"),
+        (lambda m: m["ops"][0]["codes"].update(width=200), "do not fit"),
+        (lambda m: m["ops"][0].update(inputs=["nowhere"]), "nothing before it makes"),
+        (lambda m: m.update(ops=[]), "no operators"),
+        (lambda m: m.pop("head"), "not a sound"),
+        (lambda m: m["spec"].update(weight_bits=99), "weight bits"),
+        (lambda m: m["head"].update(kind="shell"), "'shell' is not one of"),
+    ],
+)
+def test_a_sound_container_with_a_wrong_manifest_is_refused_in_one_line(change, message):
+    data = artifact.to_bytes(quantize(networks.dense([4, 8, 2]), QuantSpec.parse("int8", scheme="per-channel")))
+    with pytest.raises(QuarlError) as caught:
+        artifact.from_bytes(resealed(data, change), "file.quarl")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("file.quarl")
+    assert "\n" not in str(caught.value)
+
+
+def test_writing_into_a_missing_folder_says_so_and_leaves_nothing(tmp_path):
+    with pytest.raises(QuarlError, match="cannot write"):
+        artifact.write(networks.dense([4, 8, 2]), tmp_path / "nowhere" / "p.quarl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rewriting_replaces_the_file_and_leaves_no_other(tmp_path):
+    path = tmp_path / "p.quarl"
+    for seed in (0, 1):
+        artifact.write(networks.dense([4, 8, 2], seed=seed), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.quarl"]
+    back = artifact.read(path)
+    assert np.array_equal(as_float32(back.linear[0].weight), networks.dense([4, 8, 2], seed=1).linear[0].weight)
+
+
+def test_codes_of_the_original_formula_take_the_bits_they_need():
+    policy = quantize(networks.dense([4, 64, 2]), QuantSpec.parse("int2", scheme="quarl-2020"))
+    back = artifact.from_bytes(artifact.to_bytes(policy), "memory")
+    assert isinstance(back, QuantizedPolicy)
+    assert isinstance(back.linear[0].weight, QuantizedTensor)
+    assert back.linear[0].weight.bits == 2
+    assert np.array_equal(back.linear[0].weight.codes, policy.linear[0].weight.codes)

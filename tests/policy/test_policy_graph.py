@@ -1,0 +1,107 @@
+"""The graph refuses what cannot run, and its head says what outputs mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import networks
+import numpy as np
+import pytest
+
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.graph import (
+    ActionHead,
+    Activation,
+    Dense,
+    Normalize,
+    Policy,
+    QuantizedTensor,
+    final_linear,
+    mlp,
+    shapes,
+)
+
+
+@pytest.mark.parametrize("name", networks.EVERY)
+def test_every_test_network_is_sound(name):
+    policy = networks.EVERY[name]()
+    assert shapes(policy)[policy.output] == (len(policy.ops[-1].bias) if name != "dueling" else 3,)
+
+
+def test_final_layers_are_those_with_no_layer_behind_them():
+    assert final_linear(networks.dense([4, 8, 8, 2])) == {"net.2"}
+    assert final_linear(networks.dueling()) == {"value.1", "advantage.1"}
+
+
+def damaged(op_index, **changes):
+    policy = networks.dense([4, 8, 2])
+    ops = list(policy.ops)
+    ops[op_index] = replace(ops[op_index], **changes)
+    return lambda: replace(policy, ops=tuple(ops))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (damaged(0, weight=np.full((8, 4), np.nan, np.float32)), "weight of layer 'net.0' holds NaN"),
+        (damaged(0, bias=np.zeros(7, np.float32)), "bias of layer 'net.0'"),
+        (damaged(0, inputs=("elsewhere",)), "reads 'elsewhere', which nothing before it makes"),
+        (damaged(2, name="net.0"), "two operators are called 'net.0'"),
+        (damaged(2, weight=np.zeros((2, 9), np.float32)), "expects input"),
+        (damaged(1, kind="softsign"), "'softsign'"),
+        (lambda: Policy(observation_shape=(4,), ops=(), head=ActionHead("argmax")), "no operators"),
+        (lambda: replace(networks.dense([4, 8, 2]), head=networks.action_head("clip", 3)), "action head expects"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(build, message):
+    with pytest.raises(QuarlError) as caught:
+        build()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_by_hand():
+    low, high = np.float32([-2, 0]), np.float32([2, 10])
+    outputs = np.float32([[-3, 5], [1, 12]])
+    assert ActionHead("clip", low, high)(outputs).tolist() == [[-2, 5], [1, 10]]
+    assert ActionHead("rescale", low, high)(np.float32([[-1, 1], [0.5, 0]])).tolist() == [[-2, 10], [1, 5]]
+    assert ActionHead("argmax", start=3)(outputs).tolist() == [4, 4]
+
+
+def test_samples_follow_the_distribution_and_their_own_generator():
+    head = ActionHead("argmax")
+    logits = np.log(np.float32([[0.7, 0.2, 0.1]]))
+    generators = [np.random.default_rng(k) for k in range(4000)]
+    drawn = head(np.repeat(logits, 4000, axis=0), generators)
+    assert np.bincount(drawn) / 4000 == pytest.approx([0.7, 0.2, 0.1], abs=0.03)
+    alone = head(logits, [np.random.default_rng(17)])
+    assert alone[0] == drawn[17]
+
+
+def test_gaussian_samples_have_the_policys_spread():
+    head = ActionHead("clip", np.float32([-9]), np.float32([9]), log_std=np.log(np.float32([0.5])))
+    drawn = head(np.ones((4000, 1), np.float32), [np.random.default_rng(k) for k in range(4000)])
+    assert drawn.mean() == pytest.approx(1, abs=0.03)
+    assert drawn.std() == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_deterministic_policy_cannot_be_sampled():
+    head = ActionHead("rescale", np.float32([-1]), np.float32([1]))
+    with pytest.raises(UnsupportedError, match="--stochastic"):
+        head(np.zeros((1, 1), np.float32), [np.random.default_rng(0)])
+
+
+def test_normalize_clips_after_scaling():
+    norm = Normalize("n", ("observation",), np.array([1.0]), np.array([4.0]), 0.0, 1.5)
+    assert norm(np.float32([[2], [9], [-9]])).ravel().tolist() == [0.5, 1.5, -1.5]
+
+
+def test_dequantized_weights_by_hand():
+    tensor = QuantizedTensor(np.int8([[1, -2], [3, 0]]), np.float32([0.5, 2]), np.int32([0, 1]), 4)
+    assert tensor.dequantize().tolist() == [[0.5, -1], [4, -2]]
+
+
+def test_mlp_names_values_after_their_layers():
+    ops = mlp([("a", np.zeros((2, 3)), np.zeros(2)), ("b", np.zeros((1, 2)), np.zeros(1))], "tanh", "x")
+    assert [(op.name, op.inputs) for op in ops] == [("a", ("x",)), ("a.tanh", ("a",)), ("b", ("a.tanh",))]
+    assert [type(op) for op in ops] == [Dense, Activation, Dense]

@@ -1,0 +1,62 @@
+"""Rewrites change numbers, never actions."""
+
+from __future__ import annotations
+
+import networks
+import numpy as np
+import pytest
+
+from quarl.engines.reference import as_float
+from quarl.policy.graph import Scale, as_float32
+from quarl.policy.rewrite import center_scores, equalize
+
+
+@pytest.mark.parametrize("name", networks.EVERY)
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_an_equalized_policy_computes_the_same(name, alpha):
+    policy = networks.EVERY[name]()
+    x = networks.observations(policy, 64)
+    before = as_float(policy, x)[policy.output]
+    rewritten = equalize(policy, as_float(policy, x), alpha)
+    assert np.allclose(as_float(rewritten, x)[policy.output], before, atol=2e-5)
+
+
+def test_equalizing_levels_the_observation_and_hidden_channels():
+    policy = networks.dense([4, 32, 32, 2])
+    x = networks.observations(policy, 256) * np.float32([1, 100, 0.01, 1])
+    rewritten = equalize(policy, as_float(policy, x), 1.0)
+    values = as_float(rewritten, x)
+    extent = np.abs(values["observation.equalized"]).max(axis=0)
+    assert extent.max() / extent.min() == pytest.approx(1, rel=1e-4)
+    hidden = np.abs(values["net.0.relu"]).max(axis=0)
+    assert hidden.max() / hidden[hidden > 0].min() == pytest.approx(1, rel=1e-4)
+
+
+def test_images_are_not_rescaled_but_convolutions_are_equalized():
+    policy = networks.convolutional()
+    x = networks.observations(policy, 8)
+    rewritten = equalize(policy, as_float(policy, x), 0.5)
+    assert sum(isinstance(op, Scale) for op in rewritten.ops) == 1
+    assert not np.allclose(as_float32(rewritten.linear[1].weight), as_float32(policy.linear[1].weight))
+
+
+def test_both_streams_of_a_dueling_network_read_one_scaled_observation():
+    policy = networks.dueling()
+    x = networks.observations(policy, 64) * np.float32(np.geomspace(0.01, 100, 6))
+    rewritten = equalize(policy, as_float(policy, x), 0.5)
+    assert [op.name for op in rewritten.ops][0] == "observation.equalized"
+    assert {op.inputs for op in rewritten.linear if op.name.endswith(".0")} == {("observation.equalized",)}
+
+
+def test_centred_scores_differ_by_a_common_number():
+    policy = networks.dense([5, 16, 4])
+    x = networks.observations(policy, 64)
+    before, after = (as_float(p, x)[policy.output] for p in (policy, center_scores(policy)))
+    assert np.ptp(before - after, axis=1).max() < 1e-5
+    assert np.abs(after.mean(axis=1)).max() < 1e-5
+    assert np.array_equal(before.argmax(axis=1), after.argmax(axis=1))
+
+
+def test_continuous_actions_are_not_centred():
+    policy = networks.dense([5, 16, 4], head="clip")
+    assert center_scores(policy) is policy

@@ -1,0 +1,64 @@
+"""Names of precisions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from quarl.errors import QuarlError
+from quarl.quant.spec import SCHEMES, QuantSpec, integer_range
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "activations", "precision"),
+    [
+        ("8", 8, 8, "int8"),
+        ("int4", 4, 8, "int4"),
+        (2, 2, 8, "int2"),
+        ("w4a8", 4, 8, "int4"),
+        ("w8a6", 8, 6, "w8a6"),
+        ("w8", 8, None, "w8"),
+        ("32", 32, 8, "int32"),
+    ],
+)
+def test_integers_are_parsed(text, weights, activations, precision):
+    spec = QuantSpec.parse(text)
+    assert (spec.weight_bits, spec.activation_bits, spec.precision) == (weights, activations, precision)
+
+
+@pytest.mark.parametrize("text", ["fp32", "fp16", "bf16"])
+def test_floats_are_parsed(text):
+    assert QuantSpec.parse(text).precision == text
+
+
+@pytest.mark.parametrize("text", ["1", "33", "int1", "w4a1", "w4a17", "fp8", "", "-4", "8.5"])
+def test_what_no_engine_could_run_is_refused_in_one_line(text):
+    with pytest.raises(QuarlError) as caught:
+        QuantSpec.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_json_round_trip(scheme):
+    spec = QuantSpec.parse("w4a8", scheme=scheme, mode="static")
+    assert QuantSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    "damage", [{"weight_bits": "8"}, {"scheme": 3}, {"scheme": {}}, {"extra": 1}, {"float_type": "x"}]
+)
+def test_a_malformed_manifest_is_refused(damage):
+    with pytest.raises(QuarlError):
+        QuantSpec.from_json(QuantSpec.parse("8").to_json() | damage)
+
+
+def test_integer_ranges():
+    assert [integer_range(b) for b in (2, 8)] == [(-1, 1), (-127, 127)]
+    assert [integer_range(b, symmetric=False) for b in (2, 8)] == [(-2, 1), (-128, 127)]
+
+
+def test_parsing_a_precision_imports_no_numpy():
+    code = "import quarl.quant.spec, sys; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,204 @@
+"""Evaluation: known optima, SB3's own returns, and independence of batch, order and processes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quarl import engines
+from quarl.envs.seeds import episode_seed
+from quarl.errors import QuarlError
+from quarl.evaluate import Evaluation, evaluate, record_observations
+from quarl.policy.graph import ActionHead, Dense, Op, Provenance, QuantizedPolicy, mlp
+from quarl.quant.spec import QuantSpec
+
+Array = NDArray[Any]
+
+
+def policy(ops: list[Op], inputs: int, head: ActionHead, **provenance: Any) -> QuantizedPolicy:
+    return QuantizedPolicy(
+        observation_shape=(inputs,),
+        ops=tuple(ops),
+        head=head,
+        provenance=Provenance(**provenance),
+        spec=QuantSpec.parse("fp32"),
+    )
+
+
+def balancing(**provenance: Any) -> QuantizedPolicy:
+    """Pushes the cart towards the side the pole falls to: the known optimum of CartPole-v1, 500."""
+    weight = np.array([[0, 0, 0, 0], [0.1, 0.3, 1, 1]], np.float32)
+    ops: list[Op] = [Dense("scores", ("observation",), weight, np.zeros(2, np.float32))]
+    return policy(ops, 4, ActionHead("argmax"), **({"env_id": "CartPole-v1"} | provenance))
+
+
+def clumsy(env_id: str, inputs: int, actions: int) -> QuantizedPolicy:
+    """An untrained tanh network: its episodes differ."""
+    generator = np.random.default_rng(1)
+    sizes = [inputs, 16, actions]
+    layers = [
+        (f"layer{i}", generator.normal(size=(o, n)) / np.sqrt(n), np.zeros(o))
+        for i, (n, o) in enumerate(pairwise(sizes))
+    ]
+    limit = np.ones(actions, np.float32)
+    return policy(mlp(layers, "tanh"), inputs, ActionHead("clip", -limit, limit), env_id=env_id)
+
+
+def run(subject: QuantizedPolicy, **options: Any) -> Evaluation:
+    return evaluate(subject, **({"engine": "reference"} | options))
+
+
+def assert_same_episodes(ours: Evaluation, other: Evaluation) -> None:
+    assert ours.returns.tolist() == other.returns.tolist()
+    assert ours.lengths.tolist() == other.lengths.tolist()
+    assert ours.seeds.tolist() == other.seeds.tolist()
+
+
+def test_a_known_optimum_is_reached_in_every_episode() -> None:
+    evaluation = run(balancing(), episodes=5, seed=3)
+    assert evaluation.returns.tolist() == evaluation.lengths.tolist() == [500] * 5
+    assert evaluation.seeds.tolist() == [episode_seed("evaluation", 3, k) for k in range(5)]
+    assert (evaluation.env_id, evaluation.engine, evaluation.measured) == ("CartPole-v1", "reference", False)
+    assert evaluation.num_steps == 2500
+    assert 0 < evaluation.engine_us_per_step < evaluation.us_per_step
+
+
+def test_a_retired_id_is_played_and_reported_as_the_living_one() -> None:
+    assert run(balancing(env_id="CartPole-v1"), env_id="CartPole-v0", episodes=1).returns.tolist() == [200]
+    pytest.importorskip("Box2D")
+    assert run(clumsy("BipedalWalker-v2", 24, 4), episodes=1).env_id == "BipedalWalker-v3"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "inputs", "actions"), [("LunarLanderContinuous-v3", 8, 2), ("BipedalWalker-v3", 24, 4)]
+)
+def test_returns_do_not_depend_on_the_batch(env_id: str, inputs: int, actions: int) -> None:
+    pytest.importorskip("Box2D")
+    subject = clumsy(env_id, inputs, actions)
+    alone = run(subject, episodes=5, batch=1)
+    assert len(set(alone.returns)) > 1
+    assert_same_episodes(run(subject, episodes=5, batch=3), alone)
+    assert_same_episodes(run(subject, episodes=5, batch=16), alone)
+
+
+def test_fewer_episodes_are_the_first_of_more() -> None:
+    pytest.importorskip("Box2D")
+    subject = clumsy("LunarLanderContinuous-v3", 8, 2)
+    assert run(subject, episodes=3).returns.tolist() == run(subject, episodes=6).returns.tolist()[:3]
+
+
+def test_returns_do_not_depend_on_the_number_of_processes() -> None:
+    subject = balancing(stochastic=True)
+    seen: list[int] = []
+    shared = run(subject, episodes=5, num_workers=2, progress=lambda episode: seen.append(episode.index))
+    assert_same_episodes(shared, run(subject, episodes=5))
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+def test_a_mistake_in_a_worker_is_the_same_one_line() -> None:
+    subject = balancing(stochastic=True)
+    with pytest.raises(QuarlError, match="unknown engine 'warp'"):
+        run(subject, episodes=2, num_workers=2, engine="warp")
+
+
+def test_sampled_actions_follow_the_zoo_unless_told_and_repeat_with_the_seed() -> None:
+    subject = balancing(stochastic=True)
+    sampled = run(subject, episodes=6, batch=4)
+    assert sampled.stochastic
+    assert sampled.returns.mean() < 500
+    assert_same_episodes(run(subject, episodes=6, batch=1), sampled)
+    assert run(subject, episodes=6, seed=1).returns.tolist() != sampled.returns.tolist()
+    greedy = run(subject, episodes=2, stochastic=False)
+    assert (greedy.stochastic, greedy.returns.tolist()) == (False, [500, 500])
+
+
+def test_returns_are_those_of_the_same_network_in_stable_baselines3() -> None:
+    torch = pytest.importorskip("torch")
+    gymnasium = pytest.importorskip("gymnasium")
+    sb3 = pytest.importorskip("stable_baselines3")
+    torch.set_num_threads(1)
+    model = sb3.PPO("MlpPolicy", "CartPole-v1", seed=5, device="cpu", n_steps=64, batch_size=64)
+    model.learn(512)
+    state = {name: tensor.numpy() for name, tensor in model.policy.state_dict().items()}
+    names = ["mlp_extractor.policy_net.0", "mlp_extractor.policy_net.2", "action_net"]
+    layers = [(name, state[f"{name}.weight"], state[f"{name}.bias"]) for name in names]
+    subject = policy(mlp(layers, "tanh"), 4, ActionHead("argmax"), env_id="CartPole-v1")
+
+    evaluation = run(subject, episodes=10, seed=2)
+    env = gymnasium.make("CartPole-v1")
+    for k, total in enumerate(evaluation.returns):
+        observation, _ = env.reset(seed=episode_seed("evaluation", 2, k))
+        theirs, ended = 0.0, False
+        while not ended:
+            action, _ = model.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, _ = env.step(int(action))
+            theirs, ended = theirs + float(reward), terminated or truncated
+        assert total == theirs
+    assert len(set(evaluation.returns)) > 1
+
+
+def test_progress_hears_of_every_episode_once() -> None:
+    heard = []
+    run(balancing(), episodes=5, batch=2, progress=lambda episode: heard.append((episode.index, episode.total)))
+    assert sorted(heard) == [(k, 500.0) for k in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"episodes": 0}, "episodes must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"num_workers": -1}, "num_workers must be at least 1, got -1"),
+        ({"seed": -1}, "seed must not be negative, got -1"),
+        ({"env_id": "CartPol-v1"}, "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ({"env_id": "Acrobot-v1"}, "are not those of Acrobot-v1"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_played(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(QuarlError) as caught:
+        run(balancing(), **options)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_recorded_observations_are_the_same_for_every_batch(batch: int) -> None:
+    subject = balancing(stochastic=True)
+    recorded = record_observations(
+        subject, engines.load(subject, "reference", batch=batch), 200, seed=0, stream="fidelity"
+    )
+    assert recorded.shape == (200, 4)
+    assert recorded.dtype == np.float32
+    other = record_observations(subject, engines.load(subject, "reference", batch=7), 200, seed=0, stream="fidelity")
+    assert np.array_equal(recorded, other)
+
+
+def test_recorded_observations_come_from_many_episodes_and_none_twice() -> None:
+    subject = balancing()
+    engine = engines.load(subject, "reference", batch=8)
+    recorded = record_observations(subject, engine, 50, seed=0, stream="calibration", min_episodes=5)
+    starts = [_first(subject, k) for k in range(5)]
+    assert np.array_equal(recorded[0], starts[0])
+    # 5 episodes of 500 steps give 50: every 51st step, so 10 of each episode
+    assert len(np.unique(recorded, axis=0)) == 50
+    assert all(np.abs(recorded[10 * k : 10 * k + 10] - starts[k]).max() < 1.5 for k in range(5))
+
+
+def test_streams_of_observations_are_disjoint() -> None:
+    subject = balancing()
+    engine = engines.load(subject, "reference", batch=8)
+    rows = [
+        record_observations(subject, engine, 600, seed=0, stream=s, min_episodes=2) for s in ("calibration", "fidelity")
+    ]
+    both = np.concatenate(rows)
+    assert len(np.unique(both, axis=0)) == len(both)
+
+
+def _first(subject: QuantizedPolicy, k: int) -> Array:
+    from quarl.envs import make_for
+
+    return np.float32(make_for(subject).reset(seed=episode_seed("calibration", 0, k))[0])

@@ -1,0 +1,158 @@
+"""Statistics: hand numbers, and a coverage test of the interval on a known distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quarl.errors import QuarlError
+from quarl.stats import (
+    bootstrap_interval,
+    error_interval,
+    error_pct,
+    iqm,
+    mean_error_interval,
+    noninferior,
+    stable,
+    summary,
+)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_iqm_is_the_mean_of_the_middle_half() -> None:
+    assert iqm(np.array([100.0, 3.0, 1.0, -90.0, 2.0, 4.0, 5.0, 6.0])) == 3.5  # 2 at either end go: 2, 3, 4, 5
+    assert iqm(np.array([9.0, 1.0, 2.0, 4.0, 3.0])) == 3.0  # floor(5 / 4) = 1 at either end: 2, 3, 4
+    assert iqm(np.array([7.0])) == 7.0
+
+
+def test_error_is_the_loss_in_percent_of_the_size_of_the_original() -> None:
+    assert error_pct(np.array([100.0, 300.0]), np.array([150.0, 150.0])) == 25.0
+    assert error_pct(np.array([-80.0]), np.array([-100.0])) == 25.0
+    assert error_pct(np.array([-80.0]), np.array([-60.0])) == -25.0
+    assert np.isnan(error_pct(np.array([1.0, -1.0]), np.array([5.0, 5.0])))
+
+
+def test_an_interval_of_equal_returns_has_no_width() -> None:
+    interval = bootstrap_interval(np.full(20, 500.0), rng())
+    assert (interval.point, interval.low, interval.high) == (500.0, 500.0, 500.0)
+
+
+def test_the_interval_of_two_values_is_the_binomial_one() -> None:
+    # resampled means of 10 zeros and ones are binomial(10, 0.5) / 10, whose 2.5 % and 97.5 % quantiles are 2 and 8
+    interval = bootstrap_interval(np.array([0.0, 1.0] * 5), rng())
+    assert (interval.point, interval.low, interval.high) == (0.5, 0.2, 0.8)
+
+
+def test_chunks_do_not_change_the_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.arange(50.0)
+    whole = bootstrap_interval(x, rng())
+    monkeypatch.setattr("quarl.stats._CHUNK", 1000)
+    assert bootstrap_interval(x, rng()) == whole
+
+
+@pytest.mark.parametrize(("statistic", "truth"), [("mean", 1.0), ("iqm", 0.7384)])
+def test_the_95_percent_interval_covers_the_truth_about_95_times_in_100(statistic: str, truth: float) -> None:
+    # exponential(1): skewed, as returns are; its IQM is 2 * integral of -log(1 - p) over p in [1/4, 3/4] = 0.7384
+    generator = rng()
+    hits = 0
+    for _ in range(400):
+        x = generator.exponential(size=100)
+        interval = bootstrap_interval(x, generator, statistic=statistic, num_resamples=500)  # type: ignore[arg-type]
+        hits += interval.low <= truth <= interval.high
+    assert 0.90 <= hits / 400 <= 0.975
+
+
+def test_a_pair_that_loses_the_same_share_in_every_episode_has_an_exact_error() -> None:
+    fp32 = np.array([100.0, 900.0, 20.0, 450.0])
+    interval = error_interval(fp32, 0.9 * fp32, rng())
+    assert interval.point == pytest.approx(10.0)
+    assert interval.low == pytest.approx(10.0)
+    assert interval.high == pytest.approx(10.0)
+
+
+def test_pairing_narrows_the_interval_of_the_error() -> None:
+    generator = rng()
+    fp32 = generator.normal(100, 30, 100)
+    q = fp32 - 2 + generator.normal(0, 1, 100)
+    paired, unpaired = error_interval(fp32, q, rng()), error_interval(fp32, generator.permutation(q), rng())
+    assert 1.5 < paired.low < 2 < paired.high < 2.5
+    assert unpaired.high - unpaired.low > 5 * (paired.high - paired.low)
+
+
+def test_the_mean_error_of_agents_is_the_mean_of_their_errors_and_weighs_them_alike() -> None:
+    small, large = np.full(10, 1.0), np.full(400, 1000.0)
+    interval = mean_error_interval([(small, 0.9 * small), (large, large)], rng())
+    assert interval.point == pytest.approx(5.0)
+    assert (interval.low, interval.high) == (pytest.approx(5.0), pytest.approx(5.0))
+
+
+def test_the_interval_of_a_mean_error_shrinks_with_the_number_of_agents() -> None:
+    generator = rng()
+    agents = [(f := generator.normal(100, 10, 50), f + generator.normal(0, 10, 50)) for _ in range(9)]
+    one, nine = mean_error_interval(agents[:1], rng()), mean_error_interval(agents, rng())
+    assert (nine.high - nine.low) / (one.high - one.low) == pytest.approx(1 / 3, rel=0.25)
+
+
+def test_a_loss_within_the_margin_passes_and_one_beyond_it_fails() -> None:
+    fp32 = np.array([90.0, 110.0] * 50)
+    within = noninferior(fp32, fp32 - 4, 5, rng())
+    assert (within.noninferior, within.lower, within.margin) == (True, -4.0, 5.0)
+    assert not noninferior(fp32, fp32 - 6, 5, rng()).noninferior
+    assert noninferior(fp32, fp32, 5, rng()).noninferior
+
+
+def test_a_margin_is_of_the_size_of_negative_returns_too() -> None:
+    fp32 = np.full(10, -80.0)
+    assert noninferior(fp32, fp32 - 3.9, 5, rng()).noninferior
+    assert not noninferior(fp32, fp32 - 4.1, 5, rng()).noninferior
+
+
+def test_too_few_noisy_episodes_prove_nothing() -> None:
+    generator = rng()
+    fp32, q = generator.normal(100, 50, 10), generator.normal(100, 50, 10)
+    assert not noninferior(fp32, q, 5, rng()).noninferior
+
+
+def test_noninferiority_is_granted_about_once_in_40_at_the_margin_itself() -> None:
+    generator = rng()
+    granted = 0
+    for _ in range(400):
+        fp32 = generator.normal(100, 1, 60)
+        q = fp32 - 5 + generator.normal(0, 10, 60)
+        granted += noninferior(fp32, q, 5, generator, num_resamples=500).noninferior
+    assert granted / 400 <= 0.055
+
+
+def test_stable_means_a_std_of_at_most_15_percent_of_the_mean() -> None:
+    assert stable(np.array([85.0, 115.0]))
+    assert not stable(np.array([84.0, 116.0]))
+    assert stable(np.array([-85.0, -115.0]))
+    assert stable(np.array([500.0]))
+
+
+def test_a_summary_has_the_zoo_table_numbers() -> None:
+    table = summary(np.array([1.0, 2.0, 3.0, 6.0]), rng())
+    assert (table.episodes, table.mean, table.iqm) == (4, 3.0, 2.5)
+    assert table.std == pytest.approx(np.sqrt(3.5))
+    assert 1.0 <= table.ci_low < 3.0 < table.ci_high <= 6.0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.integers(0, 100))
+def test_an_interval_lies_within_the_returns(values: list[float], seed: int) -> None:
+    interval = bootstrap_interval(np.array(values), np.random.default_rng(seed), num_resamples=50)
+    slack = 1e-9 * (1 + max(map(abs, values)))
+    assert min(values) - slack <= interval.low <= interval.high <= max(values) + slack
+
+
+def test_wrong_returns_are_one_line() -> None:
+    with pytest.raises(QuarlError, match="as many episodes on both sides, got 3 and 2"):
+        noninferior(np.ones(3), np.ones(2), 5, rng())
+    with pytest.raises(QuarlError, match="at least one number"):
+        bootstrap_interval(np.array([]), rng())
+    with pytest.raises(QuarlError, match="margin must be above 0 percent"):
+        noninferior(np.ones(3), np.ones(3), 0, rng())
