@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.engines.reference import apply, as_float, fold, grid_qparams, unfold
+from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, grid_qparams, unfold
 from quarl.errors import QuarlError
 from quarl.policy.graph import (
     OBSERVATION,
@@ -43,6 +43,8 @@ Array = NDArray[Any]
 FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 SHRINKS = np.linspace(1.0, 0.3, 15)
 """Ranges, as fractions of the largest weight, among which output-aware scales are chosen."""
+SATURATING = np.geomspace(0.9, 0.02, 24)
+"""The same for the inputs of tanh and sigmoid, which flatten whatever is far from 0."""
 MAX_ROWS = 20_000
 """Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
 ROWS_AT_ONCE = 64
@@ -92,8 +94,8 @@ class _Calibration:
         self.grids: dict[str, ActivationGrid] = {}
         self.final = final_linear(policy)
         self.linear_inputs = {op.inputs[0] for op in policy.linear}
-        # A ReLU right behind a layer shares its grid: the layer then spends no code on what the ReLU drops.
-        self.relu_of = {op.inputs[0]: op for op in policy.ops if isinstance(op, Activation) and op.kind == "relu"}
+        # The function right behind a layer shapes its grid: no code is spent on what it drops or flattens.
+        self.function_of = {op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation)}
 
     def run(self) -> QuantizedPolicy:
         ops = []
@@ -136,8 +138,7 @@ class _Calibration:
     def _on_grid(self, op: Op, value: Array) -> Array:
         """Static mode: values between integer layers live on grids; those of float operators stay as they are."""
         if isinstance(op, Dense | Conv2d) and op.name not in self.final:
-            relu = self.relu_of.get(op.name)
-            self.grids[op.name] = self._grid(np.maximum(value, 0) if relu else value)
+            self.grids[op.name] = self._grid(value, self.function_of.get(op.name))
         elif isinstance(op, Activation) and op.inputs[0] in self.grids and op.name not in self.grids:
             if op.kind == "relu":
                 self.grids[op.name] = self.grids[op.inputs[0]]
@@ -149,12 +150,17 @@ class _Calibration:
             return value
         return fake_quantize(value, grid_qparams(self.grids[op.name])).astype(np.float32)
 
-    def _grid(self, x: Array) -> ActivationGrid:
+    def _grid(self, x: Array, function: str | None = None) -> ActivationGrid:
+        """The grid of values x; before a bounded function, the one that leaves the least error behind it."""
         bits = self.spec.activation_bits or 8
         watch = observer(self.spec.scheme.activation_observer, bits=bits, symmetric=False)
-        watch.update(x.reshape(1, -1))
-        low, high = watch.ranges()
-        q = choose_qparams(low[0], high[0], bits, symmetric=False)
+        watch.update((np.maximum(x, 0) if function == "relu" else x).reshape(1, -1))
+        low, high = (float(side[0]) for side in watch.ranges())
+        candidates = [choose_qparams(low * s, high * s, bits, symmetric=False) for s in (1.0, *SATURATING)]
+        q = candidates[0]
+        if function in FIXED_GRIDS:
+            exact, f = FUNCTIONS[function](x), FUNCTIONS[function]
+            q = min(candidates, key=lambda q: float(np.square(f(fake_quantize(x, q)) - exact).mean()))
         return ActivationGrid(scale=float(q.scale), zero_point=int(q.zero_point), bits=bits)
 
 

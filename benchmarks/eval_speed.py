@@ -1,0 +1,150 @@
+"""Evaluation speed: environment steps per second of `quarl.evaluate` against SB3's `evaluate_policy`.
+
+    python benchmarks/eval_speed.py AGENT.zip [--out benchmarks/results/eval_speed.json]
+
+AGENT.zip is a Stable-Baselines3 DQN trained on CartPole-v1. Both sides play the same episodes of the same fp32 policy
+on one thread: every episode has its own reset seed, and the returns are compared. SB3 steps a DummyVecEnv of
+Monitor-wrapped environments (what its documentation prescribes), and once more without the Monitor. Runs alternate, so
+that a slow moment of the machine meets both; the ratio is the median of the pairs' ratios. Making environments and
+loading the policy is counted on neither side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from stable_baselines3 import DQN
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from quarl.doctor import machine
+from quarl.envs.seeds import episode_seed
+from quarl.evaluate import evaluate
+from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.load import read
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+
+ENV_ID = "CartPole-v1"
+BARS = {1: 8.0, 4: 4.0, 16: 2.0}
+"""Environments side by side -> the ratio that has to be reached."""
+
+
+class SeededResets(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Resets with the given seeds, one after another: SB3 itself seeds an environment's first episode only."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], seeds: list[int]) -> None:
+        super().__init__(env)
+        self.seeds = iter(seeds)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        # after the last episode SB3 resets once more, and throws the observation away
+        return self.env.reset(seed=next(self.seeds, None), options=options)
+
+
+def load_sb3(path: Path) -> DQN:
+    """The agent as SB3 itself loads it; what old zips pickle by the name of gym is replaced."""
+    env = gymnasium.make(ENV_ID)
+    replaced = {
+        "learning_rate": 0.0,
+        "lr_schedule": lambda _: 0.0,
+        "exploration_schedule": lambda _: 0.0,
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="You are probably loading a DQN model saved with SB3 < 2.4.0")
+        return DQN.load(path, device="cpu", buffer_size=1, custom_objects=replaced)
+
+
+def sb3_run(model: DQN, num_envs: int, episodes: int, *, monitor: bool) -> tuple[float, list[float]]:
+    """(microseconds per environment step, sorted episode returns)."""
+
+    def make(first: int) -> Callable[[], gymnasium.Env[Any, Any]]:
+        seeds = [episode_seed("evaluation", 0, k) for k in range(first, episodes, num_envs)]
+
+        def build() -> gymnasium.Env[Any, Any]:
+            env = SeededResets(gymnasium.make(ENV_ID), seeds)
+            return Monitor(env) if monitor else env
+
+        return build
+
+    envs = DummyVecEnv([make(first) for first in range(num_envs)])
+    start = time.perf_counter()
+    returns, lengths = evaluate_policy(model, envs, episodes, return_episode_rewards=True, warn=False)
+    elapsed = time.perf_counter() - start
+    envs.close()
+    return 1e6 * elapsed / sum(lengths), sorted(float(total) for total in returns)
+
+
+def compare(model: DQN, policy: QuantizedPolicy, num_envs: int, episodes: int, pairs: int) -> dict[str, Any]:
+    """One row: medians over `pairs` alternating runs."""
+    ours: list[float] = []
+    engine: list[float] = []
+    theirs: list[float] = []
+    bare: list[float] = []
+    equal = True
+    for _ in range(pairs):
+        us, returns = sb3_run(model, num_envs, episodes, monitor=True)
+        evaluation = evaluate(policy, episodes=episodes, batch=num_envs, env_id=ENV_ID)
+        us_bare, _ = sb3_run(model, num_envs, episodes, monitor=False)
+        theirs.append(us)
+        bare.append(us_bare)
+        ours.append(evaluation.us_per_step)
+        engine.append(evaluation.engine_us_per_step)
+        equal = equal and returns == sorted(evaluation.returns.tolist())
+    ratio = statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
+    return {
+        "environments": num_envs,
+        "quarl_us_per_step": round(statistics.median(ours), 2),
+        "quarl_engine_us_per_step": round(statistics.median(engine), 2),
+        "sb3_us_per_step": round(statistics.median(theirs), 2),
+        "ratio": round(ratio, 2),
+        "ratio_without_monitor": round(statistics.median(b / o for b, o in zip(bare, ours, strict=True)), 2),
+        "bar": BARS[num_envs],
+        "met": ratio >= BARS[num_envs],
+        "returns_equal": equal,
+        "mean_return": float(evaluation.returns.mean()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Evaluation speed against Stable-Baselines3, on CartPole-v1.")
+    parser.add_argument("agent", type=Path, help="zip of an SB3 DQN trained on CartPole-v1")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/eval_speed.json"))
+    parser.add_argument("--episodes", type=int, default=32, help="episodes of each run")
+    parser.add_argument("--pairs", type=int, default=7, help="alternating runs of each side")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = load_sb3(options.agent)
+    policy = quantize(read(options.agent), QuantSpec.parse("fp32"))
+    rows = []
+    for num_envs in BARS:
+        rows.append(compare(model, policy, num_envs, options.episodes, options.pairs))
+        print(json.dumps(rows[-1]))
+    result = {
+        "benchmark": "evaluation speed",
+        "machine": machine(),
+        "policy": f"{options.agent.name}, fp32, engine litert, one thread",
+        "env_id": ENV_ID,
+        "episodes": options.episodes,
+        "pairs": options.pairs,
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()

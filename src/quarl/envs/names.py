@@ -1,0 +1,116 @@
+"""Environment ids: the suite an id belongs to, what a retired version is called today, and the nearest known id."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from gymnasium.envs.registration import EnvSpec, registry
+
+from quarl.envs.quiet import descriptors_muted, mujoco_muted
+from quarl.errors import QuarlError
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A family of environments that an optional package brings."""
+
+    extra: str
+    """The name in `pip install 'quarl[extra]'`."""
+    package: str
+    """The modules its environments live in start with this."""
+    muted: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Keeps quiet what its simulator prints while an environment is imported, made and first reset."""
+    ids: tuple[str, ...] = ()
+    """What importing the package registers: known here, so that an id is understood before the import. Empty for the
+    suites that gymnasium registers itself."""
+
+
+SUITES = (
+    Suite("box2d", "gymnasium.envs.box2d"),
+    Suite("mujoco", "gymnasium.envs.mujoco", mujoco_muted),
+    Suite(
+        "pybullet",
+        "pybullet_envs_gymnasium",
+        descriptors_muted,
+        ids=(
+            "InvertedPendulumBulletEnv-v0",
+            "InvertedDoublePendulumBulletEnv-v0",
+            "InvertedPendulumSwingupBulletEnv-v0",
+            "ReacherBulletEnv-v0",
+            "PusherBulletEnv-v0",
+            "ThrowerBulletEnv-v0",
+            "Walker2DBulletEnv-v0",
+            "HalfCheetahBulletEnv-v0",
+            "AntBulletEnv-v0",
+            "HopperBulletEnv-v0",
+            "HumanoidBulletEnv-v0",
+            "HumanoidFlagrunBulletEnv-v0",
+            "HumanoidFlagrunHarderBulletEnv-v0",
+        ),
+    ),
+)
+"""Another suite is another row."""
+
+
+def resolve(env_id: str) -> str:
+    """The living id: env_id itself, or the newest version where env_id names a retired one (LunarLander-v2).
+
+    Nothing is imported. Raises QuarlError with the nearest known id for any other name.
+    """
+    living = {known for known, spec in registry.items() if not _is_tombstone(spec)}
+    living.update(known for suite in SUITES for known in suite.ids)
+    if env_id in living:
+        return env_id
+    name, version = _split(env_id)
+    newest = max((v for n, v in map(_split, living) if n == name), default=-1)
+    if version < newest:
+        return f"{name}-v{newest}"
+    raise QuarlError(f"unknown environment {env_id!r}{_suggestion(env_id, living)}")
+
+
+def find(env_id: str) -> EnvSpec:
+    """The registration of a living id, after importing the suite that brings it."""
+    for suite in SUITES:
+        if env_id in suite.ids and env_id not in registry:
+            try:
+                with suite.muted(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    importlib.import_module(suite.package)
+            except ImportError:
+                raise missing_extra(env_id, suite) from None
+    return registry[env_id]
+
+
+def suite_of(spec: EnvSpec) -> Suite | None:
+    """The optional suite an environment comes from; None for those that need nothing more."""
+    if not isinstance(spec.entry_point, str):
+        return None
+    return next((suite for suite in SUITES if spec.entry_point.startswith(suite.package)), None)
+
+
+def missing_extra(env_id: str, suite: Suite) -> QuarlError:
+    """What to raise where a suite's package is not installed."""
+    return QuarlError(f"environment {env_id!r} needs an extra: pip install 'quarl[{suite.extra}]'")
+
+
+def _is_tombstone(spec: EnvSpec) -> bool:
+    # gymnasium keeps the ids of dead versions, with functions of its own that only raise
+    return callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "") == "gymnasium.envs"
+
+
+def _split(env_id: str) -> tuple[str, int]:
+    """("CartPole", 1) of "CartPole-v1"; version -1 where there is none."""
+    match = re.fullmatch(r"(.+)-v(\d{1,9})", env_id)
+    return (match[1], int(match[2])) if match else (env_id, -1)
+
+
+def _suggestion(env_id: str, living: set[str]) -> str:
+    folded = {known.casefold(): known for known in sorted(living)}
+    nearest = difflib.get_close_matches(env_id.casefold(), folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[nearest[0]]!r}?" if nearest else "; it is in no suite that is known here"

@@ -1,0 +1,140 @@
+"""Episodes of a policy, many at a time: one batch of observations through the network, then one step of each slot.
+
+There is no vector environment and no autoreset: a slot whose episode ends takes the next episode, so the last
+observation of every episode is the true one, and an episode is the same whatever plays beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.envs.seeds import Stream, action_generator, episode_seed
+from quarl.policy.graph import Policy
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Episode:
+    """One finished episode."""
+
+    index: int
+    """k of `episode_seed(stream, seed, k)`."""
+    seed: int
+    """What the environment was reset with."""
+    total: float
+    """The undiscounted sum of raw rewards."""
+    length: int
+    """Environment steps."""
+    terminated: bool
+    """False where only the time limit ended it."""
+    last_observation: Array
+    """What the last step returned: the state that a truncated episode would have gone on from."""
+    observations: Array | None
+    """[length, *shape]: what the policy acted on; only when recorded."""
+
+
+def play(
+    policy: Policy,
+    run: Callable[[Array], Array],
+    batch: int,
+    make_env: Callable[[], gymnasium.Env[Any, Any]],
+    episodes: Iterable[int],
+    *,
+    stream: Stream,
+    seed: int,
+    fresh: bool,
+    stochastic: bool = False,
+    record: bool = False,
+) -> Generator[Episode]:
+    """Plays the episodes (indices k) and yields each as it ends, which need not be in order.
+
+    run: observations [batch, *shape] in the policy's dtype -> outputs [batch, n], each row independent of the others.
+    fresh: a new environment for every episode, where a reused one remembers (see `needs_fresh`).
+    stochastic: sample actions, each episode from a generator of its own.
+    """
+    pending = iter(episodes)
+    observations = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
+    slots: list[_Slot] = []
+    live: list[_Slot] = []
+    generators = [action_generator(stream, seed, 0)] * batch if stochastic else None
+    discrete = policy.head.kind == "argmax"
+    tick = 0
+
+    def begin(slot: _Slot) -> bool:
+        """Puts the next episode into the slot; False when there is none left."""
+        index = next(pending, None)
+        if index is None:
+            return False
+        if slot.env is None or fresh:
+            slot.close()
+            slot.env = make_env()
+            slot.step = slot.env.step
+        slot.index, slot.total, slot.start, slot.trace = index, 0.0, tick, []
+        slot.seed = episode_seed(stream, seed, index)
+        observations[slot.row] = slot.env.reset(seed=slot.seed)[0]
+        if generators is not None:
+            generators[slot.row] = action_generator(stream, seed, index)
+        return True
+
+    try:
+        for row in range(batch):
+            slots.append(_Slot(row))
+            if not begin(slots[-1]):
+                break
+            live.append(slots[-1])
+        while live:
+            if record:
+                for slot in live:
+                    slot.trace.append(observations[slot.row].copy())
+            actions = policy.head(run(observations), generators)
+            # plain ints: an environment's own checks of a numpy integer cost more than its arithmetic
+            chosen: Any = actions.tolist() if discrete else actions
+            tick += 1
+            ended: list[tuple[_Slot, bool]] = []
+            for slot in live:
+                row = slot.row
+                observation, reward, terminated, truncated, _ = slot.step(chosen[row])
+                slot.total += reward
+                observations[row] = observation
+                if terminated or truncated:
+                    ended.append((slot, bool(terminated)))
+            for slot, terminated in ended:
+                yield Episode(
+                    index=slot.index,
+                    seed=slot.seed,
+                    total=float(slot.total),
+                    length=tick - slot.start,
+                    terminated=terminated,
+                    last_observation=observations[slot.row].copy(),
+                    observations=np.stack(slot.trace) if record else None,
+                )
+                if not begin(slot):
+                    live.remove(slot)
+    finally:
+        for slot in slots:
+            slot.close()
+
+
+class _Slot:
+    """A row of the batch and the environment behind it."""
+
+    __slots__ = ("env", "index", "row", "seed", "start", "step", "total", "trace")
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        self.env: gymnasium.Env[Any, Any] | None = None
+        self.step: Callable[[Any], Any]
+        self.index = self.seed = self.start = 0
+        self.total = 0.0
+        self.trace: list[Array] = []
+
+    def close(self) -> None:
+        if self.env is not None:
+            self.env.close()

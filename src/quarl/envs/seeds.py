@@ -1,0 +1,41 @@
+"""Reset seeds: every episode of every stream has its own, and no two streams share one."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+Stream = Literal["evaluation", "calibration", "fidelity", "latency", "development", "probe"]
+"""What the episodes are for. A scheme is chosen on "development", calibrated on "calibration" and judged on
+"evaluation"; "probe" tests environments."""
+STREAMS: tuple[Stream, ...] = get_args(Stream)
+STREAM_BITS = 3
+EPISODE_BITS = 31 - STREAM_BITS
+"""Seeds stay below 2**31, which every simulator accepts."""
+_MASK = 2**EPISODE_BITS - 1
+_ODD = 0x9E3779B1
+"""2**32 over the golden ratio; any odd factor permutes the integers modulo a power of two."""
+
+
+def episode_seed(stream: Stream, seed: int, k: int) -> int:
+    """The reset seed of episode k, in [0, 2**31).
+
+    The low bits are the stream's number, so streams are disjoint. The others are a permutation of k that `seed`
+    chooses: rounds of xor with a key, an odd product and a xor-shift, each of which is invertible. So the episodes of
+    one seed never repeat (k < 2**28), and those of another seed come in another order.
+    """
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    if not 0 <= k <= _MASK:
+        raise ValueError(f"k must be 0..{_MASK}, got {k}")
+    mixed = k
+    for key in np.random.SeedSequence(seed).generate_state(3).tolist():
+        mixed = (mixed ^ (key & _MASK)) * _ODD & _MASK
+        mixed ^= mixed >> EPISODE_BITS // 2
+    return mixed << STREAM_BITS | STREAMS.index(stream)
+
+
+def action_generator(stream: Stream, seed: int, k: int) -> np.random.Generator:
+    """Where a stochastic policy's actions in episode k come from; independent of the environment's own generator."""
+    return np.random.default_rng((STREAMS.index(stream), seed, k))

@@ -1,0 +1,60 @@
+"""Whether a policy and an environment speak of the same observations and actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from quarl.errors import QuarlError
+from quarl.policy.graph import Policy, shapes
+
+
+def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
+    """Raises QuarlError, naming both sides, unless every observation and action of one fits the other."""
+    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    if not _observations_fit(policy, env.observation_space):
+        ours = f"{policy.observation_dtype} {policy.observation_shape}"
+        raise _mismatch("observations", ours, name, env.observation_space)
+    if not _actions_fit(policy, env.action_space):
+        raise _mismatch("actions", _actions(policy), name, env.action_space)
+
+
+def _observations_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
+    if not isinstance(space, spaces.Box) or space.shape != policy.observation_shape:
+        return False
+    return (space.dtype == np.uint8) == (policy.observation_dtype == "uint8")
+
+
+def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
+    head = policy.head
+    if head.kind == "argmax":
+        return isinstance(space, spaces.Discrete) and (int(space.n), int(space.start)) == (_num(policy), head.start)
+    # a bound written in float64 and read in float32 is still the same bound
+    return (
+        isinstance(space, spaces.Box)
+        and space.shape == head.low.shape
+        and np.allclose(space.low, head.low)
+        and np.allclose(space.high, head.high)
+    )
+
+
+def _num(policy: Policy) -> int:
+    return int(shapes(policy)[policy.output][0])
+
+
+def _actions(policy: Policy) -> str:
+    if policy.head.kind == "argmax":
+        return f"{_num(policy)} discrete ones from {policy.head.start}"
+    low, high = float(policy.head.low.min()), float(policy.head.high.max())
+    return f"{policy.head.low.size} numbers in [{low:g}, {high:g}]"
+
+
+def _mismatch(what: str, ours: str, name: str, theirs: spaces.Space[Any]) -> QuarlError:
+    described = " ".join(str(theirs).split())  # numpy breaks long bounds into lines
+    return QuarlError(
+        f"the policy's {what} ({ours}) are not those of {name} ({described}); "
+        "choose the environment it was trained on with --env"
+    )

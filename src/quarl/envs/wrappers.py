@@ -1,0 +1,95 @@
+"""Zoo wrappers: the classes that a configuration file may name, and nothing else.
+
+A name from a file is looked up here and never imported as it stands. Keyword arguments are the file's, and otherwise
+each class's own defaults: the zoo evaluates with exactly these, so `TimeFeatureWrapper` counts down in evaluation as
+it did in training (its `test_mode`, which freezes the feature, is off unless the file sets it).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError
+
+_SB3_CONTRIB = {"TimeFeatureWrapper": "sb3_contrib.common.wrappers"}
+_ZOO = _SB3_CONTRIB | dict.fromkeys(
+    (
+        "ActionSmoothingWrapper",
+        "DelayedRewardWrapper",
+        "FrameSkip",
+        "HistoryWrapper",
+        "MaskVelocityWrapper",
+        "TruncatedOnSuccessWrapper",
+        "YAMLCompatResizeObservation",
+    ),
+    "rl_zoo3.wrappers",
+)
+# ActionNoiseWrapper is left out: it draws from numpy's global generator, so no evaluation of it can be repeated.
+_GYMNASIUM = dict.fromkeys(
+    (
+        "ClipAction",
+        "FlattenObservation",
+        "GrayscaleObservation",
+        "RescaleAction",
+        "ResizeObservation",
+        "TimeAwareObservation",
+        "TimeLimit",
+    ),
+    "gymnasium.wrappers",
+)
+FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "sb3_contrib.common.wrappers": _SB3_CONTRIB,
+    "rl_zoo3.wrappers": _ZOO,
+    "utils.wrappers": _ZOO,  # what the zoos before rl_zoo3 called it
+    "gymnasium.wrappers": _GYMNASIUM,
+    "gym.wrappers": _GYMNASIUM,
+}
+"""Module prefix in a file -> class name -> the module it is imported from."""
+
+
+def wrap(env: gymnasium.Env[Any, Any], wrappers: Sequence[tuple[str, Mapping[str, Any]]]) -> gymnasium.Env[Any, Any]:
+    """env inside `wrappers`, (dotted class name, keyword arguments) each, the outermost last."""
+    for dotted, kwargs in wrappers:
+        cls = wrapper_class(dotted)
+        try:
+            env = cls(env, **kwargs)
+        except Exception as error:  # any constructor, fed with a file's arguments
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise QuarlError(f"wrapper {dotted} cannot be applied with {dict(kwargs)}: {reason}") from None
+    return env
+
+
+def wrapper_class(dotted: str) -> Any:
+    """The class that `dotted` names in a zoo configuration; an unknown name is an error, not an import."""
+    prefix, _, name = dotted.rpartition(".")
+    # gymnasium's files moved between versions: gym.wrappers.time_limit.TimeLimit is gymnasium.wrappers.TimeLimit
+    family = next((f for p, f in FAMILIES.items() if prefix == p or prefix.startswith(f"{p}.")), {})
+    if name not in family:
+        known = sorted({n for f in FAMILIES.values() for n in f})
+        raise QuarlError(f"environment wrapper {dotted!r} is not supported; known ones: {', '.join(known)}")
+    try:
+        return getattr(importlib.import_module(family[name]), name)
+    except ImportError:
+        package = family[name].partition(".")[0].replace("_", "-")
+        raise QuarlError(f"environment wrapper {dotted!r} needs a package: pip install {package}") from None
+
+
+class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """[H, W, C] images as [C, H, W], the order of every convolution policy of Stable-Baselines3."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        assert isinstance(space, gymnasium.spaces.Box)
+        self.observation_space = gymnasium.spaces.Box(
+            space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype.type
+        )
+
+    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
+        return np.transpose(observation, (2, 0, 1))

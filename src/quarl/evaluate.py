@@ -1,0 +1,285 @@
+"""Policy × environment → episode returns, and the observations met on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl import engines
+from quarl.engines import Engine
+from quarl.envs import make_for, resolve
+from quarl.envs.reseed import needs_fresh
+from quarl.envs.rollout import Episode, play
+from quarl.envs.seeds import Stream
+from quarl.errors import QuarlError
+from quarl.policy.graph import Policy, QuantizedPolicy
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Evaluation:
+    """Returns of one policy, episode by episode: the same seeds in the same order for every precision."""
+
+    env_id: str
+    """The living id that was played, which may be newer than the one asked for."""
+    engine: str
+    measured: bool
+    """False where the engine simulates the precision in float."""
+    stochastic: bool
+    seed: int
+    returns: Array
+    """float64 [episodes]: undiscounted sums of raw rewards."""
+    lengths: Array
+    """int64 [episodes]: environment steps."""
+    seeds: Array
+    """int64 [episodes]: what each episode was reset with."""
+    wall_s: float
+    """From the first action to the end of the last episode, resets in between included."""
+    engine_s: float
+    """The part of it spent in the engine, summed over the workers."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def us_per_step(self) -> float:
+        """Microseconds of wall clock per environment step, everything included."""
+        return 1e6 * self.wall_s / self.num_steps
+
+    @property
+    def engine_us_per_step(self) -> float:
+        """Microseconds in the engine per environment step."""
+        return 1e6 * self.engine_s / self.num_steps
+
+
+def evaluate(
+    policy: QuantizedPolicy,
+    *,
+    episodes: int = 100,
+    seed: int = 0,
+    env_id: str | None = None,
+    engine: str = "litert",
+    batch: int = 16,
+    stochastic: bool | None = None,
+    num_workers: int = 1,
+    stream: Stream = "evaluation",
+    progress: Callable[[Episode], None] | None = None,
+) -> Evaluation:
+    """Returns of `episodes` episodes; they depend on the policy, the environment and `seed`, on nothing else.
+
+    env_id: None plays what the policy was trained on.
+    batch: episodes played side by side, in one call of the engine per step.
+    stochastic: None follows the zoo's convention for this agent.
+    num_workers: processes that share the episodes; worth it where a step of the environment is slow.
+    progress: called with every finished episode, in the order they finish.
+    """
+    for name, value in (("episodes", episodes), ("batch", batch), ("num_workers", num_workers)):
+        if value < 1:
+            raise QuarlError(f"{name} must be at least 1, got {value}")
+    if seed < 0:
+        raise QuarlError(f"seed must not be negative, got {seed}")
+    num_workers = min(num_workers, episodes)
+    source = _Source(policy, env_id)
+    job = _Job(
+        policy=policy,
+        env_id=env_id,
+        engine=engine,
+        batch=min(batch, -(-episodes // num_workers)),
+        stream=stream,
+        seed=seed,
+        stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
+        fresh=source.fresh,
+    )
+    finished: list[Episode] = []
+
+    def report(episode: Episode) -> None:
+        finished.append(episode)
+        if progress is not None:
+            progress(episode)
+
+    clocks = (
+        [job.play(range(episodes), report)]
+        if num_workers == 1
+        else _in_processes(job, [range(first, episodes, num_workers) for first in range(num_workers)], report)
+    )
+    finished.sort(key=lambda episode: episode.index)
+    return Evaluation(
+        env_id=source.living_id,
+        engine=engine,
+        measured=clocks[0].measured,
+        stochastic=job.stochastic,
+        seed=seed,
+        returns=np.array([episode.total for episode in finished]),
+        lengths=np.array([episode.length for episode in finished]),
+        seeds=np.array([episode.seed for episode in finished]),
+        wall_s=max(clock.wall_s for clock in clocks),
+        engine_s=sum(clock.engine_s for clock in clocks),
+    )
+
+
+def record_observations(
+    policy: Policy,
+    engine: Engine,
+    num: int,
+    *,
+    seed: int,
+    stream: Stream,
+    env_id: str | None = None,
+    stochastic: bool | None = None,
+    min_episodes: int = 10,
+) -> Array:
+    """Observations [num, *shape] that the policy meets in its own episodes, in the policy's dtype.
+
+    Plays whole episodes until there are `min_episodes` and `num` steps, and takes `num` of those steps, evenly spaced:
+    long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
+    """
+    if num < 1:
+        raise QuarlError(f"the number of observations must be at least 1, got {num}")
+    source = _Source(policy, env_id)
+    by_index: dict[int, Array] = {}
+    ordered: list[Array] = []
+    episodes = play(
+        policy,
+        engine.run,
+        engine.batch,
+        source.make,
+        itertools.count(),
+        stream=stream,
+        seed=seed,
+        fresh=source.fresh,
+        stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
+        record=True,
+    )
+    with contextlib.closing(episodes):
+        while len(ordered) < min_episodes or sum(map(len, ordered)) < num:
+            episode = next(episodes)
+            by_index[episode.index] = _recorded(episode)
+            while len(ordered) in by_index:  # only a prefix counts, so that quick episodes are not preferred
+                ordered.append(by_index.pop(len(ordered)))
+                if len(ordered) >= min_episodes and sum(map(len, ordered)) >= num:
+                    break
+    met = np.concatenate(ordered)
+    return met[np.linspace(0, len(met) - 1, num).round().astype(np.int64)]
+
+
+def _recorded(episode: Episode) -> Array:
+    assert episode.observations is not None
+    return episode.observations
+
+
+class _Source:
+    """Where a policy's episodes come from."""
+
+    def __init__(self, policy: Policy, env_id: str | None) -> None:
+        self.make = partial(make_for, policy, env_id)
+        self.make().close()  # the user's mistakes come up here, before any process or engine starts
+        self.living_id = resolve(env_id or policy.provenance.env_id)
+        provenance = policy.provenance
+        self.fresh = needs_fresh(self.make, f"{self.living_id} {provenance.wrappers} {provenance.env_kwargs}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    wall_s: float
+    engine_s: float
+    measured: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Job:
+    """What a process needs to play its share of the episodes."""
+
+    policy: QuantizedPolicy
+    env_id: str | None
+    engine: str
+    batch: int
+    stream: Stream
+    seed: int
+    stochastic: bool
+    fresh: bool
+
+    def play(self, indices: Iterable[int], report: Callable[[Episode], None]) -> _Clock:
+        engine = engines.load(self.policy, self.engine, batch=self.batch)
+        run, now = engine.run, time.perf_counter
+        begin = engine_s = 0.0
+
+        def timed(observations: Array) -> Array:
+            nonlocal begin, engine_s
+            start = now()
+            begin = begin or start
+            outputs = run(observations)
+            engine_s += now() - start
+            return outputs
+
+        for episode in play(
+            self.policy,
+            timed,
+            self.batch,
+            partial(make_for, self.policy, self.env_id),
+            indices,
+            stream=self.stream,
+            seed=self.seed,
+            fresh=self.fresh,
+            stochastic=self.stochastic,
+        ):
+            report(episode)
+        return _Clock(now() - begin, engine_s, engine.measured)
+
+
+def _work(pipe: Connection, job: _Job, indices: Iterable[int]) -> None:
+    """A worker's main: sends every finished episode, then its clock, or the error a user should see."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent ends its workers
+    try:
+        pipe.send(job.play(indices, pipe.send))
+    except QuarlError as error:
+        pipe.send(error)
+
+
+def _in_processes(job: _Job, shares: list[range], report: Callable[[Episode], None]) -> list[_Clock]:
+    """Plays each share in a process of its own (spawned: forks and runtimes with threads do not mix)."""
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Connection, BaseProcess] = {}
+    clocks: list[_Clock] = []
+    try:
+        for share in shares:
+            ours, theirs = context.Pipe(duplex=False)
+            workers[ours] = context.Process(target=_work, args=(theirs, job, share), daemon=True)
+            workers[ours].start()
+            theirs.close()
+        waiting = list(workers)
+        while waiting:
+            for pipe in wait(waiting):
+                assert isinstance(pipe, Connection)
+                try:
+                    message = pipe.recv()
+                except EOFError:
+                    workers[pipe].join()
+                    code = workers[pipe].exitcode
+                    raise QuarlError(f"an evaluation process died (exit code {code}); use fewer workers") from None
+                if isinstance(message, QuarlError):
+                    raise message
+                if isinstance(message, _Clock):
+                    clocks.append(message)
+                    waiting.remove(pipe)
+                else:
+                    report(message)
+        return clocks
+    finally:
+        for pipe, process in workers.items():
+            process.terminate()  # has ended, unless an error or an interrupt came first
+            process.join()
+            pipe.close()

@@ -1,0 +1,123 @@
+"""Members of a zip archive as bytes: bounded in number and size, checked against their CRC, never written to disk."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection, Mapping
+from pathlib import Path, PurePosixPath
+
+from quarl.errors import QuarlError
+
+LIMIT_BYTES = 2**30
+"""Of a file, and of what it unpacks to. The largest policies of the study are 50 MB, optimiser state not counted."""
+MAX_MEMBERS = 4096
+"""A PyTorch archive has one member per tensor; a Stable-Baselines3 zip has about six."""
+MAX_RATIO = 200
+"""Unpacked over packed size. JSON of a real agent reaches 30; deflate itself can reach 1032."""
+SMALL_BYTES = 2**20
+"""Members up to this size may have any ratio: a small array of zeros is no bomb."""
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
+"""What zipfile raises on broken archives; it promises only the first."""
+
+
+def read_bytes(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> bytes:
+    """The contents of a regular file, if it is no larger than `limit_bytes`."""
+    try:
+        if path.is_dir():
+            raise QuarlError(f"{path} is a folder; name the file in it")
+        if not path.exists():
+            raise QuarlError(f"no file {path}; check the path")
+        if not path.is_file():
+            raise QuarlError(f"{path} is not a regular file; copy it to one")
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
+
+
+def read_members(
+    path: str | Path, *, only: Collection[str] | None = None, limit_bytes: int = LIMIT_BYTES
+) -> dict[str, bytes]:
+    """Contents of the members of the zip file at `path`, by name.
+
+    only: unpack no other members; all names are checked either way. A name of `only` that the archive lacks is left
+    out of the result.
+
+    Raises QuarlError where the file is missing, damaged or encrypted, or where it could not come from a program that
+    saves policies: a name twice, a name that points outside the archive, sizes past the limits.
+    """
+    path = Path(path)
+    return unpack(read_bytes(path, limit_bytes=limit_bytes), str(path), only=only, limit_bytes=limit_bytes)
+
+
+def unpack(
+    data: bytes, where: str, *, only: Collection[str] | None = None, limit_bytes: int = LIMIT_BYTES
+) -> dict[str, bytes]:
+    """`read_members` of an archive in memory; `where` names it in errors."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            wanted = _checked(archive.infolist(), where, limit_bytes, only)
+            return {name: archive.read(info) for name, info in wanted.items()}
+    except _DAMAGE as error:
+        cause = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise QuarlError(f"{where} is not a whole zip file ({cause}); fetch it again") from None
+
+
+def _checked(
+    infos: list[zipfile.ZipInfo], where: str, limit_bytes: int, only: Collection[str] | None
+) -> Mapping[str, zipfile.ZipInfo]:
+    """The members to unpack, after every refusal that needs no unpacking."""
+    if len(infos) > MAX_MEMBERS:
+        raise QuarlError(f"{where} has {len(infos):,} members, more than the {MAX_MEMBERS:,} that are read")
+    seen: set[str] = set()
+    wanted: dict[str, zipfile.ZipInfo] = {}
+    total = 0
+    for info in infos:
+        name = info.filename
+        if name in seen:
+            raise QuarlError(f"{where} has two members called {name!r:.80}; which one is meant cannot be known")
+        seen.add(name)
+        if _escapes(name) or _escapes(info.orig_filename):
+            raise QuarlError(f"{where} has a member whose name leads outside the archive: {info.orig_filename!r:.80}")
+        if info.is_dir() or (only is not None and name not in only):
+            continue
+        if info.flag_bits & 0x1:
+            raise QuarlError(f"{where}: member {name!r:.80} is encrypted; save the model without a password")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise QuarlError(f"{where}: member {name!r:.80} is neither stored nor deflated; zip it in the usual way")
+        if info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size):
+            raise QuarlError(
+                f"{where}: member {name!r:.80} unpacks to {info.file_size:,} bytes from {info.compress_size:,}; "
+                "refused as a decompression bomb"
+            )
+        total += info.file_size
+        wanted[name] = info
+    if total > limit_bytes:
+        raise QuarlError(f"{where} unpacks to {total:,} bytes, more than the {limit_bytes:,} that are read")
+    return wanted
+
+
+def _escapes(name: str) -> bool:
+    """True for absolute names, drive letters, backslashes, NUL and "..": no program that saves policies uses them."""
+    path = PurePosixPath(name)
+    odd = "\\" in name or "\0" in name or name[1:2] == ":"  # numpy's archives of TensorFlow variables end in ":0.npy"
+    return not name or path.is_absolute() or ".." in path.parts or odd

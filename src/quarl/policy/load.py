@@ -1,0 +1,52 @@
+"""A policy from whatever file or folder holds one: the contents say which kind it is, not the name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from quarl.errors import QuarlError
+from quarl.policy import artifact, legacy, sb3, zoo
+from quarl.policy.container import read_bytes, read_members
+from quarl.policy.graph import Policy, QuantizedPolicy
+
+KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
+
+
+def read(path: str | Path, algo: str = "") -> Policy | QuantizedPolicy:
+    """The policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
+
+    algo: what the file is said to hold; QuarlError where a training library's file holds another algorithm.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _in_folder(path)
+    start = _start(path)
+    if start.startswith(b"PK"):
+        # Both libraries' zips have `data`; only the older one lists its parameters.
+        old = "parameter_list" in read_members(path, only=("parameter_list",))
+        return legacy.read_sb2(path, algo) if old else sb3.read_zip(path, algo=algo.lower())
+    if start.startswith(b"\x80") or path.suffix == ".pkl":
+        return legacy.read_sb2(path, algo)
+    if start[8:9] == b"{":  # safetensors: the length of a JSON header, then the header
+        return artifact.read(path)
+    raise QuarlError(f"{path} is not {KINDS}; check the path")
+
+
+def _start(path: Path) -> bytes:
+    if not path.is_file():
+        read_bytes(path)  # says what is wrong with it
+    try:
+        with path.open("rb") as file:
+            return file.read(16)
+    except OSError as error:
+        raise QuarlError(f"cannot read {str(path)!r}: {error.strerror}") from None
+
+
+def _in_folder(folder: Path) -> Path:
+    """The agent of a zoo folder: of a run, ENV_1/ENV.zip, or of the folder ENV of statistics, ENV.zip beside it."""
+    name = folder.resolve().name
+    run = folder / re.sub(r"_[0-9]+$", "", name)
+    stems = (run, folder / "best_model", folder.parent / name)
+    candidates = (stem.with_name(f"{stem.name}{suffix}") for stem in stems for suffix in (".zip", ".pkl"))
+    return next((path for path in candidates if path.is_file()), None) or zoo.find_in_run(folder)

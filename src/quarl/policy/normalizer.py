@@ -1,0 +1,91 @@
+"""VecNormalize's observation statistics as a Normalize operator: from its pickle, read as data, or from a live one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.container import read_bytes
+from quarl.policy.graph import OBSERVATION, Normalize
+from quarl.policy.inert import Inert
+from quarl.policy.unpickle import read_pickle
+
+NAME = f"{OBSERVATION}.normalize"
+PICKLE_BYTES = 2**28
+"""Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
+
+
+def read_vecnormalize(path: Path) -> Normalize | None:
+    """The operator that vecnormalize.pkl describes; None where it normalises rewards only."""
+    saved = read_pickle(read_bytes(path, limit_bytes=PICKLE_BYTES), str(path))
+    if not isinstance(saved, Inert) or saved.name != "VecNormalize":
+        kind = saved.path[:80] if isinstance(saved, Inert) else type(saved).__name__
+        raise QuarlError(f"{path} holds a {kind}, not the VecNormalize wrapper of Stable-Baselines3")
+    statistics = saved.attributes.get("obs_rms")
+    inner = statistics.attributes if isinstance(statistics, Inert) else {}
+    return _normalize(saved.attributes.get, inner.get, statistics, str(path))
+
+
+def read_running(path: Path) -> Normalize | None:
+    """The operator of an obs_rms.pkl, the statistics alone, with VecNormalize's defaults for the rest."""
+    saved = read_pickle(read_bytes(path, limit_bytes=PICKLE_BYTES), str(path))
+    if not isinstance(saved, Inert) or saved.name != "RunningMeanStd":
+        raise QuarlError(f"{path} holds no RunningMeanStd; copy the agent's own statistics there")
+    return _normalize({"epsilon": 1e-8, "clip_obs": 10.0}.get, saved.attributes.get, saved, str(path))
+
+
+def from_vecnormalize(wrapper: Any) -> Normalize | None:
+    """The operator of a live VecNormalize, its statistics copied; None where it normalises rewards only."""
+    statistics = getattr(wrapper, "obs_rms", None)
+    return _normalize(
+        lambda name: getattr(wrapper, name, None),
+        lambda name: getattr(statistics, name, None),
+        statistics,
+        "the model's VecNormalize",
+    )
+
+
+def check_shape(normalize: Normalize, shape: tuple[int, ...]) -> None:
+    """Refuses statistics of something else than the policy's observation."""
+    if normalize.mean.shape != shape:
+        raise QuarlError(
+            f"VecNormalize's statistics have shape {normalize.mean.shape}, but the policy observes {shape}; "
+            "a wrapper between them, such as frame stacking, is not supported"
+        )
+
+
+def clamp(source: str, shape: tuple[int, ...], bound: float) -> Normalize:
+    """min(max(x, -bound), bound) of the value `source`: a Normalize by mean 0 and variance 1."""
+    return Normalize(f"{source}.clamp", (source,), np.zeros(shape), np.ones(shape), 0.0, bound)
+
+
+def _normalize(
+    wrapper: Callable[[str], Any], statistics: Callable[[str], Any], kind: Any, where: str
+) -> Normalize | None:
+    """wrapper, statistics: attributes by name; None where there is none."""
+    norm_obs = wrapper("norm_obs")
+    if norm_obs is False:
+        return None
+    if isinstance(kind, dict):
+        raise UnsupportedError(f"{where} normalises a Dict observation; only Box observations are supported")
+    mean, variance = statistics("mean"), statistics("var")
+    epsilon, clip = wrapper("epsilon"), wrapper("clip_obs")
+    if not _real(mean) or not _real(variance) or np.shape(mean) != np.shape(variance):
+        raise QuarlError(f"{where} has no mean and variance of observations; save it again")
+    if not _real(epsilon) or not _real(clip) or np.ndim(epsilon) or np.ndim(clip) or epsilon < 0 or not clip > 0:
+        raise QuarlError(f"{where} has no usable epsilon and clip_obs; save it again")
+    mean, variance = np.array(mean, np.float64), np.array(variance, np.float64)
+    if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+        raise QuarlError(f"{where}: the observation statistics hold NaN or infinity; they cannot be used")
+    if (variance < 0).any() or not (variance + epsilon > 0).all():
+        raise QuarlError(f"{where}: the observations' variance is negative, or 0 with epsilon 0")
+    return Normalize(NAME, (OBSERVATION,), mean, variance, float(epsilon), float(clip))
+
+
+def _real(value: Any) -> bool:
+    """True for real numbers and arrays of them."""
+    return isinstance(value, int | float | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "iuf"

@@ -1,0 +1,122 @@
+"""Stable-Baselines3 zips and RL Zoo folders to a Policy, executing nothing from them.
+
+A zip holds `data` (JSON, with pickles as base64 text) and `policy.pth` (the parameters by name). The names say which
+algorithm it is and how its layers follow each other; only the activation function has to be looked up in `data`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy import zoo
+from quarl.policy.actor import DQN, LAYOUTS, Parameters, network
+from quarl.policy.container import read_members
+from quarl.policy.graph import Activation, Policy, Provenance
+from quarl.policy.spaces import Box, Discrete, action_head, from_blob, observation_box
+from quarl.policy.weights import read_tensors
+
+Array = NDArray[Any]
+
+
+def read(path: str | Path) -> Policy:
+    """The policy in an SB3 zip, or in the folder of one zoo run."""
+    path = Path(path)
+    return read_zip(zoo.find_in_run(path) if path.is_dir() else path)
+
+
+def read_folder(folder: str | Path, algo: str, env_id: str) -> Policy:
+    """The policy of the latest run of `algo` on `env_id` in a zoo folder."""
+    return read_zip(zoo.find(folder, algo.lower(), env_id), algo=algo.lower())
+
+
+def read_zip(path: str | Path, *, algo: str = "") -> Policy:
+    """The policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
+
+    algo: what the zip is said to hold; QuarlError where it holds another algorithm.
+    """
+    path = Path(path)
+    members = read_members(path, only=("data", "policy.pth"))
+    if missing := {"data", "policy.pth"} - members.keys():
+        raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
+    data = _json(members["data"], path)
+    state = read_tensors(members["policy.pth"], f"{path}: policy.pth")
+    settings = zoo.read_settings(path)
+    try:
+        return _policy(data, state, settings, algo)
+    except QuarlError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _json(raw: bytes, path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise QuarlError(f"{path}: member 'data' is not JSON ({str(error)[:80]}); the file is damaged") from None
+    if not isinstance(data, dict):
+        raise QuarlError(f"{path}: member 'data' holds a {type(data).__name__}, not the model's attributes")
+    return data
+
+
+def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.Settings, asked: str) -> Policy:
+    module = data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None
+    if not str(module).startswith("stable_baselines3."):
+        raise UnsupportedError(f"the policy class is from {str(module)[:80]}; only Stable-Baselines3's own are known")
+    kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
+    algo = _algorithm(data, state, asked)
+    layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
+    observed = observation_box(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
+    actions = from_blob(data.get("action_space"), "action_space")
+    if (layout is DQN and isinstance(actions, Box)) or (layout.tanh and isinstance(actions, Discrete)):
+        raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
+    squashed = layout.tanh or (gsde and kwargs.get("squash_output") is True)
+    parameters = Parameters(state)
+    ops = network(parameters, layout, observed, settings.normalize, kwargs, gsde=gsde)
+    if squashed:
+        ops.append(Activation(f"{ops[-1].name}.tanh", (ops[-1].name,), "tanh"))
+    log_std = None
+    if isinstance(actions, Box) and not squashed and not gsde:
+        log_std = parameters.take("log_std", (len(actions.low),))
+    parameters.refuse_others(layout.ignored)
+    return Policy(
+        observation_shape=observed.low.shape,
+        observation_dtype=observed.observation_dtype,
+        ops=tuple(ops),
+        head=action_head(actions, "action_space", squashed=squashed, log_std=log_std),
+        provenance=Provenance(
+            algo=algo,
+            env_id=settings.env_id,
+            env_kwargs=settings.env_kwargs,
+            wrappers=settings.wrappers,
+            stochastic=zoo.samples_actions(algo, settings.env_id),
+            origin="sb3-zip",
+        ),
+    )
+
+
+def _algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str) -> str:
+    """The algorithm, from parameter names and, where two share them, from the model's attributes."""
+    if "action_net.weight" in state:
+        if "cg_max_steps" in data:
+            raise UnsupportedError("it is a trpo agent; only ppo, a2c, dqn, ddpg, td3 and sac are supported")
+        algo = "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
+    elif any(name.startswith("q_net.q_net.") for name in state):
+        algo = "dqn"
+    elif any(name.startswith("actor.log_std") for name in state):
+        algo = "sac"
+    elif "actor.mu.0.weight" in state:
+        algo = "ddpg" if data.get("policy_delay") == 1 and not data.get("target_noise_clip") else "td3"
+        algo = asked if asked in ("ddpg", "td3") else algo  # one network; they differ in how it was trained
+    else:
+        first = min(state, default="nothing")
+        raise UnsupportedError(
+            f"its parameters ({first[:60]}, ...) are those of no ppo, a2c, dqn, ddpg, td3 or sac agent"
+        )
+    if asked not in ("", algo):
+        raise QuarlError(f"it is a {algo} agent, not {asked}; name the algorithm that trained it")
+    return algo

@@ -1,0 +1,203 @@
+"""Statistics of episode returns: means, intervals, relative errors and the non-inferiority verdict.
+
+Intervals are percentile bootstraps (Efron and Tibshirani 1993, chapter 13) over episodes. Where two precisions are
+compared, episode k of one belongs to episode k of the other (same reset seed), and both are resampled together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import trim_mean
+
+from quarl.errors import QuarlError
+
+Array = NDArray[Any]
+STABLE_STD_PCT = 15.0
+"""An agent whose std is at most this share of its |mean| is stable: only there do some hundred episodes tell 5 %."""
+_CHUNK = 2**22
+"""Resampled returns held at once: 32 MB of float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An estimate and the ends of its confidence interval."""
+
+    point: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a row of a table says about one evaluation."""
+
+    episodes: int
+    mean: float
+    std: float
+    """Population standard deviation over episodes, as the zoos' tables have it."""
+    iqm: float
+    ci_low: float
+    """Ends of the 95 % bootstrap interval of the mean."""
+    ci_high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A paired non-inferiority test."""
+
+    noninferior: bool
+    lower: float
+    """Lower end of the two-sided 95 % interval of mean(q - fp32), that is, of the one-sided 97.5 %."""
+    margin: float
+    """The loss that is still acceptable, in units of return."""
+
+
+def iqm(x: Array, axis: int = -1) -> Any:
+    """Interquartile mean: the mean of what is left without the lowest and highest quarter of the values.
+
+    floor(n / 4) values go at either end (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice",
+    section 4.3).
+    """
+    return trim_mean(x, 0.25, axis=axis)
+
+
+def _mean(x: Array) -> Any:
+    return x.mean(axis=-1)
+
+
+STATISTICS: dict[str, Callable[[Array], Any]] = {"mean": _mean, "iqm": iqm}
+"""By name; each maps [..., n] to [...]."""
+
+
+def bootstrap_interval(
+    x: Array,
+    rng: np.random.Generator,
+    *,
+    statistic: Literal["mean", "iqm"] = "mean",
+    confidence: float = 0.95,
+    num_resamples: int = 10_000,
+) -> Interval:
+    """Percentile bootstrap interval of a statistic of `x` [n]: quantiles of it over resamples with replacement."""
+    x = _returns(x)
+    function = STATISTICS[statistic]
+    resampled = _resample([x], lambda rows: function(rows[0]), rng, num_resamples)
+    return _interval(float(function(x)), resampled, confidence)
+
+
+def error_pct(fp32: Array, q: Array) -> float:
+    """E = (mean fp32 - mean q) / |mean fp32| * 100: the loss in percent, negative for a gain; NaN where fp32 is 0.
+
+    Source: the relative error E of the tables in Krishnan et al. 2022 (QuaRL), with |.| so that a loss is positive
+    for negative returns too.
+    """
+    return float(_error(_returns(fp32).mean(), _returns(q).mean()))
+
+
+def error_interval(
+    fp32: Array, q: Array, rng: np.random.Generator, *, confidence: float = 0.95, num_resamples: int = 10_000
+) -> Interval:
+    """`error_pct` with its paired bootstrap interval: both means come from the same resampled episodes."""
+    return mean_error_interval([(fp32, q)], rng, confidence=confidence, num_resamples=num_resamples)
+
+
+def mean_error_interval(
+    agents: Sequence[tuple[Array, Array]],
+    rng: np.random.Generator,
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 10_000,
+) -> Interval:
+    """Mean over agents of `error_pct`, with a stratified bootstrap interval.
+
+    agents: (fp32 returns, quantised returns) of each, paired by episode. Episodes are resampled within each agent and
+    the agents are kept: the interval speaks of these agents, not of others that might have been trained
+    (Agarwal et al. 2021, section 4.1).
+    """
+    errors = np.zeros(num_resamples)
+    points = []
+    for fp32, q in agents:
+        fp32, q = _paired(fp32, q)
+        points.append(error_pct(fp32, q))
+        errors += _resample([fp32, q], lambda rows: _error(_mean(rows[0]), _mean(rows[1])), rng, num_resamples)
+    return _interval(float(np.mean(points)), errors / len(points), confidence)
+
+
+def noninferior(
+    fp32: Array, q: Array, margin_pct: float, rng: np.random.Generator, *, num_resamples: int = 10_000
+) -> Verdict:
+    """Whether q loses less than the margin: the lower end of the 95 % interval of mean(q - fp32) lies above -margin.
+
+    margin = margin_pct / 100 * |mean fp32|, taken as a fixed number. The interval is a paired bootstrap, so the test
+    is one-sided at 2.5 % (Piaggio et al. 2012, CONSORT extension for non-inferiority trials). Where fp32 scores 0 a
+    percentage allows nothing, and no q passes.
+    """
+    fp32, q = _paired(fp32, q)
+    if not margin_pct > 0:
+        raise QuarlError(f"the non-inferiority margin must be above 0 percent, got {margin_pct}")
+    margin = margin_pct / 100 * abs(float(fp32.mean()))
+    lower = bootstrap_interval(q - fp32, rng, num_resamples=num_resamples).low
+    return Verdict(noninferior=lower > -margin, lower=lower, margin=margin)
+
+
+def stable(returns: Array) -> bool:
+    """Whether std <= 15 % of |mean|: a verdict at a 5 % margin needs no more than about a hundred episodes."""
+    returns = _returns(returns)
+    return bool(returns.std() <= STABLE_STD_PCT / 100 * abs(returns.mean()))
+
+
+def summary(returns: Array, rng: np.random.Generator) -> Summary:
+    """Mean, std, IQM and the 95 % interval of the mean."""
+    returns = _returns(returns)
+    interval = bootstrap_interval(returns, rng)
+    return Summary(
+        episodes=returns.size,
+        mean=interval.point,
+        std=float(returns.std()),
+        iqm=float(iqm(returns)),
+        ci_low=interval.low,
+        ci_high=interval.high,
+    )
+
+
+def _error(fp32: Any, q: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.abs(fp32)
+        return np.where(scale > 0, (fp32 - q) / np.where(scale > 0, scale, 1.0) * 100, np.nan)
+
+
+def _resample(
+    columns: list[Array], statistic: Callable[[list[Array]], Any], rng: np.random.Generator, num_resamples: int
+) -> Array:
+    """The statistic [num_resamples] of columns [n] whose rows are drawn together, with replacement."""
+    n = columns[0].size
+    pieces = []
+    step = max(1, _CHUNK // n)
+    for start in range(0, num_resamples, step):
+        rows = rng.integers(n, size=(min(step, num_resamples - start), n))
+        pieces.append(np.asarray(statistic([column[rows] for column in columns])))
+    return np.concatenate(pieces)
+
+
+def _interval(point: float, resampled: Array, confidence: float) -> Interval:
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])  # NaN where any resample is
+    return Interval(point=point, low=float(low), high=float(high))
+
+
+def _returns(x: Array) -> Array:
+    x = np.asarray(x, np.float64)
+    if x.ndim != 1 or x.size == 0:
+        raise QuarlError(f"returns must be a list of at least one number, got shape {x.shape}")
+    return x
+
+
+def _paired(fp32: Array, q: Array) -> tuple[Array, Array]:
+    fp32, q = _returns(fp32), _returns(q)
+    if fp32.size != q.size:
+        raise QuarlError(f"paired returns need as many episodes on both sides, got {fp32.size} and {q.size}")
+    return fp32, q
