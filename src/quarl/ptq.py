@@ -6,6 +6,7 @@ through the one quantised so far, so that each layer is fitted to the inputs it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -47,6 +48,8 @@ SATURATING = np.geomspace(0.9, 0.02, 24)
 """The same for the inputs of tanh and sigmoid, which flatten whatever is far from 0."""
 MAX_ROWS = 20_000
 """Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
+EXACT = 2**24
+"""float32 holds every integer up to here."""
 ROWS_AT_ONCE = 64
 FIXED_GRIDS = {
     "tanh": ActivationGrid(scale=1 / 128, zero_point=0),
@@ -132,7 +135,7 @@ class _Calibration:
             flat = x.reshape(len(x), -1)
             return fake_quantize(flat, dynamic_qparams(flat, self.spec.activation_bits)).reshape(x.shape)
         if name not in self.grids:
-            self.grids[name] = self._grid(x)
+            self.grids[name] = self._wide_grid(name, x) or self._grid(x)
         return fake_quantize(x, grid_qparams(self.grids[name])).astype(np.float32)
 
     def _on_grid(self, op: Op, value: Array) -> Array:
@@ -149,6 +152,35 @@ class _Calibration:
         else:
             return value
         return fake_quantize(value, grid_qparams(self.grids[op.name])).astype(np.float32)
+
+    def _wide_grid(self, name: str, x: Array) -> ActivationGrid | None:
+        """The grid of a float value in front of dense layers: more bits than 8, where they come free.
+
+        Such a value is the observation. Its calibrated range is many times what decides near rest, and a static int8
+        grid leaves dead zones there. A dense layer over few features can take more bits at no loss of exactness:
+        while K products and the bias stay below 2**24, float32 kernels compute the integer sum without rounding. The
+        scale is a power of two, so that engines may merge it with the multiplication before it, and the range keeps a
+        factor of two in hand for observations that calibration did not meet.
+        """
+        readers = [op for op in self.policy.linear if op.inputs[0] == name]
+        if self.spec.activation_bits != 8 or not all(isinstance(op, Dense) for op in readers):
+            return None
+        extent = float(np.abs(x).max(initial=0.0))
+        if not 0 < extent < np.inf:
+            return None
+        qmax = integer_range(self.spec.weight_bits)[1]
+        products = qmax * max(op.weight.shape[1] for op in readers)
+        bits = min(16, 1 + math.floor(math.log2(EXACT / 2 / products)))
+        smallest = 2 * extent / (2 ** (bits - 1) - 1)
+        for op in readers:
+            # The other half of what is exact is the bias's, in steps of the smallest weight scale that may be chosen.
+            weight = np.abs(as_float32(op.weight)).max(axis=1) * SHRINKS.min() / qmax
+            steps = 2 * np.abs(op.bias) / np.maximum(weight, np.finfo(np.float32).tiny) / (EXACT / 2)
+            smallest = max(smallest, float(steps.max()))
+        scale = 2.0 ** math.ceil(math.log2(smallest))
+        if extent / scale < 256:
+            return None
+        return ActivationGrid(scale=scale, zero_point=0, bits=bits)
 
     def _grid(self, x: Array, function: str | None = None) -> ActivationGrid:
         """The grid of values x; before a bounded function, the one that leaves the least error behind it."""

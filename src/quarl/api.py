@@ -1,0 +1,111 @@
+"""What a Python user holds: `quarl.load(path)` gives an Agent, which quantises, acts, plays and saves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl import engines
+from quarl.engines import Engine
+from quarl.errors import QuarlError
+from quarl.evaluate import Evaluation, evaluate, record_observations
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.load import read
+from quarl.ptq import quantize
+from quarl.quant.spec import Mode, QuantSpec
+
+Array = NDArray[Any]
+NUM_CALIBRATION = 4096
+"""Observations that calibrate when the caller brings none."""
+
+
+class Agent:
+    """A trained policy, float or quantised, with what one does with it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._engines: dict[tuple[str, int], Engine] = {}
+
+    def quantize(
+        self,
+        precision: str | int = "int8",
+        *,
+        observations: Array | None = None,
+        scheme: str = "default",
+        mode: Mode = "dynamic",
+        seed: int = 0,
+    ) -> Agent:
+        """A new agent in that precision: "int8", "int4", "fp16", "w4a8", or a number of bits.
+
+        observations: raw calibration observations [N, *shape], as the environment gives them; None records the
+        policy's own episodes in the environment it was trained on, from calibration seeds.
+        """
+        if isinstance(self.policy, QuantizedPolicy) and self.policy.spec.float_type != "fp32":
+            raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
+        spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
+        if observations is None and spec.float_type is None and (spec.scheme.needs_observations or mode == "static"):
+            exact = quantize(self.policy, QuantSpec.parse("fp32"))
+            engine = engines.load(exact, batch=16)
+            observations = record_observations(exact, engine, NUM_CALIBRATION, seed=seed, stream="calibration")
+        return Agent(quantize(self.policy, spec, observations))
+
+    def predict(
+        self,
+        observation: Array,
+        state: None = None,
+        episode_start: Array | None = None,
+        deterministic: bool = True,
+        *,
+        engine: str = "litert",
+    ) -> tuple[Array, None]:
+        """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
+
+        `state` and `episode_start` are accepted for it and not used: policies here have no memory.
+        """
+        if not deterministic:
+            raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
+        x = np.asarray(observation)
+        single = x.shape == self.policy.observation_shape
+        if not single and x.shape[1:] != self.policy.observation_shape:
+            raise QuarlError(f"observation is {x.shape}, the policy expects {self.policy.observation_shape}")
+        rows = x[None] if single else x
+        actions = self.policy.head(self._engine(engine, len(rows)).run(rows))
+        return (actions[0] if single else actions), None
+
+    def evaluate(self, **options: Any) -> Evaluation:
+        """Returns of episodes in the policy's environment; options as of `quarl.evaluate.evaluate`."""
+        return evaluate(self._quantized(), **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes QuaRL's artefact, or by the path's suffix a .tflite or .onnx file for a runtime without QuaRL."""
+        target = Path(path)
+        if target.suffix == ".tflite":
+            from quarl.engines import litert
+
+            artifact.write_bytes(litert.write(self._quantized()), target)
+        elif target.suffix == ".onnx":
+            from quarl.engines import onnx_graph
+
+            artifact.write_bytes(onnx_graph.write(self._quantized()), target)
+        else:
+            artifact.write(self.policy, target)
+
+    def _quantized(self) -> QuantizedPolicy:
+        if isinstance(self.policy, QuantizedPolicy):
+            return self.policy
+        return quantize(self.policy, QuantSpec.parse("fp32"))
+
+    def _engine(self, name: str, batch: int) -> Engine:
+        if (name, batch) not in self._engines:
+            self._engines[name, batch] = engines.load(self._quantized(), name, batch=batch)
+        return self._engines[name, batch]
+
+
+def load(path: str | os.PathLike[str]) -> Agent:
+    """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or QuaRL artefact."""
+    return Agent(read(Path(path)))

@@ -1,0 +1,134 @@
+"""Quantisation of whole policies: what is refused, what the default scheme buys, what static grids promise."""
+
+from __future__ import annotations
+
+import networks
+import numpy as np
+import pytest
+
+from quarl.engines.reference import as_float
+from quarl.errors import QuarlError
+from quarl.policy.graph import QuantizedTensor
+from quarl.ptq import EXACT, quantize
+from quarl.quant.affine import quarl_2020
+from quarl.quant.spec import SCHEMES, QuantSpec
+
+
+def spec(precision, **options):
+    return QuantSpec.parse(precision, **options)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", networks.EVERY)
+def test_every_scheme_quantises_every_weight(name, scheme):
+    policy = networks.EVERY[name]()
+    quantized = quantize(policy, spec("int6", scheme=scheme), networks.observations(policy, 64))
+    assert quantized.coverage == 1
+    limit = 2**6 if scheme == "quarl-2020" else 2**5 - 1 + (not SCHEMES[scheme].symmetric)
+    assert all(
+        isinstance(op.weight, QuantizedTensor) and np.abs(op.weight.codes).max() <= limit for op in quantized.linear
+    )
+
+
+def test_fp16_rounds_weights_and_nothing_else():
+    policy = networks.dense([5, 16, 3])
+    quantized = quantize(policy, spec("fp16"))
+    for before, after in zip(policy.linear, quantized.linear, strict=True):
+        assert np.array_equal(after.weight, before.weight.astype(np.float16))
+        assert np.array_equal(after.bias, before.bias)
+
+
+def test_bf16_has_eight_bits_of_mantissa():
+    policy = networks.dense([5, 64, 3])
+    weight = quantize(policy, spec("bf16")).linear[0].weight.astype(np.float32)
+    assert (weight.view(np.uint32) & 0xFFFF == 0).all()
+    assert np.abs(weight / policy.linear[0].weight - 1).max() <= 2**-8
+
+
+def test_a_weight_too_large_for_fp16_is_refused():
+    policy = networks.dense([5, 16, 3])
+    policy.linear[0].weight[0, 0] = 1e6
+    with pytest.raises(QuarlError, match=r"'net\.0' is too large for fp16"):
+        quantize(policy, spec("fp16"))
+
+
+def test_calibration_is_asked_for_where_it_is_needed():
+    policy = networks.dense([5, 16, 3])
+    with pytest.raises(QuarlError, match="needs calibration observations"):
+        quantize(policy, spec("int8"))
+    with pytest.raises(QuarlError, match="needs calibration observations"):
+        quantize(policy, spec("int8", scheme="naive", mode="static"))
+    with pytest.raises(QuarlError, match=r"are \(4,\) each, the policy expects \(5,\)"):
+        quantize(policy, spec("int8"), np.zeros((8, 4), np.float32))
+
+
+def test_the_2020_scheme_reproduces_the_original_weights_bit_for_bit():
+    policy = networks.dense([5, 16, 3])
+    quantized = quantize(policy, spec("int5", scheme="quarl-2020"))
+    for before, after in zip(policy.linear, quantized.linear, strict=True):
+        codes, step = quarl_2020(before.weight, 5)
+        assert np.array_equal(after.weight.dequantize(), codes.astype(np.float32) * step)
+        assert np.array_equal(after.bias, before.bias)
+    assert quantized.spec.activation_bits is None
+
+
+def test_the_2020_scheme_treats_convolutions_per_output_channel():
+    policy = networks.convolutional()
+    tensor = quantize(policy, spec("int5", scheme="quarl-2020")).linear[0].weight
+    assert len(np.unique(tensor.scale)) == len(tensor.scale)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_the_default_scheme_decides_better_than_the_naive_one(mode):
+    policy = networks.dense([6, 64, 64, 4], seed=3)
+    # Features of unlike size and scores with a large common part: what trained value networks look like.
+    scales = np.float32(np.geomspace(0.02, 5, 6))
+    policy.linear[0].weight[:] /= scales
+    policy.linear[2].bias[:] += 50
+    policy.linear[2].weight[:] += 2
+    calibration, test = (networks.observations(policy, 2048, seed=s) * scales for s in (1, 2))
+    exact = as_float(policy, test)[policy.output].argmax(axis=1)
+
+    def agreement(scheme):
+        from quarl import engines
+
+        quantized = quantize(policy, spec("int6", scheme=scheme, mode=mode), calibration)
+        return (engines.load(quantized, "reference", batch=2048).run(test).argmax(axis=1) == exact).mean()
+
+    assert agreement("default") > agreement("naive") + 0.1
+    assert agreement("default") > 0.9
+
+
+def test_bias_correction_takes_the_mean_error_out_of_every_output():
+    policy = networks.dense([6, 32, 3], seed=1)
+    x = networks.observations(policy, 1024)
+    exact = as_float(policy, x)[policy.output]
+    from quarl import engines
+
+    def mean_error(scheme):
+        quantized = quantize(policy, spec("int3", scheme=scheme), x)
+        return np.abs((engines.load(quantized, "reference", batch=1024).run(x) - exact).mean(axis=0)).max()
+
+    assert mean_error("bias-corrected") < 1e-4 < mean_error("per-channel")
+
+
+def test_wide_observation_grids_keep_float32_sums_exact():
+    for name in ("relu", "odd", "tanh-normalized", "leaky_relu"):
+        policy = networks.EVERY[name]()
+        x = networks.observations(policy, 256)
+        for precision in ("int8", "int4", "int2"):
+            quantized = quantize(policy, spec(precision, mode="static"), x)
+            first = quantized.linear[0]
+            grid = quantized.grids[first.inputs[0]]
+            assert grid.bits > 8
+            assert np.log2(grid.scale) == round(np.log2(grid.scale))
+            sums = np.abs(first.weight.codes.astype(np.int64)).sum(axis=1) * 2 ** (grid.bits - 1)
+            bias = np.abs(first.bias / (grid.scale * first.weight.scale))
+            assert (sums + bias < EXACT).all()
+
+
+def test_quantisation_is_deterministic():
+    policy = networks.convolutional()
+    x = networks.observations(policy, 32)
+    one, two = (quantize(policy, spec("int4"), x) for _ in range(2))
+    assert all(np.array_equal(a.weight.codes, b.weight.codes) for a, b in zip(one.linear, two.linear, strict=True))
