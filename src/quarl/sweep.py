@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from quarl import engines, stats
 from quarl.bench.latency import Timing, time_engines
 from quarl.engines import Engine
+from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import Evaluation, evaluate, record_observations
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import quantize
-from quarl.quant.spec import Mode, QuantSpec
+from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]
 NUM_OBSERVATIONS = 4096
@@ -25,6 +26,7 @@ NUM_OBSERVATIONS = 4096
 AGREE_PCT = 1.0
 """Continuous actions agree where every component differs by at most this share of its range."""
 RECORD_BATCH = 16
+EXACT = QuantSpec.parse("fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,6 @@ class Cell:
 class Settings:
     """How every precision of a sweep is measured."""
 
-    mode: Mode = "dynamic"
     engine: str = "litert"
     episodes: int = 100
     seed: int = 0
@@ -93,16 +94,15 @@ class Settings:
 
 def sweep(
     policy: Policy,
-    columns: Sequence[tuple[str, str]],
+    specs: Sequence[QuantSpec],
     settings: Settings,
     progress: Callable[[str, int], None] = lambda label, done: None,
 ) -> list[Cell]:
-    """Cells of fp32 and of every (precision, scheme) in `columns`, in that order, each on the same episodes.
+    """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
-    progress: called with the column's label and 1 for every finished episode.
+    progress: called with the precision and 1 for every finished episode.
     """
-    specs = [QuantSpec.parse(text, scheme=scheme, mode=settings.mode) for text, scheme in columns]
-    specs = [QuantSpec.parse("fp32", mode=settings.mode), *(spec for spec in specs if spec.float_type != "fp32")]
+    specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     calibration = record(policy, "calibration", settings)
     quantized = [quantize(policy, spec, calibration) for spec in specs]
     for each in quantized:
@@ -138,9 +138,9 @@ def sweep(
     ]
 
 
-def record(policy: Policy, stream: Any, settings: Settings, num: int = NUM_OBSERVATIONS) -> Array:
+def record(policy: Policy, stream: Stream, settings: Settings, num: int = NUM_OBSERVATIONS) -> Array:
     """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart."""
-    exact = quantize(policy, QuantSpec.parse("fp32"))
+    exact = quantize(policy, EXACT)
     engine = engines.load(exact, _engine_for(exact, settings.engine), batch=RECORD_BATCH)
     return record_observations(exact, engine, num, seed=settings.seed, stream=stream, env_id=settings.env_id)
 

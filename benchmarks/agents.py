@@ -1,0 +1,40 @@
+"""The trained agents that the benchmarks share: where they lie, and what is published about them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "shared" / "agents"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One agent of the two zoos."""
+
+    kind: str
+    """sb3 or sb2."""
+    algo: str
+    env_id: str
+    path: Path
+    published: tuple[float, float] | None
+    """Mean and standard deviation of the zoo's own benchmark."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.algo}-{self.env_id}"
+
+
+def find(folder: Path) -> list[Trained]:
+    """Every agent below `folder`, in a fixed order: those of Stable-Baselines3 first."""
+    published = json.loads((folder / "reference.json").read_text())
+    runs = sorted((folder / "sb3").glob("*/*_1"))
+    files = sorted((folder / "sb2").glob("*/*.pkl"))
+    found = [("sb3", path.parent.name, path.name.removesuffix("_1"), path) for path in runs]
+    found += [("sb2", path.parent.name, path.stem, path) for path in files]
+    agents = []
+    for kind, algo, env_id, path in found:
+        reference = published[kind].get(f"{algo}/{env_id}")
+        agents.append(Trained(kind, algo, env_id, path, tuple(reference) if reference else None))
+    return agents

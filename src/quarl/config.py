@@ -1,0 +1,230 @@
+"""What each verb of the command line can be told: one dataclass a verb, whose docstrings are the --help text.
+
+Nothing here imports numpy, torch or an environment, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from quarl.errors import QuarlError
+from quarl.quant.spec import SCHEMES, Mode, QuantSpec
+
+EngineName = Literal["litert", "onnx", "torch", "reference"]
+JsonFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+Output = Annotated[Path, arg(aliases=["-o"], metavar="DIR")]
+EnvId = Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the one it was trained on)")]
+SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
+Flag = FlagCreatePairsOff[bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What all verbs share."""
+
+    verb: ClassVar[str]
+
+    json: JsonFile = None
+    """Also write the printed rows to this file."""
+
+    def check(self) -> None:
+        """Refuses values out of range, before anything is read or run."""
+
+    def command_line(self) -> str:
+        """The shell command that repeats this run: its seed and episodes, and all that differs from the defaults."""
+        words = ["quarl", *self.verb.split()]
+        options: list[str] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "model":
+                words.extend(value)
+            elif field.name in ("seed", "episodes", "output") or value != field.default:
+                options.extend(_option(field.name, value))
+        return shlex.join([*words, *options])
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [flag]
+    return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
+
+
+def _at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise QuarlError(f"--{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """A verb about one trained policy."""
+
+    model: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL", help_behavior_hint="(required)")]] = ()
+    """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; or ALGO ENV with -f FOLDER."""
+    folder: Annotated[Path | None, arg(aliases=["-f"], metavar="FOLDER", help_behavior_hint="")] = None
+    """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
+    seed: int = 0
+    """Seed of the episodes; episode k starts from the same state at every precision."""
+
+    def check(self) -> None:
+        words = shlex.join(self.model)
+        if not self.model:
+            raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL --seed 0")
+        if len(self.model) > 2:
+            raise QuarlError(f"MODEL is a path or two words ALGO ENV, got {len(self.model)} words: {words}")
+        if len(self.model) == 2 and self.folder is None:
+            raise QuarlError(f"MODEL {words} is two words ALGO ENV: say where the agents lie with -f FOLDER")
+        if len(self.model) == 1 and self.folder is not None:
+            raise QuarlError(
+                f"-f FOLDER goes with two words ALGO ENV, got only {words}: add the environment or drop -f"
+            )
+        if self.seed < 0:
+            raise QuarlError(f"--seed must not be negative, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PtqConfig(ModelConfig):
+    """Quantise a trained policy at several precisions and measure what each costs and gains."""
+
+    verb: ClassVar[str] = "ptq"
+
+    bits: Annotated[tuple[str, ...], arg(metavar="BITS ...")] = ("fp32", "fp16", "8", "7", "6", "5", "4", "3", "2")
+    """Precisions: fp32, fp16, bf16, an integer 2..32, or wNaM for N-bit weights with M-bit activations."""
+    scheme: Annotated[tuple[str, ...], arg(metavar="NAME ...", help=SCHEME_HELP)] = ("default",)
+    mode: Mode = "dynamic"
+    """Activations: quantised per row at run time, or on grids calibrated beforehand."""
+    engine: EngineName = "litert"
+    """What runs the policy."""
+    env: EnvId = None
+    """Gymnasium id of the environment."""
+    episodes: int = 100
+    """Episodes at every precision."""
+    margin: Annotated[float, arg(metavar="PERCENT")] = 5.0
+    """Loss of return, of fp32's, that is still acceptable: what the non-inferiority verdict is about."""
+    workers: int = 1
+    """Processes that share the episodes; worth it where a step of the environment is slow."""
+    output: Output = Path("quarl-ptq")
+    """Folder for rows.json, rows.csv, the figures, report.html and the quantised policies."""
+
+    def check(self) -> None:
+        super().check()
+        _at_least_one(episodes=self.episodes, workers=self.workers)
+        if not 0 < self.margin < 100:
+            raise QuarlError(f"--margin is a percentage between 0 and 100, got {self.margin:g}")
+        if not self.bits or not self.scheme:
+            raise QuarlError("--bits and --scheme need at least one name each, as in --bits fp32 8 4 --scheme default")
+        self.specs()
+
+    def specs(self) -> list[QuantSpec]:
+        """Every precision under every scheme once, in order; float precisions, which have none, under the first."""
+        parsed = (QuantSpec.parse(bits, scheme=name, mode=self.mode) for name in self.scheme for bits in self.bits)
+        found = dict.fromkeys(spec for spec in parsed if spec.float_type is None or spec.scheme.name == self.scheme[0])
+        return list(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(ModelConfig):
+    """Play episodes with a policy as it is, float or quantised, and report its returns."""
+
+    verb: ClassVar[str] = "eval"
+
+    engine: EngineName = "litert"
+    """What runs the policy."""
+    env: EnvId = None
+    """Gymnasium id of the environment."""
+    episodes: int = 100
+    """Episodes to play."""
+    batch: int = 16
+    """Episodes played side by side; returns do not depend on it."""
+    workers: int = 1
+    """Processes that share the episodes; worth it where a step of the environment is slow."""
+    stochastic: Flag = False
+    """Sample actions; without either flag the zoo's convention for this agent holds."""
+    deterministic: Flag = False
+    """Take the greedy or mean action."""
+
+    def check(self) -> None:
+        super().check()
+        _at_least_one(episodes=self.episodes, batch=self.batch, workers=self.workers)
+        if self.stochastic and self.deterministic:
+            raise QuarlError("--stochastic and --deterministic exclude each other: keep one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig(ModelConfig):
+    """Show what a precision does to the weights of each layer: ranges, histogram, levels, noise, saturation."""
+
+    verb: ClassVar[str] = "inspect"
+
+    bits: Annotated[str, arg(metavar="BITS")] = "8"
+    """fp16, bf16, an integer 2..32, or wNaM; a policy that is already quantised is shown as it is."""
+    scheme: Annotated[str, arg(metavar="NAME", help=SCHEME_HELP)] = "default"
+    env: EnvId = None
+    """Gymnasium id of the environment, for schemes that calibrate."""
+    output: Output = Path("quarl-inspect")
+    """Folder for the figure and output.txt."""
+
+    def check(self) -> None:
+        super().check()
+        QuantSpec.parse(self.bits, scheme=self.scheme)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(Config):
+    """Measure latency of policies of given sizes, engines side by side, on one thread."""
+
+    verb: ClassVar[str] = "bench latency"
+
+    what: Positional[Literal["latency"]] = "latency"
+    """What to measure."""
+    widths: Annotated[tuple[str, ...], arg(metavar="W,W,... ...")] = ()
+    """Hidden layers of the networks, as in 64,64 256,256; without them the standard sizes and the Nature CNN."""
+    seed: int = 0
+    """Seed of the weights and observations."""
+
+    def check(self) -> None:
+        self.hidden()
+
+    def hidden(self) -> list[tuple[int, ...]]:
+        """`widths` as numbers."""
+        networks = []
+        for text in self.widths:
+            words = text.split(",")
+            if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
+                raise QuarlError(f"--widths {text!r} is not a list of layer widths 1..65536, as in 256,256")
+            networks.append(tuple(map(int, words)))
+        return networks
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(Config):
+    """Check this machine: instruction sets, versions, extras, pairs of versions known to be bad."""
+
+    verb: ClassVar[str] = "doctor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig(Config):
+    """Train a DQN on CartPole in under a minute, quantise it, and write table and report."""
+
+    verb: ClassVar[str] = "demo"
+
+    seed: int = 0
+    """Seed of training and of the episodes."""
+    output: Output = Path("quarl-demo")
+    """Folder for the trained agent and what `quarl ptq` makes of it."""
+
+    def check(self) -> None:
+        if self.seed < 0:
+            raise QuarlError(f"--seed must not be negative, got {self.seed}")
+
+
+VERBS: tuple[type[Config], ...] = (PtqConfig, EvalConfig, InspectConfig, BenchConfig, DoctorConfig, DemoConfig)
+"""In the order of the help text."""
