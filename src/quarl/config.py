@@ -6,6 +6,7 @@ Nothing here imports numpy, torch or an environment, so that `--help` answers at
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,9 @@ class Config:
     """Also write the printed rows to this file."""
 
     def check(self) -> None:
-        """Refuses values out of range, before anything is read or run."""
+        """Refuses values out of range and a --json that cannot be written, before anything is read or run."""
+        if self.json is not None and (self.json.is_dir() or not os.access(self.json.parent, os.W_OK)):
+            raise QuarlError(f"cannot write --json {self.json}: name a file in a folder that exists and is writable")
 
     def command_line(self) -> str:
         """The shell command that repeats this run: its seed and episodes, and all that differs from the defaults."""
@@ -74,6 +77,7 @@ class ModelConfig(Config):
     """Seed of the episodes; episode k starts from the same state at every precision."""
 
     def check(self) -> None:
+        super().check()
         words = shlex.join(self.model)
         if not self.model:
             raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL --seed 0")
@@ -190,6 +194,7 @@ class BenchConfig(Config):
     """Seed of the weights and observations."""
 
     def check(self) -> None:
+        super().check()
         self.hidden()
 
     def hidden(self) -> list[tuple[int, ...]]:
@@ -222,6 +227,7 @@ class DemoConfig(Config):
     """Folder for the trained agent and what `quarl ptq` makes of it."""
 
     def check(self) -> None:
+        super().check()
         if self.seed < 0:
             raise QuarlError(f"--seed must not be negative, got {self.seed}")
 

@@ -79,11 +79,16 @@ def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None)
         raise QuarlError(
             f"calibration observations are {observations.shape[1:]} each, the policy expects {policy.observation_shape}"
         )
+    return _Calibration(rewritten(policy, spec, observations), spec, observations).run()
+
+
+def rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> Policy:
+    """The float32 policy whose weights `quantize` rounds: the same actions, after the scheme's rewrites."""
     if spec.scheme.center_scores:
         policy = center_scores(policy)
     if spec.scheme.equalize is not None:
         policy = equalize(policy, as_float(policy, observations), spec.scheme.equalize)
-    return _Calibration(policy, spec, observations).run()
+    return policy
 
 
 class _Calibration:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import networks
 import numpy as np
 import pytest
 import safetensors.numpy
 
+import networks
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, Provenance, QuantizedPolicy, QuantizedTensor, as_float32

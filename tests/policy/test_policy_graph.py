@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import networks
 import numpy as np
 import pytest
 
+import networks
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import (
     ActionHead,

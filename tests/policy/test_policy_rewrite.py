@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import networks
 import numpy as np
 import pytest
 
+import networks
 from quarl.engines.reference import as_float
 from quarl.policy.graph import Scale, as_float32
 from quarl.policy.rewrite import center_scores, equalize

@@ -63,6 +63,8 @@ class Parameters:
     def __init__(self, state: Mapping[str, Array]) -> None:
         self.state = state
         self.taken: set[str] = set()
+        self.last = ""
+        """The layer that was read last; the output layer, once the network is built."""
 
     def take(self, name: str, shape: tuple[int, ...] | int) -> Array:
         """The float32 tensor of that name; shape: its sizes, or the number of them."""
@@ -80,6 +82,7 @@ class Parameters:
 
     def layer(self, name: str, axes: int) -> tuple[str, Array, Array]:
         """(name, weight, bias) of one layer."""
+        self.last = name
         weight = self.take(f"{name}.weight", axes)
         return name, weight, self.take(f"{name}.bias", weight.shape[:1])
 

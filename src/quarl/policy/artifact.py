@@ -25,7 +25,6 @@ from quarl.errors import QuarlError
 from quarl.policy.graph import (
     ActionHead,
     Activation,
-    ActivationGrid,
     Add,
     Concat,
     Conv2d,
@@ -40,6 +39,7 @@ from quarl.policy.graph import (
     QuantizedTensor,
     Scale,
 )
+from quarl.policy.manifest import grid, number, one_of, reals, size
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
 
@@ -190,26 +190,23 @@ def _open(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
 
 def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     head = ActionHead(
-        kind=_one_of(manifest["head"]["kind"], ("argmax", "clip", "rescale")),
-        low=tensors["head/low"],
-        high=tensors["head/high"],
-        start=int(manifest["head"]["start"]),
-        log_std=tensors.get("head/log_std"),
+        kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "rescale")),
+        low=reals("head/low", tensors),
+        high=reals("head/high", tensors),
+        start=size(manifest["head"]["start"], -(2**31)),
+        log_std=reals("head/log_std", tensors) if "head/log_std" in tensors else None,
     )
-    shape = tuple(_size(n) for n in manifest["observation"]["shape"])
+    shape = tuple(size(n) for n in manifest["observation"]["shape"])
     common: dict[str, Any] = {
         "observation_shape": shape,
-        "observation_dtype": _one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
+        "observation_dtype": one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
         "ops": tuple(_op_from_json(entry, tensors) for entry in manifest["ops"]),
         "head": head,
         "provenance": _provenance_from_json(manifest["provenance"]),
     }
     if "spec" not in manifest:
         return Policy(**common)
-    grids = {
-        str(name): ActivationGrid(scale=float(np.float32(scale)), zero_point=int(zero_point), bits=_size(bits))
-        for name, (scale, zero_point, bits) in manifest["grids"].items()
-    }
+    grids = {str(name): grid(*entry) for name, entry in manifest["grids"].items()}
     return QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids)
 
 
@@ -237,40 +234,34 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
 
 
 def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
-    layout = LAYOUTS[_one_of(entry["type"], tuple(LAYOUTS))]
+    layout = LAYOUTS[one_of(entry["type"], tuple(LAYOUTS))]
     name = str(entry["name"])
     values: dict[str, Any] = {"name": name, "inputs": tuple(str(i) for i in entry["inputs"])}
-    values |= {field: float(entry[field]) for field in layout.numbers}
-    values |= {field: (_size(entry[field][0], 0), _size(entry[field][1], 0)) for field in layout.pairs}
+    values |= {field: number(entry[field]) for field in layout.numbers}
+    values |= {field: (size(entry[field][0], 0), size(entry[field][1], 0)) for field in layout.pairs}
     values |= {field: str(entry[field]) for field in layout.words}
-    values |= {field: tensors[f"{name}/{field}"] for field in layout.arrays}
-    if "codes" in entry and issubclass(layout.kind, Dense | Conv2d):
+    coded = "codes" in entry and issubclass(layout.kind, Dense | Conv2d)
+    values |= {f: reals(f"{name}/{f}", tensors) for f in layout.arrays if not (coded and f == "weight")}
+    if coded:
         values["weight"] = _codes(entry["codes"], f"{name}/weight", tensors)
     return layout.kind(**values)
 
 
 def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> QuantizedTensor:
-    shape = tuple(_size(n) for n in entry["shape"])
-    count, bits, width = int(np.prod(shape, dtype=object)), _size(entry["bits"]), _size(entry["width"])
-    packed, scale = tensors[key], tensors[f"{key}.scale"]
-    zero_point = tensors.get(f"{key}.zero_point", np.zeros(shape[0], np.int32))
+    shape = tuple(size(n) for n in entry["shape"])
+    count, bits, width = int(np.prod(shape, dtype=object)), size(entry["bits"]), size(entry["width"])
+    packed, scale = tensors[key], reals(f"{key}.scale", tensors)
     if not 2 <= width <= 34 or packed.dtype != np.uint8 or packed.size != packed_size(count, width):
         raise QuarlError(f"the codes of {key!r} do not fit their shape {shape} at {width} bits")
-    if scale.shape != shape[:1] or zero_point.shape != shape[:1] or not (scale > 0).all():
+    zero_point = tensors.get(f"{key}.zero_point", np.zeros(shape[0], np.int32))  # only now is the size known to be real
+    if (
+        zero_point.dtype != np.int32
+        or scale.shape != shape[:1]
+        or zero_point.shape != shape[:1]
+        or not (scale > 0).all()
+    ):
         raise QuarlError(f"the grid of {key!r} does not fit its {shape[0]} channels")
     return QuantizedTensor(unpack(packed.data, width, count).reshape(shape), scale, zero_point, bits)
-
-
-def _size(value: Any, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise QuarlError(f"{value!r} is not a size")
-    return value
-
-
-def _one_of(value: Any, allowed: tuple[str, ...]) -> Any:
-    if value not in allowed:
-        raise QuarlError(f"{str(value)[:60]!r} is not one of {', '.join(allowed)}")
-    return value
 
 
 def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:

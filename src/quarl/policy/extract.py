@@ -66,9 +66,8 @@ def from_model(model: Any) -> Policy:
     if LAYOUTS[algo] is ON_POLICY and isinstance(actions, Box) and not model.use_sde:
         log_std = policy.log_std.detach().to("cpu", torch.float32, copy=True).numpy()
     head = action_head(actions, "action_space", squashed=policy.squash_output, log_std=log_std)
-    _check_predict(model, actor, head, observed)
     env_id, env_kwargs = _environment(model)
-    return Policy(
+    extracted = Policy(
         observation_shape=observed.low.shape,
         observation_dtype=observed.observation_dtype,
         ops=tuple(ops),
@@ -81,6 +80,8 @@ def from_model(model: Any) -> Policy:
             origin="sb3-live",
         ),
     )
+    _check_predict(model, actor, head, observed)
+    return extracted
 
 
 def _algorithm(model: Any) -> str:

@@ -23,6 +23,8 @@ OBSERVATION = "observation"
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu")
 LEAKY_SLOPE = 0.01
 """torch's default negative slope; another one is refused by the readers."""
+MAX_NUMBERS = 2**27
+"""Of one value for one observation: 0.5 GB. A file can ask for more with a few bytes, and no policy needs it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,13 +122,23 @@ class Normalize(Op):
     clip: float
 
     @property
+    def mean_parts(self) -> tuple[Array, Array]:
+        """The mean as a float32 number and the float32 rest that it leaves out.
+
+        One float32 number is not enough: a mean of many standard deviations, rounded, moves every normalised value.
+        """
+        mean = self.mean.astype(np.float32)
+        return mean, (self.mean - mean).astype(np.float32)
+
+    @property
     def inverse_std(self) -> Array:
         """float32: 1 / sqrt(variance + epsilon)."""
         return (1.0 / np.sqrt(self.variance + self.epsilon)).astype(np.float32)
 
     def __call__(self, x: Array) -> Array:
         """The normalised float32 value of x [B, *shape]; every engine follows this order of float32 operations."""
-        scaled = (x - self.mean.astype(np.float32)) * self.inverse_std
+        mean, rest = self.mean_parts
+        scaled = (x - mean - rest) * self.inverse_std
         return np.clip(scaled, np.float32(-self.clip), np.float32(self.clip))
 
 
@@ -281,6 +293,8 @@ def shapes(policy: Policy) -> dict[str, Shape]:
         if missing:
             raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which nothing before it makes")
         known[op.name] = output_shape(op, [known[name] for name in op.inputs])
+        if math.prod(known[op.name]) > MAX_NUMBERS:
+            raise QuarlError(f"operator {op.name!r} makes more than {MAX_NUMBERS:,} numbers of one observation")
     return known
 
 
@@ -303,6 +317,8 @@ def output_shape(op: Op, inputs: list[Shape]) -> Shape:
         case Conv2d():
             if len(op.weight.shape) != 4 or len(first) != 3 or first[0] != op.weight.shape[1]:
                 raise misfit("[channels, height, width]")
+            if min(op.stride) < 1 or min(op.padding) < 0:
+                raise QuarlError(f"operator {op.name!r} has stride {op.stride} and padding {op.padding}")
             size = [
                 (n + 2 * p - k) // s + 1
                 for n, k, s, p in zip(first[1:], op.weight.shape[2:], op.stride, op.padding, strict=True)
@@ -311,11 +327,11 @@ def output_shape(op: Op, inputs: list[Shape]) -> Shape:
                 raise misfit(f"at least {op.weight.shape[2:]}")
             return (op.weight.shape[0], *size)
         case LayerNorm():
-            if first[-1:] != op.weight.shape:
+            if first[-1:] != op.weight.shape or op.bias.shape != op.weight.shape:
                 raise misfit(op.weight.shape)
             return first
         case Normalize():
-            if first != op.mean.shape:
+            if first != op.mean.shape or first != op.variance.shape:
                 raise misfit(op.mean.shape)
             return first
         case Flatten():
@@ -374,7 +390,9 @@ def _arrays(op: Op) -> list[tuple[str, Array]]:
         case LayerNorm():
             return [("the gain", op.weight), ("the offset", op.bias)]
         case Normalize():
-            return [("the mean", op.mean), ("the variance", op.variance)]
+            with np.errstate(all="ignore"):  # in float32, as engines have them
+                mean, inverse_std = op.mean.astype(np.float32), op.inverse_std
+            return [("the mean", mean), ("the variance", op.variance), ("the inverse deviation", inverse_std)]
         case Scale():
             return [("the factor", op.factor)]
         case _:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import legacy_names, legacy_network, zoo
 from quarl.policy.container import read_bytes, unpack
-from quarl.policy.graph import Policy, Provenance
+from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.inert import Inert
 from quarl.policy.normalizer import check_shape
 from quarl.policy.npz import read_npz
@@ -59,7 +59,8 @@ def read_sb2(path: str | Path, algo: str | None = None, env_id: str | None = Non
     path = Path(path)
     data, arrays = _read(path)
     try:
-        return _policy(data, arrays, zoo.read_settings(path), algo and algo.lower(), env_id)
+        with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
+            return _policy(data, arrays, zoo.read_settings(path), algo and algo.lower(), env_id)
     except QuarlError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
@@ -143,20 +144,22 @@ def _policy(
         network.append(settings.normalize)
     if algo == "ddpg" and data.get("normalize_observations"):
         network.running_normalize(*_observation_range(data))
-    {"dqn": legacy_network.dqn, "ddpg": legacy_network.ddpg}.get(algo, legacy_network.actor_critic)(network, activation)
-    log_std = network.take("model/pi/logstd") if isinstance(actions, Box) and algo != "ddpg" else None
-    if log_std is not None and (log_std.size != width or not np.isfinite(log_std).all()):
-        raise QuarlError(f"pi/logstd has shape {log_std.shape} or is not finite, for {width} actions")
-    return Policy(
+    if algo == "dqn":
+        legacy_network.dqn(network, activation, dueling=bool(kwargs.get("dueling", True)))
+    elif algo == "ddpg":
+        legacy_network.ddpg(network, activation)
+    else:
+        legacy_network.actor_critic(network, activation)
+    log_std = None
+    if isinstance(actions, Box) and algo != "ddpg":
+        log_std = network.take("model/pi/logstd").reshape(-1).astype(np.float32)
+        if log_std.size != width or not np.isfinite(log_std).all():
+            raise QuarlError(f"pi/logstd has {log_std.size} numbers for {width} actions, or some are not finite")
+    policy = Policy(
         observation_shape=network.shape,
         observation_dtype="uint8" if image else "float32",
         ops=tuple(network.ops),
-        head=action_head(
-            actions,
-            "action_space",
-            squashed=algo == "ddpg",
-            log_std=None if log_std is None else log_std.reshape(-1).astype(np.float32),
-        ),
+        head=action_head(actions, "action_space", squashed=algo == "ddpg", log_std=log_std),
         provenance=Provenance(
             algo=algo,
             env_id=env_id or settings.env_id,
@@ -166,6 +169,9 @@ def _policy(
             origin="sb2-zip" if isinstance(arrays, dict) else "sb2-pickle",
         ),
     )
+    if shapes(policy)[policy.output] != (width,):
+        raise QuarlError(f"the network's last layer is not one for {width} actions; the file is damaged")
+    return policy
 
 
 def _named(
@@ -173,7 +179,7 @@ def _named(
 ) -> dict[str, Array]:
     shape = observed.low.shape
     if algo == "dqn":
-        return legacy_names.dqn(arrays, width, math.prod(shape))
+        return legacy_names.dqn(arrays, width, math.prod(shape), dueling=bool(kwargs.get("dueling", True)))
     if algo == "ddpg":
         return legacy_names.ddpg(arrays, width, shape)
     return legacy_names.actor_critic(arrays, width, kwargs, gaussian=isinstance(actions, Box))

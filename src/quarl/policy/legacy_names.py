@@ -50,7 +50,7 @@ def actor_critic(arrays: Sequence[Array], actions: int, kwargs: Mapping[str, Any
     return named
 
 
-def dqn(arrays: Sequence[Array], actions: int, features: int) -> Named:
+def dqn(arrays: Sequence[Array], actions: int, features: int, *, dueling: bool) -> Named:
     """Arrays of DQN's online network by name; features: numbers in an observation."""
     stream = _Stream(arrays)
     if stream.peek() is not None and arrays[0].ndim == 0:
@@ -58,13 +58,7 @@ def dqn(arrays: Sequence[Array], actions: int, features: int) -> Named:
     root = "deepq/model"
     named, width = _extractor(stream, f"{root}/action_value", features)
     named |= _contrib_layers(stream.layers(width, actions), f"{root}/action_value")
-    mark = stream.position
-    try:
-        state = _contrib_layers(stream.layers(width, 1), f"{root}/state_value")
-    except QuarlError:
-        stream.position = mark  # no dueling: the target network follows
-        return named
-    return named | state
+    return named | (_contrib_layers(stream.layers(width, 1), f"{root}/state_value") if dueling else {})
 
 
 def ddpg(arrays: Sequence[Array], actions: int, shape: tuple[int, ...]) -> Named:

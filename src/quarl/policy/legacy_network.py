@@ -128,7 +128,7 @@ class Network:
 
     def layer_norm(self, scope: str, index: int) -> None:
         norm = f"{scope}/LayerNorm{f'_{index}' if index else ''}"
-        if f"{norm}/gamma" in self.named:
+        if f"{norm}/gamma" in self.named or f"{norm}/beta" in self.named:
             gain, offset = (self.take(f"{norm}/{part}").astype(np.float32) for part in ("gamma", "beta"))
             self.append(LayerNorm(norm, (self.value,), gain, offset, LAYER_NORM_EPSILON))
 
@@ -148,10 +148,9 @@ def actor_critic(network: Network, activation: str) -> None:
     network.dense("model/pi", network.take("model/pi/w"), network.take("model/pi/b"))
 
 
-def dqn(network: Network, activation: str, scope: str = "deepq/model") -> None:
+def dqn(network: Network, activation: str, *, dueling: bool) -> None:
     """Q-values; with a dueling head V + A - mean(A)."""
-    action, state = f"{scope}/action_value", f"{scope}/state_value"
-    dueling = bool(_numbered(network.named, state, "fully_connected"))
+    action, state = "deepq/model/action_value", "deepq/model/state_value"
     network.extractor(action)
     features = network.value
     network.chain(action, "fully_connected", activation, dueling=dueling)
@@ -161,8 +160,9 @@ def dqn(network: Network, activation: str, scope: str = "deepq/model") -> None:
         network.append(Add("q_values", (advantage, network.value)))
 
 
-def ddpg(network: Network, activation: str, scope: str = "model/pi") -> None:
+def ddpg(network: Network, activation: str) -> None:
     """The deterministic action in [-1, 1]."""
+    scope = "model/pi"
     network.extractor(scope)
     for index, name in enumerate(_numbered(network.named, scope, "fc")):
         if f"{name}/kernel" in network.named:  # fc1 of a convolutional extractor is called "w"

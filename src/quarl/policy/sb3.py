@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +76,22 @@ def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.S
     if (layout is DQN and isinstance(actions, Box)) or (layout.tanh and isinstance(actions, Discrete)):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     squashed = layout.tanh or (gsde and kwargs.get("squash_output") is True)
+    head = action_head(actions, "action_space", squashed=squashed)
     parameters = Parameters(state)
     ops = network(parameters, layout, observed, settings.normalize, kwargs, gsde=gsde)
     if squashed:
         ops.append(Activation(f"{ops[-1].name}.tanh", (ops[-1].name,), "tanh"))
-    log_std = None
-    if isinstance(actions, Box) and not squashed and not gsde:
-        log_std = parameters.take("log_std", (len(actions.low),))
+    if isinstance(actions, Discrete):
+        if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.n:
+            raise QuarlError(f"the network scores {scores} actions, action_space has {actions.n}; the file is damaged")
+    elif not squashed and not gsde:
+        head = replace(head, log_std=parameters.take("log_std", (actions.low.size,)))
     parameters.refuse_others(layout.ignored)
     return Policy(
         observation_shape=observed.low.shape,
         observation_dtype=observed.observation_dtype,
         ops=tuple(ops),
-        head=action_head(actions, "action_space", squashed=squashed, log_std=log_std),
+        head=head,
         provenance=Provenance(
             algo=algo,
             env_id=settings.env_id,

@@ -25,6 +25,8 @@ YAML_BYTES = 2**16
 MAX_VALUES = 1000
 """Values of a YAML file, aliases counted each time they are used."""
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
+MAX_DEPTH = 20
+"""Levels of a YAML file; the zoo's have 4."""
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
 
 
@@ -164,6 +166,21 @@ def _mapping(value: Any, path: Path, key: str) -> Mapping[str, Any]:
 class _Loader(yaml.SafeLoader):
     """YAML without code: of Python's tags, only the two that spell an OrderedDict and a tuple, both read as data."""
 
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge keys are not needed, and a few of them multiply into more entries than fit in memory."""
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not supported", node.start_mark)
+
 
 def _ordered_dict(loader: yaml.SafeLoader, node: yaml.Node) -> dict[Any, Any]:
     """!!python/object/apply:collections.OrderedDict [[[key, value], ...]]"""
@@ -205,6 +222,8 @@ def _count(value: Any, budget: int) -> int:
     """The budget left after `value`; raises where aliases make more of a small file than any user wrote."""
     if budget <= 0:
         raise ValueError(f"more than {MAX_VALUES} values")
+    if isinstance(value, int) and value.bit_length() > 64:  # 1:59:59:59... is one number, too long even to print
+        raise ValueError("a number has more than 64 bits")
     children = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     for child in children:
         budget = _count(child, budget - 1)

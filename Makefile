@@ -1,0 +1,43 @@
+# Two commands on a machine that has Python 3.11 and nothing else: `make demo` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUT ?= quarl-demo
+# Every install reads the constraints: `torch==2.13.0` and the rest are pinned there and nowhere else.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check format fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity clean
+
+demo: $(VENV)/.core
+	$(BIN)/quarl demo -o $(OUT)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity: $(VENV)/.dev
+	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quarl needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[box2d,dev,mujoco,pybullet]'
+	touch $@ $(VENV)/.core
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

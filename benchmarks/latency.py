@@ -1,0 +1,109 @@
+"""Latency of one call, and how fast an artefact is written and loaded.
+
+    python benchmarks/latency.py [--out benchmarks/results/latency.json]
+
+Every network is measured at batch 1 and 16 in one process, on one thread, numpy in to numpy out, on recorded
+observations. ONNX Runtime appears twice in 8 bits: "int8" quantises each row on its own, as every engine here does,
+and "int8-per-tensor" is what its own tool makes of the float32 file, which is faster and ties a row to its batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quarl.bench.artifact_speed import measure_artifact
+from quarl.bench.latency import Row, measure
+from quarl.bench.networks import STANDARD, build, record
+from quarl.machine import machine
+
+WIDEST = "2048-2048-2048"
+MAX_WRITE_MS, MAX_LOAD_MS = 30.0, 20.0
+"""Of the widest network's int8 artefact."""
+MAX_SIZES = {"int8": 0.27, "int4": 0.14}
+"""Share of the fp32 file, for networks of LARGE weights and more."""
+LARGE = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """LiteRT at batch 1 must be this much faster than another column."""
+
+    network: str
+    precision: str
+    engine: str
+    factor: float
+
+
+BARS = (
+    *(Bar(network.name, "int8", "litert", 0.95) for network in STANDARD),
+    Bar(WIDEST, "int8", "litert", 5),
+    Bar(WIDEST, "int4", "litert", 10),
+    Bar(WIDEST, "int8", "torch", 12),
+    Bar(WIDEST, "int4", "torch", 25),
+    Bar("64-64", "int8", "torch", 8),
+    Bar("nature-cnn", "int8", "litert", 2.2),
+)
+"""Over the other engine's fp32."""
+
+
+def judge(rows: list[Row], artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was asked for, what was measured, and whether that is enough."""
+    at_one = {(row.network, row.engine, row.precision): row for row in rows if row.batch == 1}
+    verdicts = []
+    for bar in BARS:
+        ours, theirs = (
+            at_one[bar.network, engine, precision].us_p50
+            for engine, precision in (("litert", bar.precision), (bar.engine, "fp32"))
+        )
+        name = f"{bar.network}: litert {bar.precision} over {bar.engine} fp32, times"
+        verdicts.append(_verdict(name, theirs / ours, bar.factor, at_least=True))
+    for network in STANDARD:
+        if build(network).num_weights < LARGE:
+            continue
+        for precision, share in MAX_SIZES.items():
+            sizes = [at_one[network.name, "litert", p].bytes for p in (precision, "fp32")]
+            verdicts.append(_verdict(f"{network.name}: {precision} file, share of fp32's", sizes[0] / sizes[1], share))
+    int8 = next(row for row in artifacts if row["precision"] == "int8")
+    verdicts.append(_verdict(f"{WIDEST}: int8 artefact written, ms", int8["write_ms"], MAX_WRITE_MS))
+    verdicts.append(_verdict(f"{WIDEST}: int8 artefact loaded, ms", int8["load_ms"], MAX_LOAD_MS))
+    return verdicts
+
+
+def _verdict(what: str, found: float, bar: float, *, at_least: bool = False) -> dict[str, Any]:
+    return {"what": what, "found": round(found, 3), "bar": bar, "met": found >= bar if at_least else found <= bar}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Latency of engines side by side, and of artefacts.")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/latency.json"))
+    parser.add_argument("--seconds", type=float, default=1.0, help="time given to each row")
+    options = parser.parse_args()
+    rows = measure(seconds=options.seconds, progress=lambda name: print(name, flush=True))
+    widest = next(network for network in STANDARD if network.name == WIDEST)
+    with tempfile.TemporaryDirectory() as folder:
+        artifacts = [row.to_json() for row in measure_artifact(build(widest), Path(folder))]
+    verdicts = judge(rows, artifacts)
+    result = {
+        "benchmark": "latency",
+        "command": "make bench-latency",
+        "machine": machine(),
+        "observations": {network.name: record(network)[1] for network in STANDARD},
+        "rows": [row.to_json() for row in rows],
+        "artifacts": artifacts,
+        "bars": verdicts,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for row in rows:
+        print(f"{row.network:16}{row.batch:4} {row.engine:8}{row.precision:17}{row.us_p50:10.1f}{row.us_p99:10.1f}")
+    for verdict in (*artifacts, *verdicts):
+        print(verdict)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Engines against one another, and rows alone against rows in batches, on observations from each agent's rollouts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import agents
+from quarl import engines
+from quarl.machine import machine
+from quarl.policy.graph import LayerNorm, Policy
+from quarl.policy.load import read
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.sweep import Settings, record
+
+ENGINES = ("reference", "litert", "onnx")
+PRECISIONS = (("int8", "dynamic"), ("int8", "static"), ("int4", "dynamic"), ("int4", "static"))
+BATCH = 64
+
+
+def difference(policy: Policy, one: np.ndarray, other: np.ndarray) -> dict[str, Any]:
+    """Greedy agreement in percent, or the largest difference of continuous actions in percent of their range."""
+    a, b = policy.head(one), policy.head(other)
+    if policy.head.kind == "argmax":
+        agreement = 100 * float(np.mean(a == b))
+        return {"agreement_pct": agreement, "met": agreement >= 99.99}
+    error = np.abs(a - b) / (policy.head.high - policy.head.low) * 100
+    return {
+        "max_pct_of_range": float(error.max()),
+        "p999_pct_of_range": float(np.quantile(error, 0.999)),
+        "met": bool(error.max() <= 0.5),
+    }
+
+
+def compare(agent: agents.Trained, count: int) -> list[dict[str, Any]]:
+    """Rows of one agent, one for each precision and mode."""
+    policy = read(agent.path)
+    calibration = record(policy, "calibration", Settings())
+    observations = record(policy, "fidelity", Settings(), count)
+    rows = []
+    for precision, mode in PRECISIONS:
+        quantized = quantize(policy, QuantSpec.parse(precision, mode=mode), calibration)
+        outputs, invariant = {}, {}
+        for name in ENGINES:
+            together = engines.run_all(engines.load(quantized, name, batch=BATCH), observations)
+            alone = engines.run_all(engines.load(quantized, name, batch=1), observations)
+            outputs[name] = together
+            invariant[name] = bool(np.array_equal(together, alone))
+        rows.append(
+            {
+                "agent": agent.name,
+                "observations": len(observations),
+                "precision": precision,
+                "mode": mode,
+                "rows_equal_batches": invariant,
+                "litert": difference(policy, outputs["reference"], outputs["litert"]),
+                "onnx": difference(policy, outputs["reference"], outputs["onnx"]),
+                "litert_onnx": difference(policy, outputs["litert"], outputs["onnx"]),
+                "litert_bit_exact": bool(np.array_equal(outputs["reference"], outputs["litert"])),
+                "layer_norm": any(isinstance(op, LayerNorm) for op in policy.ops),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("agents", type=Path, nargs="?", default=agents.DEFAULT_FOLDER)
+    parser.add_argument("--observations", type=int, default=10_000)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/parity.json"))
+    options = parser.parse_args()
+    rows = []
+    for agent in agents.find(options.agents):
+        rows += compare(agent, options.observations)
+        print(json.dumps(rows[-4:]), flush=True)
+    result = {"benchmark": "parity", "command": "make bench-parity", "machine": machine(), "rows": rows}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

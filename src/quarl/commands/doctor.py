@@ -1,0 +1,19 @@
+"""`quarl doctor`: what can go wrong on this machine."""
+
+from __future__ import annotations
+
+from quarl import doctor
+from quarl.commands import terminal
+from quarl.config import DoctorConfig
+from quarl.errors import QuarlError
+from quarl.report import schema
+
+
+def run(config: DoctorConfig) -> None:
+    """Prints one row a check; raises QuarlError where one failed, after the table."""
+    document = schema.document("doctor", [row.to_json() for row in doctor.examine()])
+    terminal.show("doctor", document["rows"], "This machine")
+    terminal.finish(config, document)
+    failed = [row["check"] for row in document["rows"] if not row["ok"]]
+    if failed:
+        raise QuarlError(f"{len(failed)} checks failed: {', '.join(failed)}; the table's last column says what to do")

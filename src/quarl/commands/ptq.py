@@ -1,0 +1,144 @@
+"""`quarl ptq`: one agent at many precisions, as rows, figures, a page and the quantised policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quarl import sweep
+from quarl.commands import model, terminal
+from quarl.config import PtqConfig
+from quarl.errors import QuarlError
+from quarl.inspection import Layer, inspect
+from quarl.machine import machine
+from quarl.policy import artifact
+from quarl.policy.artifact import write_bytes
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.ptq import rewritten
+from quarl.report import assessment, figures, page, schema, style, tables
+from quarl.report.staging import staged
+from quarl.sweep import Cell
+
+DRAWN_BITS = 8
+"""The width whose levels the weight figure shows, or the nearest that was asked for."""
+
+
+def run(config: PtqConfig) -> None:
+    """Measures every precision, writes the folder, prints the table."""
+    policy = model.read(config)
+    if isinstance(policy, QuantizedPolicy):
+        raise QuarlError(
+            f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
+        )
+    settings = sweep.Settings(
+        engine=config.engine,
+        episodes=config.episodes,
+        seed=config.seed,
+        env_id=config.env,
+        margin_pct=config.margin,
+        num_workers=config.workers,
+    )
+    specs = config.specs()
+    with staged(config.output) as folder:
+        total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
+        with terminal.progress(total) as progress:
+            cells = sweep.sweep(policy, specs, settings, progress)
+        document = schema.document(
+            "ptq",
+            [cell.row.to_json() for cell in cells],
+            model=str(model.locate(config)),
+            algo=policy.provenance.algo,
+            env_id=cells[0].evaluation.env_id,
+            seed=config.seed,
+        )
+        _write(folder, config, policy, cells, _drawn_layers(policy, cells, settings), document)
+    rows = document["rows"]
+    title = model.title(policy, document["env_id"])
+    terminal.show("ptq", rows, title)
+    terminal.say("", *assessment.assess(rows), "", f"report: {config.output / 'report.html'}")
+    terminal.finish(config, document)
+
+
+def _write(
+    folder: Path,
+    config: PtqConfig,
+    policy: Policy,
+    cells: Sequence[Cell],
+    layers: Sequence[Layer],
+    document: schema.Document,
+) -> None:
+    rows = document["rows"]
+    title = model.title(policy, document["env_id"])
+    for cell in cells:
+        artifact.write(cell.policy, folder / f"{_stem(cell, config)}.safetensors")
+    write_bytes(schema.to_text(document).encode(), folder / "rows.json")
+    write_bytes(tables.to_csv(rows).encode(), folder / "rows.csv")
+    drawn = [
+        (
+            "Return at each precision with 95 % bootstrap intervals; hollow markers are simulated in float.",
+            figures.sweet_spot(rows, f"{title}: return at each precision"),
+        ),
+        (
+            "What each precision saves: one call with one observation on one thread, the engine's file, and the policy "
+            "with its codes packed to their bits.",
+            figures.gains(rows, f"{title}: latency and size"),
+        ),
+    ]
+    caption = "Weights of each layer (blue, logarithmic) and the levels that the quantiser offers them (orange)"
+    weights = figures.weight_distribution(layers, f"{title}: weights and {layers[0].precision} levels")
+    drawn.append((f"{caption}; per channel, those of the channel with the widest step.", weights))
+    for name, (_, figure) in zip(("sweetspot", "gains", "weights"), drawn, strict=True):
+        style.save(figure, folder / f"{name}.png")
+    text = page.render(
+        title=f"{title}: post-training quantisation",
+        facts=_facts(config, policy, document),
+        sentences=assessment.assess(rows),
+        tables=[("Returns, latency and size", tables.cells("ptq", rows))],
+        figures=drawn,
+        command=config.command_line(),
+        machine=_machine(),
+    )
+    write_bytes(text.encode(), folder / "report.html")
+
+
+def _stem(cell: Cell, config: PtqConfig) -> str:
+    """The file name of a quantised policy: its precision, and its scheme where there are several."""
+    name = cell.row.precision
+    return name if len(config.scheme) == 1 or cell.policy.spec.float_type else f"{name}-{cell.row.scheme}"
+
+
+def _drawn_layers(policy: Policy, cells: Sequence[Cell], settings: sweep.Settings) -> list[Layer]:
+    """The layers at DRAWN_BITS or near it, against the weights that were rounded."""
+    integers = [cell for cell in cells if cell.policy.spec.float_type is None]
+    if not integers:
+        return inspect(policy, cells[-1].policy)
+    chosen = min(integers, key=lambda cell: abs(cell.row.bits_weights - DRAWN_BITS)).policy
+    observations = sweep.record(policy, "calibration", settings)
+    return inspect(rewritten(policy, chosen.spec, observations), chosen)
+
+
+def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict[str, str]:
+    provenance = policy.provenance
+    played = document["env_id"]
+    trained = provenance.env_id
+    return {
+        "model": f"{document['model']} ({provenance.origin})",
+        "algorithm": provenance.algo or "unknown",
+        "environment": played if played == trained or not trained else f"{played} (trained on {trained})",
+        "weights": f"{policy.num_weights:,} in {len(policy.linear)} layers",
+        "episodes": f"{config.episodes} at every precision, seed {config.seed}, the same starts for each",
+        "actions": "sampled" if provenance.stochastic else "deterministic",
+    }
+
+
+def _machine() -> dict[str, str]:
+    """`machine()` as lines of the page."""
+    facts = machine()
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    return {
+        "processor": f"{facts['cpu']}, {facts['cores']} cores",
+        "instruction sets": " ".join(facts["instruction_sets"]),
+        "system": f"{facts['os']}, Python {facts['python']}",
+        "versions": versions,
+        "date": facts["date"],
+    }

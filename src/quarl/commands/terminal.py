@@ -1,0 +1,60 @@
+"""What a person sees while and after a verb runs: progress on stderr, tables and the repeating command on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from quarl.config import Config
+from quarl.policy.artifact import write_bytes
+from quarl.report import schema, tables
+from quarl.report.schema import Row
+
+FILE_WIDTH = 160
+"""Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar of `total` steps, drawn only on a terminal; call it with what is going on and how many steps that was."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=total)
+        yield lambda label, done: bar.update(task, description=label, advance=done)
+
+
+def show(command: str, rows: Sequence[Row], title: str) -> None:
+    """Prints the table of the rows."""
+    out = _stdout()
+    out.print()
+    out.print(tables.terminal(tables.cells(command, rows), title))
+
+
+def say(*lines: str) -> None:
+    """Prints lines as they are."""
+    out = _stdout()
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def finish(config: Config, document: schema.Document) -> None:
+    """Writes the document where --json says, and prints the command that repeats the run."""
+    if config.json is not None:
+        write_bytes(schema.to_text(document).encode(), config.json)
+        say(f"rows: {config.json}")
+    say(f"repeat: {config.command_line()}")
+
+
+def _stdout() -> Console:
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else FILE_WIDTH)

@@ -1,0 +1,182 @@
+"""What can go wrong on this machine, found out before it does: the checks of `quarl doctor`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quarl.machine import INT8_DOT, cpu_name, instruction_sets, machine, memory_gib, usable_cores, version
+
+__all__ = ["EXTRAS", "KNOWN_BAD", "KnownBad", "Row", "examine", "machine"]
+
+REQUIRED = (
+    "numpy",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "ai-edge-litert",
+    "stable-baselines3",
+    "gymnasium",
+    "safetensors",
+    "matplotlib",
+)
+EXTRAS = {
+    "box2d": ("box2d",),
+    "mujoco": ("mujoco",),
+    "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
+    "atari": ("ale-py",),
+    "dm-control": ("dm-control", "shimmy"),
+}
+"""The distributions that each extra brings."""
+MIN_PYTHON = (3, 11)
+MAX_ERROR = 1e-3
+"""A code that falls to the other side of a rounding boundary moves the small policy's output by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBad:
+    """Two distributions that do not work together from certain versions on."""
+
+    package: str
+    other: str
+    is_bad: Callable[[tuple[int, ...], tuple[int, ...]], bool]
+    """Of their versions, as numbers."""
+    symptom: str
+    fix: str
+
+
+KNOWN_BAD = (
+    KnownBad(
+        "dm-control",
+        "mujoco",
+        lambda control, mujoco: mujoco >= (4,) and control <= (1, 0, 50),
+        "dm_control stops with an error about flex_vertedge",
+        "pip install 'mujoco>=3.17,<4'",
+    ),
+    KnownBad(
+        "shimmy",
+        "gymnasium",
+        lambda shimmy, gymnasium: shimmy < (2,) and gymnasium >= (1,),
+        "shimmy 1 registers its environments the way gymnasium 0 wanted it",
+        "pip install 'shimmy>=2'",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One check: the contract of `quarl doctor --json`."""
+
+    check: str
+    found: str
+    ok: bool
+    """False where something that is needed is missing or broken; an extra that is not installed is no fault."""
+    advice: str
+    """What to do, or what it means; empty where there is nothing to say."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine() -> list[Row]:
+    """All checks, in the order they should be read."""
+    return [*_hardware(), *_packages(), *_pairs(), *_extras(), *_engines()]
+
+
+def _hardware() -> list[Row]:
+    sets = instruction_sets()
+    dot = [name for name in sets if name in INT8_DOT]
+    no_dot = (
+        "without them 8-bit products gain less over float32; ONNX Runtime's kernels for signed weights may saturate "
+        "here, so QuaRL's .onnx files hold unsigned ones"
+    )
+    memory = memory_gib()
+    amount = "" if memory is None else f", {memory:g} GiB"
+    return [
+        Row("processor", f"{cpu_name()}, {usable_cores()} cores{amount}", True, ""),
+        Row("instruction sets", " ".join(sets) or "none that matter here", True, ""),
+        Row("8-bit dot products", " ".join(dot) or "none", True, "" if dot else no_dot),
+    ]
+
+
+def _packages() -> list[Row]:
+    python = ".".join(map(str, sys.version_info[:3]))
+    recent = sys.version_info >= MIN_PYTHON
+    rows = [Row("python", python, recent, "" if recent else "install Python 3.11 or newer")]
+    for package in REQUIRED:
+        found = version(package)
+        missing = found is None
+        rows.append(Row(package, found or "missing", not missing, "pip install quarl" if missing else ""))
+    return rows
+
+
+def _pairs() -> list[Row]:
+    rows = []
+    for pair in KNOWN_BAD:
+        first, second = version(pair.package), version(pair.other)
+        if first is None or second is None:
+            continue
+        bad = pair.is_bad(_numbers(first), _numbers(second))
+        found = f"{pair.package} {first} with {pair.other} {second}"
+        rows.append(Row("versions together", found, not bad, f"{pair.symptom}: {pair.fix}" if bad else ""))
+    return rows
+
+
+def _extras() -> list[Row]:
+    rows = []
+    for extra, packages in EXTRAS.items():
+        found = {package: version(package) for package in packages}
+        missing = [package for package, number in found.items() if number is None]
+        shown = ", ".join(f"{package} {number}" for package, number in found.items() if number is not None)
+        if missing:
+            shown = f"{shown}, without {', '.join(missing)}" if shown else "not installed"
+        rows.append(Row(f"extra {extra}", shown, True, f"pip install 'quarl[{extra}]'" if missing else ""))
+    return rows
+
+
+def _engines() -> list[Row]:
+    """Every engine runs a small int8 policy and is compared with the reference."""
+    rows = []
+    for name in importlib.import_module("quarl.engines").ENGINES:
+        try:
+            error, measured = _try(name)
+        except Exception as problem:  # whatever a broken installation of a runtime may raise
+            advice = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
+            rows.append(Row(f"engine {name}", "does not run", False, advice))
+            continue
+        close = error <= MAX_ERROR
+        found = f"{'runs' if measured else 'simulates'} int8, {error:.1g} from the integer reference at most"
+        rows.append(Row(f"engine {name}", found, close, "" if close else "its results cannot be trusted here"))
+    return rows
+
+
+def _try(engine: str) -> tuple[float, bool]:
+    """(largest difference to the integer reference's outputs, whether the kernels are real) on a small int8 policy."""
+    import numpy as np
+
+    from quarl import engines
+    from quarl.policy.graph import ActionHead, Policy, mlp
+    from quarl.ptq import quantize
+    from quarl.quant.spec import QuantSpec
+
+    rng = np.random.default_rng(0)
+    layers = [(f"dense{i}", rng.normal(size=(n, k)) / k, np.zeros(n)) for i, (k, n) in enumerate(((4, 16), (16, 2)))]
+    policy = Policy(observation_shape=(4,), ops=tuple(mlp(layers, "relu")), head=ActionHead("argmax"))
+    quantized = quantize(policy, QuantSpec.parse("int8", scheme="per-channel"))
+    observations = rng.normal(size=(32, 4)).astype(np.float32)
+    tried, exact = (engines.load(quantized, name, batch=32) for name in (engine, "reference"))
+    return float(np.abs(tried.run(observations) - exact.run(observations)).max()), tried.measured
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """(1, 0, 50) of "1.0.50" or "1.0.50+local"; a part that is no number ends it."""
+    parts: list[int] = []
+    for part in text.partition("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)

@@ -1,0 +1,88 @@
+"""LiteRT: the policy on XNNPACK's kernels, from a .tflite file that QuaRL writes itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+from numpy.typing import NDArray
+
+from quarl.engines.tflite import Model, Operator
+from quarl.engines.tflite_graph import write
+from quarl.errors import QuarlError
+from quarl.policy.graph import QuantizedPolicy
+
+__all__ = ["LiteRT", "load", "write"]
+
+Array = NDArray[Any]
+FIRST = threading.Lock()
+
+
+class LiteRT:
+    """A .tflite file ready to run on one thread."""
+
+    name = "litert"
+
+    def __init__(self, content: bytes, batch: int, *, measured: bool) -> None:
+        with FIRST:
+            _first_interpreter()
+        self.measured = measured
+        self.batch = batch
+        self.file_bytes = len(content)
+        # The interpreter reads the weights in place: it keeps `content` alive, and this object keeps the interpreter.
+        self._interpreter = Interpreter(model_content=content, num_threads=1)
+        source = self._interpreter.get_input_details()[0]
+        output = self._interpreter.get_output_details()[0]["index"]
+        self._source = source["index"]
+        self._shape = (batch, *source["shape"][1:].tolist())
+        self._dtype = np.dtype(source["dtype"])
+        if batch != 1:
+            self._interpreter.resize_tensor_input(self._source, self._shape)
+        self._interpreter.allocate_tensors()
+        # The public methods cost as much again as a small network. Views are safe to keep: nothing is resized again.
+        native = self._interpreter._interpreter
+        self._set = native.SetTensor
+        self._invoke = native.Invoke
+        self._output: Array = native.tensor(native, output)
+
+    def run(self, observations: Array) -> Array:
+        """float32 outputs [batch, n] of observations [batch, *shape]; the caller owns the result."""
+        try:
+            self._set(self._source, observations)
+        except (ValueError, TypeError):
+            self._set(self._source, self._conform(observations))
+        self._invoke()
+        return self._output.copy()
+
+    def _conform(self, observations: Array) -> Array:
+        array = np.asarray(observations)
+        if array.shape != self._shape:
+            raise QuarlError(f"this engine takes observations of shape {self._shape}, got {array.shape}")
+        return np.ascontiguousarray(array, self._dtype)
+
+
+def load(policy: QuantizedPolicy, batch: int) -> LiteRT:
+    """The policy ready to run `batch` rows a call."""
+    integers = policy.spec.float_type is None and policy.spec.activation_bits is not None
+    return LiteRT(write(policy), batch, measured=integers or policy.spec.float_type in ("fp32", "fp16"))
+
+
+@functools.cache
+def _first_interpreter() -> None:
+    """Makes a process's first interpreter with stderr closed: the runtime greets it with a line that is no error."""
+    model = Model()
+    source = model.value((1, 1))
+    content = model.to_bytes(source, model.add(Operator.RELU, [source], model.value((1, 1))))
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        kept = os.dup(2)
+        try:
+            os.dup2(nowhere.fileno(), 2)
+            Interpreter(model_content=content, num_threads=1).allocate_tensors()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

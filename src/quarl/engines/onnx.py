@@ -1,0 +1,64 @@
+"""ONNX Runtime: the policy as an .onnx file in memory, run by its CPU kernels on one thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from quarl.engines.onnx_graph import OUTPUT, write
+from quarl.errors import QuarlError
+from quarl.policy.graph import OBSERVATION, QuantizedPolicy, shapes
+
+__all__ = ["Onnx", "load", "write"]
+Array = NDArray[Any]
+ERRORS_ONLY = 3
+
+
+class Onnx:
+    """A session whose input and output are two arrays that stay in place: a quarter less per call of a small policy."""
+
+    name = "onnx"
+
+    def __init__(self, policy: QuantizedPolicy, data: bytes, batch: int, *, measured: bool) -> None:
+        """data: an .onnx file of `policy` with this batch, or with an open one."""
+        self.measured = measured
+        self.batch = batch
+        self.file_bytes = len(data)
+        self._session = onnxruntime.InferenceSession(data, _options(), providers=["CPUExecutionProvider"])
+        known = shapes(policy)
+        self._observation = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
+        self._output = np.zeros((batch, *known[policy.output]), np.float32)
+        self._binding = self._session.io_binding()
+        self._binding.bind_input(OBSERVATION, "cpu", 0, *_place(self._observation))
+        self._binding.bind_output(OUTPUT, "cpu", 0, *_place(self._output))
+
+    def run(self, observations: Array) -> Array:
+        """float32 outputs [batch, n] of observations [batch, *shape]."""
+        if observations.shape != self._observation.shape:
+            raise QuarlError(f"observations are {observations.shape}, this engine runs {self._observation.shape}")
+        np.copyto(self._observation, observations)
+        self._session.run_with_iobinding(self._binding)
+        return self._output.copy()
+
+
+def load(policy: QuantizedPolicy, batch: int) -> Onnx:
+    """The policy ready to run; half floats and integer weights without integer activations compute in float32."""
+    spec = policy.spec
+    measured = spec.float_type == "fp32" or (spec.float_type is None and spec.activation_bits is not None)
+    return Onnx(policy, write(policy, batch), batch, measured=measured)
+
+
+def _options() -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    # Fusions around quantised nodes would replace the arithmetic that the file spells out.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    return options
+
+
+def _place(array: Array) -> tuple[Any, tuple[int, ...], int]:
+    return array.dtype.type, array.shape, array.ctypes.data

@@ -1,0 +1,86 @@
+"""The pieces of an .onnx file: nodes and constants, appended one by one and serialised once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from quarl.quant.packing import pack
+
+Array = NDArray[Any]
+OPSET = 21
+"""The first with 4-bit integer tensors."""
+IR_VERSION = 10
+
+
+class File:
+    """A graph under construction; every tensor is known by its name."""
+
+    def __init__(self) -> None:
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """The output of a new node; an input that is left out is ""."""
+        return self.nodes(kind, 1, *inputs, **attributes)[0]
+
+    def nodes(self, kind: str, num_outputs: int, *inputs: str, **attributes: Any) -> list[str]:
+        """The outputs of a new node."""
+        outputs = [f"{kind}:{len(self._nodes)}:{index}" for index in range(num_outputs)]
+        self._nodes.append(helper.make_node(kind, list(inputs), outputs, **attributes))
+        return outputs
+
+    def constant(self, value: Any, name: str = "") -> str:
+        """An array or numpy scalar; equal ones without a name of their own are shared."""
+        array = np.asarray(value)
+        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+        if name:
+            return self._add(name, dtype, array.shape, array.tobytes())
+        name = f"{array.dtype}:{array.tolist()}"
+        return name if name in self._constants else self._add(name, dtype, array.shape, array.tobytes())
+
+    def nibbles(self, codes: Array, name: str) -> str:
+        """A constant of integers 0..15, two to a byte."""
+        return self._add(name, onnx.TensorProto.UINT4, codes.shape, pack(codes, 4))
+
+    def _add(self, name: str, dtype: int, shape: tuple[int, ...], data: bytes) -> str:
+        assert name not in self._constants, f"two constants are called {name}"
+        self._constants[name] = helper.make_tensor(name, dtype, shape, data, raw=True)
+        return name
+
+    def number(self, value: float) -> str:
+        """A float32 scalar."""
+        return self.constant(np.float32(value))
+
+    def cast(self, tensor: str, dtype: Any) -> str:
+        """The tensor's numbers in another numpy type."""
+        return self.node("Cast", tensor, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def scaled(self, tensor: str, factor: str, offset: str) -> str:
+        """tensor * factor + offset, the product rounded before the sum."""
+        return self.node("Add", self.node("Mul", tensor, factor), offset)
+
+    def round(self, steps: str, zero_point: int) -> str:
+        """uint8 codes of a float32 tensor that counts steps: ties to even, shifted, saturated."""
+        return self.node("QuantizeLinear", steps, self.number(1), self.constant(np.uint8(zero_point)))
+
+    def serialize(self, source: str, dtype: Any, shape: list[Any], target: str, output: str, width: list[Any]) -> bytes:
+        """The file, from the input `source` of `dtype` and `shape` to the tensor `output`, float32, named `target`."""
+        self._nodes.append(helper.make_node("Identity", [output], [target]))
+        model = helper.make_model(
+            helper.make_graph(
+                self._nodes,
+                "policy",
+                [helper.make_tensor_value_info(source, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)],
+                [helper.make_tensor_value_info(target, onnx.TensorProto.FLOAT, width)],
+                list(self._constants.values()),
+            ),
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="quarl",
+        )
+        return bytes(model.SerializeToString())

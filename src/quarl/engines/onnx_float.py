@@ -1,0 +1,64 @@
+"""Operators without weights to quantise, as nodes of an .onnx file that compute in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quarl.engines.onnx_file import File
+from quarl.policy.graph import LEAKY_SLOPE, Activation, Add, Concat, Flatten, LayerNorm, Normalize, Op, Scale
+
+NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
+
+
+def apply(file: File, op: Op, inputs: list[str]) -> str:
+    """The tensor that `op` makes of the tensors `inputs`, in the reference engine's order of operations."""
+    x = inputs[0]
+    match op:
+        case Activation(kind="elu"):
+            return _elu(file, x)
+        case Activation(kind="leaky_relu"):
+            return file.node("LeakyRelu", x, alpha=LEAKY_SLOPE)
+        case Activation():
+            return file.node(NODES[op.kind], x)
+        case Normalize():
+            for index, part in enumerate(op.mean_parts):
+                x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
+            scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
+            return file.node("Clip", scaled, file.number(-op.clip), file.number(op.clip))
+        case Scale():
+            return file.node("Mul", x, file.constant(op.factor.astype(np.float32), f"{op.name}.factor"))
+        case Flatten():
+            return file.node("Flatten", x)
+        case Concat():
+            return file.node("Concat", *inputs, axis=-1)
+        case Add():
+            return file.node("Add", *inputs)
+        case LayerNorm():
+            return _layer_norm(file, op, x)
+        case _:
+            raise AssertionError(f"no rule for {type(op).__name__}")
+
+
+def _elu(file: File, x: str) -> str:
+    """exp(x) - 1 below 0, as 2t / (1 - t) with t = tanh(x / 2).
+
+    ONNX Runtime's own Elu rounds the last few numbers of an array otherwise than the rest, so that a row's values
+    would depend on its batch.
+    """
+    t = file.node("Tanh", file.node("Mul", file.node("Min", x, file.number(0)), file.number(0.5)))
+    negative = file.node("Div", file.node("Mul", t, file.number(2)), file.node("Sub", file.number(1), t))
+    return file.node("Add", file.node("Relu", x), negative)
+
+
+def _layer_norm(file: File, op: LayerNorm, x: str) -> str:
+    """Written out, because ONNX Runtime's LayerNormalization takes the variance as a difference of two large sums."""
+    centred = file.node("Sub", x, _mean(file, x))
+    variance = _mean(file, file.node("Mul", centred, centred))
+    deviation = file.node("Sqrt", file.node("Add", variance, file.number(op.epsilon)))
+    normal = file.node("Mul", centred, file.node("Reciprocal", deviation))
+    gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
+    return file.scaled(normal, gain, offset)
+
+
+def _mean(file: File, x: str) -> str:
+    return file.node("ReduceMean", x, file.constant(np.array([-1])), keepdims=1)

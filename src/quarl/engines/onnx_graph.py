@@ -1,0 +1,280 @@
+"""A policy's ONNX file: standard operators only, so that any ONNX runtime can execute it.
+
+Codes are uint8, shifted by 128 (weights of at most 4 bits by 8): on processors with AVX2 but without VNNI, ONNX
+Runtime's uint8 x int8 kernels add two products in 16 bits, which saturates; its uint8 x uint8 kernels are exact.
+Every row is quantised on its own, so no result depends on the batch it came in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.engines.onnx_file import File
+from quarl.engines.onnx_float import apply
+from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
+from quarl.engines.tflite_tables import table
+from quarl.errors import UnsupportedError
+from quarl.policy.graph import (
+    OBSERVATION,
+    Activation,
+    ActivationGrid,
+    Conv2d,
+    Dense,
+    Flatten,
+    Linear,
+    Op,
+    QuantizedPolicy,
+    QuantizedTensor,
+    Scale,
+    as_float32,
+    final_linear,
+    shapes,
+)
+from quarl.quant.spec import integer_range
+
+Array = NDArray[Any]
+OUTPUT = "output"
+NIBBLE_SHIFT = 8
+"""What SHIFT is to int8, for codes that take half a byte."""
+EXACT = 2**24
+"""Integers up to here are float32 numbers."""
+MAX_BIAS_STEPS = 2**30
+"""Half of what an int32 accumulator holds; the products have the other half."""
+
+
+def write(policy: QuantizedPolicy, batch: int | None = None) -> bytes:
+    """The .onnx file: "observation" [batch, *shape] to "output" float32 [batch, n]; None leaves the batch open.
+
+    A batch of 1 takes fewer operators per layer, with the same results bit for bit. Weights of 5 to 8 bits are stored
+    in 8, those of 2 to 4 bits in 4 (UINT4, widened by a Cast that a runtime folds when it loads the file), fp16 and
+    bf16 as such, and weights without quantised activations as the float32 numbers they stand for.
+    """
+    refuse(policy)
+    return _Translation(policy, batch).run()
+
+
+def refuse(policy: QuantizedPolicy) -> None:
+    """Raises UnsupportedError where ONNX operators cannot express the policy's precision."""
+    spec = policy.spec
+    if spec.float_type is not None or spec.activation_bits is None:
+        return
+    if spec.activation_bits != 8:
+        raise UnsupportedError(f"engine onnx runs 8-bit activations only, not {spec.precision}; use engine reference")
+    for op in policy.linear:
+        if not isinstance(op.weight, QuantizedTensor):
+            continue
+        if op.weight.codes.dtype != np.int8:
+            raise UnsupportedError(
+                f"engine onnx runs weights of at most 8 bits, layer {op.name!r} has codes beyond -128..127; "
+                "use engine reference"
+            )
+        if op.weight.zero_point.any():
+            raise UnsupportedError(
+                f"engine onnx runs weights without zero points only, layer {op.name!r} has them; "
+                "use a symmetric scheme or engine reference"
+            )
+        if math.prod(op.weight.shape[1:]) * 255 * 128 > MAX_BIAS_STEPS:
+            raise UnsupportedError(
+                f"engine onnx adds in 32 bits, which layer {op.name!r} may overflow; use engine reference"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    """A statically quantised value: a uint8 tensor, and the grid that its codes less SHIFT lie on."""
+
+    tensor: str
+    grid: ActivationGrid
+
+
+class _Translation:
+    """One policy on its way into a file."""
+
+    def __init__(self, policy: QuantizedPolicy, batch: int | None) -> None:
+        self.policy, self.batch = policy, batch
+        self.static = policy.spec.mode == "static"
+        self.shapes = shapes(policy)
+        self.final = final_linear(policy)
+        self.file = File()
+        self.values: dict[str, str | _Codes] = {OBSERVATION: OBSERVATION}
+        self.rows: dict[str, Rows] = {}
+        """By tensor: two layers may read the same value."""
+        self.not_negative: set[str] = set()
+        """Values whose rows have their low end at 0, which saves half of the work of quantising them."""
+
+    def run(self) -> bytes:
+        dtype = self.policy.observation_dtype
+        if dtype == "uint8":
+            self.values[OBSERVATION] = self.file.cast(OBSERVATION, np.float32)
+            self.not_negative.add(OBSERVATION)
+        for op in self.policy.ops:
+            self.values[op.name] = self.linear(op) if isinstance(op, Dense | Conv2d) else self.other(op)
+            rectified = isinstance(op, Activation) and op.kind in ("relu", "sigmoid")
+            kept = isinstance(op, Flatten) or (isinstance(op, Scale) and (op.factor >= 0).all())
+            if rectified or (kept and op.inputs[0] in self.not_negative):
+                self.not_negative.add(op.name)
+        batch: list[Any] = ["batch" if self.batch is None else self.batch]
+        shape, width = (batch + list(self.shapes[name]) for name in (OBSERVATION, self.policy.output))
+        return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, self.real(self.policy.output), width)
+
+    def real(self, name: str) -> str:
+        """The float32 tensor of a value."""
+        value = self.values[name]
+        if isinstance(value, str):
+            return value
+        floats = self.file.cast(value.tensor, np.float32)
+        centred = self.file.node("Sub", floats, self.file.number(value.grid.zero_point + SHIFT))
+        return self.file.node("Mul", centred, self.file.number(value.grid.scale))
+
+    def on_grid(self, name: str, grid: ActivationGrid) -> _Codes:
+        """The codes of a value on `grid`."""
+        value = self.values[name]
+        if isinstance(value, _Codes) and _same(value.grid, grid):
+            return value
+        return self.quantized(self.real(name), grid)
+
+    def quantized(self, tensor: str, grid: ActivationGrid) -> _Codes:
+        scale, zero_point = self.file.number(grid.scale), self.file.constant(np.uint8(grid.zero_point + SHIFT))
+        return _Codes(self.file.node("QuantizeLinear", tensor, scale, zero_point), grid)
+
+    def linear(self, op: Linear) -> str | _Codes:
+        if not isinstance(op.weight, QuantizedTensor) or self.policy.spec.activation_bits is None:
+            return self.float_linear(op)
+        return self.static_linear(op, op.weight) if self.static else self.dynamic_linear(op, op.weight)
+
+    def float_linear(self, op: Linear) -> str:
+        stored = as_float32(op.weight) if isinstance(op.weight, QuantizedTensor) else op.weight
+        weight = self.file.constant(stored, f"{op.name}.weight")
+        if stored.dtype.itemsize < 4:
+            weight = self.file.cast(weight, np.float32)
+        inputs = self.real(op.inputs[0]), weight, self.file.constant(op.bias, f"{op.name}.bias")
+        if isinstance(op, Dense):
+            return self.file.node("Gemm", *inputs, transB=1)
+        return self.file.node("Conv", *inputs, strides=op.stride, pads=op.padding * 2)
+
+    def dynamic_linear(self, op: Linear, weight: QuantizedTensor) -> str:
+        file = self.file
+        x = self.real(op.inputs[0])
+        if isinstance(op, Conv2d) and any(op.padding):
+            # Padded in float: 0 has an exact code, but a different one in every row.
+            x = file.node("Pad", x, file.constant(np.array([0, 0, *op.padding] * 2)))
+        source = op.inputs[0]
+        if x not in self.rows:
+            rank, positive = len(self.shapes[source]), source in self.not_negative
+            self.rows[x] = quantized_rows(file, x, rank, self.batch, positive=positive)
+        rows, rank = self.rows[x], len(self.shapes[op.name])
+        if self.batch == 1 or not rows.zero_point:
+            accumulator = self.products(op, weight, rows.codes, rows.zero_point)
+        else:
+            # ONNX Runtime takes one zero point for all rows: each row's share is subtracted afterwards.
+            sums = weight.codes.reshape(len(op.bias), -1).sum(axis=1, dtype=np.int32)
+            zero_points = down_rows(file, file.cast(rows.zero_point, np.int32), rank, self.batch)
+            share = file.node("Mul", zero_points, file.constant(_channels(op, sums), f"{op.name}.sums"))
+            accumulator = file.node("Sub", self.products(op, weight, rows.codes, ""), share)
+        scale = down_rows(file, rows.scale, rank, self.batch)
+        product = file.node("Mul", file.cast(accumulator, np.float32), scale)
+        return self.affine(op, product, weight.scale)
+
+    def static_linear(self, op: Linear, weight: QuantizedTensor) -> str | _Codes:
+        source = self.policy.grids[op.inputs[0]]
+        scale = np.float64(np.float32(source.scale)) * weight.scale.astype(np.float64)
+        if op.name in self.final:
+            sums = self.static_sums(op, weight, source, None)
+            return self.affine(op, sums, scale.astype(np.float32))
+        steps = np.rint(op.bias.astype(np.float64) / scale)
+        if np.abs(steps).max(initial=0) > MAX_BIAS_STEPS:
+            raise UnsupportedError(
+                f"the bias of layer {op.name!r} needs more than 32 bits beside its tiny weights; use mode dynamic"
+            )
+        grid = self.policy.grids[op.name]
+        ratio = _channels(op, (scale / np.float64(np.float32(grid.scale))).astype(np.float32))
+        sums = self.static_sums(op, weight, source, steps)
+        product = self.file.node("Mul", sums, self.file.constant(ratio, f"{op.name}.multiplier"))
+        return _Codes(self.file.round(product, grid.zero_point + SHIFT), grid)
+
+    def static_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array | None) -> str:
+        """The exact accumulator, with a bias in steps of its scale, as float32."""
+        if source.bits > 8:
+            return self.wide_sums(op, weight, source, np.zeros(len(op.bias)) if steps is None else steps)
+        x = self.on_grid(op.inputs[0], source)
+        padding = op.padding if isinstance(op, Conv2d) else (0, 0)
+        zero_point = self.file.constant(np.uint8(source.zero_point + SHIFT))
+        accumulator = self.products(op, weight, x.tensor, zero_point, padding)
+        if steps is not None:
+            bias = self.file.constant(_channels(op, steps.astype(np.int32)), f"{op.name}.steps")
+            accumulator = self.file.node("Add", accumulator, bias)
+        return self.file.cast(accumulator, np.float32)
+
+    def wide_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array) -> str:
+        """The same of codes that no integer kernel takes: float32 sums of integers are exact below 2**24."""
+        low, high = (end - source.zero_point for end in integer_range(source.bits, symmetric=False))
+        reach = np.abs(weight.codes.astype(np.int64)).reshape(len(steps), -1).sum(axis=1) * max(-low, high)
+        if not isinstance(op, Dense) or (reach + np.abs(steps)).max() > EXACT:
+            raise UnsupportedError(f"layer {op.name!r} has too many inputs for {source.bits}-bit codes in engine onnx")
+        file = self.file
+        counted = file.node("Round", file.node("Div", self.real(op.inputs[0]), file.number(source.scale)))
+        centred = file.node("Clip", counted, file.number(low), file.number(high))
+        codes = file.cast(file.constant(weight.codes, f"{op.name}.weight"), np.float32)
+        bias = file.constant(steps.astype(np.float32), f"{op.name}.steps")
+        return file.node("Gemm", centred, codes, bias, transB=1)
+
+    def products(
+        self, op: Linear, weight: QuantizedTensor, x: str, zero_point: str, padding: tuple[int, int] = (0, 0)
+    ) -> str:
+        """int32 sums of (x - zero_point) * weight; padding counts as zero_point."""
+        codes = weight.codes.T if isinstance(op, Dense) else weight.codes
+        narrow = weight.bits <= 4 and codes.min() >= -NIBBLE_SHIFT and codes.max() < NIBBLE_SHIFT
+        shift = NIBBLE_SHIFT if narrow else SHIFT
+        if narrow:
+            tensor = self.file.cast(self.file.nibbles(_unsigned(codes, shift), f"{op.name}.weight"), np.uint8)
+        else:
+            tensor = self.file.constant(_unsigned(codes, shift), f"{op.name}.weight")
+        inputs = x, tensor, zero_point, self.file.constant(np.uint8(shift))
+        if isinstance(op, Dense):
+            return self.file.node("MatMulInteger", *inputs)
+        return self.file.node("ConvInteger", *inputs, strides=op.stride, pads=padding * 2)
+
+    def affine(self, op: Linear, x: str, scale: Array) -> str:
+        """x * scale + bias, per channel."""
+        factor = self.file.constant(_channels(op, scale), f"{op.name}.scale")
+        return self.file.scaled(x, factor, self.file.constant(_channels(op, op.bias), f"{op.name}.bias"))
+
+    def other(self, op: Op) -> str | _Codes:
+        first = self.values[op.inputs[0]]
+        if isinstance(first, _Codes) and isinstance(op, Flatten):
+            return _Codes(self.file.node("Flatten", first.tensor), first.grid)
+        grids = self.policy.grids
+        if isinstance(op, Activation) and op.inputs[0] in grids and op.name in grids and grids[op.name].bits == 8:
+            if isinstance(first, _Codes):
+                return self.tabled(op, first, grids[op.name])
+            return self.quantized(self.float_value(op), grids[op.name])
+        return self.float_value(op)
+
+    def float_value(self, op: Op) -> str:
+        return apply(self.file, op, [self.real(name) for name in op.inputs])
+
+    def tabled(self, op: Activation, x: _Codes, grid: ActivationGrid) -> _Codes:
+        """The activation on codes: the code of its value, for each of the 256."""
+        if op.kind == "relu" and _same(x.grid, grid) and grid.zero_point == -SHIFT:
+            return x  # there is no code below that of 0
+        entries = self.file.constant(_unsigned(table(op, x.grid, grid), SHIFT), f"{op.name}.table")
+        return _Codes(self.file.node("Gather", entries, self.file.cast(x.tensor, np.int32)), grid)
+
+
+def _same(one: ActivationGrid, other: ActivationGrid) -> bool:
+    return (np.float32(one.scale), one.zero_point) == (np.float32(other.scale), other.zero_point)
+
+
+def _channels(op: Linear, values: Array) -> Array:
+    """[out] made to broadcast along axis 1 of the operator's value."""
+    return values.reshape(-1, 1, 1) if isinstance(op, Conv2d) else values
+
+
+def _unsigned(codes: Array, shift: int) -> Array:
+    """int8 codes moved up into uint8."""
+    return (codes.astype(np.int16) + np.int16(shift)).astype(np.uint8)

@@ -1,0 +1,101 @@
+"""Operators without weights, in float32, and the conversions between float32 and int8 codes.
+
+Every function appends operators to a Model and returns the tensor they end in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from quarl.engines.tflite import Model, Operator
+from quarl.policy.graph import LEAKY_SLOPE, Activation, ActivationGrid, LayerNorm, Normalize
+
+Array = NDArray[Any]
+KERNELS = {
+    "relu": Operator.RELU,
+    "tanh": Operator.TANH,
+    "sigmoid": Operator.LOGISTIC,
+    "elu": Operator.ELU,
+    "leaky_relu": Operator.LEAKY_RELU,
+}
+
+
+def binary(model: Model, code: int, a: int, b: int) -> int:
+    """float32 a (code) b, where b is of a's shape or is repeated along a's axes."""
+    return model.add(code, [a, b], model.value(model.shape(a)))
+
+
+def each(model: Model, code: int, x: int, numbers: Any) -> int:
+    """float32 x (code) a constant: one number, or one for each element along x's last axes."""
+    return binary(model, code, x, model.constant(np.atleast_1d(np.asarray(numbers, np.float32))))
+
+
+def clip(model: Model, x: int, low: float, high: float) -> int:
+    """x between low and high."""
+    return each(model, Operator.MAXIMUM, each(model, Operator.MINIMUM, x, high), low)
+
+
+def quantized(model: Model, x: int, grid: ActivationGrid) -> int:
+    """int8 codes of float32 x: divided by the scale as quant.affine.quantize does it, then rounded on scale 1."""
+    return rounded(model, each(model, Operator.DIV, x, grid.scale), grid)
+
+
+def rounded(model: Model, steps: int, grid: ActivationGrid) -> int:
+    """int8 codes of float32 steps of the grid: clamp(round(steps) + zero_point), ties to even."""
+    return model.add(Operator.QUANTIZE, [steps], model.value(model.shape(steps), np.int8, grid.zero_point))
+
+
+def centred(model: Model, codes: int) -> int:
+    """int8 codes as float32 integers, counted from their zero point."""
+    return model.add(Operator.DEQUANTIZE, [codes], model.value(model.shape(codes)))
+
+
+def activation(model: Model, op: Activation, x: int) -> int:
+    """The function of float32 x."""
+    options = schema.LeakyReluOptionsT(alpha=LEAKY_SLOPE) if op.kind == "leaky_relu" else None
+    return model.add(KERNELS[op.kind], [x], model.value(model.shape(x)), options)
+
+
+def looked_up(model: Model, entries: Array, codes: int, grid: ActivationGrid) -> int:
+    """Each code's entry (a code of `grid`) of a table of 256, lowest code first."""
+    shape = model.shape(codes)
+    wide = model.add(Operator.CAST, [codes], model.value(shape, np.int32))
+    offset = model.constant(np.array([-np.iinfo(np.int8).min], np.int32))
+    index = model.add(Operator.ADD, [wide, offset], model.value(shape, np.int32))
+    return model.add(Operator.GATHER, [model.constant(entries), index], model.value(shape, np.int8, grid.zero_point))
+
+
+def normalize(model: Model, op: Normalize, x: int) -> int:
+    """The normalised value of x, in the order of operations of `Normalize.__call__`."""
+    for part in op.mean_parts:
+        x = each(model, Operator.SUB, x, part)
+    scaled = each(model, Operator.MUL, x, op.inverse_std)
+    return clip(model, scaled, -op.clip, op.clip)
+
+
+def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
+    """x normalised over its last axis."""
+    offset = binary(model, Operator.SUB, x, _mean(model, x))
+    variance = each(model, Operator.ADD, _mean(model, binary(model, Operator.MUL, offset, offset)), op.epsilon)
+    inverse = model.add(Operator.RSQRT, [variance], model.value(model.shape(variance)))
+    normalized = binary(model, Operator.MUL, offset, inverse)
+    return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
+
+
+def concat(model: Model, tensors: list[int]) -> int:
+    """Tensors side by side along the last axis."""
+    shapes = [model.shape(tensor) for tensor in tensors]
+    joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+    options = schema.ConcatenationOptionsT(axis=len(joined) - 1)
+    return model.add(Operator.CONCATENATION, tensors, model.value(joined), options)
+
+
+def _mean(model: Model, x: int) -> int:
+    shape = model.shape(x)
+    axis = model.constant(np.array([len(shape) - 1], np.int32))
+    options = schema.ReducerOptionsT(keepDims=True)
+    return model.add(Operator.MEAN, [x, axis], model.value((*shape[:-1], 1)), options)

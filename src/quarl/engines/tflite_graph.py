@@ -1,0 +1,243 @@
+"""QuantizedPolicy to .tflite: each operator of the policy becomes the kernels that compute exactly what it means.
+
+Images are [B, C, H, W] in a policy and [B, H, W, C] in the runtime: they are turned once, before the first
+convolution, and where one is flattened its order is folded into the columns of the layers that read it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.engines.tflite import Model, Operator
+from quarl.engines.tflite_elementwise import (
+    activation,
+    binary,
+    centred,
+    clip,
+    concat,
+    each,
+    layer_norm,
+    looked_up,
+    normalize,
+    quantized,
+)
+from quarl.engines.tflite_layout import flat_order, reshape, transpose, turned, with_weight
+from quarl.engines.tflite_linear import dynamic, floating, hidden, last, wide
+from quarl.engines.tflite_tables import steady_scale, table
+from quarl.errors import UnsupportedError
+from quarl.policy.graph import (
+    OBSERVATION,
+    Activation,
+    ActivationGrid,
+    Add,
+    Concat,
+    Conv2d,
+    Dense,
+    Flatten,
+    LayerNorm,
+    Linear,
+    Normalize,
+    Op,
+    QuantizedPolicy,
+    QuantizedTensor,
+    Scale,
+    final_linear,
+    shapes,
+)
+
+Array = NDArray[Any]
+
+
+def write(policy: QuantizedPolicy) -> bytes:
+    """The .tflite file of the policy for one row at a time; a runtime may resize its batch.
+
+    Input: the raw observation [1, *shape], float32 or uint8. Output: float32 [1, n]. Raises UnsupportedError for
+    precisions and operators that the runtime's kernels do not have.
+    """
+    return Lowering(policy).to_bytes()
+
+
+@dataclass(slots=True, kw_only=True)
+class Value:
+    """A value of the policy in the file: a float32 tensor, an int8 tensor of codes, or both."""
+
+    real: int | None = None
+    codes: int | None = None
+    grid: ActivationGrid | None = None
+    """Of a value that is nothing but codes: an integer layer's output and what is made of it."""
+    scaled: Scale | None = None
+    """The operator that makes the value, as long as nobody has needed it in float32."""
+    turned: bool = False
+    """True for images [B, H, W, C]."""
+    order: Array | None = None
+    """Of a flattened turned image: which of the policy's elements each of the runtime's is."""
+
+
+class Lowering:
+    """Builds the file operator by operator; conversions between reals and codes are made when first needed."""
+
+    def __init__(self, policy: QuantizedPolicy) -> None:
+        if policy.spec.activation_bits not in (None, 8):
+            raise UnsupportedError(f"LiteRT has no kernels for {policy.spec.activation_bits}-bit activations")
+        self.policy = policy
+        self.model = Model()
+        self.final = final_linear(policy)
+        self.shapes = shapes(policy)
+        shape = (1, *policy.observation_shape)
+        if policy.observation_dtype == "uint8":
+            # Bytes on a grid of integers: XNNPACK has no cast, but it dequantises.
+            self.source = self.model.value(shape, np.uint8, 0)
+            real = self.model.add(Operator.DEQUANTIZE, [self.source], self.model.value(shape))
+        else:
+            self.source = real = self.model.value(shape)
+        self.values = {OBSERVATION: Value(real=real)}
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        for op in self.policy.ops:
+            if op.name not in self.values:
+                self.values[op.name] = self._lower(op)
+        return self.model.to_bytes(self.source, self.real(self.policy.output))
+
+    def plain(self, name: str) -> int:
+        """The float32 tensor of a value, its axes as in the policy."""
+        tensor = self.real(name)
+        return transpose(self.model, tensor, (0, 3, 1, 2)) if self.values[name].turned else tensor
+
+    def real(self, name: str) -> int:
+        """The float32 tensor of a value, its axes as they are."""
+        value = self.values[name]
+        if value.real is None and value.scaled is not None:
+            value.real = each(self.model, Operator.MUL, self.plain(value.scaled.inputs[0]), value.scaled.factor)
+        if value.real is None:
+            assert value.grid is not None
+            value.real = each(self.model, Operator.MUL, centred(self.model, self.codes(name)), value.grid.scale)
+        return value.real
+
+    def codes(self, name: str) -> int:
+        """The int8 tensor of a value on its grid."""
+        value = self.values[name]
+        if value.codes is None:
+            value.codes = quantized(self.model, self.real(name), self.policy.grids[name])
+        return value.codes
+
+    def wide_codes(self, name: str) -> int:
+        """The codes of a value on a grid of more than 8 bits, as float32 integers."""
+        grid, scaled = self.policy.grids[name], self.values[name].scaled
+        top = 2.0 ** (grid.bits - 1)
+        if scaled is not None and math.frexp(grid.scale)[0] == 0.5:
+            # Dividing by a power of two is exact, so that it can be part of the factor.
+            steps = each(self.model, Operator.MUL, self.plain(scaled.inputs[0]), scaled.factor / np.float32(grid.scale))
+        else:
+            steps = each(self.model, Operator.DIV, self.plain(name), grid.scale)
+        within = clip(self.model, steps, -top, top - 1)
+        return self.model.add(Operator.ROUND, [within], self.model.value(self.model.shape(within)))
+
+    def _lower(self, op: Op) -> Value:
+        match op:
+            case Dense() | Conv2d():
+                return self._linear(op)
+            case Activation():
+                return self._activation(op)
+            case Flatten():
+                return self._flatten(op)
+            case Normalize():
+                return Value(real=normalize(self.model, op, self.plain(op.inputs[0])))
+            case LayerNorm():
+                return Value(real=layer_norm(self.model, op, self.plain(op.inputs[0])))
+            case Scale():
+                return Value(scaled=op)
+            case Add():
+                long, short = sorted(map(self.plain, op.inputs), key=self.model.shape, reverse=True)
+                return Value(real=binary(self.model, Operator.ADD, long, short))
+            case Concat():
+                return Value(real=concat(self.model, [self.plain(name) for name in op.inputs]))
+            case _:
+                raise UnsupportedError(f"LiteRT cannot run operator {op.name!r} ({type(op).__name__})")
+
+    def _linear(self, op: Linear) -> Value:
+        spec, name, relu = self.policy.spec, op.inputs[0], self._relu_of(op)
+        integers = isinstance(op.weight, QuantizedTensor) and spec.activation_bits is not None
+        if integers and spec.mode == "static":
+            return self._static(op, relu)
+        op, x = self._arranged(op, self.real(name))
+        layer = dynamic if integers else floating
+        value = Value(real=layer(self.model, op, x, relu=relu is not None), turned=isinstance(op, Conv2d))
+        if relu is not None:
+            self.values[relu.name] = value
+        return value
+
+    def _static(self, op: Linear, relu: Activation | None) -> Value:
+        name, source = op.inputs[0], self.policy.grids[op.inputs[0]]
+        layer, codes = (wide, self.wide_codes(name)) if source.bits > 8 else (hidden, self.codes(name))
+        op, x = self._arranged(op, codes)
+        if op.name in self.final:
+            integers = x if source.bits > 8 else centred(self.model, x)
+            return Value(real=last(self.model, op, integers, source), turned=isinstance(op, Conv2d))
+        target = self.policy.grids[op.name]
+        if relu is not None and not _same(target, self.policy.grids.get(relu.name)):
+            relu = None
+        made = layer(self.model, op, x, source, target, relu=relu is not None)
+        value = Value(codes=made, grid=target, turned=isinstance(op, Conv2d))
+        if relu is not None:
+            self.values[relu.name] = value
+        return value
+
+    def _arranged(self, op: Linear, x: int) -> tuple[Linear, int]:
+        """The layer and its input in the runtime's order."""
+        source = self.values[op.inputs[0]]
+        if isinstance(op, Conv2d) and not source.turned:
+            return turned(self.model, op, x)
+        order = source.order
+        return (op, x) if order is None else (with_weight(op, lambda weight: weight[:, order]), x)
+
+    def _relu_of(self, op: Linear) -> Activation | None:
+        """The ReLU that can be part of the layer's kernel: the only reader of its output."""
+        readers = self._readers(op.name)
+        if len(readers) == 1 and isinstance(readers[0], Activation) and readers[0].kind == "relu":
+            return readers[0]
+        return None
+
+    def _readers(self, name: str) -> list[Op]:
+        return [op for op in self.policy.ops if name in op.inputs]
+
+    def _activation(self, op: Activation) -> Value:
+        source, target = self.values[op.inputs[0]], self.policy.grids.get(op.name)
+        if source.grid is None or target is None:
+            real = activation(self.model, op, self.real(op.inputs[0]))
+            if target is None or op.inputs[0] not in self.policy.grids:
+                return Value(real=real, turned=source.turned)
+            return Value(codes=quantized(self.model, real, target), grid=target, turned=source.turned)
+        codes = self.codes(op.inputs[0])
+        scale = steady_scale(op, source.grid, target)
+        if scale is None:
+            made = looked_up(self.model, table(op, source.grid, target), codes, target)
+        else:
+            x = each(self.model, Operator.MUL, centred(self.model, codes), scale)
+            made = quantized(self.model, activation(self.model, op, x), target)
+        return Value(codes=made, grid=target, turned=source.turned)
+
+    def _flatten(self, op: Flatten) -> Value:
+        source, shape = self.values[op.inputs[0]], self.shapes[op.inputs[0]]
+        readers = self._readers(op.name)
+        value = Value()
+        if source.turned and readers and all(isinstance(reader, Dense) for reader in readers):
+            value.order = flat_order(shape)
+        if source.grid is not None and _same(source.grid, self.policy.grids.get(op.name)):
+            value.grid, tensor = source.grid, self.codes(op.inputs[0])
+        else:
+            tensor = self.real(op.inputs[0])
+        if source.turned and value.order is None:
+            tensor = transpose(self.model, tensor, (0, 3, 1, 2))
+        tensor = reshape(self.model, tensor, self.shapes[op.name])
+        value.codes, value.real = (None, tensor) if value.grid is None else (tensor, None)
+        return value
+
+
+def _same(a: ActivationGrid, b: ActivationGrid | None) -> bool:
+    return b is not None and (a.scale, a.zero_point, a.bits) == (b.scale, b.zero_point, b.bits)

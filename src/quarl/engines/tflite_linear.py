@@ -1,0 +1,175 @@
+"""Dense and Conv2d in the runtime's kernels: float, dynamic int8 or int4, static int8 or int4.
+
+Every function appends operators to a Model and returns the tensor of the layer's output. Images are [B, H, W, C].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from quarl.engines.tflite import Model, Operator
+from quarl.engines.tflite_elementwise import binary, rounded
+from quarl.errors import UnsupportedError
+from quarl.policy.graph import ActivationGrid, Dense, Linear, QuantizedTensor, as_float32
+from quarl.quant.packing import pack
+
+Array = NDArray[Any]
+NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
+SMALLEST = np.finfo(np.float32).tiny
+"""XNNPACK refuses denormal scales; this one rounds every accumulator to 0 as well."""
+LARGEST = 256.0
+"""XNNPACK's bound on input_scale * weight_scale / output_scale."""
+MAX_BIAS = np.iinfo(np.int32).max // 2
+"""Leaves the accumulator the other half of int32."""
+EXACT = 2**24
+"""Integers up to here are float32 numbers, and so are their sums, in any order."""
+
+
+def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
+    """float32 arithmetic on the weights' values; half floats are stored as such and widened when the file is loaded."""
+    if isinstance(op.weight, np.ndarray) and op.weight.dtype == np.float16:
+        half = model.constant(_arrange(op, op.weight))
+        weight = model.add(Operator.DEQUANTIZE, [half], model.value(model.shape(half)))
+    else:
+        weight = model.constant(_arrange(op, as_float32(op.weight)))
+    return _apply(model, op, [x, weight, model.constant(op.bias)], relu=relu)
+
+
+def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
+    """Codes times float32 inputs that the kernel quantises row by row: float32 out."""
+    weight = _symmetric(op)
+    tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias)]
+    return _apply(model, op, tensors, relu=relu)
+
+
+def hidden(model: Model, op: Linear, x: int, source: ActivationGrid, target: ActivationGrid, *, relu: bool) -> int:
+    """Codes times codes of `source`, requantised to codes of `target`: int8 in, int8 out, exact in between.
+
+    All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize.
+    """
+    weight = _symmetric(op)
+    scale = _products(weight, source)
+    multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)
+    if multiplier.max() >= LARGEST:
+        raise UnsupportedError(f"layer {op.name!r} needs a multiplier of {multiplier.max():.3g}; LiteRT stops at 256")
+    bias = np.rint(op.bias.astype(np.float64) / scale)
+    if np.abs(bias).max() > MAX_BIAS:
+        raise UnsupportedError(f"the bias of layer {op.name!r} needs more than 32 bits beside its tiny weights")
+    multiplier = np.maximum(multiplier, SMALLEST)
+    tensors = [
+        x,
+        _integers(model, op, weight, multiplier),
+        model.constant(bias.astype(np.int32), multiplier),
+    ]
+    return _apply(model, op, tensors, relu=relu, zero_point=target.zero_point)
+
+
+def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: ActivationGrid, *, relu: bool) -> int:
+    """Like `hidden` for codes of more than 8 bits, x: float32 integers; the kernels' float32 sums are exact."""
+    weight = _symmetric(op)
+    scale = _products(weight, source)
+    bias = np.rint(op.bias.astype(np.float64) / scale)
+    codes = _arrange(op, weight.codes)
+    if not _is_exact(codes, _magnitude(source), bias):
+        raise UnsupportedError(f"layer {op.name!r} has too many inputs for {source.bits}-bit codes in LiteRT")
+    constant = model.constant(bias.astype(np.float32))
+    accumulator = _apply(model, op, [x, _as_floats(model, codes), constant], relu=relu)
+    multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)
+    scaled = binary(model, Operator.MUL, accumulator, model.constant(multiplier))
+    return rounded(model, scaled, target)
+
+
+def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
+    """float32 outputs from the exact accumulator: float32(acc) * float32(scales), then + bias; x: float32 integers.
+
+    Products of integers and their sums are exact in float32 while they stay within 24 bits. Where they might not,
+    the weight is split in two halves of 4 bits; adding their sums rounds once, as converting the accumulator would.
+    """
+    weight = _symmetric(op)
+    codes = _arrange(op, weight.codes)
+    parts, magnitude = [(codes, 1)], _magnitude(source)
+    if not _is_exact(codes, magnitude):
+        high = ((codes.astype(np.int16) + 8) >> 4).astype(np.int8)
+        parts = [(high, 16), ((codes - 16 * high.astype(np.int16)).astype(np.int8), 1)]
+        if not all(_is_exact(half, magnitude) for half, _ in parts):
+            raise UnsupportedError(f"layer {op.name!r} has too many inputs for an exact static accumulator in LiteRT")
+    sums = [_apply(model, op, [x, _as_floats(model, *part), -1], relu=False) for part in parts]
+    total = sums[0] if len(sums) == 1 else binary(model, Operator.ADD, *sums)
+    scaled = binary(model, Operator.MUL, total, model.constant(_products(weight, source).astype(np.float32)))
+    return binary(model, Operator.ADD, scaled, model.constant(op.bias))
+
+
+def _magnitude(grid: ActivationGrid) -> int:
+    """The largest distance of a code from the zero point."""
+    half = int(2 ** (grid.bits - 1))
+    return max(half + grid.zero_point, half - 1 - grid.zero_point)
+
+
+def _is_exact(codes: Array, magnitude: int, bias: Array | float = 0.0) -> bool:
+    """True where no sum of bias and products with integers up to `magnitude` can leave 24 bits."""
+    rows = np.abs(codes.reshape(len(codes), -1), dtype=np.float32).sum(axis=1, dtype=np.float64)
+    return bool((rows * magnitude + np.abs(bias)).max() <= EXACT)
+
+
+def _as_floats(model: Model, codes: Array, factor: int = 1) -> int:
+    """factor * codes (int8) as float32 integers: XNNPACK widens the constant once, when the file is loaded."""
+    stored = model.constant(codes, np.array([factor], np.float32))
+    return model.add(Operator.DEQUANTIZE, [stored], model.value(model.shape(stored)))
+
+
+def _arrange(op: Linear, weight: Array) -> Array:
+    """The weight as the runtime wants it: [out, in] or [out, height, width, in]."""
+    return weight if isinstance(op, Dense) else weight.transpose(0, 2, 3, 1)
+
+
+def _products(weight: QuantizedTensor, source: ActivationGrid) -> Array:
+    """float64 [out]: what one unit of the accumulator stands for."""
+    return np.float64(np.float32(source.scale)) * weight.scale.astype(np.float64)
+
+
+def _symmetric(op: Linear) -> QuantizedTensor:
+    """The layer's codes, which the integer kernels want symmetric and in 8 bits."""
+    weight = op.weight
+    assert isinstance(weight, QuantizedTensor)
+    if weight.zero_point.any():
+        raise UnsupportedError(f"layer {op.name!r} has affine weights; LiteRT's kernels take symmetric ones")
+    if weight.codes.dtype != np.int8:
+        raise UnsupportedError(f"layer {op.name!r} has codes of more than 8 bits; LiteRT's kernels have none for them")
+    return weight
+
+
+def _integers(model: Model, op: Linear, weight: QuantizedTensor, scale: Array) -> int:
+    """The codes in the container whose kernels are fastest: 4 bits in dense layers where they fit, else 8.
+
+    int4 kernels read two columns at a time: an odd number of inputs is left to int8.
+    """
+    codes = _arrange(op, weight.codes)
+    fits = weight.bits <= 4 and codes.min() >= -8 and codes.max() <= 7
+    if isinstance(op, Dense) and fits and codes.shape[1] % 2 == 0:
+        return model.nibbles(np.frombuffer(pack(codes, 4), np.uint8), codes.shape, scale)
+    return model.constant(codes, scale)
+
+
+def _apply(model: Model, op: Linear, tensors: list[int], *, relu: bool, zero_point: int | None = None) -> int:
+    """The kernel itself; tensors: input, weight, bias (-1: none). With a zero_point the output holds int8 codes."""
+    dtype = np.float32 if zero_point is None else np.int8
+    fused = RELU if relu else NONE
+    x, weight, bias = tensors
+    if isinstance(op, Dense):
+        options = schema.FullyConnectedOptionsT(asymmetricQuantizeInputs=True, fusedActivationFunction=fused)
+        output = model.value((model.shape(x)[0], op.weight.shape[0]), dtype, zero_point)
+        return model.add(Operator.FULLY_CONNECTED, tensors, output, options)
+    (ph, pw), (sh, sw), (kh, kw) = op.padding, op.stride, op.weight.shape[2:]
+    batch, height, width, channels = model.shape(x)
+    height, width = height + 2 * ph, width + 2 * pw
+    if ph or pw:
+        # The runtime's "same" padding is not symmetric where the stride is above 1; its PAD fills in the zero point.
+        amounts = model.constant(np.array([[0, 0], [ph, ph], [pw, pw], [0, 0]], np.int32))
+        x = model.add(Operator.PAD, [x, amounts], model.like(x, (batch, height, width, channels)))
+    options = schema.Conv2DOptionsT(padding=schema.Padding.VALID, strideH=sh, strideW=sw, fusedActivationFunction=fused)
+    shape = (batch, (height - kh) // sh + 1, (width - kw) // sw + 1, op.weight.shape[0])
+    return model.add(Operator.CONV_2D, [x, weight, bias], model.value(shape, dtype, zero_point), options)

@@ -1,0 +1,60 @@
+"""Activations of int8 codes: the 256-entry table that defines one, and a float road that reproduces it exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.engines.reference import apply, grid_qparams
+from quarl.policy.graph import Activation, ActivationGrid
+from quarl.quant.affine import dequantize, quantize
+from quarl.quant.spec import integer_range
+
+Array = NDArray[Any]
+TOLERANCE = np.float32(2.0**-20)
+"""Error granted to a runtime's tanh, sigmoid or exp, relative to max(1, |y|): ten units in float32's last place."""
+NUDGES = (0.0, *(sign * 2.0**-power for power in range(20, 11, -1) for sign in (1, -1)))
+
+
+def table(op: Activation, source: ActivationGrid, target: ActivationGrid) -> Array:
+    """int8 [256]: the code of `target` that the activation gives for each code of `source`, lowest code first."""
+    x = dequantize(_every_code(source), grid_qparams(source)).astype(np.float32)
+    return np.asarray(quantize(_function(op, x), grid_qparams(target))).astype(np.int8)
+
+
+def steady_scale(op: Activation, source: ActivationGrid, target: ActivationGrid) -> np.float32 | None:
+    """An input scale with which any runtime's float kernels give the table: quantize(f((code - zero_point) * scale)).
+
+    A runtime's tanh errs by a few units in the last place, so an entry that lies on a rounding boundary could fall
+    to either side. The grid's own scale is nudged (by less than 0.03 %) until no entry does. None: no nudge helps.
+    """
+    wanted = table(op, source, target)
+    q = grid_qparams(target)
+    centred = (_every_code(source) - np.float32(source.zero_point)).astype(np.float32)
+    for nudge in NUDGES:
+        scale = np.float32(np.float32(source.scale) * (1.0 + nudge))
+        x = centred * scale
+        y = _function(op, x)
+        error = np.where(_is_exact(op.kind, x), np.float32(0), np.maximum(np.abs(y), np.float32(1)) * TOLERANCE)
+        if all(np.array_equal(quantize(bound, q), wanted) for bound in (y - error, y + error)):
+            return scale
+    return None
+
+
+def _function(op: Activation, x: Array) -> Array:
+    with np.errstate(over="ignore"):  # the ends of a wide grid: 1 / (1 + exp(89)) is 0
+        return apply(op, [x])
+
+
+def _every_code(grid: ActivationGrid) -> Array:
+    low, high = integer_range(grid.bits, symmetric=False)
+    return np.arange(low, high + 1).astype(np.float32)
+
+
+def _is_exact(kind: str, x: Array) -> Array:
+    """Where the activation is at most one float32 product, which every runtime rounds alike."""
+    if kind in ("relu", "leaky_relu"):
+        return np.ones(x.shape, bool)
+    return x >= 0 if kind == "elu" else np.zeros(x.shape, bool)

@@ -1,0 +1,151 @@
+"""torch in eager mode: what a user has today, and so the baseline of every comparison.
+
+fp32 runs just as a Stable-Baselines3 policy does. Other precisions are simulated in float32: weights are what their
+codes or half floats stand for, and the inputs of linear operators are moved to the grid that their codes lie on.
+A row's result may differ in its last bits from one batch size to another: the matrix products of MKL sum in an order
+that depends on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from quarl.engines.reference import grid_qparams
+from quarl.errors import QuarlError
+from quarl.policy.graph import (
+    LEAKY_SLOPE,
+    OBSERVATION,
+    Activation,
+    Add,
+    Concat,
+    Conv2d,
+    Dense,
+    Flatten,
+    LayerNorm,
+    Linear,
+    Normalize,
+    Op,
+    QuantizedPolicy,
+    QuantizedTensor,
+    Scale,
+    as_float32,
+    final_linear,
+)
+from quarl.quant.affine import dequantize, fake_quantize, quantize_rows
+
+Array = NDArray[Any]
+Tensor = torch.Tensor
+Function = Callable[..., Tensor]
+ACTIVATIONS: dict[str, Function] = {
+    "relu": functional.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "elu": functional.elu,
+    "leaky_relu": lambda x: functional.leaky_relu(x, LEAKY_SLOPE),
+}
+
+
+class Torch:
+    """A list of functions on torch tensors, called in order without gradients."""
+
+    name = "torch"
+
+    def __init__(self, policy: QuantizedPolicy, batch: int) -> None:
+        self.measured = policy.spec.float_type == "fp32"
+        self.batch = batch
+        self.file_bytes = 0
+        """Bytes of the float32 weights and biases; a state dict's file holds these and a little more."""
+        self._shape = (batch, *policy.observation_shape)
+        self._dtype = policy.observation_dtype
+        self._output = policy.output
+        self._steps: list[tuple[str, Function, tuple[str, ...]]] = []
+        if policy.observation_dtype == "uint8":
+            self._steps.append((OBSERVATION, Tensor.float, (OBSERVATION,)))
+        for op in policy.ops:
+            function = self._linear(policy, op) if isinstance(op, Dense | Conv2d) else _function(op)
+            self._steps.append((op.name, _on_grid(policy, op, function), op.inputs))
+
+    @torch.inference_mode()
+    def run(self, observations: Array) -> Array:
+        """float32 outputs [batch, n] of observations [batch, *shape]."""
+        if observations.shape != self._shape:
+            raise QuarlError(f"observations are {observations.shape}, this engine runs {self._shape}")
+        rows = np.ascontiguousarray(observations, self._dtype)
+        # torch warns about arrays that it may not write to, even where nothing ever does.
+        values = {OBSERVATION: torch.from_numpy(rows if rows.flags.writeable else rows.copy())}
+        for name, function, inputs in self._steps:
+            values[name] = function(*[values[source] for source in inputs])
+        output: Array = values[self._output].numpy()
+        return output
+
+    def _linear(self, policy: QuantizedPolicy, op: Linear) -> Function:
+        weight, bias = torch.tensor(as_float32(op.weight)), torch.tensor(op.bias)
+        self.file_bytes += weight.nbytes + bias.nbytes
+        if isinstance(op, Dense):
+
+            def product(x: Tensor) -> Tensor:
+                return functional.linear(x, weight, bias)
+        else:
+            stride, padding = op.stride, op.padding
+
+            def product(x: Tensor) -> Tensor:
+                return functional.conv2d(x, weight, bias, stride, padding)
+
+        bits = policy.spec.activation_bits
+        if bits is None or not isinstance(op.weight, QuantizedTensor):
+            return product
+        if policy.spec.mode == "dynamic":
+            return lambda x: product(_fake_quantized_rows(x, bits))
+        grid = grid_qparams(policy.grids[op.inputs[0]])
+        return lambda x: product(fake_quantize(x, grid))
+
+
+def load(policy: QuantizedPolicy, batch: int) -> Torch:
+    """The policy ready to run in eager mode; torch is set to one thread, for the whole process."""
+    torch.set_num_threads(1)
+    return Torch(policy, batch)
+
+
+def _fake_quantized_rows(x: Tensor, bits: int) -> Tensor:
+    rows = x.flatten(1).numpy()
+    return torch.from_numpy(dequantize(*quantize_rows(rows, bits))).reshape(x.shape)
+
+
+def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
+    """The function, followed in static mode by the grid of its value where the integer engines hold codes there."""
+    source, grids = op.inputs[0], policy.grids
+    inner = isinstance(op, Dense | Conv2d) and op.name not in final_linear(policy)
+    if op.name in grids and (inner or (isinstance(op, Activation) and source in grids)):
+        grid = grid_qparams(grids[op.name])
+        return lambda *inputs: fake_quantize(function(*inputs), grid)
+    return function
+
+
+def _function(op: Op) -> Function:
+    match op:
+        case Activation():
+            return ACTIVATIONS[op.kind]
+        case Normalize():
+            mean, rest = map(torch.tensor, op.mean_parts)
+            factor = torch.tensor(op.inverse_std)
+            return lambda x: ((x - mean - rest) * factor).clamp(-op.clip, op.clip)
+        case Scale():
+            factor = torch.tensor(op.factor.astype(np.float32))
+            return lambda x: x * factor
+        case Flatten():
+            return lambda x: x.flatten(1)
+        case Concat():
+            return lambda *inputs: torch.cat(inputs, dim=-1)
+        case Add():
+            return torch.add
+        case LayerNorm():
+            weight, bias = torch.tensor(op.weight), torch.tensor(op.bias)
+            return lambda x: functional.layer_norm(x, weight.shape, weight, bias, op.epsilon)
+        case _:
+            raise AssertionError(f"no rule for {type(op).__name__}")

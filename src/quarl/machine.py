@@ -1,0 +1,141 @@
+"""What this computer is: the header of every measured result, and half of what `quarl doctor` says."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+INSTRUCTION_SETS = {
+    "avx2": "avx2",
+    "fma": "fma",
+    "f16c": "f16c",
+    "avx512f": "avx512",
+    "avx_vnni": "avx-vnni",
+    "avx512_vnni": "avx512-vnni",
+    "avx512_bf16": "avx512-bf16",
+    "avx512_fp16": "avx512-fp16",
+    "amx_int8": "amx-int8",
+    "amx_bf16": "amx-bf16",
+    "asimd": "neon",
+    "asimddp": "neon-dotprod",
+    "i8mm": "neon-i8mm",
+    "bf16": "neon-bf16",
+    "sve": "sve",
+    "FEAT_DotProd": "neon-dotprod",
+    "FEAT_I8MM": "neon-i8mm",
+    "FEAT_BF16": "neon-bf16",
+}
+"""What the system calls an instruction set that matters here, and what we call it."""
+INT8_DOT = ("avx-vnni", "avx512-vnni", "amx-int8", "neon-dotprod", "neon-i8mm")
+"""Any of these multiplies and adds four 8-bit integers in one step, without saturation in between."""
+PACKAGES = (
+    "numpy",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "ai-edge-litert",
+    "stable-baselines3",
+    "gymnasium",
+    "mujoco",
+    "dm-control",
+    "pybullet",
+    "pybullet-envs-gymnasium",
+    "box2d",
+    "ale-py",
+)
+"""Those on which a measured number may depend."""
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory, system, versions, commit and date, ready for JSON; what cannot be found out is None."""
+    return {
+        "cpu": cpu_name(),
+        "instruction_sets": instruction_sets(),
+        "cores": usable_cores(),
+        "memory_gib": memory_gib(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := version(name)) is not None},
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def version(package: str) -> str | None:
+    """The installed version of a distribution, without importing it; None where it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it, with family and model numbers where the name alone says little."""
+    facts = _cpuinfo()
+    name = facts.get("model name") or _output("sysctl", "-n", "machdep.cpu.brand_string")
+    name = name or platform.processor() or platform.machine()
+    if "cpu family" in facts:
+        name += f" (family {facts['cpu family']}, model {facts.get('model', '?')})"
+    return name
+
+
+def instruction_sets() -> list[str]:
+    """Those of INSTRUCTION_SETS that this processor has, by our names."""
+    facts = _cpuinfo()
+    flags = set((facts.get("flags") or facts.get("Features") or "").split())
+    if sys.platform == "darwin":
+        lines = _output("sysctl", "hw.optional").splitlines()
+        flags = {line.split(":")[0].rpartition(".")[2] for line in lines if line.endswith(": 1")}
+        flags = {flag.removesuffix("_0") for flag in flags} | ({"asimd"} if platform.machine() == "arm64" else set())
+    return list(dict.fromkeys(ours for theirs, ours in INSTRUCTION_SETS.items() if theirs in flags))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def memory_gib() -> float | None:
+    """Physical memory."""
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package is imported from, "+" behind it where files were changed since."""
+    package = Path(__file__).resolve().parent
+    top = _output("git", "-C", str(package), "rev-parse", "--show-toplevel")
+    # A checkout that merely contains the virtual environment we are installed in says nothing about us.
+    if not top or Path(top).resolve() / "src" / "quarl" != package:
+        return None
+    head = _output("git", "-C", str(package), "rev-parse", "--verify", "--quiet", "HEAD")
+    changed = _output("git", "-C", str(package), "status", "--porcelain", "--untracked-files=no")
+    return head + ("+" if changed else "") if head else None
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Linux's description of the first core; empty on other systems."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _output(*command: str) -> str:
+    """What the command prints; empty where it fails or does not exist."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,1 @@
+"""Rows to tables, figures and pages: pure functions, nothing is measured here."""

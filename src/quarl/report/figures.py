@@ -1,0 +1,139 @@
+"""Figures of rows and layers: the sweet spot of a policy, what a precision buys, and where the weights lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from quarl.inspection import Layer
+from quarl.quant.spec import FLOAT_BITS
+from quarl.report import style
+from quarl.report.schema import Row
+
+MAX_LAYERS = 8
+"""Layers that a weight figure draws; the rest is in the rows."""
+
+
+def sweet_spot(rows: Sequence[Row], title: str) -> Figure:
+    """Return against precision with 95 % intervals, one line a scheme, over the band of fp32 and its margin.
+
+    Filled markers are measured on kernels of that precision, hollow ones simulated.
+    """
+    order = _order(rows)
+    base = next(row for row in rows if row["precision"] == "fp32")
+    floor = base["mean"] - base["margin_pct"] / 100 * abs(base["mean"])
+    with style.look():
+        drawn = style.figure(7.2, 3.8)
+        axes = drawn.add_subplot()
+        axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
+        axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label="fp32, 95 % interval shaded")
+        axes.axhline(
+            floor, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)), label=f"{base['margin_pct']:g} % below"
+        )
+        groups = _by_scheme(rows)
+        floats = [row for row in rows if row["precision"] in FLOAT_BITS]
+        groups = _by_scheme(rows)
+        for number, (scheme, members) in enumerate(groups.items()):
+            # side by side, so that intervals of different schemes do not hide one another
+            shift = 0.12 * (number - (len(groups) - 1) / 2)
+            _line(axes, members, order, shift, style.SERIES[number % len(style.SERIES)], scheme)
+        _line(axes, floats, order, 0.0, style.MUTED, "float formats")
+        axes.set_xticks(range(len(order)), order)
+        axes.set_xlabel("precision of the weights")
+        axes.set_ylabel(f"return ({base['episodes']} episodes)")
+        axes.set_title(title)
+        axes.legend(loc="best", fontsize=8)
+    return drawn
+
+
+def _line(axes: Axes, rows: Sequence[Row], order: Sequence[str], shift: float, colour: str, label: str) -> None:
+    rows = sorted(rows, key=lambda row: order.index(row["precision"]))
+    x = np.array([order.index(row["precision"]) for row in rows]) + shift
+    mean = np.array([row["mean"] for row in rows])
+    spread = np.array([mean - [row["ci_low"] for row in rows], [row["ci_high"] for row in rows] - mean])
+    axes.errorbar(x, mean, yerr=np.maximum(spread, 0), color=colour, capsize=3, elinewidth=1.2, label=label)
+    for at, row in zip(x, rows, strict=True):
+        face = colour if row["measured"] else "white"
+        axes.plot(at, row["mean"], "o", color=colour, markersize=6, markerfacecolor=face, zorder=3)
+
+
+def gains(rows: Sequence[Row], title: str) -> Figure:
+    """Batch-1 latency (median, with a whisker to the 99th percentile) and size, one bar a precision, one scheme."""
+    first = next(iter(_by_scheme(rows)), "")
+    rows = [row for row in rows if row["scheme"] == first or row["precision"] in FLOAT_BITS]
+    names = [row["precision"] for row in rows]
+    with style.look():
+        drawn = style.figure(7.2, 2.6)
+        left, right = drawn.subplots(1, 2)
+        p50 = np.array([row["latency_us_p50"] for row in rows])
+        p99 = np.array([row["latency_us_p99"] for row in rows])
+        bars = left.bar(
+            names, p50, color=style.BARS, yerr=[0 * p50, np.maximum(p99 - p50, 0)], ecolor=style.MUTED, capsize=2
+        )
+        for bar, row in zip(bars, rows, strict=True):
+            bar.set_alpha(1.0 if row["measured"] else 0.35)
+        left.set_title("latency, µs (median, whisker to p99)")
+        packed = [row["bytes_packed"] / 1000 for row in rows]
+        right.bar(names, [row["bytes"] / 1000 for row in rows], color=style.MUTED, alpha=0.5, label="file")
+        right.bar(names, packed, width=0.45, color=style.BARS, label="packed")
+        right.set_title("size, kB")
+        right.legend(fontsize=8)
+        for axes in (left, right):
+            axes.grid(visible=False, axis="x")
+            axes.tick_params(axis="x", labelsize=7)
+        drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return drawn
+
+
+def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
+    """One panel a layer: log histogram of the float weights over the levels that the quantiser offers them."""
+    shown = layers[:MAX_LAYERS]
+    columns = 1 if len(shown) == 1 else 2
+    height = -(-len(shown) // columns)
+    with style.look():
+        drawn = style.figure(7.2, 0.5 + 1.9 * height)
+        for number, layer in enumerate(shown):
+            _weights(drawn.add_subplot(height, columns, number + 1), layer)
+        left_out = f" (first {len(shown)} of {len(layers)} layers)" if len(layers) > len(shown) else ""
+        drawn.suptitle(f"{title}{left_out}", x=0.01, ha="left", fontsize=10)
+        drawn.supxlabel("weight", fontsize=9)
+        drawn.supylabel("number of weights", fontsize=9)
+    return drawn
+
+
+def _weights(axes: Axes, layer: Layer) -> None:
+    found = layer.diagnostics
+    axes.stairs(found.counts, found.edges, fill=True, color=style.BARS, alpha=0.85)
+    axes.set_yscale("log")
+    low, high = found.edges[0], found.edges[-1]
+    inside = found.grid[(found.grid >= low) & (found.grid <= high)]
+    if inside.size:
+        # as many lines as the panel has pixels would be a block of colour
+        width = float(np.clip(60 / inside.size, 0.25, 1.2))
+        # one path with gaps, not a path a level: a tenth of the file
+        x, y = np.repeat(inside, 3), np.tile([0.0, 1.0, np.nan], inside.size)
+        axes.plot(x, y, transform=axes.get_xaxis_transform(), color=style.LEVELS, alpha=0.6, linewidth=width)
+    noise = "exact" if np.isinf(found.sqnr_db) else f"{found.sqnr_db:.1f} dB"
+    axes.set_title(f"{layer.name} {'×'.join(map(str, layer.shape))}: {found.levels} levels, {noise}", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.grid(visible=False, axis="x")
+    axes.tick_params(labelsize=7)
+
+
+def _order(rows: Sequence[Row]) -> list[str]:
+    """Precisions from wide to narrow."""
+    widths = {row["precision"]: (row["bits_weights"], row["precision"] in FLOAT_BITS) for row in rows}
+    return sorted(widths, key=lambda name: widths[name], reverse=True)
+
+
+def _by_scheme(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of each scheme, without the float formats, which have none."""
+    quantized = [row for row in rows if row["precision"] not in FLOAT_BITS]
+    return {
+        scheme: [row for row in quantized if row["scheme"] == scheme]
+        for scheme in dict.fromkeys(row["scheme"] for row in quantized)
+    }

@@ -1,0 +1,51 @@
+"""One self-contained HTML page of a run: verdicts, table, figures, how to repeat it, where it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from quarl.report.style import INK, to_svg
+from quarl.report.tables import Cells
+
+MAX_PAGE_BYTES = 1_000_000
+
+
+def render(
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    sentences: Sequence[str],
+    tables: Sequence[tuple[str, Cells]],
+    figures: Sequence[tuple[str, Figure]],
+    command: str,
+    machine: Mapping[str, str],
+) -> str:
+    """The page as HTML text: no scripts, no fonts, images or links from elsewhere; figures are inline SVG.
+
+    facts: what was studied, by name. tables, figures: with their captions. machine: what it ran on, by name.
+    """
+    environment = Environment(
+        loader=PackageLoader("quarl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(
+        title=title,
+        facts=facts,
+        sentences=sentences,
+        tables=tables,
+        figures=[(caption, _inline(figure)) for caption, figure in figures],
+        command=command,
+        machine=machine,
+    )
+
+
+def _inline(figure: Figure) -> Markup:
+    """The figure's SVG with the page's own text colour; matplotlib escapes the texts in it."""
+    return Markup(to_svg(figure).replace(INK, "currentColor"))

@@ -1,0 +1,75 @@
+"""How every figure looks: one set of colours and sizes, readable on light and dark pages."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from quarl.policy.artifact import write_bytes
+
+INK = "#24292e"
+"""Text and axes. A page replaces it with its own text colour, so it is used for nothing else."""
+SERIES = ("#2f7ed8", "#e8793a", "#2a9d6f", "#b35fc4", "#c9a227", "#d1495b", "#6c8ebf", "#8c6d4f", "#5aa5a8")
+"""Mid-tones: at least 3:1 against white and against near-black."""
+MUTED = "#8b949e"
+BARS = SERIES[0]
+LEVELS = SERIES[1]
+
+RC: Mapping[str, Any] = {
+    "axes.edgecolor": INK,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titlecolor": INK,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "grid.alpha": 0.25,
+    "grid.color": MUTED,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
+    "svg.hashsalt": "quarl",  # equal rows make equal files
+    "text.color": INK,
+    "text.parse_math": False,  # names out of files may hold dollar signs
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def look() -> AbstractContextManager[None]:
+    """The context in which figures are drawn and saved."""
+    return mpl.rc_context(cast(Any, dict(RC)))  # its stub wants the names of all 300 settings as a literal type
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure, size in inches, with the layout done by constraints. Draw inside `look()`."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def to_svg(drawn: Figure) -> str:
+    """The figure as an <svg> element, transparent, without metadata or a document type."""
+    out = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with look():
+        drawn.savefig(out, format="svg", transparent=True, metadata=nothing)
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def save(drawn: Figure, path: Path) -> None:
+    """Writes the figure as PNG or PDF, as the suffix says, whole or not at all."""
+    out = io.BytesIO()
+    with look():
+        drawn.savefig(out, format=os.path.splitext(path.name)[1][1:], dpi=150, facecolor="white")
+    write_bytes(out.getvalue(), path)

@@ -1,0 +1,34 @@
+"""Verdicts in words."""
+
+from __future__ import annotations
+
+from quarl.report.assessment import assess, listed
+
+
+def test_verdicts_are_grouped_by_scheme_and_name_the_worst_loss(rows):
+    assert assess(rows) == [
+        "fp16 is non-inferior to fp32 within 5 %.",
+        "int8 and int4 with scheme default are non-inferior to fp32 within 5 %.",
+        "int2 with scheme default: not shown to be non-inferior; it loses 80 %.",
+        "int8 with scheme naive: not shown to be non-inferior; it loses 15 %.",
+    ]
+
+
+def test_an_agent_whose_returns_vary_too_much_gets_no_verdict(rows):
+    rows[0]["std"] = 31.0
+    (sentence,) = assess(rows)
+    assert sentence.startswith("No verdict: fp32's returns vary by 16 % of their mean (the limit is 15 %)")
+
+
+def test_a_mean_of_zero_gets_no_verdict(rows):
+    rows[0]["mean"] = 0.0
+    assert assess(rows)[0].startswith("No verdict")
+
+
+def test_what_was_simulated_is_said(rows):
+    rows[2]["measured"] = False
+    assert assess(rows)[-1] == "int8: simulated in float, so returns hold, latency and file size do not."
+
+
+def test_words_are_listed_as_in_a_sentence():
+    assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]

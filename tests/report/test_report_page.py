@@ -1,0 +1,87 @@
+"""The page: self-contained, small, and safe from what files say."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from quarl.report import figures, page, tables
+from quarl.report.style import INK
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Checker(HTMLParser):
+    """Keeps open tags and every attribute that could load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.loads += [value for name, value in attributes if name in ("src", "href", "xlink:href", "srcset", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.add(tag)
+        self.loads += [value for name, value in attributes if name in ("src", "href", "xlink:href", "srcset", "data")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def rendered(rows, layers, title="dqn on CartPole-v1"):
+    return page.render(
+        title=title,
+        facts={"model": "a.zip"},
+        sentences=["int8 is non-inferior."],
+        tables=[("Returns", tables.cells("ptq", rows))],
+        figures=[
+            ("one", figures.sweet_spot(rows, title)),
+            ("two", figures.gains(rows, title)),
+            ("three", figures.weight_distribution(layers * 4, title)),
+        ],
+        command="quarl ptq a.zip",
+        machine={"processor": "one"},
+    )
+
+
+@pytest.fixture(scope="module")
+def text(settled_rows, layers):
+    return rendered(settled_rows, layers)
+
+
+def test_a_page_is_well_formed_self_contained_and_small(text):
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert all(value.startswith("#") for value in checker.loads)  # within the page
+    assert not checker.tags & {"script", "link", "iframe", "img"}
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert "://" not in without_names
+    assert "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
+    assert len(text.encode()) < page.MAX_PAGE_BYTES
+    assert text.count("<svg") == 3
+
+
+def test_every_cell_of_the_table_is_on_the_page(text, rows):
+    for row in tables.cells("ptq", rows).rows:
+        assert all(f">{cell}</td>" in text for cell in row)
+
+
+def test_text_out_of_files_cannot_become_markup(rows, layers):
+    text = rendered(rows, layers, title="<script>alert(1)</script> & $x$")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_figures_take_the_page_s_text_colour(text):
+    assert INK not in text.partition("<svg")[2]
+    assert "currentColor" in text

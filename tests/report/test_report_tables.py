@@ -1,0 +1,79 @@
+"""Cells of tables, by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+
+from quarl.report import schema, tables
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0.00"), (-1.234, "−1.23"), (12.34, "12.3"), (-1234.6, "−1235"), (None, "–")],
+)
+def test_returns_have_decimals_by_their_size(value, shown):
+    assert tables.number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(999, "999 B"), (1000, "1 kB"), (76_543, "76.5 kB"), (8_460_000, "8.46 MB"), (2e9, "2000 MB")]
+)
+def test_sizes_are_decimal(count, shown):
+    assert tables.size(count) == shown
+
+
+def test_a_share_is_never_rounded_up_to_all():
+    assert [tables.percent(share) for share in (1, 0.99999, 0.5, 0)] == ["100", "99.9", "50.0", "0.0"]
+
+
+def test_a_spark_shows_the_logarithm_of_counts_and_leaves_empty_bins_blank():
+    assert tables.spark([0, 1, 3, 7, 127]) == " ▂▃▄█"
+    assert len(tables.spark([1] * 100)) == tables.SPARK_BINS
+    assert tables.spark([0, 0]) == "  "
+
+
+def test_columns_in_which_rows_agree_move_to_the_caption(rows):
+    table = tables.cells("ptq", rows)
+    heads = [column.head for column in table.columns]
+    assert table.caption == (
+        "dynamic activations, on litert, measured kernels, 100 episodes each, margin 5 %, 100 % of the weights covered"
+    )
+    assert "scheme" in heads
+    assert "mode" not in heads
+    assert "scheme" not in [column.head for column in tables.cells("ptq", rows[:-1]).columns]
+
+
+def test_float_formats_have_no_scheme(rows):
+    table = tables.cells("ptq", rows)
+    column = [column.head for column in table.columns].index("scheme")
+    assert [row[column] for row in table.rows] == ["", "", "default", "default", "default", "naive"]
+
+
+def test_the_terminal_shows_every_cell_however_narrow_it_is(rows):
+    table = tables.cells("ptq", rows)
+    out = io.StringIO()
+    Console(file=out, width=200).print(tables.terminal(table, "title [not markup]"))
+    assert "title [not markup]" in out.getvalue()
+    for row in table.rows:
+        assert all(cell in out.getvalue() for cell in row)
+    narrow = io.StringIO()
+    Console(file=narrow, width=60).print(tables.terminal(table, "title"))
+    assert "…" not in narrow.getvalue()
+
+
+def test_csv_has_every_number_in_full(rows):
+    rows[0]["mean"] = 1 / 3
+    rows[0]["error_pct"] = None
+    read = list(csv.DictReader(io.StringIO(tables.to_csv(rows))))
+    assert list(read[0]) == list(schema.ROWS["ptq"])
+    assert float(read[0]["mean"]) == 1 / 3
+    assert read[0]["error_pct"] == ""
+    assert len(read) == len(rows)
+
+
+def test_every_command_of_the_contract_has_a_table():
+    assert set(tables.COLUMNS) == set(schema.ROWS)

@@ -1,0 +1,241 @@
+"""The command line: exit codes, one-line errors, and files that match what is printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from functools import partial
+
+import pytest
+from gymnasium.envs.registration import registry
+from stable_baselines3 import DQN
+
+from networks import dense
+from quarl import __version__, demo
+from quarl.bench import latency
+from quarl.cli import main, parse
+from quarl.config import VERBS
+from quarl.policy import artifact
+from quarl.policy.graph import Provenance
+from quarl.report import schema
+
+HEAVY = ("numpy", "scipy", "torch", "gymnasium", "matplotlib", "onnxruntime", "ai_edge_litert", "stable_baselines3")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with policy.safetensors, CartPole-v1.zip, cut.zip and a zoo folder whose ppo agent is a DQN."""
+    folder = tmp_path_factory.mktemp("models")
+    policy = dense([4, 16, 2])
+    provenance = Provenance(algo="dqn", env_id="CartPole-v1", origin="module")
+    artifact.write(type(policy)(**{**fields(policy), "provenance": provenance}), folder / "policy.safetensors")
+    agent = DQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, buffer_size=1, device="cpu")
+    path = folder / "CartPole-v1.zip"
+    agent.save(path)
+    (folder / "cut.zip").write_bytes(path.read_bytes()[:2000])
+    run = folder / "zoo" / "ppo" / "CartPole-v1_1"
+    run.mkdir(parents=True)
+    (run / "CartPole-v1.zip").write_bytes(path.read_bytes())
+    return folder
+
+
+def fields(policy):
+    return {name: getattr(policy, name) for name in ("observation_shape", "observation_dtype", "ops", "head")}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Default output folders land in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def fails(capsys, *words):
+    """The one line on stderr of a command that exits with 2."""
+    assert main([str(word) for word in words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("quarl: ")
+    return captured.err
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from quarl.cli import main\n"
+        "try: main(['ptq', '--help'])\n"
+        f"except SystemExit: print('heavy:', sorted(set(sys.modules) & set({HEAVY!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--scheme" in done.stdout
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"quarl {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", [verb.verb for verb in VERBS])
+def test_every_verb_explains_every_option(verb, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse([verb.split()[0], "--help"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    described = [line for line in shown.splitlines() if re.search(r"--\w", line)]
+    assert any("--json FILE" in line for line in described)
+    assert "{None}" not in shown
+
+
+@pytest.mark.parametrize("words", ["", "frob", "ptq a.zip --frob", "ptq a.zip --seed x", "bench throughput"])
+def test_words_that_no_verb_knows_exit_with_2(words, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(words.split())
+    assert exit_.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ptq", "MODEL is missing"),
+        ("ptq --bits 8 a.zip", "MODEL is missing"),
+        ("ptq a b c", "got 3 words"),
+        ("ptq a b", "-f FOLDER"),
+        ("ptq a -f b", "drop -f"),
+        ("ptq missing.zip", "no file missing.zip"),
+        ("ptq {}/cut.zip", "cut.zip"),
+        ("ptq ppo CartPole-v1 -f {}/zoo", "dqn|DQN"),
+        ("ptq a2c CartPole-v1 -f {}/zoo", "ppo"),
+        ("ptq {}/policy.safetensors --bits 1", "2..32"),
+        ("ptq {}/policy.safetensors --bits 8 33", "2..32"),
+        ("ptq {}/policy.safetensors --bits eight", "unknown precision 'eight'"),
+        ("ptq {}/policy.safetensors --scheme best", "unknown scheme 'best'.*default"),
+        ("ptq {}/policy.safetensors --episodes 0", "--episodes must be at least 1"),
+        ("ptq {}/policy.safetensors --margin 0", "--margin"),
+        ("ptq {}/policy.safetensors --seed -1", "--seed must not be negative"),
+        ("ptq {}/policy.safetensors --env CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("ptq {}/policy.safetensors --env Acrobot-v1", "observation"),
+        ("ptq {}/policy.safetensors -o {}/cut.zip", "it is a file"),
+        ("eval {}/policy.safetensors --env Pendulum-v1", "observation"),
+        ("eval {}/policy.safetensors --stochastic --deterministic", "keep one"),
+        ("eval {}/policy.safetensors --json {}/nowhere/rows.json", "cannot write --json"),
+        ("inspect {}/policy.safetensors --bits 64", "2..32"),
+        ("bench latency --widths 64,x", "--widths '64,x'"),
+        ("bench latency --widths 0", "--widths '0'"),
+        ("demo --seed -1", "--seed"),
+    ],
+)
+def test_mistakes_are_one_line_exit_with_2_and_leave_nothing(words, said, models, capsys, tmp_path):
+    assert re.search(said, fails(capsys, *words.format(models, models).split()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_named(models, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pybullet_envs_gymnasium", None)
+    monkeypatch.delitem(registry, "HopperBulletEnv-v0", raising=False)
+    said = fails(capsys, "eval", models / "policy.safetensors", "--env", "HopperBulletEnv-v0")
+    assert "pip install 'quarl[pybullet]'" in said
+
+
+def test_a_zip_bomb_of_a_model_is_one_line(capsys, tmp_path):
+    with zipfile.ZipFile("bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("data", b"0" * 10_000_000)
+    assert "bomb.zip" in fails(capsys, "eval", "bomb.zip")
+
+
+def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quarl.sweep.sweep", interrupted)
+    assert main(["ptq", str(models / "policy.safetensors")]) == 130
+    assert capsys.readouterr().err == "quarl: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
+    words = ["ptq", str(models / "policy.safetensors"), "--bits", "fp32", "fp16", "8", "4"]
+    words += ["--scheme", "default", "naive", "--episodes", "3", "--seed", "5", "-o", "out", "--json", "rows.json"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""  # the progress bar is for terminals
+    document = json.loads((tmp_path / "rows.json").read_text())
+    schema.check(document)
+    assert document == json.loads((tmp_path / "out" / "rows.json").read_text())
+    assert [document[key] for key in ("command", "algo", "env_id", "seed")] == ["ptq", "dqn", "CartPole-v1", 5]
+    expected = [("fp32", "default"), ("fp16", "default"), ("int8", "default"), ("int4", "default")]
+    expected += [("int8", "naive"), ("int4", "naive")]
+    assert [(row["precision"], row["scheme"]) for row in document["rows"]] == expected
+    printed = [line.split() for line in captured.out.splitlines()]
+    table = [words for words in printed if words and words[0] in ("fp32", "fp16", "int8", "int4") and "±" in words]
+    assert [words[0] for words in table] == [precision for precision, _ in expected]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("rows.json", "rows.csv", "report.html", "sweetspot.png", "gains.png", "weights.png"),
+        *("fp32.safetensors", "fp16.safetensors"),
+        *(f"int{bits}-{scheme}.safetensors" for bits in (8, 4) for scheme in ("default", "naive")),
+    }
+    assert (tmp_path / "out" / "report.html").stat().st_size < 1_000_000
+    (repeat,) = [line for line in captured.out.splitlines() if line.startswith("repeat: ")]
+    assert parse(shlex.split(repeat)[2:]) == parse(words)
+    assert main(["ptq", "out/int8-default.safetensors"]) == 2
+    assert "quantised already (int8)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1.zip", "policy.safetensors"])
+@pytest.mark.parametrize("how", ["stochastic", "deterministic"])
+def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path):
+    assert main(["eval", str(models / name), "--episodes", "4", "--json", "eval.json", f"--{how}"]) == 0
+    document = json.loads((tmp_path / "eval.json").read_text())
+    schema.check(document)
+    (row,) = document["rows"]
+    assert (row["precision"], row["episodes"], row["stochastic"]) == ("fp32", 4, how == "stochastic")
+    assert f" {row['steps']} " in capsys.readouterr().out
+
+
+def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
+    words = ["inspect", str(models / "policy.safetensors"), "--bits", "4", "--json", "inspect.json"]
+    assert main(words) == 0
+    document = json.loads((tmp_path / "inspect.json").read_text())
+    schema.check(document)
+    assert [row["shape"] for row in document["rows"]] == [[16, 4], [2, 16]]
+    assert [sum(row["histogram"]["counts"]) for row in document["rows"]] == [64, 32]
+    assert all(row["levels"] <= 15 for row in document["rows"])
+    number = r"-?\d+\.\d+"
+    line = (tmp_path / "quarl-inspect" / "output.txt").read_text()
+    assert re.fullmatch(
+        rf"policy\.safetensors : weight_bias_min: {number} , weight_bias_max: {number} , range: {number}\n", line
+    )
+    assert line in capsys.readouterr().out
+    assert (tmp_path / "quarl-inspect" / "weights.png").is_file()
+
+
+def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(latency, "measure", partial(latency.measure, seconds=0.01))
+    assert main(["bench", "latency", "--widths", "8", "4,4", "--json", "latency.json"]) == 0
+    document = json.loads((tmp_path / "latency.json").read_text())
+    schema.check(document)
+    assert list(dict.fromkeys(row["network"] for row in document["rows"])) == ["8", "4-4"]
+    assert "4-4" in capsys.readouterr().out
+
+
+def test_doctor_reports_this_machine(capsys, tmp_path):
+    assert main(["doctor", "--json", "doctor.json"]) == 0
+    document = json.loads((tmp_path / "doctor.json").read_text())
+    schema.check(document)
+    assert document["model"] is None
+    assert "engine litert" in capsys.readouterr().out
+
+
+def test_demo_trains_saves_and_quantises(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "MAX_STEPS", 512)  # too few to learn anything, and so quickly played
+    assert main(["demo", "-o", "out", "--seed", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "steps in" in shown
+    assert "quarl ptq out/CartPole-v1.zip --seed 3" in shown
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]

@@ -1,0 +1,123 @@
+"""The doctor's checks on this machine, and on machines that are not well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from quarl import doctor, machine
+from quarl.engines import ENGINES
+from quarl.report import schema
+
+CPUINFO = """\
+processor\t: 0
+model name\t: Some CPU
+cpu family\t: 6
+model\t\t: 143
+flags\t\t: fpu avx2 fma avx512f avx512_vnni amx_int8
+
+processor\t: 1
+flags\t\t: fpu
+"""
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Installed versions that a test chooses; the rest is missing."""
+    versions: dict[str, str] = {}
+    monkeypatch.setattr(doctor, "version", versions.get)
+    return versions
+
+
+def test_this_machine_passes_and_the_rows_keep_the_contract():
+    rows = doctor.examine()
+    schema.check(schema.document("doctor", [row.to_json() for row in rows]))
+    assert [row for row in rows if not row.ok] == []
+    assert {f"engine {name}" for name in ENGINES} <= {row.check for row in rows}
+
+
+def test_the_header_of_results_is_plain_json():
+    header = machine.machine()
+    assert json.loads(json.dumps(header)) == header
+    assert set(header) == {
+        "cpu", "instruction_sets", "cores", "memory_gib", "os", "python", "versions", "commit", "date",
+    }  # fmt: skip
+    assert header["versions"]["numpy"] == machine.version("numpy")
+    assert header["cores"] >= 1
+
+
+def test_instruction_sets_are_those_of_the_first_core(monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(CPUINFO)
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine.sys, "platform", "linux")
+    assert machine.instruction_sets() == ["avx2", "fma", "avx512", "avx512-vnni", "amx-int8"]
+    assert machine.cpu_name() == "Some CPU (family 6, model 143)"
+
+
+def test_without_8_bit_dot_products_the_doctor_warns_of_saturation(monkeypatch):
+    monkeypatch.setattr(doctor, "instruction_sets", lambda: ["avx2"])
+    row = doctor._hardware()[-1]
+    assert (row.found, row.ok) == ("none", True)
+    assert "saturate" in row.advice
+    monkeypatch.setattr(doctor, "instruction_sets", lambda: ["avx2", "avx-vnni"])
+    assert doctor._hardware()[-1] == doctor.Row("8-bit dot products", "avx-vnni", True, "")
+
+
+@pytest.mark.parametrize(
+    ("control", "mujoco", "ok"), [("1.0.50", "4.0.0", False), ("1.0.50", "3.17.0", True), ("1.0.51", "4.0.0", True)]
+)
+def test_dm_control_and_mujoco_4_are_known_bad(installed, control, mujoco, ok):
+    installed.update({"dm-control": control, "mujoco": mujoco})
+    (row,) = doctor._pairs()
+    assert row.ok is ok
+    assert ("pip install 'mujoco>=3.17,<4'" in row.advice) is not ok
+
+
+def test_a_missing_extra_is_no_fault_and_names_the_command(installed):
+    installed.update({"pybullet": "3.2.7"})
+    rows = {row.check: row for row in doctor._extras()}
+    assert rows["extra box2d"] == doctor.Row("extra box2d", "not installed", True, "pip install 'quarl[box2d]'")
+    assert rows["extra pybullet"].found == "pybullet 3.2.7, without pybullet-envs-gymnasium"
+
+
+def test_a_missing_package_is_a_fault(installed):
+    installed.update({package: "1.0" for package in doctor.REQUIRED if package != "onnxruntime"})
+    faults = [row for row in doctor._packages() if not row.ok]
+    assert faults == [doctor.Row("onnxruntime", "missing", False, "pip install quarl")]
+
+
+def test_an_engine_that_cannot_be_imported_is_a_fault_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "quarl.engines.onnx", None)
+    (row,) = [row for row in doctor._engines() if not row.ok]
+    assert (row.check, row.found) == ("engine onnx", "does not run")
+    assert row.advice.startswith("ModuleNotFoundError")
+    assert "\n" not in row.advice
+
+
+def test_versions_are_compared_as_numbers():
+    assert doctor._numbers("1.0.50") == (1, 0, 50)
+    assert doctor._numbers("2.13.0+cpu") == (2, 13, 0)
+    assert doctor._numbers("4.0.0rc1") == (4, 0, 0)
+    assert doctor._numbers("1.10") > doctor._numbers("1.9")
+
+
+def test_another_checkout_around_the_installation_is_not_ours(monkeypatch):
+    answers = {"--show-toplevel": "/somewhere/else", "HEAD": "0123abc"}
+    monkeypatch.setattr(machine, "_output", lambda *command: answers.get(command[-1], ""))
+    assert machine.commit() is None
+
+
+def test_changed_files_are_marked_on_the_commit(monkeypatch):
+    top = str(machine.Path(machine.__file__).parents[2])
+    answers = {"--show-toplevel": top, "HEAD": "0123abc", "--untracked-files=no": " M README.md"}
+    monkeypatch.setattr(machine, "_output", lambda *command: answers.get(command[-1], ""))
+    assert machine.commit() == "0123abc+"
+
+
+def test_asking_the_doctor_imports_nothing_heavy():
+    code = "import sys, quarl.doctor; print([m for m in ('numpy', 'torch', 'onnxruntime') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,86 @@
+"""What the repository says about itself is true: commands, pins, contents of the package."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from quarl.cli import parse
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+
+
+def name_of(requirement):
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def blocks(document):
+    """Lines of the document's fenced blocks."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
+        yield from block.splitlines()
+
+
+def commands():
+    """(file, command) of every complete `quarl ...` line in a fenced block."""
+    for document in DOCUMENTS:
+        for line in blocks(document):
+            words = line.removeprefix("$ ").partition("#")[0].strip()
+            if words.startswith("quarl ") and not re.search(r"[\[\]|…]|\.\.\.|--help|--version", words):
+                yield pytest.param(words, id=f"{document.name}: {words}")
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_documented_commands_are_understood(command):
+    parse(shlex.split(command)[1:]).check()
+
+
+def test_documented_make_targets_exist():
+    targets = set(re.findall(r"^([a-z][\w -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = {target for line in targets for target in line.split()}
+    named = {found for document in DOCUMENTS for found in re.findall(r"\bmake ([a-z][a-z-]*)`", document.read_text())}
+    assert {"demo", "test", "check"} <= known
+    assert named <= known
+
+
+def test_every_requirement_is_pinned_exactly_in_the_constraints_and_nowhere_else():
+    groups = [PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values()]
+    wanted = {name_of(requirement) for group in groups for requirement in group} - {"quarl"}
+    assert wanted <= set(PINS)
+    assert PINS["torch"] == "2.13.0"
+    assert not [requirement for group in groups for requirement in group if "==" in requirement]
+
+
+def test_all_is_every_environment_extra():
+    extras = PROJECT["project"]["optional-dependencies"]
+    (together,) = extras["all"]
+    assert set(re.findall(r"[\w-]+", together.partition("[")[2])) == set(extras) - {"all", "dev"}
+
+
+def test_the_package_carries_its_template_and_its_types():
+    package = importlib.resources.files("quarl")
+    assert (package / "py.typed").is_file()
+    assert (package / "report" / "templates" / "report.html.j2").is_file()
+
+
+def test_benchmarks_that_make_names_exist():
+    for target in re.findall(r"^((?:[\w-]+ ?)+): \$\(VENV\)/\.dev\n\t\$\(BIN\)/python benchmarks", _makefile(), re.M):
+        for name in target.split():
+            script = ROOT / "benchmarks" / f"{name.removeprefix('bench-').replace('-', '_')}.py"
+            assert script.is_file(), f"make {name} runs {script.name}, which is not there"
+
+
+def _makefile():
+    return (ROOT / "Makefile").read_text()
+
+
+def test_continuous_integration_runs_the_documented_test_command():
+    assert "make test" in (ROOT / "README.md").read_text()
+    assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)

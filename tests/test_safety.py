@@ -1,0 +1,142 @@
+"""Files that mean harm, and files that are merely broken: nothing runs, nothing hangs, one line says why."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quarl.envs.wrappers import wrapper_class
+from quarl.errors import QuarlError
+from quarl.policy.load import read
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import fuzz  # noqa: E402  # it lies beside the package, in no package of its own
+import hostile_pickles  # noqa: E402
+
+PARSERS = fuzz.parsers()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What came of reading every hostile file, in a process with bounded memory."""
+    folder = tmp_path_factory.mktemp("hostile")
+    command = [sys.executable, str(BENCHMARKS / "hostile.py"), str(folder), "--load"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not (folder / "canary").exists()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_corpus_is_as_large_and_as_varied_as_promised(outcomes: list[dict[str, Any]]):
+    assert len(outcomes) >= 25
+    assert len({row["mechanism"] for row in outcomes}) >= 8
+
+
+def test_no_hostile_file_writes_the_canary(outcomes: list[dict[str, Any]]):
+    assert [row["name"] for row in outcomes if row["canary"]] == []
+
+
+def test_every_hostile_file_loads_cleanly_or_is_refused_in_one_line(outcomes: list[dict[str, Any]]):
+    assert {row["name"]: row["outcome"] for row in outcomes if row["outcome"] not in ("clean", "refused")} == {}
+
+
+def test_no_hostile_file_takes_two_seconds(outcomes: list[dict[str, Any]]):
+    assert {row["name"]: row["seconds"] for row in outcomes if row["seconds"] >= 2} == {}
+
+
+def test_no_hostile_file_takes_half_a_gigabyte(outcomes: list[dict[str, Any]]):
+    # the peak never falls, so the first file's is what the interpreter and its libraries take
+    assert outcomes[-1]["peak_mb"] - outcomes[0]["peak_mb"] < 512
+
+
+def test_what_is_refused_outnumbers_what_is_harmless_once_read_as_data(outcomes: list[dict[str, Any]]):
+    clean = {row["name"] for row in outcomes if row["outcome"] == "clean"}
+    # What sits in attributes that no reader needs stays inert; a wrapper's name is only looked up when it is applied.
+    assert clean == {
+        "data-policy_kwargs",
+        "data-lr_schedule",
+        "data-policy_class",
+        "sb2-zip-data",
+        "optimizer-pth",
+        "vecnormalize-beside",
+        "sb2-attribute",
+        "config-wrapper",
+        "artefact-wrapper",
+        "artefact-path",
+        "artefact-many-operators",
+    }
+
+
+@pytest.mark.parametrize("name", ["config-wrapper", "artefact-wrapper"])
+def test_a_wrapper_that_a_file_names_is_never_imported(name: str, outcomes: list[dict[str, Any]]):
+    path = next(row["path"] for row in outcomes if row["name"] == name)
+    (wrapper, _), *_ = read(path).provenance.wrappers
+    with pytest.raises(QuarlError, match=r"os\.system"):
+        wrapper_class(wrapper)
+
+
+def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path):
+    """Otherwise the tests above would prove nothing."""
+    armed = []
+    for name in hostile_pickles.payloads(tmp_path):
+        canary = tmp_path / name
+        if name not in hostile_pickles.UNARMED:
+            armed.append(canary)
+            canary.with_suffix(".pkl").write_bytes(hostile_pickles.payloads(canary)[name])
+    script = (
+        "import pathlib, pickle, sys, time\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: pickle.loads(pathlib.Path(path).read_bytes())\n"
+        "    except Exception as error: print(path, error)\n"
+        "time.sleep(0.5)\n"  # Popen does not wait
+    )
+    paths = [str(canary.with_suffix(".pkl")) for canary in armed]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script, *paths], timeout=60, check=True)
+    assert len(armed) == 15
+    assert [canary.name for canary in armed if not canary.exists()] == []
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_broken_files_load_cleanly_or_are_refused_in_one_line(name: str, tmp_path: Path):
+    row = fuzz.run_parser(PARSERS[name], 400, 20, tmp_path)
+    assert row["failures"] == []
+    assert row["clean"] + row["refused"] == 400
+    assert row["clean"] > 0
+    assert row["rebuilt"] >= 200
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_files_that_are_mutated_are_valid(name: str, tmp_path: Path):
+    parser = PARSERS[name]
+    for data in parser.files:
+        parser.opens(data)
+        parser.read(data, tmp_path)
+
+
+def test_an_input_depends_on_seed_parser_and_number_only():
+    forward = [fuzz.make_input(PARSERS["sb3-data"], 0, n) for n in range(30)]
+    backward = [fuzz.make_input(PARSERS["sb3-data"], 0, n) for n in reversed(range(30))]
+    assert forward == backward[::-1]
+    assert forward[0] != fuzz.make_input(PARSERS["sb3-data"], 1, 0)
+
+
+def test_an_error_that_is_not_one_line_is_a_failure():
+    def two_lines() -> None:
+        raise ValueError("a\nb")
+
+    assert fuzz.outcome(lambda: None) == "clean"
+    assert fuzz.outcome(two_lines).startswith("builtins.ValueError")
+    assert fuzz.outcome(lambda: pickle.loads(b"")).startswith("builtins.EOFError")
+
+
+def test_whatever_a_message_quotes_it_is_one_line_without_terminal_codes():
+    assert str(QuarlError("a\nb\x1b[31mc\u2028d")) == r"a\nb\x1b[31mc\u2028d"
+    assert len(str(QuarlError("a" * 10_000))) <= 600
