@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= quarl-demo
 # Every install reads the constraints: `torch==2.13.0` and the rest are pinned there and nowhere else.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test check format fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity clean
 
@@ -32,10 +32,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	@echo 'installing into $(VENV); the first time takes a few minutes'
 	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo 'installing into $(VENV); the first time takes a few minutes'
 	$(INSTALL) --editable '.[box2d,dev,mujoco,pybullet]'
 	touch $@ $(VENV)/.core
 

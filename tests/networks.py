@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from quarl.policy.graph import (
@@ -23,7 +25,7 @@ def layers(rng: np.random.Generator, widths: list[int], prefix: str = "net"):
     """Random (name, weight, bias) of a dense network, scaled so that values stay near one."""
     return [
         (f"{prefix}.{i}", (rng.normal(size=(b, a)) / np.sqrt(a)).astype(np.float32), rng.normal(size=b) * 0.1)
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(widths))
     ]
 
 
@@ -99,7 +101,7 @@ EVERY = {
     "elu": lambda: dense([5, 16, 3], "elu"),
     "sigmoid": lambda: dense([5, 16, 3], "sigmoid"),
     "tanh-normalized": lambda: normalized([9, 32, 32, 4]),
-    "rescale": lambda: dense([4, 12, 2], head="rescale"),
+    "squashed": lambda: dense([4, 12, 2], head="tanh"),
     "convolutional": convolutional,
     "padded": lambda: convolutional(padding=1),
     "dueling": dueling,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import networks
 import numpy as np
 import pytest
 
+import networks
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedTensor

@@ -32,9 +32,9 @@ from quarl.policy.graph import (
     as_float32,
     final_linear,
 )
-from quarl.policy.rewrite import center_scores, equalize
+from quarl.policy.rewrite import center_scores, equalize, pin_saturated
 from quarl.quant import affine
-from quarl.quant.affine import QParams, choose_qparams, dynamic_qparams, fake_quantize, quarl_2020
+from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize_rows, quarl_2020
 from quarl.quant.observers import observer
 from quarl.quant.packing import storage_dtype
 from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
@@ -88,6 +88,8 @@ def rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> Policy:
         policy = center_scores(policy)
     if spec.scheme.equalize is not None:
         policy = equalize(policy, as_float(policy, observations), spec.scheme.equalize)
+    if spec.mode == "dynamic" and spec.activation_bits is not None:
+        policy = pin_saturated(policy, as_float(policy, observations))
     return policy
 
 
@@ -101,7 +103,7 @@ class _Calibration:
         self.static = spec.mode == "static" and spec.activation_bits is not None
         self.grids: dict[str, ActivationGrid] = {}
         self.final = final_linear(policy)
-        self.linear_inputs = {op.inputs[0] for op in policy.linear}
+        self.behind_layers: set[str] = set()
         # The function right behind a layer shapes its grid: no code is spent on what it drops or flattens.
         self.function_of = {op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation)}
 
@@ -114,6 +116,8 @@ class _Calibration:
             else:
                 ops.append(op)
                 value = apply(op, [self.values[name] for name in op.inputs])
+            if isinstance(op, Dense | Conv2d) or self.behind_layers.intersection(op.inputs):
+                self.behind_layers.add(op.name)
             self.values[op.name] = self._on_grid(op, value) if self.static else value
         return _with(self.policy, self.spec, ops, self.grids)
 
@@ -138,7 +142,7 @@ class _Calibration:
             return x
         if not self.static:
             flat = x.reshape(len(x), -1)
-            return fake_quantize(flat, dynamic_qparams(flat, self.spec.activation_bits)).reshape(x.shape)
+            return dequantize(*quantize_rows(flat, self.spec.activation_bits)).reshape(x.shape)
         if name not in self.grids:
             self.grids[name] = self._wide_grid(name, x) or self._grid(x)
         return fake_quantize(x, grid_qparams(self.grids[name])).astype(np.float32)
@@ -159,14 +163,16 @@ class _Calibration:
         return fake_quantize(value, grid_qparams(self.grids[op.name])).astype(np.float32)
 
     def _wide_grid(self, name: str, x: Array) -> ActivationGrid | None:
-        """The grid of a float value in front of dense layers: more bits than 8, where they come free.
+        """The grid of the observation in front of dense layers: more bits than 8, where they come free. Else None.
 
-        Such a value is the observation. Its calibrated range is many times what decides near rest, and a static int8
+        Its calibrated range is many times what decides near rest, and a static int8
         grid leaves dead zones there. A dense layer over few features can take more bits at no loss of exactness:
         while K products and the bias stay below 2**24, float32 kernels compute the integer sum without rounding. The
         scale is a power of two, so that engines may merge it with the multiplication before it, and the range keeps a
         factor of two in hand for observations that calibration did not meet.
         """
+        if name in self.behind_layers:
+            return None
         readers = [op for op in self.policy.linear if op.inputs[0] == name]
         if self.spec.activation_bits != 8 or not all(isinstance(op, Dense) for op in readers):
             return None

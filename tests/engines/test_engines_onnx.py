@@ -22,7 +22,7 @@ from quarl.quant.affine import quantize_rows
 from quarl.quant.spec import QuantSpec
 
 MODES = [("fp32", "dynamic"), ("int8", "dynamic"), ("int4", "dynamic"), ("int8", "static"), ("int4", "static")]
-EXACT_FUNCTIONS = ["relu", "odd", "leaky_relu", "rescale", "convolutional", "padded"]
+EXACT_FUNCTIONS = ["relu", "odd", "leaky_relu", "squashed", "convolutional", "padded"]
 """Networks of EVERY without tanh, exp or a float mean, which runtimes round differently."""
 
 

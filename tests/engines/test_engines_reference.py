@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import networks
 import numpy as np
 import pytest
 import torch
 
+import networks
 from quarl import engines
 from quarl.engines.reference import as_float
 from quarl.policy.graph import ActionHead, Conv2d, Dense, Policy, QuantizedTensor

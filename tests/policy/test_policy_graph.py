@@ -64,7 +64,8 @@ def test_heads_by_hand():
     low, high = np.float32([-2, 0]), np.float32([2, 10])
     outputs = np.float32([[-3, 5], [1, 12]])
     assert ActionHead("clip", low, high)(outputs).tolist() == [[-2, 5], [1, 10]]
-    assert ActionHead("rescale", low, high)(np.float32([[-1, 1], [0.5, 0]])).tolist() == [[-2, 10], [1, 5]]
+    half = np.arctanh(np.float32(0.5))
+    assert ActionHead("tanh", low, high)(np.float32([[-99, 99], [half, 0]])).tolist() == [[-2, 10], [1, 5]]
     assert ActionHead("argmax", start=3)(outputs).tolist() == [4, 4]
 
 
@@ -86,7 +87,7 @@ def test_gaussian_samples_have_the_policys_spread():
 
 
 def test_a_deterministic_policy_cannot_be_sampled():
-    head = ActionHead("rescale", np.float32([-1]), np.float32([1]))
+    head = ActionHead("tanh", np.float32([-1]), np.float32([1]))
     with pytest.raises(UnsupportedError, match="--stochastic"):
         head(np.zeros((1, 1), np.float32), [np.random.default_rng(0)])
 

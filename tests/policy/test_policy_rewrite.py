@@ -8,7 +8,7 @@ import pytest
 import networks
 from quarl.engines.reference import as_float
 from quarl.policy.graph import Scale, as_float32
-from quarl.policy.rewrite import center_scores, equalize
+from quarl.policy.rewrite import center_scores, equalize, pin_saturated
 
 
 @pytest.mark.parametrize("name", networks.EVERY)
@@ -44,7 +44,7 @@ def test_both_streams_of_a_dueling_network_read_one_scaled_observation():
     policy = networks.dueling()
     x = networks.observations(policy, 64) * np.float32(np.geomspace(0.01, 100, 6))
     rewritten = equalize(policy, as_float(policy, x), 0.5)
-    assert [op.name for op in rewritten.ops][0] == "observation.equalized"
+    assert rewritten.ops[0].name == "observation.equalized"
     assert {op.inputs for op in rewritten.linear if op.name.endswith(".0")} == {("observation.equalized",)}
 
 
@@ -60,3 +60,15 @@ def test_centred_scores_differ_by_a_common_number():
 def test_continuous_actions_are_not_centred():
     policy = networks.dense([5, 16, 4], head="clip")
     assert center_scores(policy) is policy
+
+
+def test_only_what_saturates_at_both_ends_is_pinned_and_hardly_moves():
+    policy = networks.normalized([9, 32, 32, 4])
+    x = networks.observations(policy, 256)
+    assert len(pin_saturated(policy, as_float(policy, x)).ops) == len(policy.ops)
+    policy.linear[1].weight[:] *= 40
+    rewritten = pin_saturated(policy, as_float(policy, x))
+    assert [op.name for op in rewritten.ops if op.name.endswith(".pinned")] == ["net.1.tanh.pinned"]
+    before, after = as_float(policy, x), as_float(rewritten, x)
+    assert np.abs(after["net.1.tanh.pinned"] - before["net.1.tanh"]).max() < 2.0**-13
+    assert {-1.0, 1.0} <= set(np.unique(after["net.1.tanh.pinned"]))

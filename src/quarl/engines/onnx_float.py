@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from quarl.engines.onnx_file import File
-from quarl.policy.graph import LEAKY_SLOPE, Activation, Add, Concat, Flatten, LayerNorm, Normalize, Op, Scale
+from quarl.engines.reference import norm_constants
+from quarl.policy.graph import (
+    LEAKY_SLOPE,
+    Activation,
+    ActivationGrid,
+    Add,
+    Concat,
+    Flatten,
+    LayerNorm,
+    Normalize,
+    Op,
+    Scale,
+)
 
 NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
@@ -21,7 +33,7 @@ def apply(file: File, op: Op, inputs: list[str]) -> str:
         case Activation():
             return file.node(NODES[op.kind], x)
         case Normalize():
-            for index, part in enumerate(op.mean_parts):
+            for index, part in enumerate(filter(np.any, op.mean_parts)):
                 x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
             scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
             return file.node("Clip", scaled, file.number(-op.clip), file.number(op.clip))
@@ -56,6 +68,21 @@ def _layer_norm(file: File, op: LayerNorm, x: str) -> str:
     variance = _mean(file, file.node("Mul", centred, centred))
     deviation = file.node("Sqrt", file.node("Add", variance, file.number(op.epsilon)))
     normal = file.node("Mul", centred, file.node("Reciprocal", deviation))
+    gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
+    return file.scaled(normal, gain, offset)
+
+
+def layer_norm_of_codes(file: File, op: LayerNorm, codes: str, grid: ActivationGrid) -> str:
+    """The same from int8 codes as float32 integers, in the reference engine's order of operations."""
+    share, epsilon = (file.number(float(number)) for number in norm_constants(op, grid))
+
+    def mean_of(x: str) -> str:
+        return file.node("Mul", file.node("ReduceSum", x, file.constant(np.array([-1])), keepdims=1), share)
+
+    mean = mean_of(codes)
+    variance = file.node("Sub", mean_of(file.node("Mul", codes, codes)), file.node("Mul", mean, mean))
+    deviation = file.node("Sqrt", file.node("Add", variance, epsilon))
+    normal = file.node("Div", file.node("Sub", codes, mean), deviation)
     gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
     return file.scaled(normal, gain, offset)
 

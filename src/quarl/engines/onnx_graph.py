@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.engines.onnx_file import File
-from quarl.engines.onnx_float import apply
+from quarl.engines.onnx_float import apply, layer_norm_of_codes
 from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
+from quarl.engines.reference import norms_codes
 from quarl.engines.tflite_tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import (
@@ -26,6 +27,7 @@ from quarl.policy.graph import (
     Conv2d,
     Dense,
     Flatten,
+    LayerNorm,
     Linear,
     Op,
     QuantizedPolicy,
@@ -178,7 +180,9 @@ class _Translation:
             accumulator = file.node("Sub", self.products(op, weight, rows.codes, ""), share)
         scale = down_rows(file, rows.scale, rank, self.batch)
         product = file.node("Mul", file.cast(accumulator, np.float32), scale)
-        return self.affine(op, product, weight.scale)
+        # In float64, where the product is exact: the kernels that this must equal multiply and add in one step.
+        factor, offset = (self.file.constant(_channels(op, a).astype(np.float64)) for a in (weight.scale, op.bias))
+        return file.cast(file.scaled(file.cast(product, np.float64), factor, offset), np.float32)
 
     def static_linear(self, op: Linear, weight: QuantizedTensor) -> str | _Codes:
         source = self.policy.grids[op.inputs[0]]
@@ -256,6 +260,11 @@ class _Translation:
         return self.float_value(op)
 
     def float_value(self, op: Op) -> str:
+        if isinstance(op, LayerNorm) and norms_codes(op, self.policy.grids):
+            grid = self.policy.grids[op.inputs[0]]
+            shifted = self.file.cast(self.on_grid(op.inputs[0], grid).tensor, np.float32)
+            codes = self.file.node("Sub", shifted, self.file.number(SHIFT))
+            return layer_norm_of_codes(self.file, op, codes, grid)
         return apply(self.file, op, [self.real(name) for name in op.inputs])
 
     def tabled(self, op: Activation, x: _Codes, grid: ActivationGrid) -> _Codes:

@@ -34,17 +34,22 @@ from quarl.policy.graph import (
     final_linear,
     output_shape,
 )
-from quarl.quant.affine import QParams, dequantize, dynamic_qparams, quantize, requantize
+from quarl.quant.affine import QParams, dequantize, quantize, quantize_rows, requantize
 from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "tanh": np.tanh,
-    "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)),
+    # exp overflows below -88; the sigmoid of -60 is 0 in float32 as well
+    "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-np.maximum(x, np.float32(-60)))),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0)))),
     "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(LEAKY_SLOPE)),
 }
+
+
+MAX_EXACT_NORM = 1024
+"""Features over which a sum of squared int8 codes stays within float32's exact integers."""
 
 
 def grid_qparams(grid: ActivationGrid) -> QParams:
@@ -79,6 +84,9 @@ class Reference:
         return values
 
     def _other(self, op: Op, inputs: list[Array]) -> Array:
+        if isinstance(op, LayerNorm) and norms_codes(op, self.policy.grids):
+            grid = self.policy.grids[op.inputs[0]]
+            return layer_norm_of_codes(op, quantize(inputs[0], grid_qparams(grid)), grid)
         value = apply(op, inputs)
         # Static mode: a function of codes is a table whose entries are codes again.
         on_codes = isinstance(op, Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids
@@ -94,10 +102,12 @@ class Reference:
             return _per_row(op, x, weight.reshape(len(weight), -1)) + _channels(op.bias, x.ndim)
         flat = x.reshape(len(x), -1)
         if spec.mode == "dynamic":
-            q = dynamic_qparams(flat, spec.activation_bits)
-            accumulator = self._accumulate(op, x, quantize(flat, q), q.zero_point)
+            codes, q = quantize_rows(flat, spec.activation_bits)
+            accumulator = self._accumulate(op, x, codes, q.zero_point)
             product = accumulator.astype(np.float32) * _rows(q.scale, x.ndim)
-            return product * _channels(op.weight.scale, x.ndim) + _channels(op.bias, x.ndim)
+            # XNNPACK's kernels multiply and add in one step; the product of two float32 is exact in float64.
+            scaled = product.astype(np.float64) * _channels(op.weight.scale, x.ndim)
+            return (scaled + _channels(op.bias, x.ndim)).astype(np.float32)
         q_in = grid_qparams(self.policy.grids[op.inputs[0]])
         accumulator = self._accumulate(op, x, quantize(flat, q_in), q_in.zero_point)
         scale = np.float64(q_in.scale) * op.weight.scale.astype(np.float64)
@@ -158,6 +168,29 @@ def apply(op: Op, inputs: list[Array]) -> Array:
             return centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon))) * op.weight + op.bias
         case _:
             raise AssertionError(f"no rule for {type(op).__name__}")
+
+
+def norms_codes(op: LayerNorm, grids: Mapping[str, ActivationGrid]) -> bool:
+    """Whether a LayerNorm works on int8 codes: their sums and sums of squares are then exact in float32."""
+    grid = grids.get(op.inputs[0])
+    return grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
+
+
+def norm_constants(op: LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
+    """1 / n, and epsilon in squared steps of the grid: what a LayerNorm of codes needs besides gain and offset."""
+    return np.float32(1 / op.weight.size), np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
+
+
+def layer_norm_of_codes(op: LayerNorm, codes: Array, grid: ActivationGrid) -> Array:
+    """LayerNorm of what `codes` (float32 integers) stand for; neither scale nor zero point matters to it.
+
+    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in.
+    """
+    share, epsilon = norm_constants(op, grid)
+    mean = codes.sum(axis=-1, keepdims=True, dtype=np.float32) * share
+    second = np.square(codes).sum(axis=-1, keepdims=True, dtype=np.float32) * share
+    deviation = np.sqrt(second - mean * mean + epsilon)
+    return (codes - mean) / deviation * op.weight + op.bias
 
 
 def unfold(op: Linear, x: Array) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
+from quarl.engines.reference import norm_constants
 from quarl.engines.tflite import Model, Operator
 from quarl.policy.graph import LEAKY_SLOPE, Activation, ActivationGrid, LayerNorm, Normalize
 
@@ -31,7 +32,7 @@ def binary(model: Model, code: int, a: int, b: int) -> int:
 
 def each(model: Model, code: int, x: int, numbers: Any) -> int:
     """float32 x (code) a constant: one number, or one for each element along x's last axes."""
-    return binary(model, code, x, model.constant(np.atleast_1d(np.asarray(numbers, np.float32))))
+    return binary(model, code, x, _constant(model, numbers))
 
 
 def clip(model: Model, x: int, low: float, high: float) -> int:
@@ -71,7 +72,7 @@ def looked_up(model: Model, entries: Array, codes: int, grid: ActivationGrid) ->
 
 def normalize(model: Model, op: Normalize, x: int) -> int:
     """The normalised value of x, in the order of operations of `Normalize.__call__`."""
-    for part in op.mean_parts:
+    for part in filter(np.any, op.mean_parts):
         x = each(model, Operator.SUB, x, part)
     scaled = each(model, Operator.MUL, x, op.inverse_std)
     return clip(model, scaled, -op.clip, op.clip)
@@ -79,10 +80,26 @@ def normalize(model: Model, op: Normalize, x: int) -> int:
 
 def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
     """x normalised over its last axis."""
-    offset = binary(model, Operator.SUB, x, _mean(model, x))
-    variance = each(model, Operator.ADD, _mean(model, binary(model, Operator.MUL, offset, offset)), op.epsilon)
+    offset = binary(model, Operator.SUB, x, _reduced(model, Operator.MEAN, x))
+    variance = each(
+        model, Operator.ADD, _reduced(model, Operator.MEAN, binary(model, Operator.MUL, offset, offset)), op.epsilon
+    )
     inverse = model.add(Operator.RSQRT, [variance], model.value(model.shape(variance)))
     normalized = binary(model, Operator.MUL, offset, inverse)
+    return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
+
+
+def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: ActivationGrid) -> int:
+    """x normalised over its last axis, from its codes less their zero point as float32 integers."""
+    share, epsilon = norm_constants(op, grid)
+    codes = each(model, Operator.ADD, integers, grid.zero_point)
+    mean = each(model, Operator.MUL, _reduced(model, Operator.SUM, codes), share)
+    squares = _reduced(model, Operator.SUM, binary(model, Operator.MUL, codes, codes))
+    second = each(model, Operator.MUL, squares, share)
+    variance = binary(model, Operator.SUB, second, binary(model, Operator.MUL, mean, mean))
+    spread = each(model, Operator.ADD, variance, epsilon)
+    deviation = model.add(Operator.SQRT, [spread], model.value(model.shape(spread)))
+    normalized = binary(model, Operator.DIV, binary(model, Operator.SUB, codes, mean), deviation)
     return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
 
 
@@ -94,8 +111,15 @@ def concat(model: Model, tensors: list[int]) -> int:
     return model.add(Operator.CONCATENATION, tensors, model.value(joined), options)
 
 
-def _mean(model: Model, x: int) -> int:
+def _constant(model: Model, numbers: Any) -> int:
+    """float32 numbers; a single one, for which kernels are faster, where they are all equal."""
+    array = np.atleast_1d(np.asarray(numbers, np.float32))
+    first = array.reshape(-1)[:1]
+    return model.constant(first if (array == first).all() else array)
+
+
+def _reduced(model: Model, code: int, x: int) -> int:
     shape = model.shape(x)
     axis = model.constant(np.array([len(shape) - 1], np.int32))
     options = schema.ReducerOptionsT(keepDims=True)
-    return model.add(Operator.MEAN, [x, axis], model.value((*shape[:-1], 1)), options)
+    return model.add(code, [x, axis], model.value((*shape[:-1], 1)), options)

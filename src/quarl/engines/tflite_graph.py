@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl.engines.reference import norms_codes
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import (
     activation,
@@ -22,6 +23,7 @@ from quarl.engines.tflite_elementwise import (
     concat,
     each,
     layer_norm,
+    layer_norm_of_codes,
     looked_up,
     normalize,
     quantized,
@@ -149,6 +151,9 @@ class Lowering:
             case Normalize():
                 return Value(real=normalize(self.model, op, self.plain(op.inputs[0])))
             case LayerNorm():
+                if norms_codes(op, self.policy.grids):
+                    integers = centred(self.model, self.codes(op.inputs[0]))
+                    return Value(real=layer_norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]]))
                 return Value(real=layer_norm(self.model, op, self.plain(op.inputs[0])))
             case Scale():
                 return Value(scaled=op)

@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from quarl.engines.tflite import Model, Operator
-from quarl.engines.tflite_elementwise import binary, rounded
+from quarl.engines.tflite_elementwise import binary, centred, rounded
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, Dense, Linear, QuantizedTensor, as_float32
 from quarl.quant.packing import pack
@@ -49,13 +49,14 @@ def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
 def hidden(model: Model, op: Linear, x: int, source: ActivationGrid, target: ActivationGrid, *, relu: bool) -> int:
     """Codes times codes of `source`, requantised to codes of `target`: int8 in, int8 out, exact in between.
 
-    All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize.
+    All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize. Where one is
+    larger than XNNPACK allows, float kernels that sum integers exactly take the layer over.
     """
     weight = _symmetric(op)
     scale = _products(weight, source)
     multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)
     if multiplier.max() >= LARGEST:
-        raise UnsupportedError(f"layer {op.name!r} needs a multiplier of {multiplier.max():.3g}; LiteRT stops at 256")
+        return wide(model, op, centred(model, x), source, target, relu=relu)
     bias = np.rint(op.bias.astype(np.float64) / scale)
     if np.abs(bias).max() > MAX_BIAS:
         raise UnsupportedError(f"the bias of layer {op.name!r} needs more than 32 bits beside its tiny weights")
@@ -75,7 +76,9 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
     bias = np.rint(op.bias.astype(np.float64) / scale)
     codes = _arrange(op, weight.codes)
     if not _is_exact(codes, _magnitude(source), bias):
-        raise UnsupportedError(f"layer {op.name!r} has too many inputs for {source.bits}-bit codes in LiteRT")
+        raise UnsupportedError(
+            f"the integer sums of layer {op.name!r} leave 24 bits, as far as LiteRT's float kernels go"
+        )
     constant = model.constant(bias.astype(np.float32))
     accumulator = _apply(model, op, [x, _as_floats(model, codes), constant], relu=relu)
     multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)

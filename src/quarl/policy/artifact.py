@@ -190,7 +190,7 @@ def _open(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
 
 def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     head = ActionHead(
-        kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "rescale")),
+        kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh")),
         low=reals("head/low", tensors),
         high=reals("head/high", tensors),
         start=size(manifest["head"]["start"], -(2**31)),

@@ -97,7 +97,7 @@ def _algorithm(model: Any) -> str:
 
 
 class _Actor(nn.Module):
-    """The deterministic way from a (normalised) observation to the network's output."""
+    """The deterministic way from a (normalised) observation to the network's output, before any tanh of the head."""
 
     def __init__(self, policy: Any, algo: str) -> None:
         super().__init__()
@@ -115,14 +115,17 @@ class _Actor(nn.Module):
         elif self.algo == "sac":  # its distribution code cannot be exported; this is its mode
             actor = policy.actor
             features = actor.extract_features(observation, actor.features_extractor)
-            output = torch.tanh(actor.mu(actor.latent_pi(features)))
+            output = actor.mu(actor.latent_pi(features))
         elif self.layout is ON_POLICY:
             # The base class's method: the override warns and returns a pair where the extractor is not shared.
             features = BaseModel.extract_features(policy, observation, policy.pi_features_extractor)
             output = policy.action_net(policy.mlp_extractor.forward_actor(features))
-            output = torch.tanh(output) if policy.squash_output else output
         else:
-            output = policy.actor(observation)
+            *layers, tanh = policy.actor.mu
+            assert isinstance(tanh, torch.nn.Tanh)  # the head's part
+            output = policy.actor.extract_features(observation, policy.actor.features_extractor)
+            for layer in layers:
+                output = layer(output)
         return output
 
 

@@ -171,10 +171,10 @@ class ActionHead:
 
     argmax: the output scores discrete actions; the greedy one is its argmax.
     clip: the output is an action, clipped to [low, high].
-    rescale: the output lies in [-1, 1] and is mapped to [low, high] (after a tanh that is in the graph).
+    tanh: tanh of the output, mapped from [-1, 1] to [low, high]; numpy's tanh, whatever engine made the output.
     """
 
-    kind: Literal["argmax", "clip", "rescale"]
+    kind: Literal["argmax", "clip", "tanh"]
     low: Array = field(default_factory=lambda: np.zeros(0, np.float32))
     """float32 [A]; empty for argmax."""
     high: Array = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -198,8 +198,8 @@ class ActionHead:
                 raise UnsupportedError("this policy is deterministic: it has no action distribution; drop --stochastic")
             noise = np.stack([g.standard_normal(self.log_std.size) for g in generators]).astype(np.float32)
             output = output + np.exp(self.log_std) * noise
-        if self.kind == "rescale":
-            output = self.low + np.float32(0.5) * (output + np.float32(1)) * (self.high - self.low)
+        if self.kind == "tanh":
+            output = self.low + np.float32(0.5) * (np.tanh(output) + np.float32(1)) * (self.high - self.low)
         return np.clip(output, self.low, self.high).astype(np.float32)
 
 

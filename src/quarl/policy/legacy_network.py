@@ -161,7 +161,7 @@ def dqn(network: Network, activation: str, *, dueling: bool) -> None:
 
 
 def ddpg(network: Network, activation: str) -> None:
-    """The deterministic action in [-1, 1]."""
+    """The deterministic action, before its tanh."""
     scope = "model/pi"
     network.extractor(scope)
     for index, name in enumerate(_numbered(network.named, scope, "fc")):
@@ -170,7 +170,6 @@ def ddpg(network: Network, activation: str) -> None:
             network.layer_norm(scope, index)
             network.activate(activation)
     network.dense(f"{scope}/pi", network.take(f"{scope}/pi/kernel"), network.take(f"{scope}/pi/bias"))
-    network.activate("tanh")
 
 
 def _numbered(named: Mapping[str, Array], scope: str, layer: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.policy.graph import Activation, Conv2d, Dense, Flatten, Linear, Op, Policy, Scale, as_float32
+from quarl.policy.graph import Activation, Conv2d, Dense, Flatten, Linear, Normalize, Op, Policy, Scale, as_float32
 
 Array = NDArray[Any]
 HOMOGENEOUS = ("relu", "leaky_relu")
@@ -61,6 +61,28 @@ def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Polic
         for op in consumers:
             ops[op.name] = replace(ops[op.name], inputs=(scaled,), weight=_columns_times(op, scale))
     return replace(policy, ops=tuple(_in_order(policy, ops, inserted)))
+
+
+def pin_saturated(policy: Policy, values: Mapping[str, Array]) -> Policy:
+    """The policy with every tanh that saturates at both ends, in front of a layer, pinned to exactly -1 and 1 there.
+
+    The range of such a row is [-1, 1], and on its grid -1 lies half way between two codes: one unit in the last
+    place, in which no two implementations of tanh agree, would move the whole row by a code. The values are
+    stretched by 2**-14 and clipped, far less than an int8 step.
+    """
+    ops: list[Op] = []
+    renamed: dict[str, str] = {}
+    read_by_layers = {op.inputs[0] for op in policy.linear}
+    for op in policy.ops:
+        ops.append(replace(op, inputs=tuple(renamed.get(name, name) for name in op.inputs)))
+        if isinstance(op, Activation) and op.kind == "tanh" and op.name in read_by_layers:
+            reached = np.abs(values[op.name]) >= 1 - 2.0**-16
+            if (reached & (values[op.name] > 0)).any() and (reached & (values[op.name] < 0)).any():
+                zeros = np.zeros(values[op.name].shape[1:])
+                pinned = Normalize(f"{op.name}.pinned", (op.name,), zeros, zeros + (1 + 2.0**-14) ** -2, 0.0, 1.0)
+                ops.append(pinned)
+                renamed[op.name] = pinned.name
+    return replace(policy, ops=tuple(ops))
 
 
 def _readers(policy: Policy) -> dict[str, list[str]]:

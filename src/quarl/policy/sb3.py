@@ -18,7 +18,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import zoo
 from quarl.policy.actor import DQN, LAYOUTS, Parameters, network
 from quarl.policy.container import read_members
-from quarl.policy.graph import Activation, Policy, Provenance
+from quarl.policy.graph import Policy, Provenance
 from quarl.policy.spaces import Box, Discrete, action_head, from_blob, observation_box
 from quarl.policy.weights import read_tensors
 
@@ -79,8 +79,6 @@ def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.S
     head = action_head(actions, "action_space", squashed=squashed)
     parameters = Parameters(state)
     ops = network(parameters, layout, observed, settings.normalize, kwargs, gsde=gsde)
-    if squashed:
-        ops.append(Activation(f"{ops[-1].name}.tanh", (ops[-1].name,), "tanh"))
     if isinstance(actions, Discrete):
         if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.n:
             raise QuarlError(f"the network scores {scores} actions, action_space has {actions.n}; the file is damaged")

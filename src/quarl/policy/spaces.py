@@ -108,7 +108,7 @@ def action_head(
 ) -> ActionHead:
     """The head for actions of `space`.
 
-    squashed: the network ends in tanh, and its output is mapped to the bounds. log_std: of state-independent noise.
+    squashed: actions are tanh of the output, mapped to the bounds. log_std: of state-independent noise.
     """
     if isinstance(space, Discrete):
         return ActionHead("argmax")
@@ -118,4 +118,4 @@ def action_head(
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     if squashed and not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise QuarlError(f"{where} is unbounded, but the policy's output is a fraction of its range")
-    return ActionHead("rescale" if squashed else "clip", low, high, log_std=log_std)
+    return ActionHead("tanh" if squashed else "clip", low, high, log_std=log_std)

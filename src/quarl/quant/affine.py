@@ -40,10 +40,7 @@ def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool) -> QP
     low = np.minimum(np.clip(np.nan_to_num(np.asarray(low, np.float64)), -limit, limit), 0.0)
     high = np.maximum(np.clip(np.nan_to_num(np.asarray(high, np.float64)), -limit, limit), 0.0)
     qmin, qmax = integer_range(bits, symmetric=symmetric)
-    if symmetric:
-        scale = np.maximum(-low, high) / qmax
-    else:
-        scale = (high - low) / (qmax - qmin)
+    scale = np.maximum(-low, high) / qmax if symmetric else (high - low) / (qmax - qmin)
     scale = np.maximum(np.where(scale > 0, scale, 1.0), TINY).astype(np.float32)
     zero_point = np.zeros(scale.shape, np.int32)
     if not symmetric:
@@ -72,21 +69,13 @@ def fake_quantize(x: Any, q: QParams) -> Any:
     return dequantize(quantize(x, q), q)
 
 
-def dynamic_qparams(rows: Array, bits: int = 8) -> QParams:
-    """Affine parameters of each row of `rows` [B, K] (float32): scale [B, 1] float32, zero_point [B, 1] float32.
-
-    The arithmetic is XNNPACK's (`xnn_f32_qd8_asymmetric_quantization_params`), in float32 and in its order, so that
-    the integer reference and the LiteRT kernels agree on every code: the range includes 0, and the zero point is
-    the one of the two candidates (from the low or the high end) that errs less.
-    """
-    return quantize_rows(rows, bits)[1]
-
-
 def quantize_rows(rows: Array, bits: int = 8) -> tuple[Array, QParams]:
-    """(codes [B, K] as float32, parameters) of rows that are quantised each on its own; see `dynamic_qparams`.
+    """(codes [B, K], their scale and zero point [B, 1]), all float32, of rows [B, K] quantised each on its own.
 
-    Unlike `quantize` it multiplies by the reciprocal of the scale, as XNNPACK does: once in some thousand codes
-    that rounds to the other side.
+    The arithmetic is XNNPACK's (`qd8`), in float32 and in its order, so that the integer reference and the LiteRT
+    kernels agree on every code: the range includes 0, the zero point is that of the two candidates (from the low or
+    the high end) which errs less, and unlike `quantize` it multiplies by the reciprocal of the scale, which once in
+    some thousand codes rounds to the other side.
     """
     qmin, qmax = (np.float32(v) for v in integer_range(bits, symmetric=False))
     low = np.minimum(rows.min(axis=1, keepdims=True, initial=0.0), np.float32(0)).astype(np.float32)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from quarl.errors import QuarlError
 from quarl.quant.affine import choose_qparams, fake_quantize
 
-
 Array = NDArray[Any]
 SHRINKS = np.linspace(1.0, 0.2, 41)
 """Fractions of the full range that the MSE search tries."""

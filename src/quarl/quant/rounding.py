@@ -16,7 +16,7 @@ from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantiz
 
 Array = NDArray[Any]
 DAMPING = 0.01
-"""Share of H's mean diagonal added to its diagonal: keeps directions that calibration never saw near nearest rounding."""
+"""Share of H's mean diagonal added to its diagonal: what calibration never saw is rounded to nearest."""
 BLOCK = 128
 """Columns whose updates are gathered before the rest of the matrix sees them."""
 
