@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, grid_qparams, unfold
+from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
 from quarl.errors import QuarlError
 from quarl.policy.graph import (
     OBSERVATION,
@@ -108,7 +108,7 @@ class _Calibration:
         self.function_of = {op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation)}
 
     def run(self) -> QuantizedPolicy:
-        ops = []
+        ops: list[Op] = []
         for op in self.policy.ops:
             if isinstance(op, Dense | Conv2d):
                 done, value = self._linear(op)
@@ -141,11 +141,11 @@ class _Calibration:
         if self.spec.activation_bits is None:
             return x
         if not self.static:
-            flat = x.reshape(len(x), -1)
-            return dequantize(*quantize_rows(flat, self.spec.activation_bits)).reshape(x.shape)
+            rows: Array = dequantize(*quantize_rows(x.reshape(len(x), -1), self.spec.activation_bits))
+            return rows.reshape(x.shape)
         if name not in self.grids:
             self.grids[name] = self._wide_grid(name, x) or self._grid(x)
-        return fake_quantize(x, grid_qparams(self.grids[name])).astype(np.float32)
+        return on_grid(x, self.grids[name])
 
     def _on_grid(self, op: Op, value: Array) -> Array:
         """Static mode: values between integer layers live on grids; those of float operators stay as they are."""
@@ -160,7 +160,7 @@ class _Calibration:
             self.grids[op.name] = self.grids[op.inputs[0]]
         else:
             return value
-        return fake_quantize(value, grid_qparams(self.grids[op.name])).astype(np.float32)
+        return on_grid(value, self.grids[op.name])
 
     def _wide_grid(self, name: str, x: Array) -> ActivationGrid | None:
         """The grid of the observation in front of dense layers: more bits than 8, where they come free. Else None.
@@ -237,9 +237,9 @@ def _nearest(op: Linear, spec: QuantSpec) -> Linear:
     # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
     wide = np.float64 if spec.weight_bits > 16 else np.float32
     for start in range(0, len(weight), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        of_rows = replace(q, scale=q.scale[rows], zero_point=q.zero_point[rows]) if scheme.per_channel else q
-        codes[rows] = affine.quantize(weight[rows].astype(wide, copy=False), of_rows)
+        some = slice(start, start + ROWS_AT_ONCE)
+        of_some = replace(q, scale=q.scale[some], zero_point=q.zero_point[some]) if scheme.per_channel else q
+        codes[some] = affine.quantize(weight[some].astype(wide, copy=False), of_some)
     return _with_codes(op, codes, q, spec.weight_bits)
 
 

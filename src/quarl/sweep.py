@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from quarl import engines, stats
 from quarl.bench.latency import Timing, time_engines
 from quarl.engines import Engine
+from quarl.envs.rollout import Episode
 from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import Evaluation, evaluate, record_observations
@@ -118,7 +120,7 @@ def sweep(
             engine=name,
             batch=settings.batch,
             num_workers=settings.num_workers,
-            progress=lambda _, label=each.spec.precision: progress(label, 1),
+            progress=partial(_count, progress, each.spec.precision),
         )
         for each, name in zip(quantized, names, strict=True)
     ]
@@ -136,6 +138,10 @@ def sweep(
             quantized, loaded, evaluations, timings, actions, strict=True
         )
     ]
+
+
+def _count(progress: Callable[[str, int], None], label: str, episode: Episode) -> None:
+    progress(label, 1)
 
 
 def record(policy: Policy, stream: Stream, settings: Settings, num: int = NUM_OBSERVATIONS) -> Array:

@@ -91,8 +91,9 @@ def test_a_dynamic_layer_is_its_definition_bit_for_bit(data):
     policy = one_layer(codes, 0.01, 0.7)
     rows, q = quantize_rows(x)
     sums = (rows - q.zero_point).astype(np.int64) @ codes.T.astype(np.int64)
+    # one rounding, as a fused multiply-add
     product = (sums.astype(np.float32) * q.scale).astype(np.float64)
-    expected = (product * np.float32(0.01) + np.float32(0.7)).astype(np.float32)  # one rounding, as a fused multiply-add
+    expected = (product * np.float32(0.01) + np.float32(0.7)).astype(np.float32)
     np.testing.assert_array_equal(outputs(policy, x), expected)
 
 

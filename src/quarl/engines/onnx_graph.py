@@ -181,7 +181,8 @@ class _Translation:
         scale = down_rows(file, rows.scale, rank, self.batch)
         product = file.node("Mul", file.cast(accumulator, np.float32), scale)
         # In float64, where the product is exact: the kernels that this must equal multiply and add in one step.
-        factor, offset = (file.cast(file.constant(_channels(op, a)), np.float64) for a in (weight.scale, op.bias))
+        factor = file.cast(file.constant(_channels(op, weight.scale), f"{op.name}.scale"), np.float64)
+        offset = file.cast(file.constant(_channels(op, op.bias), f"{op.name}.bias"), np.float64)
         return file.cast(file.scaled(file.cast(product, np.float64), factor, offset), np.float32)
 
     def static_linear(self, op: Linear, weight: QuantizedTensor) -> str | _Codes:

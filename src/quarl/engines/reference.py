@@ -34,7 +34,7 @@ from quarl.policy.graph import (
     final_linear,
     output_shape,
 )
-from quarl.quant.affine import QParams, dequantize, quantize, quantize_rows, requantize
+from quarl.quant.affine import QParams, dequantize, fake_quantize, quantize, quantize_rows, requantize
 from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
@@ -56,6 +56,12 @@ def grid_qparams(grid: ActivationGrid) -> QParams:
     """The grid of a statically quantised value, as parameters for `quantize` and `dequantize`."""
     qmin, qmax = integer_range(grid.bits, symmetric=False)
     return QParams(np.float32(grid.scale), np.float32(grid.zero_point), qmin, qmax)
+
+
+def on_grid(x: Array, grid: ActivationGrid) -> Array:
+    """x moved to the nearest point of the grid, float32."""
+    value: Array = fake_quantize(x, grid_qparams(grid))
+    return value.astype(np.float32)
 
 
 class Reference:
@@ -91,8 +97,7 @@ class Reference:
         # Static mode: a function of codes is a table whose entries are codes again.
         on_codes = isinstance(op, Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids
         if on_codes:
-            q = grid_qparams(self.policy.grids[op.name])
-            value = dequantize(quantize(value, q), q).astype(np.float32)
+            value = on_grid(value, self.policy.grids[op.name])
         return value
 
     def _linear(self, op: Linear, x: Array) -> Array:
@@ -118,7 +123,8 @@ class Reference:
         accumulator = accumulator + _channels(np.rint(op.bias.astype(np.float64) / scale), x.ndim)
         multiplier = _channels((scale / np.float64(q_out.scale)).astype(np.float32), x.ndim)
         codes = requantize(accumulator, multiplier, int(q_out.zero_point), q_out.qmin, q_out.qmax)
-        return dequantize(codes, q_out).astype(np.float32)
+        value: Array = dequantize(codes, q_out)
+        return value.astype(np.float32)
 
     def _accumulate(self, op: Linear, x: Array, codes: Array, zero_point: Any) -> Array:
         centred = (codes - zero_point).astype(np.float64).reshape(x.shape)
@@ -165,7 +171,8 @@ def apply(op: Op, inputs: list[Array]) -> Array:
         case LayerNorm():
             centred = x - x.mean(axis=-1, keepdims=True)
             variance = np.square(centred).mean(axis=-1, keepdims=True)
-            return centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon))) * op.weight + op.bias
+            normal = centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon)))
+            return np.asarray(normal * op.weight + op.bias)
         case _:
             raise AssertionError(f"no rule for {type(op).__name__}")
 
@@ -190,7 +197,7 @@ def layer_norm_of_codes(op: LayerNorm, codes: Array, grid: ActivationGrid) -> Ar
     mean = codes.sum(axis=-1, keepdims=True, dtype=np.float32) * share
     second = np.square(codes).sum(axis=-1, keepdims=True, dtype=np.float32) * share
     deviation = np.sqrt(second - mean * mean + epsilon)
-    return (codes - mean) / deviation * op.weight + op.bias
+    return np.asarray((codes - mean) / deviation * op.weight + op.bias)
 
 
 def unfold(op: Linear, x: Array) -> Array:

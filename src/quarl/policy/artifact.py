@@ -101,7 +101,7 @@ def to_bytes(policy: Policy) -> bytes:
         manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
     tensors = {name: np.array(array, order="C", copy=None) for name, array in tensors.items()}
     manifest["sha256"] = {
-        name: hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest() for name, array in tensors.items()
+        name: hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() for name, array in tensors.items()
     }
     text = json.dumps(manifest, separators=(",", ":"))
     return save(tensors, metadata={"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
@@ -161,7 +161,7 @@ def from_bytes(data: bytes, where: str) -> Policy:
 def _open(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
     """Checked tensors and manifest."""
     try:
-        found = dict(safetensors.deserialize(data))
+        found = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]  # has no annotations
     except safetensors.SafetensorError as error:
         raise QuarlError(f"the safetensors container is damaged ({error}); save the policy again") from None
     length = int.from_bytes(data[:8], "little")

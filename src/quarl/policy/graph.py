@@ -138,8 +138,8 @@ class Normalize(Op):
     def __call__(self, x: Array) -> Array:
         """The normalised float32 value of x [B, *shape]; every engine follows this order of float32 operations."""
         mean, rest = self.mean_parts
-        scaled = (x - mean - rest) * self.inverse_std
-        return np.clip(scaled, np.float32(-self.clip), np.float32(self.clip))
+        scaled: Array = (x - mean - rest) * self.inverse_std
+        return scaled.clip(np.float32(-self.clip), np.float32(self.clip))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -192,7 +192,8 @@ class ActionHead:
         if self.kind == "argmax":
             if generators is not None:
                 output = output + np.stack([g.gumbel(size=output.shape[1]) for g in generators])
-            return output.argmax(axis=1) + self.start
+            numbers: Array = output.argmax(axis=1) + self.start
+            return numbers
         if generators is not None:
             if self.log_std is None:
                 raise UnsupportedError("this policy is deterministic: it has no action distribution; drop --stochastic")

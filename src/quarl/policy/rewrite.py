@@ -59,7 +59,7 @@ def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Polic
             ops[chain.name] = replace(chain, weight=weight.astype(np.float32), bias=(chain.bias / scale).astype("f4"))
             scaled = source
         for op in consumers:
-            ops[op.name] = replace(ops[op.name], inputs=(scaled,), weight=_columns_times(op, scale))
+            ops[op.name] = replace(op, inputs=(scaled,), weight=_columns_times(op, scale))
     return replace(policy, ops=tuple(_in_order(policy, ops, inserted)))
 
 
@@ -136,7 +136,8 @@ def _columns_times(op: Linear, scale: Array) -> Array:
     """The weight with input channel j multiplied by scale[j]; a flattened image repeats each channel's scale."""
     weight = as_float32(op.weight)
     repeated = np.repeat(scale, weight.shape[1] // len(scale))
-    return (weight * repeated.reshape(1, -1, *(1,) * (weight.ndim - 2))).astype(np.float32)
+    product: Array = weight * repeated.reshape(1, -1, *(1,) * (weight.ndim - 2))
+    return product.astype(np.float32)
 
 
 def _in_order(policy: Policy, ops: Mapping[str, Op], inserted: Mapping[str, Op]) -> Iterable[Op]:

@@ -98,7 +98,8 @@ def requantize(accumulator: Array, multiplier: Array, zero_point: int, qmin: int
     input_scale * weight_scale / output_scale, per channel.
     """
     scaled = accumulator.astype(np.float32) * multiplier
-    return np.clip(scaled.round() + np.float32(zero_point), qmin, qmax)
+    codes: Array = scaled.round() + np.float32(zero_point)
+    return codes.clip(qmin, qmax)
 
 
 def quarl_2020(weights: Array, bits: int) -> tuple[Array, np.float32]:

@@ -100,8 +100,8 @@ class Percentile(_Keeping):
 
     def ranges(self) -> tuple[Array, Array]:
         x = np.where(np.isfinite(seen := self._all()), seen, np.nan)
-        empty = np.isnan(x).all(axis=1)
-        x = np.where(empty[:, None], 0.0, x) if x.size else np.zeros((len(x), 1))
+        empty = np.isnan(x).all(axis=1, keepdims=True)
+        x = np.where(empty, 0.0, x) if x.size else np.zeros((len(x), 1))
         low, high = np.nanpercentile(x, [100 - self.percentile, self.percentile], axis=1)
         return low, high
 
