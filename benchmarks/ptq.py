@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("agents", type=Path, nargs="?", default=agents.DEFAULT_FOLDER)
     parser.add_argument("--only", nargs="*", default=[], help="names of agents, sb3-dqn-CartPole-v1; default: all")
     parser.add_argument("--episodes", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ptq"))
     options = parser.parse_args()

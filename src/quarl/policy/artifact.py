@@ -44,6 +44,7 @@ from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]
+NOTHING = np.zeros(0, np.float32)
 FORMAT = "quarl-policy"
 VERSION = 1
 DTYPES = {
@@ -86,7 +87,7 @@ def to_bytes(policy: Policy) -> bytes:
     tensors: dict[str, Array] = {}
     ops = [_op_to_json(op, tensors) for op in policy.ops]
     for field in ("low", "high", "log_std"):
-        if (array := getattr(policy.head, field)) is not None:
+        if (array := getattr(policy.head, field)) is not None and array.size:
             tensors[f"head/{field}"] = np.asarray(array, np.float32)
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -191,8 +192,8 @@ def _open(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
 def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     head = ActionHead(
         kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh")),
-        low=reals("head/low", tensors),
-        high=reals("head/high", tensors),
+        low=reals("head/low", tensors) if "head/low" in tensors else NOTHING,
+        high=reals("head/high", tensors) if "head/high" in tensors else NOTHING,
         start=size(manifest["head"]["start"], -(2**31)),
         log_std=reals("head/log_std", tensors) if "head/log_std" in tensors else None,
     )
