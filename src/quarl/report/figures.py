@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from quarl.inspection import Layer
 from quarl.quant.spec import FLOAT_BITS
@@ -95,7 +95,7 @@ def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
     columns = 1 if len(shown) == 1 else 2
     height = -(-len(shown) // columns)
     with style.look():
-        drawn = style.figure(7.2, 0.5 + 1.9 * height)
+        drawn = style.figure(7.2, 0.5 + 2.1 * height)
         for number, layer in enumerate(shown):
             _weights(drawn.add_subplot(height, columns, number + 1), layer)
         left_out = f" (first {len(shown)} of {len(layers)} layers)" if len(layers) > len(shown) else ""
@@ -109,6 +109,7 @@ def _weights(axes: Axes, layer: Layer) -> None:
     found = layer.diagnostics
     axes.stairs(found.counts, found.edges, fill=True, color=style.BARS, alpha=0.85)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))  # the default one is mathematics, which is off
     low, high = found.edges[0], found.edges[-1]
     inside = found.grid[(found.grid >= low) & (found.grid <= high)]
     if inside.size:
@@ -118,7 +119,7 @@ def _weights(axes: Axes, layer: Layer) -> None:
         x, y = np.repeat(inside, 3), np.tile([0.0, 1.0, np.nan], inside.size)
         axes.plot(x, y, transform=axes.get_xaxis_transform(), color=style.LEVELS, alpha=0.6, linewidth=width)
     noise = "exact" if np.isinf(found.sqnr_db) else f"{found.sqnr_db:.1f} dB"
-    axes.set_title(f"{layer.name} {'×'.join(map(str, layer.shape))}: {found.levels} levels, {noise}", fontsize=8)
+    axes.set_title(f"{layer.name} {'×'.join(map(str, layer.shape))}\n{found.levels} levels, {noise}", fontsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.grid(visible=False, axis="x")
     axes.tick_params(labelsize=7)
