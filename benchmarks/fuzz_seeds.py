@@ -19,18 +19,8 @@ from numpy.typing import NDArray
 
 from fuzz_pickle import Call, Name, pickled
 from quarl.policy import artifact
-from quarl.policy.graph import (
-    ActionHead,
-    Activation,
-    ActivationGrid,
-    Add,
-    Dense,
-    LayerNorm,
-    Normalize,
-    Policy,
-    QuantizedPolicy,
-    QuantizedTensor,
-)
+from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.operators import Activation, Add, Dense, LayerNorm, Normalize, QuantizedTensor
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]

@@ -12,8 +12,9 @@ import numpy as np
 import agents
 from quarl import engines
 from quarl.machine import machine
-from quarl.policy.graph import LayerNorm, Policy
+from quarl.policy.graph import Policy
 from quarl.policy.load import read
+from quarl.policy.operators import LayerNorm
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.sweep import Settings, record

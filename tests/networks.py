@@ -6,19 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from quarl.policy.graph import (
-    ActionHead,
-    Activation,
-    Add,
-    Conv2d,
-    Flatten,
-    LayerNorm,
-    Normalize,
-    Op,
-    Policy,
-    Scale,
-    mlp,
-)
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import Activation, Add, Conv2d, Flatten, LayerNorm, Normalize, Op, Scale, mlp
 
 
 def layers(rng: np.random.Generator, widths: list[int], prefix: str = "net"):

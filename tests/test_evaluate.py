@@ -13,7 +13,8 @@ from quarl import engines
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.evaluate import Evaluation, evaluate, record_observations
-from quarl.policy.graph import ActionHead, Dense, Op, Provenance, QuantizedPolicy, mlp
+from quarl.policy.graph import ActionHead, Provenance, QuantizedPolicy
+from quarl.policy.operators import Dense, Op, mlp
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]

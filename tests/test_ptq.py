@@ -8,7 +8,7 @@ import pytest
 import networks
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
-from quarl.policy.graph import QuantizedTensor
+from quarl.policy.operators import QuantizedTensor
 from quarl.ptq import EXACT, quantize
 from quarl.quant.affine import quarl_2020
 from quarl.quant.spec import SCHEMES, QuantSpec

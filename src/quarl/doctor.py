@@ -158,7 +158,8 @@ def _try(engine: str) -> tuple[float, bool]:
     import numpy as np
 
     from quarl import engines
-    from quarl.policy.graph import ActionHead, Policy, mlp
+    from quarl.policy.graph import ActionHead, Policy
+    from quarl.policy.operators import mlp
     from quarl.ptq import quantize
     from quarl.quant.spec import QuantSpec
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.policy.graph import Linear, Policy, QuantizedPolicy, QuantizedTensor, as_float32
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.operators import Linear, QuantizedTensor, as_float32
 from quarl.quant.affine import QParams
 from quarl.quant.diagnostics import Diagnostics, diagnose
 from quarl.quant.spec import Scheme, integer_range

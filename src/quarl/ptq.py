@@ -17,20 +17,17 @@ from numpy.typing import NDArray
 
 from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
 from quarl.errors import QuarlError
-from quarl.policy.graph import (
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
+from quarl.policy.operators import (
     OBSERVATION,
     Activation,
-    ActivationGrid,
     Conv2d,
     Dense,
     Flatten,
     Linear,
     Op,
-    Policy,
-    QuantizedPolicy,
     QuantizedTensor,
     as_float32,
-    final_linear,
 )
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
 from quarl.quant import affine

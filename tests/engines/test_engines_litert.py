@@ -18,10 +18,9 @@ from quarl import engines
 from quarl.engines import tflite_graph
 from quarl.engines.litert import LiteRT, write
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import (
-    ActionHead,
+from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.operators import (
     Activation,
-    ActivationGrid,
     Add,
     Concat,
     Conv2d,
@@ -29,8 +28,6 @@ from quarl.policy.graph import (
     Flatten,
     LayerNorm,
     Normalize,
-    Policy,
-    QuantizedPolicy,
     QuantizedTensor,
     Scale,
 )

@@ -15,8 +15,9 @@ import networks
 from quarl import engines
 from quarl.engines.onnx import write
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import ActionHead, Activation, Conv2d, Dense, Flatten, Policy, QuantizedPolicy, QuantizedTensor
+from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.load import read
+from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, QuantizedTensor
 from quarl.ptq import quantize
 from quarl.quant.affine import quantize_rows
 from quarl.quant.spec import QuantSpec

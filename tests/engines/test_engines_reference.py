@@ -9,7 +9,8 @@ import torch
 import networks
 from quarl import engines
 from quarl.engines.reference import as_float
-from quarl.policy.graph import ActionHead, Conv2d, Dense, Policy, QuantizedTensor
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import Conv2d, Dense, QuantizedTensor
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 

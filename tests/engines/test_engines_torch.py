@@ -9,7 +9,8 @@ import torch
 import networks
 from quarl import engines
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActionHead, Policy, mlp
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import mlp
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 

@@ -13,7 +13,8 @@ import pytest
 from quarl.envs import make, make_for
 from quarl.envs.wrappers import ChannelsFirst
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActionHead, Conv2d, Dense, Flatten, Policy, Provenance
+from quarl.policy.graph import ActionHead, Policy, Provenance
+from quarl.policy.operators import Conv2d, Dense, Flatten
 
 
 def test_an_environment_has_its_time_limit_and_no_other_wrapper() -> None:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import episode_seed
-from quarl.policy.graph import ActionHead, Dense, Policy
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import Dense
 
 Array = NDArray[Any]
 

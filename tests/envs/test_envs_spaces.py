@@ -7,7 +7,8 @@ import pytest
 
 from quarl.envs import check_spaces, make
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActionHead, Dense, Policy
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import Dense
 
 
 def policy(inputs: int, outputs: int, head: ActionHead) -> Policy:

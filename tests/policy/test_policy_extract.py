@@ -20,7 +20,8 @@ from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import sb3
 from quarl.policy.extract import from_model
-from quarl.policy.graph import Dense, Normalize, Policy
+from quarl.policy.graph import Policy
+from quarl.policy.operators import Dense, Normalize
 
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 VECTOR = spaces.Box(-3, 3, (5,), np.float32)

@@ -9,17 +9,8 @@ import pytest
 
 import networks
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import (
-    ActionHead,
-    Activation,
-    Dense,
-    Normalize,
-    Policy,
-    QuantizedTensor,
-    final_linear,
-    mlp,
-    shapes,
-)
+from quarl.policy.graph import ActionHead, Policy, final_linear, shapes
+from quarl.policy.operators import Activation, Dense, Normalize, QuantizedTensor, mlp
 
 
 @pytest.mark.parametrize("name", networks.EVERY)

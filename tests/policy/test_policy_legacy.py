@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import Dense, Normalize, Policy
+from quarl.policy.graph import Policy
 from quarl.policy.legacy import read_sb2
 from quarl.policy.load import read
+from quarl.policy.operators import Dense, Normalize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

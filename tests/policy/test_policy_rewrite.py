@@ -7,7 +7,7 @@ import pytest
 
 import networks
 from quarl.engines.reference import as_float
-from quarl.policy.graph import Scale, as_float32
+from quarl.policy.operators import Scale, as_float32
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
 
 

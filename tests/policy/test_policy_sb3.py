@@ -18,7 +18,8 @@ from stable_baselines3 import A2C, DDPG, DQN, PPO
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
 from quarl.policy import sb3
-from quarl.policy.graph import Normalize, Policy
+from quarl.policy.graph import Policy
+from quarl.policy.operators import Normalize
 from sb3_archives import Still, data_with, edit, space, tensors_with, write_run
 
 AGENTS = [

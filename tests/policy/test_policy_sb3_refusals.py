@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from quarl.errors import QuarlError
 from quarl.policy import sb3
-from quarl.policy.graph import Normalize
+from quarl.policy.operators import Normalize
 from sb3_archives import (
     Change,
     blob,

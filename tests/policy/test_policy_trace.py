@@ -12,7 +12,8 @@ from torch import nn
 from quarl.engines.reference import as_float
 from quarl.errors import UnsupportedError
 from quarl.policy.extract import from_module
-from quarl.policy.graph import ActionHead, Concat, LayerNorm, Normalize
+from quarl.policy.graph import ActionHead
+from quarl.policy.operators import Concat, LayerNorm, Normalize
 
 
 class Branches(nn.Module):

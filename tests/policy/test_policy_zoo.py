@@ -10,7 +10,7 @@ import pytest
 
 from quarl.errors import QuarlError
 from quarl.policy import zoo
-from quarl.policy.graph import Normalize
+from quarl.policy.operators import Normalize
 
 
 def make(folder: Path, *names: str) -> Path:

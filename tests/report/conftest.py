@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from quarl.inspection import Layer, inspect
-from quarl.policy.graph import ActionHead, Policy, mlp
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import mlp
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 

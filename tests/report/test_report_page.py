@@ -77,9 +77,10 @@ def test_every_cell_of_the_table_is_on_the_page(text, rows):
 
 
 def test_text_out_of_files_cannot_become_markup(rows, layers):
-    text = rendered(rows, layers, title="<script>alert(1)</script> & $x$")
+    text = rendered(rows, layers, title="<script>alert(1)</script> & $x_{$")
     assert "<script" not in text
     assert "&lt;script&gt;" in text
+    assert "math" not in text
 
 
 def test_figures_take_the_page_s_text_colour(text):

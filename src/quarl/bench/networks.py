@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from quarl.envs import make
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActionHead, Activation, Conv2d, Flatten, Op, Policy, Scale, mlp, output_shape
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import Activation, Conv2d, Flatten, Op, Scale, mlp, output_shape
 
 Array = NDArray[Any]
 FRAMES: tuple[int, ...] = (4, 84, 84)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from quarl.engines.onnx_graph import OUTPUT, write
 from quarl.errors import QuarlError
-from quarl.policy.graph import OBSERVATION, QuantizedPolicy, shapes
+from quarl.policy.graph import QuantizedPolicy, shapes
+from quarl.policy.operators import OBSERVATION
 
 __all__ = ["Onnx", "load", "write"]
 Array = NDArray[Any]

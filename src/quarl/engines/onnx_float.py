@@ -6,18 +6,8 @@ import numpy as np
 
 from quarl.engines.onnx_file import File
 from quarl.engines.reference import norm_constants
-from quarl.policy.graph import (
-    LEAKY_SLOPE,
-    Activation,
-    ActivationGrid,
-    Add,
-    Concat,
-    Flatten,
-    LayerNorm,
-    Normalize,
-    Op,
-    Scale,
-)
+from quarl.policy.graph import ActivationGrid
+from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Flatten, LayerNorm, Normalize, Op, Scale
 
 NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 

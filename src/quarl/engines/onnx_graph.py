@@ -20,22 +20,19 @@ from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
 from quarl.engines.tflite_tables import table
 from quarl.errors import UnsupportedError
-from quarl.policy.graph import (
+from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
+from quarl.policy.operators import (
     OBSERVATION,
     Activation,
-    ActivationGrid,
     Conv2d,
     Dense,
     Flatten,
     LayerNorm,
     Linear,
     Op,
-    QuantizedPolicy,
     QuantizedTensor,
     Scale,
     as_float32,
-    final_linear,
-    shapes,
 )
 from quarl.quant.spec import integer_range
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.policy.graph import (
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
+from quarl.policy.operators import (
     LEAKY_SLOPE,
     OBSERVATION,
     Activation,
-    ActivationGrid,
     Add,
     Concat,
     Conv2d,
@@ -26,12 +26,9 @@ from quarl.policy.graph import (
     Linear,
     Normalize,
     Op,
-    Policy,
-    QuantizedPolicy,
     QuantizedTensor,
     Scale,
     as_float32,
-    final_linear,
     output_shape,
 )
 from quarl.quant.affine import QParams, dequantize, fake_quantize, quantize, quantize_rows, requantize

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from quarl.engines.reference import norm_constants
 from quarl.engines.tflite import Model, Operator
-from quarl.policy.graph import LEAKY_SLOPE, Activation, ActivationGrid, LayerNorm, Normalize
+from quarl.policy.graph import ActivationGrid
+from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize
 
 Array = NDArray[Any]
 KERNELS = {

@@ -32,10 +32,10 @@ from quarl.engines.tflite_layout import flat_order, reshape, transpose, turned, 
 from quarl.engines.tflite_linear import dynamic, floating, hidden, last, wide
 from quarl.engines.tflite_tables import steady_scale, table
 from quarl.errors import UnsupportedError
-from quarl.policy.graph import (
+from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
+from quarl.policy.operators import (
     OBSERVATION,
     Activation,
-    ActivationGrid,
     Add,
     Concat,
     Conv2d,
@@ -45,11 +45,8 @@ from quarl.policy.graph import (
     Linear,
     Normalize,
     Op,
-    QuantizedPolicy,
     QuantizedTensor,
     Scale,
-    final_linear,
-    shapes,
 )
 
 Array = NDArray[Any]

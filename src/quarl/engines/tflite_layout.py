@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.engines.tflite import Model, Operator
-from quarl.policy.graph import Conv2d, Linear, QuantizedTensor, Shape
+from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, Shape
 
 Array = NDArray[Any]
 KERNEL_CHANNELS = 8

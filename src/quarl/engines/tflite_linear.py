@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import binary, centred, rounded
 from quarl.errors import UnsupportedError
-from quarl.policy.graph import ActivationGrid, Dense, Linear, QuantizedTensor, as_float32
+from quarl.policy.graph import ActivationGrid
+from quarl.policy.operators import Dense, Linear, QuantizedTensor, as_float32
 from quarl.quant.packing import pack
 
 Array = NDArray[Any]

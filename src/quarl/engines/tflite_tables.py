@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.engines.reference import apply, grid_qparams
-from quarl.policy.graph import Activation, ActivationGrid
+from quarl.policy.graph import ActivationGrid
+from quarl.policy.operators import Activation
 from quarl.quant.affine import dequantize, quantize
 from quarl.quant.spec import integer_range
 

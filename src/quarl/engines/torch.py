@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from quarl.engines.reference import grid_qparams
 from quarl.errors import QuarlError
-from quarl.policy.graph import (
+from quarl.policy.graph import QuantizedPolicy, final_linear
+from quarl.policy.operators import (
     LEAKY_SLOPE,
     OBSERVATION,
     Activation,
@@ -31,11 +32,9 @@ from quarl.policy.graph import (
     Linear,
     Normalize,
     Op,
-    QuantizedPolicy,
     QuantizedTensor,
     Scale,
     as_float32,
-    final_linear,
 )
 from quarl.quant.affine import dequantize, fake_quantize, quantize_rows
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import OBSERVATION, Activation, Conv2d, Dense, Flatten, Normalize, Op, Scale, mlp
 from quarl.policy.normalizer import check_shape, clamp
+from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Normalize, Op, Scale, mlp
 from quarl.policy.spaces import Box
 
 Array = NDArray[Any]

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from quarl.errors import QuarlError
-from quarl.policy.graph import (
-    ActionHead,
+from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy
+from quarl.policy.manifest import grid, number, one_of, reals, size
+from quarl.policy.operators import (
     Activation,
     Add,
     Concat,
@@ -33,13 +34,9 @@ from quarl.policy.graph import (
     LayerNorm,
     Normalize,
     Op,
-    Policy,
-    Provenance,
-    QuantizedPolicy,
     QuantizedTensor,
     Scale,
 )
-from quarl.policy.manifest import grid, number, one_of, reals, size
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
 

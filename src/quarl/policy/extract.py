@@ -11,8 +11,9 @@ from torch import nn
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.actor import LAYOUTS, ON_POLICY
-from quarl.policy.graph import OBSERVATION, ActionHead, Op, Policy, Provenance
+from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.normalizer import check_shape, from_vecnormalize
+from quarl.policy.operators import OBSERVATION, Op
 from quarl.policy.spaces import Box, action_head, from_live, observation_box
 from quarl.policy.trace import evaluating, trace
 from quarl.policy.zoo import samples_actions

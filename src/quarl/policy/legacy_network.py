@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import (
+from quarl.policy.operators import (
     OBSERVATION,
     Activation,
     Add,

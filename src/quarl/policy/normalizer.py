@@ -10,8 +10,8 @@ import numpy as np
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.container import read_bytes
-from quarl.policy.graph import OBSERVATION, Normalize
 from quarl.policy.inert import Inert
+from quarl.policy.operators import OBSERVATION, Normalize
 from quarl.policy.unpickle import read_pickle
 
 NAME = f"{OBSERVATION}.normalize"

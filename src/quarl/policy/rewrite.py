@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.policy.graph import Activation, Conv2d, Dense, Flatten, Linear, Normalize, Op, Policy, Scale, as_float32
+from quarl.policy.graph import Policy
+from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
 
 Array = NDArray[Any]
 HOMOGENEOUS = ("relu", "leaky_relu")

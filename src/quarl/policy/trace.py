@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from quarl.errors import UnsupportedError
-from quarl.policy.graph import LEAKY_SLOPE, Activation, Add, Concat, Conv2d, Dense, Flatten, LayerNorm, Op, Scale
 from quarl.policy.normalizer import clamp
+from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Conv2d, Dense, Flatten, LayerNorm, Op, Scale
 
 Array = NDArray[Any]
 BATCH = 2

@@ -17,8 +17,8 @@ import yaml
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.actor import LAYOUTS, ON_POLICY
 from quarl.policy.container import read_bytes
-from quarl.policy.graph import Normalize
 from quarl.policy.normalizer import read_running, read_vecnormalize
+from quarl.policy.operators import Normalize
 
 YAML_BYTES = 2**16
 """The zoo's files have 1 to 3 kB; parsing is slow, and a longer one is something else."""
@@ -43,7 +43,7 @@ class Settings:
 
 
 def find(folder: str | Path, algo: str, env_id: str) -> Path:
-    """The zip of the latest run of `algo` on `env_id` under `folder`, as the zoo's own scripts choose it."""
+    """The file of the latest run of `algo` on `env_id` under `folder`, as the zoo's own scripts choose it."""
     env = env_id.replace("/", "-")
     runs = Path(folder) / algo
     if not runs.is_dir():
@@ -54,9 +54,10 @@ def find(folder: str | Path, algo: str, env_id: str) -> Path:
         match = re.fullmatch(rf"{re.escape(env)}_([0-9]+)", path.name)
         if match and path.is_dir():
             numbered[int(match[1])] = path
-    if not numbered and (runs / f"{env}.zip").is_file():
-        return runs / f"{env}.zip"
     if not numbered:
+        for suffix in (".zip", ".pkl"):  # the zoo of Stable-Baselines 2 has no folders of runs
+            if (runs / f"{env}{suffix}").is_file():
+                return runs / f"{env}{suffix}"
         names = {re.sub(r"_[0-9]+$", "", path.name) for path in _entries(runs)}
         raise QuarlError(f"no agent for {env_id} in {runs}; it has {_listed(sorted(names))}")
     return find_in_run(numbered[max(numbered)])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from quarl.inspection import Layer
 from quarl.quant.spec import FLOAT_BITS
@@ -109,6 +109,8 @@ def _weights(axes: Axes, layer: Layer) -> None:
     found = layer.diagnostics
     axes.stairs(found.counts, found.edges, fill=True, color=style.BARS, alpha=0.85)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:,.0f}")  # the default writes powers as mathematics
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))  # the default one is mathematics, which is off
     low, high = found.edges[0], found.edges[-1]
     inside = found.grid[(found.grid >= low) & (found.grid <= high)]
