@@ -235,9 +235,15 @@ def _nearest(op: Linear, spec: QuantSpec) -> Linear:
     wide = np.float64 if spec.weight_bits > 16 else np.float32
     for start in range(0, len(weight), ROWS_AT_ONCE):
         some = slice(start, start + ROWS_AT_ONCE)
-        of_some = replace(q, scale=q.scale[some], zero_point=q.zero_point[some]) if scheme.per_channel else q
+        of_some = _of_channels(q, some) if scheme.per_channel else q
         codes[some] = affine.quantize(weight[some].astype(wide, copy=False), of_some)
     return _with_codes(op, codes, q, spec.weight_bits)
+
+
+def _of_channels(q: QParams, some: slice) -> QParams:
+    return replace(
+        q, scale=q.scale[some], zero_point=q.zero_point if isinstance(q.zero_point, int) else q.zero_point[some]
+    )
 
 
 def _with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:

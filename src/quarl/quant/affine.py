@@ -26,6 +26,7 @@ class QParams:
 
     scale: Any
     zero_point: Any
+    """0, the int, where the grid is symmetric."""
     qmin: int
     qmax: int
 
@@ -42,9 +43,9 @@ def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool) -> QP
     qmin, qmax = integer_range(bits, symmetric=symmetric)
     scale = np.maximum(-low, high) / qmax if symmetric else (high - low) / (qmax - qmin)
     scale = np.maximum(np.where(scale > 0, scale, 1.0), TINY).astype(np.float32)
-    zero_point = np.zeros(scale.shape, np.int32)
-    if not symmetric:
-        zero_point = np.clip(np.round(qmin - low / scale), qmin, qmax).astype(np.int32)
+    if symmetric:
+        return QParams(scale, 0, qmin, qmax)
+    zero_point = np.clip(np.round(qmin - low / scale), qmin, qmax).astype(np.int32)
     return QParams(scale, zero_point, qmin, qmax)
 
 
@@ -56,7 +57,10 @@ def quantize(x: Any, q: QParams) -> Any:
     >>> quantize(np.float32([0.05, -0.26]), QParams(np.float32(0.1), 0, -127, 127)).tolist()
     [0.0, -3.0]
     """
-    return ((x / q.scale).round() + q.zero_point).clip(q.qmin, q.qmax)
+    codes = (x / q.scale).round()
+    if not (isinstance(q.zero_point, int) and q.zero_point == 0):  # a symmetric grid saves a pass over the numbers
+        codes = codes + q.zero_point
+    return codes.clip(q.qmin, q.qmax)
 
 
 def dequantize(codes: Any, q: QParams) -> Any:
