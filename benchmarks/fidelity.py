@@ -30,6 +30,7 @@ from quarl.sweep import EXACT, Settings, record
 
 CONSTANTS = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
 TOLERANCE = 1e-5
+"""Absolute, and relative to the action."""
 
 
 def sb3_actions(agent: agents.Trained, observations: np.ndarray) -> np.ndarray:
@@ -63,7 +64,8 @@ def compare(agent: agents.Trained, count: int) -> dict[str, Any]:
             row[name]["equal"] = row[name]["different"] == 0
         else:
             error = float(np.abs(actions - expected).max())
-            row[name] = {"max_error": error, "equal": error <= TOLERANCE}
+            close = bool(np.allclose(actions, expected, rtol=TOLERANCE, atol=TOLERANCE))
+            row[name] = {"max_error": error, "equal": close}
     return row
 
 
