@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 from numpy.typing import NDArray
-from safetensors.numpy import save
+from safetensors.numpy import save, save_file
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy
@@ -81,6 +82,22 @@ LAYOUTS = {
 
 def to_bytes(policy: Policy) -> bytes:
     """The whole artefact of a Policy or QuantizedPolicy."""
+    return save(*_contents(policy))
+
+
+def write(policy: Policy, path: str | os.PathLike[str]) -> None:
+    """Saves the policy; a crash at any moment leaves either the old file or the new one, whole."""
+    tensors, metadata = _contents(policy)
+    _replace(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def write_bytes(data: bytes, path: Path) -> None:
+    """Replaces the file at `path` by `data` in one step."""
+    _replace(path, lambda temporary: temporary.write_bytes(data))
+
+
+def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
+    """Tensors and metadata of the container."""
     tensors: dict[str, Array] = {}
     ops = [_op_to_json(op, tensors) for op in policy.ops]
     for field in ("low", "high", "log_std"):
@@ -98,41 +115,43 @@ def to_bytes(policy: Policy) -> bytes:
         manifest["spec"] = policy.spec.to_json()
         manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
     tensors = {name: np.array(array, order="C", copy=None) for name, array in tensors.items()}
-    manifest["sha256"] = {
-        name: hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() for name, array in tensors.items()
-    }
+    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock alone
+        manifest["sha256"] = dict(zip(tensors, pool.map(_digest, tensors.values()), strict=True))
     text = json.dumps(manifest, separators=(",", ":"))
-    return save(tensors, metadata={"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    return tensors, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def write(policy: Policy, path: str | os.PathLike[str]) -> None:
-    """Saves the policy; a crash at any moment leaves either the old file or the new one, whole."""
-    write_bytes(to_bytes(policy), Path(path))
+def _digest(array: Array) -> str:
+    return hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def write_bytes(data: bytes, path: Path) -> None:
-    """Replaces the file at `path` in one step: temporary file, fsync, rename, fsync of the folder."""
+def _replace(path: Path, fill: Callable[[Path], object]) -> None:
+    """Lets `fill` write a temporary file, then puts it at `path`: fsync, rename, fsync of the folder."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise QuarlError(
             f"cannot write {path}: {error.strerror}; choose a folder that exists and is writable"
         ) from None
+    temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise QuarlError(f"cannot write {path}: {error.strerror}; nothing was changed") from None
-    folder = os.open(path.parent, os.O_RDONLY)
+        os.close(descriptor)
+        fill(temporary)
+        _sync(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise QuarlError(f"cannot write {path}: {error}; nothing was changed") from None
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def read(path: str | os.PathLike[str]) -> Policy:
@@ -224,11 +243,16 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
         low, high = int(value.codes.min(initial=0)), int(value.codes.max(initial=0))
         width = max(value.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
         entry["codes"] = {"shape": value.codes.shape, "bits": value.bits, "width": width}
-        tensors[key] = np.frombuffer(pack(value.codes, width), np.uint8)
+        bytes_already = width == 8 and value.codes.dtype == np.int8  # spares a copy of most of the file
+        tensors[key] = value.codes.reshape(-1).view(np.uint8) if bytes_already else _packed(value.codes, width)
         tensors[f"{key}.scale"] = value.scale
         if value.zero_point.any():
             tensors[f"{key}.zero_point"] = value.zero_point
     return entry
+
+
+def _packed(codes: Array, width: int) -> Array:
+    return np.frombuffer(pack(codes, width), np.uint8)
 
 
 def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
