@@ -73,10 +73,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("agents", type=Path, nargs="?", default=agents.DEFAULT_FOLDER)
     parser.add_argument("--observations", type=int, default=10_000)
+    parser.add_argument("--only", nargs="*", default=[], help="measure these agents again, keep the others' rows")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/parity.json"))
     options = parser.parse_args()
     rows = []
+    if options.only and options.out.exists():
+        rows = [row for row in json.loads(options.out.read_text())["rows"] if row["agent"] not in options.only]
     for agent in agents.find(options.agents):
+        if options.only and agent.name not in options.only:
+            continue
         rows += compare(agent, options.observations)
         print(json.dumps(rows[-4:]), flush=True)
     result = {"benchmark": "parity", "command": "make bench-parity", "machine": machine(), "rows": rows}

@@ -71,7 +71,10 @@ def layer_norm_of_codes(file: File, op: LayerNorm, codes: str, grid: ActivationG
 
     mean = mean_of(codes)
     variance = file.node("Sub", mean_of(file.node("Mul", codes, codes)), file.node("Mul", mean, mean))
-    deviation = file.node("Sqrt", file.node("Add", variance, epsilon))
+    spread = file.node("Add", variance, epsilon)
+    root = file.node("Sqrt", spread)
+    twice = file.node("Add", root, file.node("Div", spread, root))
+    deviation = file.node("Mul", twice, file.number(0.5))
     normal = file.node("Div", file.node("Sub", codes, mean), deviation)
     gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
     return file.scaled(normal, gain, offset)

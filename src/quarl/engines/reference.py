@@ -188,12 +188,15 @@ def norm_constants(op: LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.
 def layer_norm_of_codes(op: LayerNorm, codes: Array, grid: ActivationGrid) -> Array:
     """LayerNorm of what `codes` (float32 integers) stand for; neither scale nor zero point matters to it.
 
-    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in.
+    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in. Runtimes'
+    square roots differ by some units in the last place; one step of Newton's method makes them one.
     """
     share, epsilon = norm_constants(op, grid)
     mean = codes.sum(axis=-1, keepdims=True, dtype=np.float32) * share
     second = np.square(codes).sum(axis=-1, keepdims=True, dtype=np.float32) * share
-    deviation = np.sqrt(second - mean * mean + epsilon)
+    variance = second - mean * mean + epsilon
+    root = np.sqrt(variance)
+    deviation = (root + variance / root) * np.float32(0.5)
     return np.asarray((codes - mean) / deviation * op.weight + op.bias)
 
 

@@ -99,7 +99,9 @@ def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: Activa
     second = each(model, Operator.MUL, squares, share)
     variance = binary(model, Operator.SUB, second, binary(model, Operator.MUL, mean, mean))
     spread = each(model, Operator.ADD, variance, epsilon)
-    deviation = model.add(Operator.SQRT, [spread], model.value(model.shape(spread)))
+    root = model.add(Operator.SQRT, [spread], model.value(model.shape(spread)))
+    twice = binary(model, Operator.ADD, root, binary(model, Operator.DIV, spread, root))
+    deviation = each(model, Operator.MUL, twice, 0.5)
     normalized = binary(model, Operator.DIV, binary(model, Operator.SUB, codes, mean), deviation)
     return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
 
