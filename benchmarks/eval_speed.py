@@ -27,6 +27,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+import agents
 from quarl.doctor import machine
 from quarl.envs.seeds import episode_seed
 from quarl.evaluate import evaluate
@@ -36,6 +37,7 @@ from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 ENV_ID = "CartPole-v1"
+AGENT = agents.DEFAULT_FOLDER / "sb3" / "dqn" / "CartPole-v1_1" / "CartPole-v1.zip"
 BARS = {1: 8.0, 4: 4.0, 16: 2.0}
 """Environments side by side -> the ratio that has to be reached."""
 
@@ -120,7 +122,7 @@ def compare(model: DQN, policy: QuantizedPolicy, num_envs: int, episodes: int, p
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluation speed against Stable-Baselines3, on CartPole-v1.")
-    parser.add_argument("agent", type=Path, help="zip of an SB3 DQN trained on CartPole-v1")
+    parser.add_argument("agent", type=Path, nargs="?", default=AGENT, help="zip of an SB3 DQN trained on CartPole-v1")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/eval_speed.json"))
     parser.add_argument("--episodes", type=int, default=32, help="episodes of each run")
     parser.add_argument("--pairs", type=int, default=7, help="alternating runs of each side")
@@ -134,6 +136,7 @@ def main() -> None:
         print(json.dumps(rows[-1]))
     result = {
         "benchmark": "evaluation speed",
+        "command": "make bench-eval-speed",
         "machine": machine(),
         "policy": f"{options.agent.name}, fp32, engine litert, one thread",
         "env_id": ENV_ID,
