@@ -99,7 +99,7 @@ def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
                     "mode": mode,
                     "stable": stable,
                     "published": result["published"],
-                    "fp32": exact.mean(),
+                    "fp32": float(exact.mean()),
                     "int8": row["mean"],
                     "error_pct": row["error_pct"],
                     "noninferior": row["noninferior"] if stable else None,
