@@ -162,11 +162,11 @@ class _Calibration:
     def _wide_grid(self, name: str, x: Array) -> ActivationGrid | None:
         """The grid of the observation in front of dense layers: more bits than 8, where they come free. Else None.
 
-        Its calibrated range is many times what decides near rest, and a static int8
-        grid leaves dead zones there. A dense layer over few features can take more bits at no loss of exactness:
-        while K products and the bias stay below 2**24, float32 kernels compute the integer sum without rounding. The
-        scale is a power of two, so that engines may merge it with the multiplication before it, and the range keeps a
-        factor of two in hand for observations that calibration did not meet.
+        Its calibrated range is many times what decides near rest, and a static int8 grid leaves dead zones there. A
+        dense layer over few features can take more bits at no loss of exactness: while K products and the bias stay
+        below 2**24, float32 kernels compute the integer sum without rounding. The scale is a power of two, so that
+        engines may merge it with the multiplication before it, and the range keeps a factor of two in hand for
+        observations that calibration did not meet.
         """
         if name in self.behind_layers:
             return None
@@ -195,12 +195,12 @@ class _Calibration:
         bits = self.spec.activation_bits or 8
         watch = observer(self.spec.scheme.activation_observer, bits=bits, symmetric=False)
         watch.update((np.maximum(x, 0) if function == "relu" else x).reshape(1, -1))
-        low, high = (float(side[0]) for side in watch.ranges())
-        candidates = [choose_qparams(low * s, high * s, bits, symmetric=False) for s in (1.0, *SATURATING)]
-        q = candidates[0]
+        low, high = (side[0] for side in watch.ranges())
+        q = choose_qparams(low, high, bits, symmetric=False)
         if function in FIXED_GRIDS:
             exact, f = FUNCTIONS[function](x), FUNCTIONS[function]
-            q = min(candidates, key=lambda q: float(np.square(f(fake_quantize(x, q)) - exact).mean()))
+            narrower = (choose_qparams(low * s, high * s, bits, symmetric=False) for s in SATURATING)
+            q = min((q, *narrower), key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()))
         return ActivationGrid(scale=float(q.scale), zero_point=int(q.zero_point), bits=bits)
 
 

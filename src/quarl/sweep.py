@@ -110,7 +110,8 @@ def sweep(
     for each in quantized:
         if each.coverage == 0:
             raise QuarlError(f"{each.spec.precision} covers no weight of this policy; nothing would be quantised")
-    names = [_engine_for(each, settings.engine) for each in quantized]
+    loaded = [_load(each, settings.engine) for each in quantized]
+    names = [engine.name for engine in loaded]
     evaluations = [
         evaluate(
             each,
@@ -125,7 +126,6 @@ def sweep(
         for each, name in zip(quantized, names, strict=True)
     ]
     observations = record(policy, "fidelity", settings)
-    loaded = [engines.load(each, name, batch=1) for each, name in zip(quantized, names, strict=True)]
     timings = time_engines(loaded, observations)
     actions = [greedy(each, name, observations) for each, name in zip(quantized, names, strict=True)]
     return [
@@ -147,7 +147,7 @@ def _count(progress: Callable[[str, int], None], label: str, episode: Episode) -
 def record(policy: Policy, stream: Stream, settings: Settings, num: int = NUM_OBSERVATIONS) -> Array:
     """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart."""
     exact = quantize(policy, EXACT)
-    engine = engines.load(exact, _engine_for(exact, settings.engine), batch=RECORD_BATCH)
+    engine = engines.load(exact, settings.engine, batch=RECORD_BATCH)
     return record_observations(exact, engine, num, seed=settings.seed, stream=stream, env_id=settings.env_id)
 
 
@@ -169,15 +169,14 @@ def packed_bytes(policy: Policy) -> int:
     return len(artifact.to_bytes(policy))
 
 
-def _engine_for(policy: QuantizedPolicy, wanted: str) -> str:
+def _load(policy: QuantizedPolicy, wanted: str) -> Engine:
     """The wanted engine, or the reference where it cannot run this precision (the row then says simulated)."""
     try:
-        engines.load(policy, wanted, batch=1)
+        return engines.load(policy, wanted, batch=1)
     except UnsupportedError:
         if wanted == "reference" or policy.spec.float_type is not None:
             raise
-        return "reference"
-    return wanted
+        return engines.load(policy, "reference", batch=1)
 
 
 def _row(
