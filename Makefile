@@ -38,7 +38,7 @@ $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo 'installing into $(VENV); the first time takes a few minutes'
-	$(INSTALL) --editable '.[box2d,dev,mujoco,pybullet]'
+	$(INSTALL) --editable '.[box2d,dev,dm-control,mujoco,pybullet]'
 	touch $@ $(VENV)/.core
 
 clean:

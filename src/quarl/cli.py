@@ -22,7 +22,8 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code: 0 done, 2 the user's mistake (one line on stderr), 130 Ctrl-C."""
+    """Runs one verb; returns the exit code: 0 done, 2 the user's mistake (one line on stderr), 130 Ctrl-C;
+    4 too few actors left."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words == ["--version"]:
         print(f"quarl {__version__}")
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(words)
         config.check()
         command = importlib.import_module(f"quarl.commands.{config.verb.split()[0]}")
-        command.run(config)
+        code: int | None = command.run(config)
     except QuarlError as error:
         print(f"quarl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return code or 0
 
 
 def parse(words: Sequence[str]) -> Config:

@@ -28,7 +28,7 @@ EXTRAS = {
     "mujoco": ("mujoco",),
     "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
     "atari": ("ale-py",),
-    "dm-control": ("dm-control", "shimmy"),
+    "dm-control": ("dm-control",),
 }
 """The distributions that each extra brings."""
 MIN_PYTHON = (3, 11)
@@ -55,13 +55,6 @@ KNOWN_BAD = (
         lambda control, mujoco: mujoco >= (4,) and control <= (1, 0, 50),
         "dm_control stops with an error about flex_vertedge",
         "pip install 'mujoco>=3.17,<4'",
-    ),
-    KnownBad(
-        "shimmy",
-        "gymnasium",
-        lambda shimmy, gymnasium: shimmy < (2,) and gymnasium >= (1,),
-        "shimmy 1 registers its environments the way gymnasium 0 wanted it",
-        "pip install 'shimmy>=2'",
     ),
 )
 

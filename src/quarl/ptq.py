@@ -262,8 +262,8 @@ def _cast(op: Op, float_type: str) -> Op:
     if not isinstance(op, Dense | Conv2d):
         return op
     with np.errstate(over="ignore"):
-        weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type])
-    if not np.isfinite(weight.astype(np.float32)).all():
+        weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type], copy=False)
+    if not np.isfinite(weight).all():
         raise QuarlError(
             f"a weight of layer {op.name!r} is too large for {float_type}; use bf16 or an integer precision"
         )

@@ -19,6 +19,8 @@ from quarl.envs.reseed import needs_fresh
         ("BipedalWalker-v3", "Box2D", True),
         ("Hopper-v5", "mujoco", False),
         ("HopperBulletEnv-v0", "pybullet_envs_gymnasium", False),
+        ("dm_control/cheetah-run-v0", "dm_control", False),
+        ("dm_control/point_mass-hard-v0", "dm_control", False),
     ],
 )
 def test_only_bipedal_walker_remembers_what_it_played_before(env_id: str, package: str, fresh: bool) -> None:

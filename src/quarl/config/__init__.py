@@ -5,64 +5,17 @@ Nothing here imports numpy, torch or an environment, so that `--help` answers at
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
+from quarl.config.actorq import ActorQConfig
+from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, Output, at_least_one
 from quarl.errors import QuarlError
-from quarl.quant.spec import SCHEMES, Mode, QuantSpec
-
-EngineName = Literal["litert", "onnx", "torch", "reference"]
-JsonFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
-Output = Annotated[Path, arg(aliases=["-o"], metavar="DIR")]
-EnvId = Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the one it was trained on)")]
-SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
-Flag = FlagCreatePairsOff[bool]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What all verbs share."""
-
-    verb: ClassVar[str]
-
-    json: JsonFile = None
-    """Also write the printed rows to this file."""
-
-    def check(self) -> None:
-        """Refuses values out of range and a --json that cannot be written, before anything is read or run."""
-        if self.json is not None and (self.json.is_dir() or not os.access(self.json.parent, os.W_OK)):
-            raise QuarlError(f"cannot write --json {self.json}: name a file in a folder that exists and is writable")
-
-    def command_line(self) -> str:
-        """The shell command that repeats this run: its seed and episodes, and all that differs from the defaults."""
-        words = ["quarl", *self.verb.split()]
-        options: list[str] = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "model":
-                words.extend(value)
-            elif field.name in ("seed", "episodes", "output") or value != field.default:
-                options.extend(_option(field.name, value))
-        return shlex.join([*words, *options])
-
-
-def _option(name: str, value: Any) -> list[str]:
-    flag = f"--{name.replace('_', '-')}"
-    if value is True:
-        return [flag]
-    return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
-
-
-def _at_least_one(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise QuarlError(f"--{name} must be at least 1, got {value}")
+from quarl.quant.spec import Mode, QuantSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +72,7 @@ class PtqConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        _at_least_one(episodes=self.episodes, workers=self.workers)
+        at_least_one(episodes=self.episodes, workers=self.workers)
         if not 0 < self.margin < 100:
             raise QuarlError(f"--margin is a percentage between 0 and 100, got {self.margin:g}")
         if not self.bits or not self.scheme:
@@ -156,7 +109,7 @@ class EvalConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        _at_least_one(episodes=self.episodes, batch=self.batch, workers=self.workers)
+        at_least_one(episodes=self.episodes, batch=self.batch, workers=self.workers)
         if self.stochastic and self.deterministic:
             raise QuarlError("--stochastic and --deterministic exclude each other: keep one")
 
@@ -232,5 +185,26 @@ class DemoConfig(Config):
             raise QuarlError(f"--seed must not be negative, got {self.seed}")
 
 
-VERBS: tuple[type[Config], ...] = (PtqConfig, EvalConfig, InspectConfig, BenchConfig, DoctorConfig, DemoConfig)
+__all__ = [
+    "VERBS",
+    "ActorQConfig",
+    "BenchConfig",
+    "Config",
+    "DemoConfig",
+    "DoctorConfig",
+    "EngineName",
+    "EvalConfig",
+    "InspectConfig",
+    "ModelConfig",
+    "PtqConfig",
+]
+VERBS: tuple[type[Config], ...] = (
+    PtqConfig,
+    ActorQConfig,
+    EvalConfig,
+    InspectConfig,
+    BenchConfig,
+    DoctorConfig,
+    DemoConfig,
+)
 """In the order of the help text."""

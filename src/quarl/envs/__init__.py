@@ -43,8 +43,8 @@ def make(
         try:
             with suite.muted() if suite else nullcontext():
                 env = gymnasium.make(spec, **kwargs)
-                if suite and suite.muted is not nullcontext:
-                    env.reset(seed=0)  # PyBullet connects, and prints, at the first reset
+                if suite and suite.prints_at_reset:
+                    env.reset(seed=0)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             if suite is not None:
                 raise missing_extra(resolved, suite) from None

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from gymnasium.envs.registration import EnvSpec, registry
 
-from quarl.envs.quiet import descriptors_muted, mujoco_muted
+from quarl.envs.quiet import descriptors_muted, dm_control_muted, mujoco_muted
+from quarl.envs.suite_tasks import TASKS, modern
 from quarl.errors import QuarlError
 
 
@@ -25,10 +26,12 @@ class Suite:
     package: str
     """The modules its environments live in start with this."""
     muted: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Keeps quiet what its simulator prints while an environment is imported, made and first reset."""
+    """Keeps quiet what its simulator prints while an environment is imported and made."""
+    prints_at_reset: bool = False
+    """Its simulator also prints at the first reset, which must then be made inside `muted`."""
     ids: tuple[str, ...] = ()
-    """What importing the package registers: known here, so that an id is understood before the import. Empty for the
-    suites that gymnasium registers itself."""
+    """Known here, so that an id is understood before anything is imported. Empty for the suites that gymnasium
+    registers itself."""
 
 
 SUITES = (
@@ -38,6 +41,7 @@ SUITES = (
         "pybullet",
         "pybullet_envs_gymnasium",
         descriptors_muted,
+        prints_at_reset=True,
         ids=(
             "InvertedPendulumBulletEnv-v0",
             "InvertedDoublePendulumBulletEnv-v0",
@@ -54,28 +58,40 @@ SUITES = (
             "HumanoidFlagrunHarderBulletEnv-v0",
         ),
     ),
+    Suite("dm-control", "quarl.envs.dm_control", dm_control_muted, ids=tuple(TASKS)),
 )
 """Another suite is another row."""
+LQR_STEPS = 1000
+"""lqr ends only where its state has come to rest; a policy that never brings it there would play for ever. The other
+tasks of DM Control end themselves, after as many steps."""
 
 
 def resolve(env_id: str) -> str:
     """The living id: env_id itself, or the newest version where env_id names a retired one (LunarLander-v2).
 
-    Nothing is imported. Raises QuarlError with the nearest known id for any other name.
+    The spellings of the 2020 code, "gym,CartPole-v1" and "dm_control,cheetah_run", are understood too. Nothing is
+    imported. Raises QuarlError with the nearest known id for any other name.
     """
     living = {known for known, spec in registry.items() if not _is_tombstone(spec)}
     living.update(known for suite in SUITES for known in suite.ids)
-    if env_id in living:
-        return env_id
-    name, version = _split(env_id)
+    asked = modern(env_id)
+    if asked in living:
+        return asked
+    name, version = _split(asked)
     newest = max((v for n, v in map(_split, living) if n == name), default=-1)
     if version < newest:
         return f"{name}-v{newest}"
-    raise QuarlError(f"unknown environment {env_id!r}{_suggestion(env_id, living)}")
+    raise QuarlError(f"unknown environment {env_id!r}{_suggestion(asked, living)}")
 
 
 def find(env_id: str) -> EnvSpec:
     """The registration of a living id, after importing the suite that brings it."""
+    if env_id in TASKS:
+        # never the registry's: shimmy registers environments of the same names there, with other observations
+        domain, task = TASKS[env_id]
+        limit = LQR_STEPS if domain == "lqr" else None
+        kwargs = {"domain": domain, "task": task}
+        return EnvSpec(env_id, "quarl.envs.dm_control:SuiteEnv", max_episode_steps=limit, kwargs=kwargs)
     for suite in SUITES:
         if env_id in suite.ids and env_id not in registry:
             try:
@@ -111,6 +127,7 @@ def _split(env_id: str) -> tuple[str, int]:
 
 
 def _suggestion(env_id: str, living: set[str]) -> str:
-    folded = {known.casefold(): known for known in sorted(living)}
+    folded = {known.rpartition("/")[2].casefold(): known for known in sorted(living)}
+    folded |= {known.casefold(): known for known in sorted(living)}
     nearest = difflib.get_close_matches(env_id.casefold(), folded, n=1, cutoff=0.5)
     return f"; did you mean {folded[nearest[0]]!r}?" if nearest else "; it is in no suite that is known here"

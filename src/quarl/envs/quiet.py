@@ -47,6 +47,26 @@ def mujoco_muted() -> Iterator[None]:
         mujoco.set_mju_user_warning(saved)
 
 
+@contextlib.contextmanager
+def dm_control_muted() -> Iterator[None]:
+    """DM Control is imported without a renderer, and MuJoCo's warnings are dropped inside.
+
+    It looks for a renderer when it is imported, and GLFW warns where there is no display. A choice that the user made
+    with MUJOCO_GL is kept; otherwise the variable is set for this import alone.
+    """
+    importlib.import_module("mujoco")  # reads the variable too: its own renderers stay as they were
+    chosen = "MUJOCO_GL" in os.environ
+    if not chosen:
+        os.environ["MUJOCO_GL"] = "disable"
+    try:
+        importlib.import_module("dm_control.suite")  # installs a handler of MuJoCo's warnings, which prints them
+    finally:
+        if not chosen:
+            os.environ.pop("MUJOCO_GL", None)
+    with mujoco_muted():
+        yield
+
+
 def _flush_c_streams() -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no C library to ask for on some systems
         ctypes.CDLL(None).fflush(None)

@@ -54,7 +54,7 @@ CRITICS = ("critic.", "critic_target.")
 TD3 = Layout("relu", "actor.features_extractor", ("actor.mu",), None, (*CRITICS, "actor_target."), tanh=True)
 SAC = Layout("relu", "actor.features_extractor", ("actor.latent_pi",), "actor.mu", (*CRITICS, "actor.log_std"), True)
 DQN = Layout("relu", "q_net.features_extractor", ("q_net.q_net",), None, ("q_net_target.",))
-LAYOUTS = {"ppo": ON_POLICY, "a2c": ON_POLICY, "dqn": DQN, "ddpg": TD3, "td3": TD3, "sac": SAC}
+LAYOUTS = {"ppo": ON_POLICY, "a2c": ON_POLICY, "dqn": DQN, "ddpg": TD3, "td3": TD3, "sac": SAC, "d4pg": TD3}
 
 
 class Parameters:

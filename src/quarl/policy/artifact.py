@@ -10,17 +10,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import safetensors
 from numpy.typing import NDArray
-from safetensors.numpy import save, save_file
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy
@@ -38,6 +35,7 @@ from quarl.policy.operators import (
     QuantizedTensor,
     Scale,
 )
+from quarl.policy.tensors import DTYPES, Bytes, parse, pieces
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
 
@@ -45,15 +43,8 @@ Array = NDArray[Any]
 NOTHING = np.zeros(0, np.float32)
 FORMAT = "quarl-policy"
 VERSION = 1
-DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I32": np.dtype(np.int32),
-    "U8": np.dtype(np.uint8),
-}
-"""safetensors' names of the number types a policy may hold."""
+SMALL = 2**20
+"""Bytes of tensors below which starting threads takes longer than hashing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +73,17 @@ LAYOUTS = {
 
 def to_bytes(policy: Policy) -> bytes:
     """The whole artefact of a Policy or QuantizedPolicy."""
-    return save(*_contents(policy))
+    return b"".join(pieces(*_contents(policy)))
 
 
 def write(policy: Policy, path: str | os.PathLike[str]) -> None:
     """Saves the policy; a crash at any moment leaves either the old file or the new one, whole."""
-    tensors, metadata = _contents(policy)
-    _replace(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
+    _write(pieces(*_contents(policy)), Path(path))
 
 
 def write_bytes(data: bytes, path: Path) -> None:
     """Replaces the file at `path` by `data` in one step."""
-    _replace(path, lambda temporary: temporary.write_bytes(data))
+    _write([data], path)
 
 
 def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
@@ -115,8 +105,11 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
         manifest["spec"] = policy.spec.to_json()
         manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
     tensors = {name: np.array(array, order="C", copy=None) for name, array in tensors.items()}
-    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock alone
-        manifest["sha256"] = dict(zip(tensors, pool.map(_digest, tensors.values()), strict=True))
+    if sum(array.nbytes for array in tensors.values()) < SMALL:
+        manifest["sha256"] = {name: _digest(array) for name, array in tensors.items()}
+    else:
+        with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock alone
+            manifest["sha256"] = dict(zip(tensors, pool.map(_digest, tensors.values()), strict=True))
     text = json.dumps(manifest, separators=(",", ":"))
     return tensors, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
@@ -125,8 +118,8 @@ def _digest(array: Array) -> str:
     return hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def _replace(path: Path, fill: Callable[[Path], object]) -> None:
-    """Lets `fill` write a temporary file, then puts it at `path`: fsync, rename, fsync of the folder."""
+def _write(parts: Iterable[Bytes], path: Path) -> None:
+    """Writes a temporary file, then puts it at `path`: fsync, rename, fsync of the folder."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -135,12 +128,13 @@ def _replace(path: Path, fill: Callable[[Path], object]) -> None:
         ) from None
     temporary = Path(name)
     try:
-        os.close(descriptor)
-        fill(temporary)
-        _sync(temporary)
+        with open(descriptor, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except (OSError, safetensors.SafetensorError) as error:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
         raise QuarlError(f"cannot write {path}: {error}; nothing was changed") from None
     _sync(path.parent)
@@ -163,8 +157,8 @@ def read(path: str | os.PathLike[str]) -> Policy:
     return from_bytes(data, str(path))
 
 
-def from_bytes(data: bytes, where: str) -> Policy:
-    """The inverse of `to_bytes`; `where` names the source in errors."""
+def from_bytes(data: Bytes, where: str) -> Policy:
+    """The inverse of `to_bytes`; `where` names the source in errors. Arrays are views of `data`: it must not change."""
     try:
         tensors, manifest = _open(data)
         return _policy(manifest, tensors)
@@ -175,14 +169,9 @@ def from_bytes(data: bytes, where: str) -> Policy:
         raise QuarlError(f"{where} is not a sound QuaRL policy file: {detail}") from None
 
 
-def _open(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
+def _open(data: Bytes) -> tuple[dict[str, Array], dict[str, Any]]:
     """Checked tensors and manifest."""
-    try:
-        found = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]  # has no annotations
-    except safetensors.SafetensorError as error:
-        raise QuarlError(f"the safetensors container is damaged ({error}); save the policy again") from None
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    found, metadata = parse(data)
     text = metadata["manifest"]
     if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
         raise QuarlError("the manifest does not match its sha256; the file is damaged")
@@ -196,18 +185,16 @@ def _open(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
     if set(manifest["sha256"]) != set(found):
         raise QuarlError("the manifest and the tensors disagree; the file is damaged")
     tensors = {}
-    for name, entry in found.items():
-        if hashlib.sha256(entry["data"]).hexdigest() != manifest["sha256"][name]:
+    for name, (dtype, shape, numbers) in found.items():
+        if hashlib.sha256(numbers).hexdigest() != manifest["sha256"][name]:
             raise QuarlError(f"tensor {name!r} does not match its sha256; the file is damaged")
-        if entry["dtype"] not in DTYPES:
-            raise QuarlError(f"tensor {name!r} has dtype {entry['dtype']}, which a policy cannot hold")
-        tensors[name] = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        tensors[name] = np.frombuffer(numbers, DTYPES[dtype]).reshape(shape)
     return tensors, manifest
 
 
 def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     head = ActionHead(
-        kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh")),
+        kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh", "gaussian")),
         low=reals("head/low", tensors) if "head/low" in tensors else NOTHING,
         high=reals("head/high", tensors) if "head/high" in tensors else NOTHING,
         start=size(manifest["head"]["start"], -(2**31)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -45,13 +46,19 @@ def from_module(
     )
 
 
-def from_model(model: Any) -> Policy:
-    """The policy of a live SB3 PPO, A2C, DQN, DDPG, TD3 or SAC model, with the statistics of its VecNormalize.
+def from_model(model: Any, *, distribution: bool = False) -> Policy:
+    """The policy of a live SB3 PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model, with the statistics of its VecNormalize.
 
     Everything is copied: training may go on. Operators have the names that the zip reader gives them.
+
+    distribution: the output of SAC is the mean and the log_std of its Gaussian, so that its actions can be sampled; the
+    greedy ones stay the same. Other algorithms have no network for it and come out as ever.
     """
     algo = _algorithm(model)
     policy = model.policy
+    gaussian = distribution and algo == "sac"
+    if gaussian and model.use_sde:
+        raise UnsupportedError("the noise of gSDE depends on more than its actor's output; train with use_sde=False")
     observed = observation_box(from_live(policy.observation_space, "observation_space"), "observation_space")
     actions = from_live(policy.action_space, "action_space")
     normalize = from_vecnormalize(wrapper) if (wrapper := model.get_vec_normalize_env()) is not None else None
@@ -59,7 +66,7 @@ def from_model(model: Any) -> Policy:
     if normalize is not None:
         check_shape(normalize, observed.low.shape)
         ops.append(normalize)
-    actor = _Actor(policy, algo)
+    actor = _Actor(policy, algo, gaussian=gaussian)
     source = ops[-1].name if ops else OBSERVATION
     # Names are relative to the policy, as in its state dict, not to the wrapper around it.
     ops += trace(actor, observed.low.shape, observed.observation_dtype, source, named_by=policy)
@@ -67,6 +74,8 @@ def from_model(model: Any) -> Policy:
     if LAYOUTS[algo] is ON_POLICY and isinstance(actions, Box) and not model.use_sde:
         log_std = policy.log_std.detach().to("cpu", torch.float32, copy=True).numpy()
     head = action_head(actions, "action_space", squashed=policy.squash_output, log_std=log_std)
+    if gaussian:
+        head = replace(head, kind="gaussian")
     env_id, env_kwargs = _environment(model)
     extracted = Policy(
         observation_shape=observed.low.shape,
@@ -86,13 +95,13 @@ def from_model(model: Any) -> Policy:
 
 
 def _algorithm(model: Any) -> str:
-    """The SB3 algorithm that the model is, or is derived from."""
+    """The algorithm of SB3, or of this package, that the model is, or is derived from."""
     for cls in type(model).__mro__:
         name = cls.__name__.lower()
-        if cls.__module__.startswith("stable_baselines3.") and name in LAYOUTS:
+        if cls.__module__.startswith(("stable_baselines3.", "quarl.algorithms.")) and name in LAYOUTS:
             return name
     raise UnsupportedError(
-        f"{type(model).__name__} is not a PPO, A2C, DQN, DDPG, TD3 or SAC model; "
+        f"{type(model).__name__} is not a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model; "
         "give its network to from_module, with an action head"
     )
 
@@ -100,8 +109,9 @@ def _algorithm(model: Any) -> str:
 class _Actor(nn.Module):
     """The deterministic way from a (normalised) observation to the network's output, before any tanh of the head."""
 
-    def __init__(self, policy: Any, algo: str) -> None:
+    def __init__(self, policy: Any, algo: str, *, gaussian: bool) -> None:
         super().__init__()
+        self.gaussian = gaussian
         self.policy = policy
         self.layout = LAYOUTS[algo]
         self.algo = algo
@@ -116,7 +126,10 @@ class _Actor(nn.Module):
         elif self.algo == "sac":  # its distribution code cannot be exported; this is its mode
             actor = policy.actor
             features = actor.extract_features(observation, actor.features_extractor)
-            output = actor.mu(actor.latent_pi(features))
+            latent = actor.latent_pi(features)
+            output = actor.mu(latent)
+            if self.gaussian:  # the clamp of log_std is the head's part
+                output = torch.cat([output, actor.log_std(latent)], dim=1)
         elif self.layout is ON_POLICY:
             # The base class's method: the override warns and returns a pair where the extractor is not shared.
             features = BaseModel.extract_features(policy, observation, policy.pi_features_extractor)

@@ -31,6 +31,8 @@ from quarl.policy.operators import (
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Where Stable-Baselines3 clamps the log_std of a SAC actor."""
 MAX_NUMBERS = 2**27
 """Of one value for one observation: 0.5 GB. A file can ask for more with a few bytes, and no policy needs it."""
 
@@ -42,9 +44,11 @@ class ActionHead:
     argmax: the output scores discrete actions; the greedy one is its argmax.
     clip: the output is an action, clipped to [low, high].
     tanh: tanh of the output, mapped from [-1, 1] to [low, high]; numpy's tanh, whatever engine made the output.
+    gaussian: the output is [mean, log_std], both [A]: tanh of a sample of that Gaussian, mapped as above (SAC); the
+    greedy action is tanh of the mean.
     """
 
-    kind: Literal["argmax", "clip", "tanh"]
+    kind: Literal["argmax", "clip", "tanh", "gaussian"]
     low: Array = field(default_factory=lambda: np.zeros(0, np.float32))
     """float32 [A]; empty for argmax."""
     high: Array = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -64,12 +68,16 @@ class ActionHead:
                 output = output + np.stack([g.gumbel(size=output.shape[1]) for g in generators])
             numbers: Array = output.argmax(axis=1) + self.start
             return numbers
+        log_std = self.log_std
+        if self.kind == "gaussian":
+            output, log_std = np.split(output, 2, axis=1)
+            log_std = log_std.clip(*LOG_STD_RANGE)
         if generators is not None:
-            if self.log_std is None:
+            if log_std is None:
                 raise UnsupportedError("this policy is deterministic: it has no action distribution; drop --stochastic")
-            noise = np.stack([g.standard_normal(self.log_std.size) for g in generators]).astype(np.float32)
-            output = output + np.exp(self.log_std) * noise
-        if self.kind == "tanh":
+            noise = np.stack([g.standard_normal(output.shape[1]) for g in generators]).astype(np.float32)
+            output = output + np.exp(log_std) * noise
+        if self.kind in ("tanh", "gaussian"):
             output = self.low + np.float32(0.5) * (np.tanh(output) + np.float32(1)) * (self.high - self.low)
         return np.clip(output, self.low, self.high).astype(np.float32)
 
@@ -79,7 +87,7 @@ class Provenance:
     """Where a policy comes from, and the environment it was trained on: what evaluation needs besides the graph."""
 
     algo: str = ""
-    """SB3's or SB2's name, lower case: ppo, a2c, dqn, ddpg, td3, sac, ppo2."""
+    """SB3's or SB2's name, lower case: ppo, a2c, dqn, ddpg, td3, sac, ppo2; d4pg is ours."""
     env_id: str = ""
     """The id it was trained on; `envs.make` maps retired versions to living ones."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -190,5 +198,6 @@ def check(policy: Policy) -> None:
             if not np.isfinite(array).all():
                 raise QuarlError(f"{label} of layer {op.name!r} holds NaN or infinity; the policy cannot be used")
     out = known[policy.output]
-    if len(out) != 1 or (policy.head.kind != "argmax" and policy.head.low.shape != out):
-        raise QuarlError(f"the network's output is {out}, but the action head expects {policy.head.low.shape}")
+    expected = tuple(n * 2 for n in policy.head.low.shape) if policy.head.kind == "gaussian" else policy.head.low.shape
+    if len(out) != 1 or (policy.head.kind != "argmax" and expected != out):
+        raise QuarlError(f"the network's output is {out}, but the action head expects {expected}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,31 @@ def center_scores(policy: Policy) -> Policy:
     last = policy.ops[-1]
     if policy.head.kind != "argmax" or not isinstance(last, Dense):
         return policy
-    weight, bias = as_float32(last.weight), last.bias
-    centred = replace(last, weight=weight - weight.mean(axis=0, keepdims=True), bias=bias - bias.mean())
-    return replace(policy, ops=(*policy.ops[:-1], centred))
+    return replace(policy, ops=(*policy.ops[:-1], centred(last)))
+
+
+def centred(op: Dense) -> Dense:
+    """The layer with the mean over its outputs taken out of each of them."""
+    weight, bias = as_float32(op.weight), op.bias
+    return replace(op, weight=weight - weight.mean(axis=0, keepdims=True), bias=bias - bias.mean())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Balance:
+    """Factors for the channels of one value that layers read: divided here, multiplied into what reads them."""
+
+    source: str
+    scale: Array
+    """float64 [C], 1 on average."""
+    chain: str | None
+    """The layer whose rows take the division; None: an operator of its own does it."""
+    consumers: tuple[str, ...]
+    """The layers whose columns take the multiplication."""
+
+    @property
+    def inserted(self) -> Scale:
+        """The operator that divides where no layer can."""
+        return Scale(f"{self.source}.equalized", (self.source,), (1 / self.scale).astype(np.float32))
 
 
 def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Policy:
@@ -40,9 +62,14 @@ def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Polic
 
     values: every value of the policy on calibration observations.
     """
+    return equalized(policy, balances(policy, values, alpha))
+
+
+def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[Balance]:
+    """The factors of `equalize`, in the order of the graph. Whatever the weights become, they keep the actions."""
     readers = _readers(policy)
     ops = {op.name: op for op in policy.ops}
-    inserted: dict[str, Op] = {}
+    found = []
     for source in dict.fromkeys(op.inputs[0] for op in policy.linear):
         consumers = [op for op in (ops[name] for name in readers[source]) if isinstance(op, Dense | Conv2d)]
         if len(consumers) != len(readers[source]):
@@ -52,16 +79,27 @@ def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Polic
         if chain is None and not (first and all(isinstance(op, Dense) for op in consumers)):
             continue
         scale = _scales(values[source], consumers, alpha, channels=None if chain is None else chain.weight.shape[0])
-        if chain is None:
-            scaled = f"{source}.equalized"
-            inserted[source] = Scale(scaled, (source,), (1 / scale).astype(np.float32))
+        names = tuple(op.name for op in consumers)
+        found.append(Balance(source, scale, None if chain is None else chain.name, names))
+    return found
+
+
+def equalized(policy: Policy, found: Iterable[Balance]) -> Policy:
+    """The policy with these factors in its weights."""
+    ops: dict[str, Any] = {op.name: op for op in policy.ops}
+    inserted: dict[str, Op] = {}
+    for balance in found:
+        scale, scaled = balance.scale, balance.source
+        if balance.chain is None:
+            inserted[balance.source] = balance.inserted
+            scaled = balance.inserted.name
         else:
+            chain = ops[balance.chain]
             weight = as_float32(chain.weight) / scale.reshape(-1, *(1,) * (len(chain.weight.shape) - 1))
             ops[chain.name] = replace(chain, weight=weight.astype(np.float32), bias=(chain.bias / scale).astype("f4"))
-            scaled = source
-        for op in consumers:
-            ops[op.name] = replace(op, inputs=(scaled,), weight=_columns_times(op, scale))
-    return replace(policy, ops=tuple(_in_order(policy, ops, inserted)))
+        for name in balance.consumers:
+            ops[name] = replace(ops[name], inputs=(scaled,), weight=_columns_times(ops[name], scale))
+    return replace(policy, ops=tuple(in_order(policy, ops, inserted)))
 
 
 def pin_saturated(policy: Policy, values: Mapping[str, Array]) -> Policy:
@@ -134,14 +172,19 @@ def _scales(x: Array, consumers: list[Linear], alpha: float, channels: int | Non
 
 
 def _columns_times(op: Linear, scale: Array) -> Array:
-    """The weight with input channel j multiplied by scale[j]; a flattened image repeats each channel's scale."""
+    """The weight with input channel j multiplied by scale[j]."""
     weight = as_float32(op.weight)
-    repeated = np.repeat(scale, weight.shape[1] // len(scale))
-    product: Array = weight * repeated.reshape(1, -1, *(1,) * (weight.ndim - 2))
+    product: Array = weight * columns(op, scale).reshape(1, -1, *(1,) * (weight.ndim - 2))
     return product.astype(np.float32)
 
 
-def _in_order(policy: Policy, ops: Mapping[str, Op], inserted: Mapping[str, Op]) -> Iterable[Op]:
+def columns(op: Linear, scale: Array) -> Array:
+    """The factor of each of a layer's input channels; a flattened image repeats that of each of its own."""
+    return np.repeat(scale, op.weight.shape[1] // len(scale))
+
+
+def in_order(policy: Policy, ops: Mapping[str, Op], inserted: Mapping[str, Op]) -> Iterable[Op]:
+    """`ops` in the order of the policy's, each of `inserted` right after the value that it is keyed by."""
     waiting = dict(inserted)
     made = {policy.ops[0].inputs[0]}
     for op in policy.ops:

@@ -66,8 +66,10 @@ def _json(raw: bytes, path: Path) -> dict[str, Any]:
 
 def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.Settings, asked: str) -> Policy:
     module = data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None
-    if not str(module).startswith("stable_baselines3."):
-        raise UnsupportedError(f"the policy class is from {str(module)[:80]}; only Stable-Baselines3's own are known")
+    if not str(module).startswith(("stable_baselines3.", "quarl.algorithms.")):
+        raise UnsupportedError(
+            f"the policy class is from {str(module)[:80]}; only Stable-Baselines3's and D4PG's own are known"
+        )
     kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
     algo = _algorithm(data, state, asked)
     layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
@@ -105,19 +107,21 @@ def _algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str) 
     """The algorithm, from parameter names and, where two share them, from the model's attributes."""
     if "action_net.weight" in state:
         if "cg_max_steps" in data:
-            raise UnsupportedError("it is a trpo agent; only ppo, a2c, dqn, ddpg, td3 and sac are supported")
+            raise UnsupportedError("it is a trpo agent; only ppo, a2c, dqn, ddpg, td3, sac and d4pg are supported")
         algo = "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
     elif any(name.startswith("q_net.q_net.") for name in state):
         algo = "dqn"
     elif any(name.startswith("actor.log_std") for name in state):
         algo = "sac"
+    elif "actor.mu.0.weight" in state and "critic.atoms" in state:
+        algo = "d4pg"
     elif "actor.mu.0.weight" in state:
         algo = "ddpg" if data.get("policy_delay") == 1 and not data.get("target_noise_clip") else "td3"
         algo = asked if asked in ("ddpg", "td3") else algo  # one network; they differ in how it was trained
     else:
         first = min(state, default="nothing")
         raise UnsupportedError(
-            f"its parameters ({first[:60]}, ...) are those of no ppo, a2c, dqn, ddpg, td3 or sac agent"
+            f"its parameters ({first[:60]}, ...) are those of no ppo, a2c, dqn, ddpg, td3, sac or d4pg agent"
         )
     if asked not in ("", algo):
         raise QuarlError(f"it is a {algo} agent, not {asked}; name the algorithm that trained it")

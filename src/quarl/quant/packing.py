@@ -1,13 +1,23 @@
-"""n-bit codes to bytes and back, for every n in 2..64, in one layout."""
+"""n-bit codes to bytes and back, for every n in 2..64, in one layout.
+
+Up to 32 bits, eight bytes of codes are squeezed at once, by shifts and masks on 64-bit numbers; what is wider is taken
+apart into single bits.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+AT_ONCE = 2**18
+"""Bytes of codes that are worked on together: few enough for the processor's cache, enough for numpy's calls."""
+Joint = tuple[int, np.uint64, np.uint64 | None]
+"""(word of the stream where a group starts, bit in it, 64 - bit where the group reaches into the next word)."""
 
 
 def storage_dtype(low: int, high: int) -> np.dtype[Any]:
@@ -32,28 +42,124 @@ def pack(codes: Array, bits: int) -> bytes:
     if bits in (8, 16, 32):
         return flat.astype(f"<i{bits // 8}", copy=False).tobytes()
     if bits == 4:
-        even = np.append(flat, np.zeros(1, flat.dtype)) if len(flat) % 2 else flat
-        pairs = even.astype(np.uint8, copy=False).view("<u2")  # two codes a number: three times as fast as strides
-        return ((pairs & np.uint16(0x0F)) | ((pairs >> np.uint16(4)) & np.uint16(0xF0))).astype(np.uint8).tobytes()
-    size = 4 if bits < 32 else 8
-    fields = flat.astype(f"<i{size}").view(np.uint8).reshape(-1, size)
-    each = np.unpackbits(fields, axis=1, bitorder="little")[:, :bits]
+        return _to_nibbles(flat.astype(np.int8, copy=False))
+    if bits < 32:
+        return _squeeze(flat, bits)
+    each = np.unpackbits(flat.astype("<i8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")[:, :bits]
     return np.packbits(each.reshape(-1), bitorder="little").tobytes()
 
 
 def unpack(data: bytes | memoryview, bits: int, count: int) -> Array:
     """The `count` codes that `pack` wrote, sign-extended, in the smallest type that holds n-bit codes."""
-    dtype = storage_dtype(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     if len(data) != packed_size(count, bits):
         raise ValueError(f"{count} codes of {bits} bits take {packed_size(count, bits)} bytes, got {len(data)}")
     if bits in (8, 16, 32):
         return np.frombuffer(data, f"<i{bits // 8}")
     if bits == 4:
-        both = np.frombuffer(data, np.int8)
-        # An arithmetic shift sign-extends: the low nibble is moved to the top first.
-        return np.stack([both << np.int8(4) >> np.int8(4), both >> np.int8(4)], axis=1).reshape(-1)[:count]
+        return _from_nibbles(np.frombuffer(data, np.uint8))[:count]
+    if bits < 32:
+        return _spread(data, bits, count)
     each = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=count * bits).reshape(count, bits)
-    size = 4 if bits < 32 else 8
-    wide = np.repeat(each[:, -1:], size * 8, axis=1)  # the sign bit fills what is above the field
+    wide = np.repeat(each[:, -1:], 64, axis=1)  # the sign bit fills what is above the field
     wide[:, :bits] = each
-    return np.packbits(wide.reshape(-1), bitorder="little").view(f"<i{size}").astype(dtype)
+    return np.packbits(wide.reshape(-1), bitorder="little").view("<i8").astype(np.int64)
+
+
+def _to_nibbles(flat: Array) -> bytes:
+    """Four bits are what kernels read and what is published most: a third of the general way's time."""
+    pairs = (np.append(flat, np.int8(0)) if len(flat) % 2 else flat).view("<u2")
+    packed = np.empty(len(pairs), np.uint8)
+    for start in range(0, len(pairs), AT_ONCE):
+        some = pairs[start : start + AT_ONCE]
+        upper = some >> np.uint16(4)
+        upper &= np.uint16(0xF0)
+        upper |= some & np.uint16(0x0F)
+        packed[start : start + AT_ONCE] = upper
+    return packed.tobytes()
+
+
+def _from_nibbles(packed: Array) -> Array:
+    codes = np.empty(2 * len(packed), np.int8)
+    for start in range(0, len(packed), AT_ONCE):
+        some = packed[start : start + AT_ONCE].astype("<u2")
+        both = some << np.uint16(4)
+        both |= some
+        both &= np.uint16(0x0F0F)
+        fields = both.view(np.int8)
+        fields ^= np.int8(8)
+        np.subtract(fields, np.int8(8), out=codes[2 * start : 2 * (start + AT_ONCE)])  # extends the sign
+    return codes
+
+
+@functools.cache
+def _plan(bits: int) -> tuple[int, int, int, list[tuple[np.uint64, np.uint64, np.uint64]], list[Joint]]:
+    """(field, groups, words, steps, joints) of n-bit codes.
+
+    field: bits of the integers that hold codes. steps: (mask of every second field, mask of the others, distance by
+    which these move) until the codes of 64 bits are one group. joints: the places of `groups` groups in `words` words.
+    """
+    field = 8 if bits <= 8 else 16 if bits <= 16 else 32
+    steps, stride, width = [], field, bits
+    while stride < 64:
+        low = sum((2**width - 1) << place for place in range(0, 64, 2 * stride))
+        steps.append((np.uint64(low), np.uint64(low << stride), np.uint64(stride - width)))
+        stride, width = 2 * stride, 2 * width
+    groups, words = 64 // math.gcd(width, 64), width // math.gcd(width, 64)
+    places = [divmod(j * width, 64) for j in range(groups)]
+    joints = [(w, np.uint64(bit), np.uint64(64 - bit) if bit + width > 64 else None) for w, bit in places]
+    return field, groups, words, steps, joints
+
+
+def _squeeze(flat: Array, bits: int) -> bytes:
+    field, groups, words, steps, joints = _plan(bits)
+    period = groups * 64 // field  # codes
+    chunk = AT_ONCE * 8 // field // period * period
+    pieces = []
+    for start in range(0, len(flat), chunk):
+        part = flat[start : start + chunk].astype(f"<i{field // 8}", copy=False)
+        padded = np.zeros(-(-len(part) // period) * period, f"<u{field // 8}")
+        np.bitwise_and(part.view(padded.dtype), padded.dtype.type(2**bits - 1), out=padded[: len(part)])
+        group: Array = padded.view("<u8")
+        for low, high, distance in steps:
+            upper = group & high
+            upper >>= distance
+            group &= low
+            group |= upper
+        group = group.reshape(-1, groups)
+        stream = np.zeros((len(group), words), "<u8")
+        for j, (word, bit, rest) in enumerate(joints):
+            stream[:, word] |= group[:, j] << bit
+            if rest is not None:
+                stream[:, word + 1] |= group[:, j] >> rest
+        pieces.append(stream.reshape(-1).view(np.uint8)[: packed_size(len(part), bits)])
+    return b"".join(piece.data for piece in pieces)
+
+
+def _spread(data: bytes | memoryview, bits: int, count: int) -> Array:
+    field, groups, words, steps, joints = _plan(bits)
+    period = groups * 64 // field
+    chunk = AT_ONCE * 8 // field // period * period
+    packed = np.frombuffer(data, np.uint8)
+    codes = np.empty(count, f"<i{field // 8}")
+    sign = codes.dtype.type(1 << (bits - 1))
+    whole = np.uint64(2 ** (bits * 64 // field) - 1)
+    for start in range(0, count, chunk):
+        out = codes[start : start + chunk]
+        first, size = start * bits // 8, packed_size(len(out), bits)
+        stream = np.zeros((-(-len(out) // period), words), "<u8")
+        stream.reshape(-1).view(np.uint8)[:size] = packed[first : first + size]
+        group = np.empty((len(stream), groups), "<u8")
+        for j, (word, bit, rest) in enumerate(joints):
+            np.right_shift(stream[:, word], bit, out=group[:, j])
+            if rest is not None:
+                group[:, j] |= stream[:, word + 1] << rest
+        group &= whole
+        for low, high, distance in reversed(steps):
+            upper = group << distance
+            upper &= high
+            group &= low
+            group |= upper
+        fields = group.reshape(-1).view(codes.dtype)[: len(out)]
+        fields ^= sign
+        np.subtract(fields, sign, out=out)  # extends the sign: 0..2**n - 1 to -2**(n-1)..
+    return codes

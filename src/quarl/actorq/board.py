@@ -1,0 +1,96 @@
+"""Board: one writer puts up numbered snapshots, any number of readers take the newest whole one.
+
+Three slots and a sequence number each (a seqlock): the writer never waits, a reader that is overtaken takes the newer
+one, and neither can be blocked by the death of the other. An odd sequence number marks a slot that is being written.
+Stores become visible in program order on x86-64; elsewhere a torn copy of an artefact is caught by its sha256.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.actorq.memory import Block, Memory
+
+Array = NDArray[Any]
+SLOTS = 3
+"""The newest, the one before it, which a slow reader may still be copying, and the one being written."""
+HEADER = np.dtype([("sequence", "i8"), ("version", "i8"), ("step", "i8"), ("size", "i8"), ("stamp_ns", "i8")])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Snapshot:
+    """What was put up, copied out of the shared memory."""
+
+    version: int
+    step: int
+    """Learner updates behind it."""
+    stamp_ns: int
+    """time.monotonic_ns() of the learner when these weights came to be."""
+    data: Array
+    """uint8 [size]."""
+
+
+class Board:
+    """One side's handle on a board in shared memory."""
+
+    def __init__(self, memory: Memory, name: str) -> None:
+        self._headers = memory.array(f"{name}.headers")
+        self._newest = memory.array(f"{name}.newest")  # [slot + 1, version]; slot + 1 is 0 while there is nothing
+        self._data = memory.array(f"{name}.data")
+
+    @staticmethod
+    def blocks(name: str, capacity: int) -> dict[str, Block]:
+        """The memory of a board whose snapshots have up to `capacity` bytes."""
+        return {
+            f"{name}.headers": Block(HEADER, (SLOTS,)),
+            f"{name}.newest": Block(np.dtype("i8"), (2,)),
+            f"{name}.data": Block(np.dtype("u1"), (SLOTS, capacity)),
+        }
+
+    def begin(self) -> Array:
+        """uint8 [capacity]: the slot to write the next snapshot into, which no reader takes before `commit`."""
+        slot = self._free_slot()
+        # From even to odd, or, where a writer died in here, from odd to the next odd.
+        self._headers["sequence"][slot] += 1 + self._headers["sequence"][slot] % 2
+        data: Array = self._data[slot]
+        return data
+
+    def commit(self, size: int, *, version: int, step: int, stamp_ns: int | None = None) -> None:
+        """Makes what was written after `begin` the newest snapshot."""
+        slot = self._free_slot()
+        header = self._headers[slot]
+        header["version"], header["step"], header["size"] = version, step, size
+        header["stamp_ns"] = time.monotonic_ns() if stamp_ns is None else stamp_ns
+        header["sequence"] += 1
+        self._newest[1] = version
+        self._newest[0] = slot + 1
+
+    def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int | None = None) -> None:
+        """Puts up `data`."""
+        self.begin()[: len(data)] = np.frombuffer(data, np.uint8)
+        self.commit(len(data), version=version, step=step, stamp_ns=stamp_ns)
+
+    @property
+    def version(self) -> int:
+        """Of the newest snapshot; 0 while there is none."""
+        return int(self._newest[1])
+
+    def pull(self, newer_than: int = 0) -> Snapshot | None:
+        """A copy of the newest snapshot, or None where its version is not above `newer_than`."""
+        while (slot := int(self._newest[0]) - 1) >= 0:
+            header = self._headers[slot].copy()
+            if header["sequence"] % 2 == 0:
+                if header["version"] <= newer_than:
+                    return None
+                data = self._data[slot, : int(header["size"])].copy()
+                if self._headers["sequence"][slot] == header["sequence"]:
+                    return Snapshot(int(header["version"]), int(header["step"]), int(header["stamp_ns"]), data)
+        return None
+
+    def _free_slot(self) -> int:
+        return int(self._newest[0]) % SLOTS

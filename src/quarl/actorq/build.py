@@ -1,0 +1,140 @@
+"""The learner's model: a Stable-Baselines3 algorithm that is fed by actors instead of an environment of its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+
+from quarl.actorq.replay import SegmentReplay
+from quarl.config import ActorQConfig
+from quarl.envs import make
+from quarl.errors import QuarlError
+
+CLASSES = {
+    "dqn": "stable_baselines3.DQN",
+    "ddpg": "stable_baselines3.DDPG",
+    "td3": "stable_baselines3.TD3",
+    "sac": "stable_baselines3.SAC",
+    "d4pg": "quarl.algorithms.d4pg.D4PG",
+}
+CRITIC = "qf_arch"
+"""The hyper-parameter that names the critic's hidden layers; Stable-Baselines3 has it inside policy_kwargs."""
+QUARL_2020: Mapping[str, Mapping[str, Any]] = {
+    "d4pg": {
+        "learning_rate": 1e-4,
+        "batch_size": 256,
+        "learning_starts": 2_000,
+        "buffer_size": 100_000,
+        "v_min": -150.0,
+        "v_max": 150.0,
+        "target_update_interval": 100,
+        "n_steps": 5,
+        "gamma": 0.99,
+        CRITIC: [512, 512, 256],
+    },
+    "dqn": {
+        "learning_rate": 1e-3,
+        "batch_size": 256,
+        "learning_starts": 100_000,
+        "buffer_size": 200_000,
+        "target_update_interval": 1_600,  # 100 updates, at the 16 environment steps that each one took
+        "n_steps": 5,
+        "gamma": 0.99,
+    },
+}
+"""Hyper-parameters of the original's two learners; its networks and scripts had 2048,2048,2048."""
+
+
+def build(config: ActorQConfig) -> OffPolicyAlgorithm:
+    """The model, its replay empty, seeded; nothing has been trained."""
+    cls = _class(config.algo)
+    parameters = _parameters(config)
+    known = inspect.signature(cls.__init__).parameters
+    gamma = float(parameters.get("gamma", known["gamma"].default))
+    n_steps = int(parameters.pop("n_steps", known["n_steps"].default))
+    critic = parameters.pop(CRITIC, None)
+    for name in parameters:
+        if name not in known:
+            raise QuarlError(f"--params {name}: {cls.__name__} has no such hyper-parameter")
+    env = _environment(config, gamma)
+    policy_kwargs = dict(parameters.pop("policy_kwargs", {}))
+    if arch := _net_arch(config, critic):
+        policy_kwargs["net_arch"] = arch
+    if config.batch_size is not None:
+        parameters["batch_size"] = config.batch_size
+    image = isinstance(env.observation_space, spaces.Box) and env.observation_space.dtype == np.uint8
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
+        try:
+            model: OffPolicyAlgorithm = cls(
+                "CnnPolicy" if image else "MlpPolicy",
+                env,
+                seed=config.seed,
+                device=config.device,
+                policy_kwargs=policy_kwargs,
+                replay_buffer_class=SegmentReplay,
+                replay_buffer_kwargs={
+                    "n_steps": n_steps,
+                    "gamma": gamma,
+                    "max_times_sampled": config.max_times_sampled,
+                },
+                **parameters,
+            )
+        except (TypeError, ValueError, AssertionError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise QuarlError(f"{config.algo} cannot be made for {config.env}: {reason}") from None
+    return model
+
+
+def samples_per_insert(model: OffPolicyAlgorithm) -> float:
+    """The ratio that the algorithm's own train_freq, gradient_steps and batch_size make."""
+    freq: Any = model.train_freq
+    steps = model.gradient_steps if model.gradient_steps > 0 else freq.frequency
+    return float(model.batch_size * steps / freq.frequency)
+
+
+def _class(algo: str) -> Any:
+    module, _, name = CLASSES[algo].rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _parameters(config: ActorQConfig) -> dict[str, Any]:
+    """Hyper-parameters: the preset's below those that were given."""
+    chosen: dict[str, Any] = {}
+    if config.preset == "quarl-2020":
+        if config.algo not in QUARL_2020:
+            raise QuarlError(f"the original had no {config.algo}: preset quarl-2020 is for {', '.join(QUARL_2020)}")
+        chosen |= QUARL_2020[config.algo]
+    if config.n_steps is not None:
+        chosen["n_steps"] = config.n_steps
+    return chosen | config.hyperparameters()
+
+
+def _net_arch(config: ActorQConfig, critic: Any) -> Any:
+    hidden = config.hidden() or ([2048] * 3 if config.preset == "quarl-2020" else None)
+    if config.algo == "dqn":
+        return hidden
+    if hidden is None and critic is None:
+        return None
+    default = {"sac": [256, 256], "d4pg": [256, 256, 256]}.get(config.algo, [400, 300])
+    default_critic = [512, 512, 256] if config.algo == "d4pg" else default
+    return {"pi": hidden or default, "qf": critic or default_critic}
+
+
+def _environment(config: ActorQConfig, gamma: float) -> VecEnv:
+    """What gives the model its spaces; it is reset and never stepped."""
+
+    def one() -> gymnasium.Env[Any, Any]:
+        return make(config.env)
+
+    env: VecEnv = DummyVecEnv([one])
+    return VecNormalize(env, gamma=gamma) if config.normalize else env

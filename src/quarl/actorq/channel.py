@@ -1,0 +1,96 @@
+"""Channel: what learner, publisher and actors say to each other, and how they do it on one machine.
+
+Another transport, for a cluster, is another class with these methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.actorq.board import Board, Snapshot
+from quarl.actorq.memory import Block, Memory
+from quarl.actorq.ring import Ring
+
+Array = NDArray[Any]
+LEARNER_BOARD, ACTOR_BOARD = "float", "packed"
+ARTEFACT_SLACK = 2**20
+"""Bytes that an artefact may have beyond its float32 weights: names, scales, zero points."""
+
+
+class Channel(Protocol):
+    """The seam between the processes."""
+
+    def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int) -> None:
+        """Publisher: makes `data` what actors pull from now on."""
+        ...
+
+    def pull(self, newer_than: int) -> Snapshot | None:
+        """Actor: the newest published version, or None where it is not newer."""
+        ...
+
+    def send(self, rows: Array) -> bool:
+        """Actor: hands its segments over, all or, where the learner is behind, none (False)."""
+        ...
+
+    def receive(self, most: int) -> Iterator[Array]:
+        """Learner: blocks of segments, each of one actor, `most` rows together; a block is acknowledged when the next
+        one is asked for."""
+        ...
+
+
+class LocalChannel:
+    """Boards and rings in shared memory."""
+
+    def __init__(self, memory: Memory, num_actors: int, actor: int | None = None) -> None:
+        self.floats = Board(memory, LEARNER_BOARD)
+        """The learner's float32 tensors on their way to the publisher."""
+        self.packed = Board(memory, ACTOR_BOARD)
+        self.rings = [Ring(memory, f"ring{i}") for i in range(num_actors)]
+        self._ring = None if actor is None else self.rings[actor]
+        self._next = 0
+
+    @staticmethod
+    def blocks(num_floats: int, dtype: np.dtype[Any], num_actors: int, ring_rows: int) -> dict[str, Block]:
+        """The memory of a channel for snapshots of `num_floats` numbers and rings of `ring_rows` segments."""
+        blocks = Board.blocks(LEARNER_BOARD, 4 * num_floats)
+        blocks |= Board.blocks(ACTOR_BOARD, 4 * num_floats + ARTEFACT_SLACK)
+        for i in range(num_actors):
+            blocks |= Ring.blocks(f"ring{i}", dtype, ring_rows)
+        return blocks
+
+    def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int) -> None:
+        self.packed.publish(data, version=version, step=step, stamp_ns=stamp_ns)
+
+    def pull(self, newer_than: int) -> Snapshot | None:
+        return self.packed.pull(newer_than)
+
+    def send(self, rows: Array) -> bool:
+        ring = self.ring
+        if ring.free() < len(rows):
+            return False
+        for k, row in enumerate(rows):
+            ring.rows[ring.index(k)] = row
+        ring.commit(len(rows))
+        return True
+
+    @property
+    def ring(self) -> Ring:
+        """The actor's own ring: its loop writes rows in place, field by field, which is `send` without the copy."""
+        assert self._ring is not None
+        return self._ring
+
+    def receive(self, most: int) -> Iterator[Array]:
+        """Starts with the actor after the one that was served last, so that none starves."""
+        for _ in range(len(self.rings)):
+            ring = self.rings[self._next]
+            while most > 0 and len(rows := ring.peek(most)):
+                yield rows
+                ring.take(len(rows))
+                most -= len(rows)
+            if most <= 0:
+                return
+            self._next = (self._next + 1) % len(self.rings)

@@ -1,0 +1,147 @@
+"""Checkpoints of a learner: everything that it needs to go on, bit for bit, in one file per checkpoint.
+
+    checkpoint-0000012000.safetensors      networks, targets, optimisers, clocks, generators, replay; named by updates
+
+Nothing in them is executed: there are arrays and JSON values, and every one is checked against the model that it is to
+be put into. Killed at any moment, disk full or bits flipped: the newest sound one loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from quarl.actorq import checkpoint_file, checkpoint_model
+from quarl.actorq.checkpoint_file import CheckpointError, DamagedError
+from quarl.actorq.checkpoint_random import give_random, take_random
+from quarl.errors import QuarlError
+
+__all__ = ["Checkpoint", "CheckpointError", "Replay", "export", "load_latest", "restore", "save"]
+
+Array = NDArray[Any]
+NAME = re.compile(r"checkpoint-(\d{10,18})\.safetensors")
+REPLAY = "replay/"
+
+
+class Replay(Protocol):
+    """A buffer whose contents, generator included, can be saved."""
+
+    def state(self) -> dict[str, Array]:
+        """Everything it holds, as arrays."""
+
+    def load_state(self, state: dict[str, Array]) -> None:
+        """The inverse; copies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What `load_latest` found; verified, and not yet in any model."""
+
+    path: Path
+    updates: int
+    state: dict[str, Any]
+    """What the caller of `save` gave."""
+    has_replay: bool
+    warnings: tuple[str, ...]
+    """One line for each newer checkpoint that is damaged."""
+    facts: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+def save(
+    folder: Path, model: OffPolicyAlgorithm, state: Mapping[str, Any], *, replay: Replay | None = None, keep: int = 2
+) -> Path:
+    """The file that now holds model, generators, the caller's JSON values and, if given, the replay's contents.
+
+    Checkpoints beyond the `keep` newest are removed afterwards, and so are those of more updates than this one: the
+    run went back to before them. Raises CheckpointError where the disk refuses, QuarlError where a weight is not
+    finite; either way the folder's checkpoints are as before.
+    """
+    assert keep >= 1
+    facts, arrays = checkpoint_model.take(model)
+    facts["random"], generators = take_random(model)
+    contents = {f"{REPLAY}{name}": array for name, array in replay.state().items()} if replay is not None else {}
+    updates = model._n_updates
+    path = folder / f"checkpoint-{updates:010}.safetensors"
+    everything = {"updates": updates, "replay": replay is not None, "model": facts, "state": state}
+    checkpoint_file.write(path, everything, {**arrays, **generators, **contents})
+    for number, (count, old) in enumerate(_checkpoints(folder, up_to=updates)):
+        if number >= keep or count > updates:
+            with contextlib.suppress(OSError):  # the new one is safe; the next save tries again
+                old.unlink()
+    return path
+
+
+def load_latest(folder: Path) -> Checkpoint:
+    """The newest sound checkpoint; raises QuarlError where there is none, or where it is of a newer QuaRL."""
+    warnings: list[str] = []
+    for _, path in _checkpoints(folder):
+        try:
+            manifest, arrays = checkpoint_file.read(path)
+        except DamagedError as error:
+            warnings.append(f"{path} is damaged ({error}); going back to the checkpoint before it")
+            continue
+        try:
+            return Checkpoint(
+                path=path,
+                updates=int(manifest["updates"]),
+                state=dict(manifest["state"]),
+                has_replay=bool(manifest["replay"]),
+                warnings=tuple(warnings),
+                facts=dict(manifest["model"]),
+                arrays=arrays,
+            )
+        except checkpoint_model.MALFORMED:
+            warnings.append(f"{path} is no checkpoint of ours; going back to the one before it")
+    if warnings:
+        raise QuarlError(f"all {len(warnings)} checkpoints in {folder} are damaged; start again without --resume")
+    raise QuarlError(f"no checkpoint in {folder}; start without --resume, or name the folder of the run to resume")
+
+
+def restore(checkpoint: Checkpoint, model: OffPolicyAlgorithm, replay: Replay | None = None) -> None:
+    """Puts the checkpoint into the model, the process's random generators and, where both are there, the replay.
+
+    Raises QuarlError, with the model as it was, where algorithm, environment or networks differ.
+    """
+    facts, arrays = checkpoint.facts, checkpoint.arrays
+    contents = {name.removeprefix(REPLAY): array for name, array in arrays.items() if name.startswith(REPLAY)}
+    generators = {name: array for name, array in arrays.items() if name.startswith("random/")}
+    rest = {name: a for name, a in arrays.items() if name not in generators and not name.startswith(REPLAY)}
+    try:
+        checkpoint_model.check(model, facts, rest)
+        if replay is not None and checkpoint.has_replay:
+            replay.load_state(contents)
+        checkpoint_model.give(model, facts, rest)
+        give_random(model, facts["random"], generators)
+    except QuarlError as error:
+        raise QuarlError(f"cannot resume from {checkpoint.path}: {error}") from None
+    except checkpoint_model.MALFORMED as error:
+        raise QuarlError(
+            f"cannot resume from {checkpoint.path}: its contents are malformed ({type(error).__name__}); "
+            "start again without --resume"
+        ) from None
+
+
+def export(folder: Path, model: OffPolicyAlgorithm) -> Path:
+    """`model.zip` in the folder, in Stable-Baselines3's own format: `type(model).load` reads it."""
+    checkpoint_model.take(model)  # refuses NaN and infinity
+    buffer = io.BytesIO()  # zipfile cannot be left half written when the disk is full
+    model.save(buffer)
+    path = folder / "model.zip"
+    with checkpoint_file.replacing(path) as file:
+        checkpoint_file.put(file, buffer.getbuffer())
+    return path
+
+
+def _checkpoints(folder: Path, up_to: int | None = None) -> list[tuple[int, Path]]:
+    """(updates, path), newest first; with `up_to`, those beyond it come last."""
+    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := NAME.fullmatch(path.name))]
+    return sorted(found, key=lambda entry: (up_to is None or entry[0] <= up_to, entry[0]), reverse=True)

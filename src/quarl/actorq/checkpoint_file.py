@@ -1,0 +1,221 @@
+"""One checkpoint file: safetensors whose metadata is a JSON manifest with a sha256 of every tensor.
+
+It is written past its final name and renamed, so that a crash at any moment leaves the old file or the new one, whole.
+The header is a function of the manifest alone and the manifest carries its own sha256: every bit of the file is either
+under a checksum or compared with what must stand there. The file is written here and not by safetensors itself because
+that would hold a replay buffer in memory twice; it is read by safetensors, which checks it once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import operator
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.machine import version
+
+Array = NDArray[Any]
+FORMAT = "quarl-checkpoint"
+SCHEMA = 1
+TEMPORARY = ".quarl-"
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "I64": np.dtype(np.int64),
+    "U64": np.dtype(np.uint64),
+    "F32": np.dtype(np.float32),
+    "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
+    "F16": np.dtype(np.float16),
+    "I16": np.dtype(np.int16),
+    "U16": np.dtype(np.uint16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""safetensors' names of the number types, widest first: the order in which they lie, which keeps them aligned."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+UNKNOWN = "0" * 64
+
+
+class CheckpointError(QuarlError):
+    """Nothing could be written: disk full, folder gone. What was saved before is untouched, and training can go on."""
+
+
+class DamagedError(QuarlError):
+    """The file is not, bit for bit, what was saved."""
+
+
+def write(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Saves JSON values and arrays at `path`; raises CheckpointError and changes nothing where that fails."""
+    for name, array in arrays.items():
+        if array.dtype not in NAMES:
+            raise UnsupportedError(f"{name!r} has dtype {array.dtype}, which a checkpoint cannot hold")
+    facts = json.loads(json.dumps(facts, default=_plain))  # fixed from here on: the header is written twice
+    order = sorted(arrays, key=lambda name: (list(DTYPES).index(NAMES[arrays[name].dtype]), name))
+    contents = {name: np.asarray(arrays[name], order="C") for name in order}
+    with ThreadPoolExecutor(1) as pool, replacing(path) as file:
+        digests = pool.map(_digest, contents.values())  # beside the writing: neither holds the interpreter's lock
+        put(file, first_bytes(_manifest(facts, contents, dict.fromkeys(contents, UNKNOWN))))
+        for array in contents.values():
+            put(file, _bytes(array))
+        header = first_bytes(_manifest(facts, contents, dict(zip(contents, digests, strict=True))))
+        file.seek(0)
+        put(file, header)  # as long as the first one: only the digests differ
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` in one step when the block ends without an error."""
+    temporary = path.parent / f"{TEMPORARY}{os.getpid()}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent)
+        try:
+            with temporary.open("wb") as file:
+                with contextlib.suppress(OSError):  # not every network filesystem has locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield file
+                file.flush()
+                sync(file.fileno())
+            rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot save {path}: {error.strerror or error}; what was saved before is kept, make room or change the "
+            "output folder"
+        ) from None
+
+
+def put(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Writes all of `data`. This and the next three are the only ways in which a save touches the disk."""
+    file.write(data)
+
+
+def sync(descriptor: int) -> None:
+    """Returns when the disk has it."""
+    os.fsync(descriptor)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Puts the file at its final name."""
+    old.replace(new)
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns when the disk has the folder's names."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed writers left; a living one holds the lock of its file, whatever its process id is by now."""
+    for path in folder.glob(f"{TEMPORARY}*.tmp"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Manifest and arrays, every checksum verified; the arrays are mapped, so copy what is to be kept or changed."""
+    try:
+        text = _checked_manifest(path)
+        manifest = json.loads(text)
+        with safetensors.safe_open(path, "pt") as file:  # "pt" maps the file where "np" would copy it
+            arrays = {name: file.get_tensor(name).numpy() for name in manifest["tensors"]}
+        with ThreadPoolExecutor() as pool:
+            for name, digest in zip(arrays, pool.map(_digest, arrays.values()), strict=True):
+                if digest != manifest["tensors"][name]["sha256"]:
+                    raise DamagedError(f"tensor {name!r} does not match its sha256")
+    except OSError as error:
+        raise DamagedError(f"it cannot be read: {error.strerror or error}") from None
+    except safetensors.SafetensorError as error:
+        raise DamagedError(str(error)) from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuntimeError) as error:
+        raise DamagedError(f"{type(error).__name__} in its header") from None
+    return manifest, arrays
+
+
+def _checked_manifest(path: Path) -> str:
+    """The manifest's text, once the header is known to be exactly the one that we write for it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= size - 8:
+            raise DamagedError("it is cut short")
+        start = file.read(length)
+    metadata = json.loads(start)["__metadata__"]
+    text: str = metadata["manifest"]
+    if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
+        raise DamagedError("the manifest does not match its sha256")
+    manifest = json.loads(text)
+    if manifest["format"] != FORMAT:
+        raise DamagedError(f"format {manifest['format']!r} is not {FORMAT!r}")
+    if manifest["schema"] < 1:
+        raise DamagedError(f"there is no schema {manifest['schema']}")
+    if manifest["schema"] > SCHEMA:
+        raise QuarlError(
+            f"{path} has schema {manifest['schema']} and this QuaRL reads schema {SCHEMA}; "
+            f"install QuaRL {manifest['quarl']} or newer"
+        )
+    header = first_bytes(text)
+    if len(header) != 8 + length or header[8:] != start:
+        raise DamagedError("the header does not match the manifest")
+    return text
+
+
+def _manifest(facts: Mapping[str, Any], arrays: Mapping[str, Array], digests: Mapping[str, str]) -> str:
+    tensors = {
+        name: {"dtype": NAMES[array.dtype], "shape": array.shape, "sha256": digests[name]}
+        for name, array in arrays.items()
+    }
+    manifest = {"format": FORMAT, "schema": SCHEMA, "quarl": version("quarl"), **facts, "tensors": tensors}
+    return json.dumps(manifest, separators=(",", ":"))
+
+
+def first_bytes(manifest: str) -> bytes:
+    """Length and header of the file that has this manifest; padded, so that the tensors start aligned."""
+    metadata = {"manifest": manifest, "sha256": hashlib.sha256(manifest.encode()).hexdigest()}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, entry in json.loads(manifest)["tensors"].items():
+        end = at + DTYPES[entry["dtype"]].itemsize * math.prod(map(operator.index, entry["shape"]))
+        header[name] = {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _plain(value: object) -> object:
+    """numpy's numbers and arrays for JSON, which knows Python's only."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r} is neither number, text, list nor dict")
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _digest(array: Array) -> str:
+    return hashlib.sha256(_bytes(array)).hexdigest()

@@ -1,0 +1,223 @@
+"""What a Stable-Baselines3 off-policy model is made of, as arrays and JSON values, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+
+from quarl.errors import QuarlError, UnsupportedError
+
+Array = NDArray[Any]
+Facts = dict[str, Any]
+COUNTERS = (
+    "num_timesteps",
+    "_n_updates",
+    "_n_calls",
+    "_episode_num",
+    "exploration_rate",
+    "_current_progress_remaining",
+    "_total_timesteps",
+    "_num_timesteps_at_start",
+)
+"""SB3's clocks, as far as an algorithm has them; schedules are functions of these."""
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+"""What numbers that no learner wrote raise on their way into one."""
+
+
+def identity(model: OffPolicyAlgorithm) -> dict[str, str | None]:
+    """What must agree before weights are worth comparing: algorithm, spaces and, where known, the environment's id."""
+    spec = next(iter(model.env.get_attr("spec")), None) if model.env is not None else None
+    return {
+        "algorithm": type(model).__name__,
+        "environment": getattr(spec, "id", None),
+        "observation space": str(model.observation_space),
+        "action space": str(model.action_space),
+    }
+
+
+def take(model: OffPolicyAlgorithm) -> tuple[Facts, dict[str, Array]]:
+    """JSON values and arrays (views of the model where it lives in main memory); refuses NaN and infinity by layer."""
+    tensors = _tensors(model)
+    optimizers: Facts = {}
+    for name, optimizer in _optimizers(model):
+        state = optimizer.state_dict()
+        numbers: dict[str, Facts] = {}
+        for index, entries in state["state"].items():
+            for key, value in entries.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{name}/{index}/{key}"] = value
+                else:
+                    numbers.setdefault(str(index), {})[key] = value
+        groups = [{**group, "params": len(group["params"])} for group in state["param_groups"]]
+        optimizers[name] = {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
+    _check_finite(model, tensors)
+    facts = {
+        "identity": identity(model),
+        "counters": {name: getattr(model, name) for name in COUNTERS if hasattr(model, name)},
+        "optimizers": optimizers,
+    }
+    return facts, {name: _array(name, tensor) for name, tensor in tensors.items()}
+
+
+def check(model: OffPolicyAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
+    """Raises QuarlError, saying what differs, where `give` could not restore these into this model."""
+    present = identity(model)
+    for what, here in present.items():
+        saved = facts["identity"][what]
+        if saved != here and (what != "environment" or None not in (saved, here)):
+            raise QuarlError(
+                f"its {what} is {saved} and this run's is {here}; resume with the options of the first run"
+            )
+    optimizers = dict(_optimizers(model))
+    wanted = {name: f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for name, t in _tensors(model).items()}
+    found = {name: f"{a.dtype} {a.shape}" for name, a in arrays.items() if name.partition("/")[0] not in optimizers}
+    for name in sorted({*wanted, *found}):
+        if (saved := found.get(name, "missing")) != (here := wanted.get(name, "missing")):
+            raise QuarlError(
+                f"{name.partition('/')[2]} is {saved} there and {here} in this run; "
+                "resume with the options of the first run, such as --net-arch"
+            )
+    if facts["optimizers"].keys() != optimizers.keys():
+        raise QuarlError(f"its optimisers are {list(facts['optimizers'])} and this run's are {list(optimizers)}")
+    for name, optimizer in optimizers.items():
+        _check_optimizer(name, optimizer, facts["optimizers"][name], arrays)
+
+
+def give(model: OffPolicyAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
+    """Puts everything back that `take` took; call `check` first."""
+    for name, module in _modules(model):
+        module.load_state_dict({key: torch.from_numpy(a) for key, a in _below(name, arrays)})
+    for name, optimizer in _optimizers(model):
+        saved = facts["optimizers"][name]
+        state: dict[int, Facts] = {int(index): dict(numbers) for index, numbers in saved["numbers"].items()}
+        for key, array in _below(name, arrays):
+            index, _, entry = key.partition("/")
+            # a copy: the optimiser keeps what it is given, and these bytes are the file's
+            state.setdefault(int(index), {})[entry] = torch.from_numpy(array.copy())
+        groups = _groups(optimizer, saved)
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    with torch.no_grad():
+        for name in model._get_torch_save_params()[1]:
+            attrgetter(name)(model).copy_(torch.from_numpy(arrays[f"tensor/{name}"]))
+    for name, statistics in _statistics(model):
+        statistics.mean = arrays[f"{name}/mean"].copy()
+        statistics.var = arrays[f"{name}/var"].copy()
+        statistics.count = arrays[f"{name}/count"].item()
+    for name in COUNTERS:
+        if hasattr(model, name):
+            setattr(model, name, _like(getattr(model, name), facts["counters"][name]))
+
+
+def _modules(model: OffPolicyAlgorithm) -> Iterator[tuple[str, torch.nn.Module]]:
+    for name in model._get_torch_save_params()[0]:
+        if isinstance(found := attrgetter(name)(model), torch.nn.Module):
+            yield name, found
+
+
+def _optimizers(model: OffPolicyAlgorithm) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    for name in model._get_torch_save_params()[0]:
+        if isinstance(found := attrgetter(name)(model), torch.optim.Optimizer):
+            yield name, found
+        elif not isinstance(found, torch.nn.Module):
+            raise UnsupportedError(f"{name} is a {type(found).__name__}, which a checkpoint cannot hold")
+
+
+def _statistics(model: OffPolicyAlgorithm) -> Iterator[tuple[str, RunningMeanStd]]:
+    """VecNormalize's, where the model has it."""
+    for name in ("obs_rms", "ret_rms"):
+        found = getattr(model.get_vec_normalize_env(), name, None)
+        if isinstance(found, RunningMeanStd):
+            yield f"vecnormalize/{name}", found
+        elif found is not None:
+            raise UnsupportedError(f"VecNormalize's {name} is a {type(found).__name__}; flatten the observations")
+
+
+def _tensors(model: OffPolicyAlgorithm) -> dict[str, torch.Tensor]:
+    """Everything but the optimisers' state, whose names appear with the first update."""
+    tensors = {f"{name}/{key}": value for name, module in _modules(model) for key, value in module.state_dict().items()}
+    tensors |= {f"tensor/{name}": attrgetter(name)(model) for name in model._get_torch_save_params()[1]}
+    for name, statistics in _statistics(model):
+        for field in ("mean", "var", "count"):
+            tensors[f"{name}/{field}"] = torch.as_tensor(getattr(statistics, field), dtype=torch.float64)
+    return tensors
+
+
+def _array(name: str, tensor: torch.Tensor) -> Array:
+    try:
+        array: Array = tensor.detach().cpu().numpy()
+    except TypeError:
+        raise UnsupportedError(f"{name} is {tensor.dtype}, which a checkpoint cannot hold; learn in float32") from None
+    return array
+
+
+def _check_finite(model: OffPolicyAlgorithm, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if not all(map(torch.isfinite, torch.aminmax(tensor.detach()))):  # keeps NaN, and makes no tensor as large
+            raise QuarlError(
+                f"{_readable(model, name)} holds NaN or infinity at update {model._n_updates}; nothing was saved, "
+                "lower the learning rate"
+            )
+
+
+def _readable(model: OffPolicyAlgorithm, name: str) -> str:
+    """The layer's name, also where `name` is of an optimiser's state and numbers the parameters."""
+    root, _, rest = name.partition("/")
+    optimizer = dict(_optimizers(model)).get(root)
+    if optimizer is None:
+        return rest
+    index, _, key = rest.partition("/")
+    parameter = [p for group in optimizer.param_groups for p in group["params"]][int(index)]
+    names = [name for name, p in model.policy.named_parameters() if p is parameter]
+    return f"the {key} in {root} of {names[0] if names else f'parameter {index}'}"
+
+
+def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Facts, arrays: Mapping[str, Array]) -> None:
+    here = type(optimizer).__name__
+    if saved["class"] != here:
+        raise QuarlError(
+            f"its {name} is {saved['class']} and this run's is {here}; resume with the first run's options"
+        )
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = {int(index) for index in saved["numbers"]}
+    for key, array in _below(name, arrays):
+        indices.add(index := int(key.partition("/")[0]))
+        if index < len(parameters) and array.shape not in ((), tuple(parameters[index].shape)):
+            raise QuarlError(
+                f"the state of its {name} has shape {array.shape} for parameter {index}, whose shape differs"
+            )
+    if groups != [group["params"] for group in saved["groups"]] or not indices <= set(range(len(parameters))):
+        raise QuarlError(f"its {name} steps other parameters than this run's; resume with the options of the first run")
+    _groups(optimizer, saved)
+
+
+def _groups(optimizer: torch.optim.Optimizer, saved: Facts) -> list[Facts]:
+    """The optimiser's groups with the saved numbers; those of another release that this torch lacks are left out."""
+    groups: list[Facts] = optimizer.state_dict()["param_groups"]
+    for group, numbers in zip(groups, saved["groups"], strict=True):
+        known = numbers.keys() & group.keys() - {"params"}
+        group.update({key: _like(group[key], numbers[key]) for key in known})
+    return groups
+
+
+def _like(present: Any, saved: Any) -> Any:
+    """The saved value, if it is of the present one's kind: a number, a tuple of as many numbers, or a choice."""
+    if isinstance(present, tuple):
+        return tuple(_like(a, b) for a, b in zip(present, saved, strict=True))
+    fits = isinstance(saved, int | float) or saved is None
+    if not fits or (saved is None and isinstance(present, int | float) and not isinstance(present, bool)):
+        raise ValueError(f"{saved!r} in the place of {present!r}")
+    return saved
+
+
+def _below(name: str, arrays: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """(rest of the name, array) of those whose names start with `name/`."""
+    return [(key[len(name) + 1 :], array) for key, array in arrays.items() if key.startswith(f"{name}/")]

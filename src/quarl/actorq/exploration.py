@@ -1,0 +1,80 @@
+"""Exploration: what an actor does with the outputs of its policy, and which rung of the ladder it stands on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from quarl.errors import UnsupportedError
+from quarl.policy.graph import ActionHead
+
+Array = NDArray[Any]
+EPSILON_POWER = 7.0
+"""The ladder's alpha of Ape-X (Horgan et al. 2018, section 4.1)."""
+LOG_STD = (-20.0, 2.0)
+"""Stable-Baselines3's clamp of SAC's log_std."""
+
+
+def ladder(kind: str, num_actors: int, sigma: float) -> list[float]:
+    """The rung of each actor.
+
+    argmax: the power of DQN's epsilon, 1 to 1 + 7 (Ape-X); epsilon itself follows Stable-Baselines3's schedule.
+    tanh: the standard deviation of the noise in the scaled action space, sigma / N to sigma (QuaRL's actors spread it
+    over 0.0 to 0.2). gaussian: 1, because SAC's actors sample the learner's own distribution.
+    """
+    last = max(num_actors - 1, 1)
+    if kind == "argmax":
+        return [1 + EPSILON_POWER * i / last for i in range(num_actors)]
+    if kind == "tanh":
+        return [sigma * (i + 1) / num_actors for i in range(num_actors)]
+    if kind == "gaussian":
+        return [1.0] * num_actors
+    raise UnsupportedError(f"no exploration is defined for a {kind} action head")
+
+
+class Explorer:
+    """Turns network outputs [E, n] into environment actions and into what replay stores."""
+
+    def __init__(
+        self, head: ActionHead, action_space: spaces.Space[Any], rung: float, rng: np.random.Generator
+    ) -> None:
+        self.kind, self.rung, self._rng = head.kind, rung, rng
+        if isinstance(action_space, spaces.Discrete):
+            self._start, self._num = int(action_space.start), int(action_space.n)
+        else:
+            assert isinstance(action_space, spaces.Box)
+            self._low = action_space.low
+            self._half = np.float32(0.5) * (action_space.high - action_space.low)
+
+    def act(self, outputs: Array, epsilon: float) -> tuple[Any, Array]:
+        """(environment actions, stored actions [E, ...]); epsilon: DQN's, before this actor's power."""
+        if self.kind == "argmax":
+            chosen = outputs.argmax(axis=1) + self._start
+            threshold = epsilon**self.rung
+            for row in range(len(chosen)):
+                if self._rng.random() < threshold:
+                    chosen[row] = self._start + self._rng.integers(self._num)
+            return chosen.tolist(), chosen
+        if self.kind == "gaussian":
+            mean, log_std = np.split(outputs, 2, axis=1)
+            noise = self._rng.standard_normal(mean.shape, np.float32)
+            return self._unscaled(np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD)) * noise))
+        scaled = np.tanh(outputs)
+        if self.rung:
+            scaled += np.float32(self.rung) * self._rng.standard_normal(scaled.shape, np.float32)
+            np.maximum(scaled, -1, out=scaled)
+            np.minimum(scaled, 1, out=scaled)
+        return self._unscaled(scaled)
+
+    def random(self, num: int) -> tuple[Any, Array]:
+        """Uniform actions for `num` environments, as Stable-Baselines3 plays before learning starts."""
+        if self.kind == "argmax":
+            chosen = self._start + self._rng.integers(self._num, size=num)
+            return chosen.tolist(), chosen
+        return self._unscaled(self._rng.uniform(-1, 1, (num, *self._low.shape)).astype(np.float32))
+
+    def _unscaled(self, scaled: Array) -> tuple[Array, Array]:
+        return self._low + (scaled + np.float32(1)) * self._half, scaled

@@ -1,0 +1,324 @@
+"""The learner process: segments go into replay, Stable-Baselines3's own `train` runs, weights go to the publisher.
+
+Stable-Baselines3 counts environment steps in `collect_rollouts`, which never runs here: its clocks (num_timesteps, the
+schedules' progress, `_on_step` with DQN's target network and epsilon) are moved with every segment that comes in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.logger import Logger
+
+from quarl.actorq import checkpoint
+from quarl.actorq.build import build, samples_per_insert
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.ledger import CLASSES, Control, Learner, Ledger, Publisher
+from quarl.actorq.limiter import Limiter, RateLimiter, SampleLimit
+from quarl.actorq.memory import Block, Memory
+from quarl.actorq.process import Worker
+from quarl.actorq.replay import SegmentReplay
+from quarl.actorq.statistics import Statistics
+from quarl.actorq.versions import Versions
+from quarl.actorq.weights import Template
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+
+Array = NDArray[Any]
+NAP_S = 0.0002
+AT_ONCE = 1024
+"""Segments taken in between two looks at the limiter, at most."""
+ROLLBACKS = 3
+"""Times that training goes back to sound weights before it gives up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSpec:
+    """What the learner is told when it is started."""
+
+    config: ActorQConfig
+    memory: Path
+    blocks: Mapping[str, Block]
+    cpu: int | None = None
+
+
+class LearnerLoop(Worker):
+    """Trains until its steps or updates are done, or it is told to stop."""
+
+    def __init__(self, spec: LearnerSpec) -> None:
+        super().__init__(spec.cpu)
+        self.config = config = spec.config
+        torch.set_num_threads(config.learner_threads)
+        memory = Memory(spec.memory, spec.blocks)
+        self.ledger = Ledger(memory)
+        self.cells = self.ledger.learner
+        self.channel = LocalChannel(memory, config.actors)
+        self.model = build(config)
+        self.template = Template.of(self.model)
+        assert isinstance(self.model.replay_buffer, SegmentReplay)
+        self.replay = self.model.replay_buffer
+        self.limiter = self._limiter()
+        self.versions = Versions(config.output)
+        self.statistics = Statistics(self.model) if config.normalize else None
+        self.clock_before = 0.0
+        self.evaluations = self.rollbacks = self.refused = 0
+        self.rate_factor = 1.0
+        self.model._setup_learn(config.n_timesteps, reset_num_timesteps=not config.resume)
+        if config.resume:
+            self._resume()
+        # Values are read from it after every update; nothing is written or accumulated.
+        self.model.set_logger(Logger(folder=None, output_formats=[]))
+        self.inserts_before = self.model.num_timesteps
+        self.next_evaluation = self._next(config.eval_freq)
+        self.next_save = self._next(config.save_freq)
+        self.started: float | None = None
+        self.paused_s = 0.0
+
+    def run(self) -> None:
+        """The loop, and what is kept of it in the end."""
+        self.begin()
+        while not self.finished():
+            self.step()
+        self._push()
+        self._save()
+        checkpoint.export(self.config.output, self.model)
+        self._show()
+        self.cells[Learner.DONE] = 1
+
+    def begin(self) -> None:
+        """The first weights for the actors, and a checkpoint: there is always something sound to go back to."""
+        self.cells[Learner.EXPLORATION] = getattr(self.model, "exploration_initial_eps", 0.0)
+        self._show()
+        self._save()
+        self._push()
+        self.cells[Learner.READY] = 1
+
+    def step(self) -> None:
+        """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them."""
+        if self.limiter.updates_allowed():
+            self._update()
+        elif not self._receive():
+            start = time.perf_counter()
+            time.sleep(NAP_S)
+            self.cells[Learner.WAIT_S] += time.perf_counter() - start
+        self._show()
+        steps = self.model.num_timesteps
+        if self.config.eval_freq and steps >= self.next_evaluation:
+            self.next_evaluation = self._next(self.config.eval_freq)
+            self._evaluate()
+        if steps >= self.next_save:
+            self.next_save = self._next(self.config.save_freq)
+            self._save()
+
+    def _receive(self) -> int:
+        """Takes segments in, as many as there are up to the next update; how many there were."""
+        start = time.perf_counter()
+        model, received = self.model, 0
+        for rows in self.channel.receive(min(self.limiter.inserts_needed(), AT_ONCE)):
+            self._book(rows)
+            self.replay.insert(rows)
+            self.limiter.on_insert(len(rows))
+            if self.statistics is not None:
+                self.statistics.update(rows)
+            for _ in range(len(rows)):
+                model.num_timesteps += 1
+                model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
+                model._on_step()
+            received += len(rows)
+        if received:
+            if self.started is None:
+                self.started = start
+            self.cells[Learner.INSERT_S] += time.perf_counter() - start
+        return received
+
+    def _book(self, rows: Array) -> None:
+        """Ages of the weights behind the rows, and the episodes that end in them."""
+        steps = self.versions.steps_of(rows["version"])
+        ages = np.minimum(self.model._n_updates - steps[steps >= 0], CLASSES - 1)
+        np.add.at(self.ledger.staleness, ages, 1)
+        for row in rows[rows["episode_length"] > 0]:
+            self.model._episode_num += 1
+            assert self.model.ep_info_buffer is not None
+            self.model.ep_info_buffer.append({"r": float(row["episode_return"]), "l": int(row["episode_length"])})
+
+    def _update(self) -> None:
+        """One gradient step, its clocks and checks, and a push of weights where one is due."""
+        start = time.perf_counter()
+        model = self.model
+        with self._precision():
+            model.train(gradient_steps=1, batch_size=model.batch_size)
+        self.cells[Learner.TRAIN_S] += time.perf_counter() - start
+        self.limiter.on_sample(model.batch_size)
+        losses = {k: float(v) for k, v in model.logger.name_to_value.items() if k.endswith("loss")}
+        self.cells[Learner.LOSS] = losses.get("train/loss", losses.get("train/critic_loss", math.nan))
+        self.cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", math.nan)
+        refused = int(self.ledger.publisher[Publisher.REFUSED])
+        if not all(map(math.isfinite, losses.values())) or refused > self.refused:
+            self.refused = refused
+            self._roll_back()
+        elif model._n_updates % self.config.publish_interval == 0:
+            self._push()
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Autocast, where asked for."""
+        if self.config.learner_dtype == "fp32":
+            yield
+            return
+        with torch.autocast(self.model.device.type, torch.bfloat16):
+            yield
+
+    def _push(self) -> None:
+        """Puts the actor's tensors up for the publisher; never waits."""
+        start = time.perf_counter()
+        board, version = self.channel.floats, self.versions.next(self.model._n_updates)
+        slot = board.begin()[: 4 * self.template.num_floats].view(np.float32)
+        self.template.flatten_into(self.model, slot)
+        board.commit(slot.nbytes, version=version, step=self.model._n_updates)
+        self.cells[Learner.PUSH_S] += time.perf_counter() - start
+        self.cells[Learner.VERSION] = version
+
+    def _evaluate(self) -> None:
+        """Stands still, actors too, while the supervisor plays its episodes with what is pushed here."""
+        start = time.perf_counter()
+        self.cells[Learner.PAUSED] = 1
+        self._push()
+        self.evaluations += 1
+        self.cells[Learner.EVALUATIONS] = self.evaluations
+        control = self.ledger.control
+        while control[Control.EVALUATED] < self.evaluations and not self._told_to_end():
+            self.cells[Learner.HEARTBEAT_S] = time.monotonic()
+            time.sleep(0.01)
+        self.paused_s += time.perf_counter() - start
+        self.cells[Learner.PAUSED] = 0
+
+    def _roll_back(self) -> None:
+        """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
+        self.rollbacks += 1
+        layer = next((n for n, p in self.model.policy.named_parameters() if not torch.isfinite(p).all()), "the loss")
+        if self.rollbacks > ROLLBACKS:
+            raise QuarlError(
+                f"training diverged {self.rollbacks} times at {layer}, the last time with a learning rate of "
+                f"{self._learning_rate():g}; use a smaller --params learning_rate"
+            )
+        clocks = {name: getattr(self.model, name) for name in CLOCKS if hasattr(self.model, name)}
+        checkpoint.restore(checkpoint.load_latest(self.config.output), self.model)
+        for name, value in clocks.items():
+            setattr(self.model, name, value)
+        self.rate_factor /= 2
+        self._slow_down()
+        self.cells[Learner.ROLLBACKS] = self.rollbacks
+        print(
+            f"quarl: {layer} was not finite after update {self.model._n_updates}: back to the last checkpoint's "
+            f"weights with a learning rate of {self._learning_rate():g}",
+            flush=True,
+        )
+        self._push()
+
+    def _slow_down(self) -> None:
+        schedule, factor = self.model.lr_schedule, 0.5
+        self.model.lr_schedule = lambda progress: factor * schedule(progress)
+
+    def _learning_rate(self) -> float:
+        return float(self.model.lr_schedule(self.model._current_progress_remaining))
+
+    def _save(self) -> None:
+        """A checkpoint; a full disk costs one and not the run."""
+        start = time.perf_counter()
+        state = {
+            "limiter": self.limiter.state(),
+            "version": self.versions.newest,
+            "clock_s": self._clock(),
+            "rate_factor": self.rate_factor,
+            "algo": self.config.algo,
+            "env": self.config.env,
+        }
+        replay = self.replay if self.config.save_replay_buffer else None
+        try:
+            checkpoint.save(self.config.output, self.model, state, replay=replay)
+        except checkpoint.CheckpointError as error:
+            print(f"quarl: {error}; training goes on", flush=True)
+        self.cells[Learner.CHECKPOINT_S] += time.perf_counter() - start
+
+    def _resume(self) -> None:
+        """Everything from the newest sound checkpoint; without its replay, learning starts on new experience."""
+        found = checkpoint.load_latest(self.config.output)
+        for warning in found.warnings:
+            print(f"quarl: {warning}", flush=True)
+        checkpoint.restore(found, self.model, self.replay if found.has_replay else None)
+        self.limiter.load_state(found.state["limiter"])
+        if not found.has_replay and isinstance(self.limiter, RateLimiter):
+            self.limiter.warm_up_again()
+        self.clock_before = float(found.state["clock_s"])
+        factor = float(found.state["rate_factor"])
+        while self.rate_factor > factor:
+            self.rate_factor /= 2
+            self._slow_down()
+
+    def _limiter(self) -> Limiter:
+        model, config = self.model, self.config
+        if config.max_times_sampled is not None:
+            return SampleLimit(lambda: self.replay.num_samplable, model.learning_starts, model.batch_size)
+        ratio = config.samples_per_insert or samples_per_insert(model)
+        freq: Any = model.train_freq
+        # Rounds and their first one are Stable-Baselines3's: between two rounds DQN's target network moves.
+        return RateLimiter(
+            ratio,
+            model.batch_size,
+            model.learning_starts // freq.frequency * freq.frequency,
+            config.error_buffer,
+            updates_at_once=model.gradient_steps if model.gradient_steps > 0 else freq.frequency,
+        )
+
+    def _next(self, interval: int) -> int:
+        return (self.model.num_timesteps // interval + 1) * interval if interval else 0
+
+    def finished(self) -> bool:
+        """True when steps or updates are done, or someone wants an end."""
+        config = self.config
+        done = self.model.num_timesteps >= config.n_timesteps and not self.limiter.updates_allowed()
+        done |= config.updates is not None and self.model._n_updates >= config.updates
+        return bool(done or self._told_to_end())
+
+    def _told_to_end(self) -> bool:
+        control = self.ledger.control
+        return bool(control[Control.FINISH] or control[Control.STOP]) or self.orphaned()
+
+    def _clock(self) -> float:
+        running = 0.0 if self.started is None else time.perf_counter() - self.started - self.paused_s
+        return self.clock_before + running
+
+    def _show(self) -> None:
+        """What actors and supervisor look at."""
+        cells, model = self.cells, self.model
+        limit = min(self.limiter.insert_limit(), self.config.n_timesteps)
+        cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
+        cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
+        cells[Learner.TIMESTEPS], cells[Learner.UPDATES] = model.num_timesteps, model._n_updates
+        cells[Learner.SAMPLES], cells[Learner.INSERTS] = self.limiter.samples, self.limiter.inserts
+        if self.started is not None:
+            cells[Learner.EXPLORATION] = getattr(model, "exploration_rate", 0.0)
+        cells[Learner.CLOCK_S] = self._clock()
+        cells[Learner.EPISODES] = model._episode_num
+        if model.ep_info_buffer:
+            cells[Learner.RETURN_MEAN] = sum(e["r"] for e in model.ep_info_buffer) / len(model.ep_info_buffer)
+        cells[Learner.DUPLICATES], cells[Learner.GAPS] = self.replay.num_duplicates, self.replay.num_gaps
+        cells[Learner.HEARTBEAT_S] = time.monotonic()
+
+
+CLOCKS = ("num_timesteps", "_n_updates", "_n_calls", "_episode_num", "_current_progress_remaining", "exploration_rate")
+"""What moves on when weights go back."""
+
+
+def main(spec: LearnerSpec) -> None:
+    """The process."""
+    LearnerLoop(spec).run()

@@ -1,0 +1,173 @@
+"""Ledger: the numbers that the processes of a run show each other, each with one writer.
+
+float64 cells in shared memory: a cell is written and read whole, counters are exact up to 2**53, and a write costs
+less than a function call. Times are seconds that add up over the run; what a process was killed in the middle of is
+missing from them, nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.actorq.memory import Block, Memory
+
+Array = NDArray[Any]
+CLASSES = 2048
+"""Classes of a histogram of whole numbers; the last one holds everything from there on."""
+
+
+class _Column(IntEnum):
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[Any]) -> int:
+        return count
+
+
+class Control(_Column):
+    """Written by the supervisor."""
+
+    FINISH = auto()
+    """1: the learner finishes its update, saves and leaves; the others stay for its last weights."""
+    STOP = auto()
+    """1: everyone leaves."""
+    EVALUATED = auto()
+    """Evaluations that are over; the learner goes on when it has caught up with its EVALUATIONS."""
+    ACTORS = auto()
+    """Actors that are alive."""
+
+
+class Learner(_Column):
+    """Written by the learner."""
+
+    READY = auto()
+    DONE = auto()
+    PAUSED = auto()
+    """1 while an evaluation runs: the training clock stands still and actors wait."""
+    EVALUATIONS = auto()
+    """Evaluations asked for so far."""
+    TIMESTEPS = auto()
+    """Environment steps that are in replay's books: SB3's num_timesteps."""
+    UPDATES = auto()
+    VERSION = auto()
+    """Of the newest weights that were pushed."""
+    INSERT_LIMIT = auto()
+    """Environment steps, counted as in the actors' STEPS, after which actors must wait."""
+    RANDOM_UNTIL = auto()
+    """Environment steps, counted likewise, that are played at random."""
+    EXPLORATION = auto()
+    """DQN's epsilon by SB3's schedule."""
+    CLOCK_S = auto()
+    """The training clock: since actors and learner were ready, evaluations left out."""
+    TRAIN_S = auto()
+    INSERT_S = auto()
+    PUSH_S = auto()
+    WAIT_S = auto()
+    """Waiting for experience: the limiter's learner side."""
+    CHECKPOINT_S = auto()
+    SAMPLES = auto()
+    INSERTS = auto()
+    EPISODES = auto()
+    RETURN_MEAN = auto()
+    """Of the last 100 training episodes, exploration included."""
+    LOSS = auto()
+    """train/loss, or the critic's."""
+    ACTOR_LOSS = auto()
+    ROLLBACKS = auto()
+    DUPLICATES = auto()
+    GAPS = auto()
+    HEARTBEAT_S = auto()
+
+
+class Publisher(_Column):
+    """Written by the publisher."""
+
+    VERSION = auto()
+    STEP = auto()
+    PUBLISHED = auto()
+    REFUSED = auto()
+    """Snapshots with NaN or infinity, which were not quantised."""
+    PULL_S = auto()
+    PACK_S = auto()
+    PUBLISH_S = auto()
+    CPU_S = auto()
+    BYTES = auto()
+    """On the wire, of all versions together."""
+    FLOAT_BYTES = auto()
+    """What the same weights are in float32."""
+    HEARTBEAT_S = auto()
+
+
+class Actor(_Column):
+    """Written by one actor, and by its successors after it."""
+
+    INCARNATION = auto()
+    STEPS = auto()
+    """Environment steps sent."""
+    VERSION = auto()
+    STEP = auto()
+    """Learner updates behind the weights it acts with."""
+    INFERENCE_S = auto()
+    ENVIRONMENT_S = auto()
+    INSERT_S = auto()
+    PULL_S = auto()
+    """Copying a new version out of shared memory, or finding that there is none."""
+    DESERIALIZE_S = auto()
+    LOAD_S = auto()
+    """Making the engine, its first run included."""
+    WAIT_S = auto()
+    """Ahead of the limiter, or in front of a full ring."""
+    STALE_S = auto()
+    """At the staleness bound."""
+    LOOP_S = auto()
+    """Everything since its first action, waits included."""
+    PULLS = auto()
+    SKIPPED = auto()
+    """Pulls that found no new version."""
+    LATENCY_S = auto()
+    """From a learner's step to the first action on its weights, added over the pulls."""
+    ERRORS = auto()
+    """Environments that raised and were made anew."""
+    DROPPED = auto()
+    """Steps of the episodes that went with them, which replay has and no episode's end."""
+    SIGMA = auto()
+    """This actor's rung of the ladder: noise, or the exponent of DQN's epsilon."""
+    HEARTBEAT_S = auto()
+
+
+class Ledger:
+    """All rows; each process writes its own and reads the others'."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.control: Array = memory.array("ledger.control")
+        self.learner: Array = memory.array("ledger.learner")
+        self.publisher: Array = memory.array("ledger.publisher")
+        self.actors: Array = memory.array("ledger.actors")
+        self.staleness: Array = memory.array("ledger.staleness")
+        """Rows that the learner took in by the age of their weights in updates."""
+        self.latency_ms: Array = memory.array("ledger.latency_ms")
+        """[actors, classes]: pulls by milliseconds from learner step to acting."""
+        self.blocked_ms: Array = memory.array("ledger.blocked_ms")
+        """[actors, classes]: pulls by tenths of a millisecond that the actor did not act."""
+
+    @staticmethod
+    def blocks(num_actors: int) -> dict[str, Block]:
+        """The memory of a ledger."""
+        real, whole = np.dtype("f8"), np.dtype("i8")
+        return {
+            "ledger.control": Block(real, (len(Control),)),
+            "ledger.learner": Block(real, (len(Learner),)),
+            "ledger.publisher": Block(real, (len(Publisher),)),
+            "ledger.actors": Block(real, (num_actors, -(-len(Actor) // 8) * 8)),
+            "ledger.staleness": Block(whole, (CLASSES,)),
+            "ledger.latency_ms": Block(whole, (num_actors, CLASSES)),
+            "ledger.blocked_ms": Block(whole, (num_actors, CLASSES)),
+        }
+
+
+def percentile(histogram: Array, share: float) -> float:
+    """The class below or at which `share` (0..1) of the counts lie; nan where there are none."""
+    total = histogram.sum()
+    return float(np.searchsorted(histogram.cumsum(), share * total)) if total else float("nan")

@@ -1,0 +1,261 @@
+"""Who may go on: how many batches the learner may sample now, and how far the actors may insert. Pure counting.
+
+RateLimiter keeps a ratio from both sides; SampleLimit is the original's rule, which never stops an actor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Protocol
+
+from quarl.errors import QuarlError
+
+UNLIMITED = 2**63 - 1
+"""An insert limit that is never reached, and fits the int64 that actors read."""
+MAX_DENOMINATOR = 10**6
+"""Of samples_per_insert as a fraction: it recovers every batch * gradient_steps / train_freq from its float."""
+
+
+class Limiter(Protocol):
+    """What a learner asks before it samples, and tells the actors after it has."""
+
+    @property
+    def inserts(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def realised(self) -> float: ...
+
+    def updates_allowed(self) -> int: ...
+
+    def inserts_needed(self) -> int: ...
+
+    def insert_limit(self) -> int: ...
+
+    def on_insert(self, count: int) -> None: ...
+
+    def on_sample(self, count: int) -> None: ...
+
+    def state(self) -> dict[str, float]: ...
+
+    def load_state(self, state: Mapping[str, float]) -> None: ...
+
+
+def smallest_error_buffer(samples_per_insert: float, batch_size: int, updates_at_once: int = 1) -> Fraction:
+    """The least error_buffer with which one side can always go on, whatever the counts; it is lockstep.
+
+    The error is a multiple of 1/denominator of the ratio, and below one round of updates where the learner waits.
+    The largest such error must still leave room for an insert.
+    """
+    ratio = _ratio(samples_per_insert)
+    return batch_size * updates_at_once + ratio - Fraction(1, ratio.denominator)
+
+
+class RateLimiter:
+    """Keeps error = (inserts - min_size) * samples_per_insert - samples within [0, error_buffer].
+
+    Reverb's SampleToInsertRatio lets the error swing to either side of 0. Only the width of that window matters once
+    both sides run, and with its lower end at 0 the learner is never ahead of the ratio: then the clock is SB3's
+    (`lockstep`), and there is no burst of updates at min_size. All arithmetic is in integers.
+    """
+
+    def __init__(
+        self,
+        samples_per_insert: float,
+        batch_size: int,
+        min_size: int,
+        error_buffer: float | Fraction | None = None,
+        *,
+        updates_at_once: int = 1,
+    ) -> None:
+        """batch_size: samples of one update. min_size: inserts before the ratio counts; no update before them.
+
+        error_buffer: samples by which actors may be ahead; None allows them to gather the next round while the learner
+        is at work on this one, and at least a tenth of min_size, as Acme does.
+        updates_at_once: updates become due in rounds of so many (SB3's gradient_steps).
+        """
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("min_size", min_size, 0),
+            ("updates_at_once", updates_at_once, 1),
+        ):
+            if value < least:
+                raise QuarlError(f"{name} must be at least {least}, got {value}")
+        self._ratio = _ratio(samples_per_insert)
+        smallest = smallest_error_buffer(samples_per_insert, batch_size, updates_at_once)
+        if error_buffer is None:
+            error_buffer = max(2 * smallest, min_size * self._ratio / 10)
+        if not math.isfinite(error_buffer) or error_buffer < smallest:
+            raise QuarlError(
+                f"error_buffer {float(error_buffer):g} lets learner and actors block each other at samples_per_insert "
+                f"{samples_per_insert:g} and {updates_at_once} x {batch_size} samples a round; use at least "
+                f"{_float_above(smallest)!r}"
+            )
+        self.samples_per_insert = float(self._ratio)
+        self.error_buffer = float(error_buffer)
+        self.batch_size = batch_size
+        self.min_size = min_size
+        self.inserts = 0
+        self.samples = 0
+        self._updates_at_once = updates_at_once
+        # In units of 1/denominator the error is an integer: (inserts - start) * up - (samples - start) * down.
+        self._up, self._down = self._ratio.numerator, self._ratio.denominator
+        self._round = batch_size * updates_at_once * self._down
+        self._ahead = math.floor(Fraction(error_buffer) * self._down)
+        self._start = (min_size, 0)
+
+    @classmethod
+    def lockstep(cls, batch_size: int, gradient_steps: int, train_freq: int, learning_starts: int) -> RateLimiter:
+        """The limiter whose clock is that of SB3's `learn`, and whose actor waits for every round of updates.
+
+        After T steps handled one at a time there were gradient_steps * (T // train_freq - learning_starts //
+        train_freq) updates (0 before learning_starts): SB3 trains every train_freq steps once T > learning_starts.
+        """
+        ratio = batch_size * gradient_steps / train_freq
+        return cls(
+            ratio,
+            batch_size,
+            learning_starts // train_freq * train_freq,
+            smallest_error_buffer(ratio, batch_size, gradient_steps),
+            updates_at_once=gradient_steps,
+        )
+
+    def updates_allowed(self) -> int:
+        """Batches that the learner may sample now: what is left of the rounds that are due."""
+        inserts, samples = self._start
+        due = (self.inserts - inserts) * self._up // self._round * self._updates_at_once
+        return max(due - (self.samples - samples) // self.batch_size, 0)
+
+    def inserts_needed(self) -> int:
+        """Inserts until an update is allowed, 0 if one is: a learner that takes no more at a time keeps SB3's clock."""
+        inserts, samples = self._start
+        rounds = (self.samples - samples) * self._down // self._round + 1
+        return max(inserts - (-rounds * self._round // self._up) - self.inserts, 0)
+
+    def insert_limit(self) -> int:
+        """Total number of inserts at which actors must wait; at least min_size.
+
+        Inserts beyond it (a block under way when the limit was reached) do no harm: the learner owes more.
+        """
+        inserts, samples = self._start
+        return inserts + ((self.samples - samples) * self._down + self._ahead) // self._up
+
+    def on_insert(self, count: int) -> None:
+        """Counts inserted rows."""
+        self.inserts += count
+
+    def on_sample(self, count: int) -> None:
+        """Counts sampled rows: batch_size for every update."""
+        self.samples += count
+
+    @property
+    def realised(self) -> float:
+        """Samples per insert past the warm-up, or since the ratio was last changed; 0 before."""
+        inserts, samples = self._start
+        return (self.samples - samples) / (self.inserts - inserts) if self.inserts > inserts else 0.0
+
+    def state(self) -> dict[str, float]:
+        """Numbers that `load_state` takes."""
+        return {
+            "inserts": self.inserts,
+            "samples": self.samples,
+            "start_inserts": self._start[0],
+            "start_samples": self._start[1],
+            "samples_per_insert": self.samples_per_insert,
+            "batch_size": self.batch_size,
+            "min_size": self.min_size,
+        }
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Goes on from `state`. If ratio, batch_size or min_size are others now, the ratio counts from here on.
+
+        Otherwise a raised ratio would be made up for by a burst of updates, and a lowered one by a long wait.
+        """
+        self.inserts, self.samples, *start = _counts(state, ("inserts", "samples", "start_inserts", "start_samples"))
+        own = self.state()
+        unchanged = all(state.get(name) == own[name] for name in ("samples_per_insert", "batch_size", "min_size"))
+        self._start = (start[0], start[1]) if unchanged else (max(self.inserts, self.min_size), self.samples)
+
+    def warm_up_again(self) -> None:
+        """Waits for min_size inserts from now on, because the replay was lost, before the ratio counts again."""
+        self._start = (self.inserts + self.min_size, self.samples)
+
+
+class SampleLimit:
+    """The original's rule (Reverb's MinSize with max_times_sampled): the learner samples while rows remain to sample.
+
+    A row leaves the replay's sampling set after so many samples; the learner waits while fewer than min_size (or than
+    one batch) remain. Actors never wait.
+    """
+
+    def __init__(self, num_samplable: Callable[[], int], min_size: int, batch_size: int = 1) -> None:
+        """num_samplable: rows that may still be sampled (`SegmentReplay.num_samplable`), asked at every call."""
+        for name, value, least in (("min_size", min_size, 0), ("batch_size", batch_size, 1)):
+            if value < least:
+                raise QuarlError(f"{name} must be at least {least}, got {value}")
+        self.min_size = min_size
+        self.inserts = 0
+        self.samples = 0
+        self._least = max(min_size, batch_size)
+        self._num_samplable = num_samplable
+
+    def updates_allowed(self) -> int:
+        """1 or 0: how many rows a batch uses up is known only after it was sampled."""
+        return int(self._num_samplable() >= self._least)
+
+    def inserts_needed(self) -> int:
+        """Inserts until an update is allowed, 0 if one is."""
+        return max(self._least - self._num_samplable(), 0)
+
+    def insert_limit(self) -> int:
+        """A number that is never reached."""
+        return UNLIMITED
+
+    def on_insert(self, count: int) -> None:
+        """Counts inserted rows."""
+        self.inserts += count
+
+    def on_sample(self, count: int) -> None:
+        """Counts sampled rows: batch_size for every update."""
+        self.samples += count
+
+    @property
+    def realised(self) -> float:
+        """Samples per insert past the first min_size inserts; 0 before."""
+        return self.samples / (self.inserts - self.min_size) if self.inserts > self.min_size else 0.0
+
+    def state(self) -> dict[str, float]:
+        """Numbers that `load_state` takes."""
+        return {"inserts": self.inserts, "samples": self.samples}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Goes on from `state`."""
+        self.inserts, self.samples = _counts(state, ("inserts", "samples"))
+
+
+def _ratio(samples_per_insert: float) -> Fraction:
+    """samples_per_insert as the simple fraction that its float stands for: 49 * (1 / 49) must be 1."""
+    ratio = Fraction(0)
+    if math.isfinite(samples_per_insert):
+        ratio = Fraction(samples_per_insert).limit_denominator(MAX_DENOMINATOR)
+    if ratio <= 0:
+        raise QuarlError(f"samples_per_insert must be a number of at least 1e-6, got {samples_per_insert}")
+    return ratio
+
+
+def _float_above(value: Fraction) -> float:
+    """The least float that is not below value, so that a user can type what the message says."""
+    nearest = float(value)
+    return nearest if nearest >= value else math.nextafter(nearest, math.inf)
+
+
+def _counts(state: Mapping[str, float], names: tuple[str, ...]) -> list[int]:
+    for name in names:
+        value = state.get(name)
+        if not isinstance(value, int) or value < 0:
+            raise QuarlError(f"the limiter's state has {name} = {value!r}, not a count; the checkpoint is damaged")
+    return [int(state[name]) for name in names]

@@ -1,0 +1,118 @@
+"""Memory that the processes of one run share: named arrays in one file that the supervisor owns.
+
+A file under mmap, and not multiprocessing's SharedMemory, whose segments vanish when a process that merely attached to
+them exits. The file's name carries the supervisor's process id, so that the next run can remove what a killed one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError
+
+Array = NDArray[Any]
+PREFIX = "quarl-actorq-"
+LINE = 64
+"""Bytes of a cache line: arrays start on one, so that writers of neighbours do not slow each other down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One named array."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape))
+
+
+class Memory:
+    """The mapped file. All bytes are zero at first; the arrays are views, valid as long as this object."""
+
+    def __init__(self, path: Path, blocks: Mapping[str, Block], *, create: bool = False) -> None:
+        self.path = path
+        self.blocks = dict(blocks)
+        size = sum(_aligned(block.nbytes) for block in self.blocks.values())
+        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+        try:
+            if create:
+                # Reserves the pages now: a full tmpfs must be an error here and no bus error in the middle of a run.
+                os.posix_fallocate(descriptor, 0, size)
+            self._map = mmap.mmap(descriptor, size)
+        except OSError as error:
+            if create:
+                path.unlink()
+            raise QuarlError(
+                f"cannot share {size / 2**20:.0f} MB of memory in {path.parent}: {error.strerror}; "
+                "use a smaller --net-arch or fewer --actors, or set TMPDIR to a larger filesystem"
+            ) from None
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def create(cls, blocks: Mapping[str, Block]) -> Memory:
+        """New memory of this process; `remove` ends it."""
+        folder = _folder(sum(_aligned(block.nbytes) for block in blocks.values()))
+        _sweep(folder)
+        name = f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+        return cls(folder / name, blocks, create=True)
+
+    def array(self, name: str) -> Array:
+        """The array of that name."""
+        offset = 0
+        for key, block in self.blocks.items():
+            if key == name:
+                count = int(np.prod(block.shape))
+                view: Array = np.frombuffer(self._map, block.dtype, count, offset).reshape(block.shape)
+                return view
+            offset += _aligned(block.nbytes)
+        raise KeyError(name)
+
+    def remove(self) -> None:
+        """Deletes the file; processes that have it mapped keep their memory until they end."""
+        self.path.unlink(missing_ok=True)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // LINE) * LINE
+
+
+def _folder(size: int) -> Path:
+    """Memory-backed where there is room, so that nothing is written to a disk."""
+    shared = Path("/dev/shm")
+    if shared.is_dir() and os.access(shared, os.W_OK):
+        stat = os.statvfs(shared)
+        if stat.f_bavail * stat.f_frsize > size:
+            return shared
+    return Path(tempfile.gettempdir())
+
+
+def _sweep(folder: Path) -> None:
+    """Removes the memory of supervisors that are no more."""
+    for path in folder.glob(f"{PREFIX}*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdecimal() and not _alive(int(owner)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

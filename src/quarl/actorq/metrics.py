@@ -1,0 +1,103 @@
+"""Metrics of a run: rows of plain numbers from the ledger, for metrics.jsonl, TensorBoard and the live view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from quarl.actorq.ledger import Actor, Control, Learner, Ledger, Publisher, percentile
+
+TIMES = (
+    Actor.INFERENCE_S,
+    Actor.ENVIRONMENT_S,
+    Actor.INSERT_S,
+    Actor.PULL_S,
+    Actor.DESERIALIZE_S,
+    Actor.LOAD_S,
+    Actor.WAIT_S,
+    Actor.STALE_S,
+)
+"""What an actor's loop is made of; the rest of it is exploration and the loop itself."""
+COUNTS = (Actor.STEPS, Actor.PULLS, Actor.SKIPPED, Actor.ERRORS, Actor.DROPPED, Actor.VERSION, Actor.INCARNATION)
+
+
+def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The run at this moment; rates are over the time since `before`, a row of the same run."""
+    learner, publisher = ledger.learner, ledger.publisher
+    actors = [_actor(cells) for cells in ledger.actors]
+    found: dict[str, Any] = {
+        "wall_s": wall_s,
+        "clock_s": float(learner[Learner.CLOCK_S]),
+        "timesteps": int(learner[Learner.TIMESTEPS]),
+        "updates": int(learner[Learner.UPDATES]),
+        "version": int(learner[Learner.VERSION]),
+        "published_version": int(publisher[Publisher.VERSION]),
+        "actors_alive": int(ledger.control[Control.ACTORS]),
+        "episodes": int(learner[Learner.EPISODES]),
+        "return_mean": _number(learner[Learner.RETURN_MEAN]) if learner[Learner.EPISODES] else None,
+        "exploration": float(learner[Learner.EXPLORATION]),
+        "loss": _number(learner[Learner.LOSS]),
+        "actor_loss": _number(learner[Learner.ACTOR_LOSS]),
+        "samples_per_insert": _ratio(learner[Learner.SAMPLES], learner[Learner.INSERTS]),
+        "staleness_p50": _number(percentile(ledger.staleness, 0.5)),
+        "staleness_p99": _number(percentile(ledger.staleness, 0.99)),
+        "latency_ms_p50": _number(percentile(ledger.latency_ms.sum(axis=0), 0.5)),
+        "latency_ms_p99": _number(percentile(ledger.latency_ms.sum(axis=0), 0.99)),
+        "blocked_ms_p50": _tenth(percentile(ledger.blocked_ms.sum(axis=0), 0.5)),
+        "blocked_ms_p99": _tenth(percentile(ledger.blocked_ms.sum(axis=0), 0.99)),
+        "learner": {
+            name.lower(): float(learner[Learner[name]])
+            for name in ("TRAIN_S", "INSERT_S", "PUSH_S", "WAIT_S", "CHECKPOINT_S", "ROLLBACKS", "DUPLICATES", "GAPS")
+        },
+        "publisher": {
+            "published": int(publisher[Publisher.PUBLISHED]),
+            "refused": int(publisher[Publisher.REFUSED]),
+            "bytes_per_version": _ratio(publisher[Publisher.BYTES], publisher[Publisher.PUBLISHED]),
+            "share_of_fp32": _ratio(publisher[Publisher.BYTES], publisher[Publisher.FLOAT_BYTES]),
+            "pull_ms": _ratio(1e3 * publisher[Publisher.PULL_S], publisher[Publisher.PUBLISHED]),
+            "pack_ms": _ratio(1e3 * publisher[Publisher.PACK_S], publisher[Publisher.PUBLISHED]),
+            "publish_ms": _ratio(1e3 * publisher[Publisher.PUBLISH_S], publisher[Publisher.PUBLISHED]),
+            "cpu_share": _ratio(publisher[Publisher.CPU_S], wall_s),
+        },
+        "actors": actors,
+    }
+    span = found["clock_s"] - (before["clock_s"] if before else 0.0)
+    for name in ("timesteps", "updates"):
+        found[f"{name}_per_s"] = _ratio(found[name] - (before[name] if before else 0), span)
+    return found
+
+
+def _actor(cells: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {column.name.lower(): int(cells[column]) for column in COUNTS}
+    found |= {column.name.lower(): float(cells[column]) for column in TIMES}
+    found["loop_s"] = float(cells[Actor.LOOP_S])
+    found["sigma"] = float(cells[Actor.SIGMA])
+    found["latency_ms"] = _ratio(1e3 * cells[Actor.LATENCY_S], cells[Actor.PULLS])
+    return found
+
+
+def scalars(found: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a row by path, as TensorBoard wants them."""
+    flat: dict[str, float] = {}
+    for name, value in found.items():
+        if isinstance(value, dict):
+            flat |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, list):
+            for i, entry in enumerate(value):
+                flat |= scalars(entry, f"{prefix}{name}{i}/")
+        elif value is not None:
+            flat[f"{prefix}{name}"] = float(value)
+    return flat
+
+
+def _ratio(over: Any, under: Any) -> float | None:
+    return float(over / under) if under else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _tenth(value: float) -> float | None:
+    return value / 10 if np.isfinite(value) else None

@@ -1,0 +1,108 @@
+"""The publisher process: the learner's newest tensors become the packed policy that actors act with.
+
+It quantises off the learner's path and never queues: when it is slower than the learner, versions are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.ledger import Control, Ledger, Publisher
+from quarl.actorq.memory import Block, Memory
+from quarl.actorq.process import Worker
+from quarl.actorq.weights import Template
+from quarl.actorq.wire import Packer
+from quarl.errors import QuarlError
+
+Array = NDArray[Any]
+NAP_S = 0.001
+SAMPLE = 64
+"""Recent observations that rewrites of the weights are balanced on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherSpec:
+    """What the publisher is told when it is started."""
+
+    num_actors: int
+    memory: Path
+    blocks: Mapping[str, Block]
+    template: bytes
+    """`Template.to_bytes`: what the float tensors mean."""
+    packer: Mapping[str, Any]
+    """Keyword arguments of Packer."""
+    cpu: int | None = None
+
+
+class PublisherLoop(Worker):
+    """Publishes until it is told to stop."""
+
+    def __init__(self, spec: PublisherSpec) -> None:
+        super().__init__(spec.cpu)
+        memory = Memory(spec.memory, spec.blocks)
+        self.ledger = Ledger(memory)
+        self.channel = LocalChannel(memory, spec.num_actors)
+        self.template = Template.from_bytes(spec.template)
+        self.packer = Packer(**spec.packer)
+        self.cells = self.ledger.publisher
+        self.rng = np.random.default_rng(0)
+        # After a restart: what is up already need not be packed again.
+        self.version = self.channel.packed.version
+
+    def run(self) -> None:
+        """The loop."""
+        cpu_before = float(self.cells[Publisher.CPU_S])
+        while not self.ledger.control[Control.STOP] and not self.orphaned():
+            self.cells[Publisher.HEARTBEAT_S] = time.monotonic()
+            self.cells[Publisher.CPU_S] = cpu_before + time.process_time()
+            if not self.publish():
+                time.sleep(NAP_S)
+
+    def publish(self) -> bool:
+        """Packs the newest weights; False where there are none that are newer than the last."""
+        start = time.perf_counter()
+        snapshot = self.channel.floats.pull(self.version)
+        if snapshot is None:
+            return False
+        self.version = snapshot.version
+        pulled = time.perf_counter()
+        cells = self.cells
+        cells[Publisher.PULL_S] += pulled - start
+        try:
+            policy = self.template.policy(snapshot.data.view(np.float32))
+        except QuarlError:  # NaN or infinity: the learner sees this number and goes back to sound weights
+            cells[Publisher.REFUSED] += 1
+            return True
+        data = self.packer.pack(policy, self.observations())
+        packed = time.perf_counter()
+        self.channel.publish(data, version=snapshot.version, step=snapshot.step, stamp_ns=snapshot.stamp_ns)
+        cells[Publisher.PACK_S] += packed - pulled
+        cells[Publisher.PUBLISH_S] += time.perf_counter() - packed
+        cells[Publisher.PUBLISHED] += 1
+        cells[Publisher.BYTES] += len(data)
+        cells[Publisher.FLOAT_BYTES] += snapshot.data.nbytes
+        cells[Publisher.VERSION], cells[Publisher.STEP] = snapshot.version, snapshot.step
+        return True
+
+    def observations(self) -> Array | None:
+        """Recent observations [n, *shape] as they lie in the actors' rings; None before there are any."""
+        rings = [ring for ring in self.channel.rings if ring.num_written]
+        pieces = []
+        for ring in rings:
+            whole = min(ring.num_written, ring.capacity)
+            chosen = self.rng.integers(whole, size=-(-SAMPLE // len(rings)))
+            pieces.append(ring.rows["observation"][chosen])
+        return np.concatenate(pieces) if pieces else None
+
+
+def main(spec: PublisherSpec) -> None:
+    """The process."""
+    PublisherLoop(spec).run()

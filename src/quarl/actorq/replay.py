@@ -1,0 +1,218 @@
+"""SegmentReplay: one first-in-first-out store of environment steps from many actors, and n-step samples out of it.
+
+It stores one-step rows and sums rewards when it samples, along the links of each row's stream (links.py). So samples
+never mix actors, nor cross a gap, the end of an episode or the death of an actor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from quarl.actorq.links import StreamLinks
+from quarl.actorq.samplable import SamplableRows
+from quarl.actorq.segment import segment_dtype
+from quarl.errors import QuarlError
+
+Array = NDArray[Any]
+OWN_ACTOR = -1
+"""The actor of rows that come through `add`."""
+
+
+class SegmentReplay(ReplayBuffer):
+    """A replay buffer for SB3's `replay_buffer_class` that also takes segments; n-step samples come with discounts."""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        max_times_sampled: int | None = None,
+    ) -> None:
+        """buffer_size: transitions in total, not per environment.
+
+        handle_timeout_termination: truncated rows bootstrap; False makes them done.
+        max_times_sampled: a row leaves the sampling set after so many samples; None: never.
+        """
+        if optimize_memory_usage:
+            raise QuarlError("SegmentReplay stores both observations of a row; leave optimize_memory_usage False")
+        for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps)):
+            if value < 1:
+                raise QuarlError(f"{name} must be at least 1, got {value}")
+        # ReplayBuffer's own constructor would allocate arrays [buffer_size, n_envs] beside the columns.
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
+        self.optimize_memory_usage = False
+        self.handle_timeout_termination = handle_timeout_termination
+        self.n_steps = n_steps
+        self.gamma = gamma
+        self.segment_dtype = segment_dtype(observation_space, action_space)
+        self.columns = {
+            name: np.zeros(buffer_size, self.segment_dtype[name])
+            for name in ("observation", "next_observation", "action", "terminated", "truncated")
+        }
+        self.columns["reward"] = np.zeros(buffer_size, np.float32)
+        self.links = StreamLinks(buffer_size)
+        self._samplable = None if max_times_sampled is None else SamplableRows(buffer_size, max_times_sampled)
+        self._own_rows = np.zeros(n_envs, self.segment_dtype)
+        self._own_rows["actor"] = OWN_ACTOR
+        self._own_rows["environment"] = np.arange(n_envs)
+        self._own_rows["sequence"] = -1
+        # SB3 samples from numpy's global generator, which the model's seed has set when it makes its buffer.
+        self.set_seed(int(np.random.randint(2**31)))
+
+    def set_seed(self, seed: int) -> None:
+        """Starts the generator of samples anew."""
+        self._generator = np.random.default_rng(seed)
+
+    @property
+    def num_samplable(self) -> int:
+        """Rows that may be sampled: all of them, or with max_times_sampled those not used up."""
+        return self.size() if self._samplable is None else len(self._samplable)
+
+    @property
+    def num_duplicates(self) -> int:
+        """Rows refused because their stream had reached their sequence."""
+        return self.links.num_duplicates
+
+    @property
+    def num_gaps(self) -> int:
+        """Rows before which at least one of their stream is missing."""
+        return self.links.num_gaps
+
+    def insert(self, segments: Array) -> int:
+        """Stores rows of `segment_dtype` [n], in order of arrival; how many were new (duplicates are counted)."""
+        assert segments.dtype == self.segment_dtype, f"rows of {segments.dtype}, expected {self.segment_dtype}"
+        before = self.links.num_rows
+        for begin in range(0, len(segments), self.buffer_size):
+            self._write(self.links.append(segments[begin : begin + self.buffer_size]))
+        return self.links.num_rows - before
+
+    def add(
+        self, obs: Array, next_obs: Array, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+    ) -> None:
+        """SB3's door: one step of each of the n_envs environments, every one a stream."""
+        rows = self._own_rows
+        timeouts = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        rows["sequence"] += 1
+        for name, values in (("observation", obs), ("next_observation", next_obs), ("action", action)):
+            rows[name] = np.reshape(values, rows[name].shape)
+        rows["reward"] = reward
+        rows["terminated"] = np.asarray(done, bool) & ~timeouts
+        rows["truncated"] = timeouts
+        self.insert(rows)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        """A batch of n-step samples, uniform over the rows that may be sampled; see `_get_samples`."""
+        if not self.num_samplable:
+            raise QuarlError("the replay holds no row to sample; insert some first")
+        if self._samplable is None:
+            return self._get_samples(self._generator.integers(0, self.size(), batch_size), env)
+        return self._get_samples(self._samplable.draw(batch_size, self._generator), env)
+
+    def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        """Samples that begin at these indices [B]: up to n_steps rows, fewer at a gap, an end or the newest row.
+
+        rewards [B, 1] = sum gamma^k r_k, discounts [B, 1] = gamma^(rows used); next observation and done are those of
+        the last row. Rewards are normalised before they are summed, as SB3 does.
+        """
+        indices, used = self.links.paths(batch_inds, self.n_steps)  # [B, n_steps], [B, 1]
+        last = indices[:, -1]
+        steps = np.arange(self.n_steps, dtype=np.float32)
+        rewards = self._normalize_reward(self.columns["reward"][indices], env)
+        rewards = (rewards * self.gamma**steps * (steps < used)).sum(axis=1, keepdims=True)
+        done = self.columns["terminated"][last]
+        if not self.handle_timeout_termination:
+            done = done | self.columns["truncated"][last]
+        observations = self._normalize_obs(self.columns["observation"].take(batch_inds, axis=0), env)
+        next_observations = self._normalize_obs(self.columns["next_observation"].take(last, axis=0), env)
+        actions = self.columns["action"].take(batch_inds, axis=0).reshape(len(batch_inds), -1)
+        arrays = (
+            observations,
+            actions,
+            next_observations,
+            done[:, None].astype(np.float32),
+            rewards,
+            self.gamma ** used.astype(np.float32),
+        )
+        return ReplayBufferSamples(*(torch.as_tensor(array, device=self.device) for array in arrays))
+
+    def reset(self) -> None:
+        """Drops every row; streams go on where they are."""
+        super().reset()
+        self.links.forget()
+        if self._samplable is not None:
+            self._samplable.clear(self.buffer_size)
+
+    def state(self) -> dict[str, Array]:
+        """Arrays that `load_state` takes: views of the filled part, so write them before the next insert."""
+        size = self.size()
+        state = {name: column[:size] for name, column in self.columns.items()}
+        state |= self.links.state()
+        state["generator"] = np.frombuffer(json.dumps(self._generator.bit_generator.state).encode(), np.uint8)
+        if self._samplable is not None:
+            state["times_sampled"] = self._samplable.times[:size]
+            state["samplable"] = self._samplable.members
+        return state
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Makes this replay the saved one: the same samples follow.
+
+        The spaces, the buffer size and whether max_times_sampled is set must be as they were. Rows of `add` do not
+        link to saved ones: their environments were reset meanwhile.
+        """
+        own = self.state()
+        if wrong := sorted(own.keys() ^ state.keys()):
+            raise QuarlError(f"the saved replay differs in {wrong[0]!r}; resume with the max_times_sampled it had")
+        for name, array in own.items():
+            if (state[name].dtype, state[name].shape[1:]) != (array.dtype, array.shape[1:]):
+                raise QuarlError(f"the saved replay's {name} is of another kind; resume with the same environment")
+        num_rows, capacity = state["counters"][:2].tolist()
+        if capacity != self.buffer_size:
+            raise QuarlError(f"the saved replay has room for {capacity} rows, this one for {self.buffer_size}")
+        size = min(num_rows, capacity)
+        free = ("streams", "counters", "generator", "samplable")  # of their own lengths
+        indices = [state[name] for name in ("successor", "samplable") if name in state]
+        if any(len(array) != size for name, array in state.items() if name not in free) or any(
+            ((array < -1) | (array >= size)).any() for array in indices
+        ):
+            raise QuarlError("the saved replay's arrays do not fit together; the checkpoint is damaged")
+        for name, column in self.columns.items():
+            column[:size] = state[name]
+        self.links.load_state(state)
+        self.pos, self.full = num_rows % capacity, num_rows >= capacity
+        self._generator.bit_generator.state = json.loads(state["generator"].tobytes())
+        if self._samplable is not None:
+            self._samplable.restore(state["samplable"], state["times_sampled"])
+        self._own_rows["incarnation"] = self.links.last_incarnation(OWN_ACTOR) + 1
+        self._own_rows["sequence"] = -1
+
+    def _write(self, rows: Array) -> None:
+        """Copies rows [n <= buffer_size] behind the newest, over the oldest."""
+        written = 0
+        while written < len(rows):
+            begin = self.pos
+            end = min(begin + len(rows) - written, self.buffer_size)
+            part = rows[written : written + end - begin]
+            for name, column in self.columns.items():
+                column[begin:end] = part[name]
+            if self._samplable is not None:
+                self._samplable.renew(np.arange(begin, end))
+            written += end - begin
+            self.full |= end == self.buffer_size
+            self.pos = end % self.buffer_size

@@ -1,0 +1,34 @@
+"""VecNormalize's statistics in a learner whose environments are in other processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+Array = NDArray[Any]
+
+
+class Statistics:
+    """Updates the model's VecNormalize with the segments that come in, as its own `step` would have done."""
+
+    def __init__(self, model: OffPolicyAlgorithm) -> None:
+        normalize = model.get_vec_normalize_env()
+        assert normalize is not None
+        self.normalize = normalize
+        self._returns: dict[tuple[int, int], float] = {}
+        """Discounted return so far of each stream (actor, environment)."""
+
+    def update(self, rows: Array) -> None:
+        """Observations and discounted returns of one actor's rows, in their order."""
+        if self.normalize.norm_obs:
+            self.normalize.obs_rms.update(rows["observation"].astype(np.float64))
+        returns = np.empty(len(rows))
+        for i, row in enumerate(rows):
+            stream = (int(row["actor"]), int(row["environment"]))
+            returns[i] = self._returns.get(stream, 0.0) * self.normalize.gamma + row["reward"]
+            self._returns[stream] = 0.0 if row["terminated"] or row["truncated"] else float(returns[i])
+        if self.normalize.norm_reward:
+            self.normalize.ret_rms.update(returns)

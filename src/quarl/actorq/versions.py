@@ -1,0 +1,56 @@
+"""Version numbers of a run's weights: they never go backwards, not even after a learner was killed and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError
+from quarl.policy.artifact import write_bytes
+
+Array = NDArray[Any]
+RESERVED = 10_000
+"""Numbers that are taken from the file at a time, so that it is seldom written."""
+
+
+class Versions:
+    """Gives out numbers from 1 and remembers the learner update of each.
+
+    A killed learner has published numbers that no checkpoint knows: its successor starts above all that were reserved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "versions.json"
+        self.first = self._reserved() + 1
+        """The first number of this learner."""
+        self.newest = self.first - 1
+        self._top = self.newest
+        self._steps: list[int] = []
+
+    def next(self, step: int) -> int:
+        """A new number for weights after `step` updates."""
+        if self.newest >= self._top:
+            self._top += RESERVED
+            write_bytes(json.dumps({"reserved": self._top}).encode(), self._path)
+        self.newest += 1
+        self._steps.append(step)
+        return self.newest
+
+    def steps_of(self, versions: Array) -> Array:
+        """int64: the update of each version, -1 where it is none of this learner's (a random action has -1)."""
+        known = np.asarray(self._steps, np.int64)
+        place = versions - self.first
+        inside = (place >= 0) & (place < len(known))
+        return np.where(inside, known[np.where(inside, place, 0)], -1) if len(known) else np.full(len(versions), -1)
+
+    def _reserved(self) -> int:
+        if not self._path.exists():
+            return 0
+        try:
+            return int(json.loads(self._path.read_text())["reserved"])
+        except (ValueError, KeyError, TypeError):
+            raise QuarlError(f"{self._path} is damaged; remove it to start the version numbers anew") from None

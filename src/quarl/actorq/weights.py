@@ -1,0 +1,129 @@
+"""Template: a learner's network extracted once, so that its weights afterwards travel as one flat float32 vector."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy import artifact
+from quarl.policy.extract import from_model
+from quarl.policy.graph import Policy
+from quarl.policy.normalizer import NAME as STATISTICS
+from quarl.policy.operators import Conv2d, Dense, LayerNorm, Normalize, Op, Shape
+
+Array = NDArray[Any]
+LENGTH_BYTES = 8
+"""Of the little-endian number in front of a template's JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one array of the policy lies in the vector."""
+
+    op: str
+    field: str
+    start: int
+    shape: Shape
+    parts: int
+    """2 for float64 statistics: a float32 number and the float32 rest that it leaves out. Else 1."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.parts * math.prod(self.shape)
+
+
+class Template:
+    """A Policy and the vector [num_floats] of everything in it that training changes."""
+
+    def __init__(self, initial: Policy, live: Iterable[tuple[str, str]]) -> None:
+        """live: (operator, field) of the arrays that change, in the order in which the vector holds them."""
+        self.initial = initial
+        """The policy as it was when it was extracted."""
+        ops = {op.name: op for op in initial.ops}
+        places, start = [], 0
+        for name, field in live:
+            array: Array = getattr(ops[name], field)
+            places.append(Place(name, field, start, array.shape, array.dtype.itemsize // 4))
+            start = places[-1].stop
+        self.places = tuple(places)
+        self.num_floats = start
+
+    @classmethod
+    def of(cls, model: Any) -> Template:
+        """The template of a live SB3 model; SAC's has both networks of its distribution."""
+        initial = from_model(model, distribution=True)
+        parameters = dict(model.policy.named_parameters(remove_duplicate=False))
+        return cls(initial, [(op.name, field) for op in initial.ops for field in _live(op, parameters)])
+
+    def flatten_into(self, model: Any, out: Array) -> None:
+        """Copies the model's weights as they are now into `out` [num_floats], float32 and contiguous."""
+        assert out.shape == (self.num_floats,)
+        assert out.dtype == np.float32
+        target, policy = torch.from_numpy(out), model.policy
+        with torch.no_grad():
+            for place in self.places:
+                if place.op == STATISTICS:
+                    _split(model.get_vec_normalize_env().obs_rms, place, out)
+                else:
+                    parameter = policy.get_parameter(f"{place.op}.{place.field}")
+                    target[place.start : place.stop].view(place.shape).copy_(parameter)
+
+    def policy(self, flat: Array) -> Policy:
+        """The policy with the weights in `flat` [num_floats], which it goes on reading: `flat` must not change after.
+
+        Raises QuarlError naming the layer where a number is not finite.
+        """
+        assert flat.shape == (self.num_floats,)
+        assert flat.dtype == np.float32
+        arrays: dict[str, dict[str, Any]] = {}
+        for place in self.places:
+            part = flat[place.start : place.stop].reshape(*(place.parts,) * (place.parts > 1), *place.shape)
+            arrays.setdefault(place.op, {})[place.field] = part if place.parts == 1 else part.sum(0, np.float64)
+        return replace(self.initial, ops=tuple(replace(op, **arrays.get(op.name, {})) for op in self.initial.ops))
+
+    def to_bytes(self) -> bytes:
+        """The template for another process: a JSON list of what is live, then the artefact of the initial policy."""
+        live = json.dumps([(place.op, place.field) for place in self.places]).encode()
+        return len(live).to_bytes(LENGTH_BYTES, "little") + live + artifact.to_bytes(self.initial)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Template:
+        """The inverse of `to_bytes`."""
+        end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+        try:
+            live = [(str(op), str(field)) for op, field in json.loads(data[LENGTH_BYTES:end])]
+            initial = artifact.from_bytes(data[end:], "the template")
+            return cls(initial, live)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise QuarlError("the template of the policy is damaged; start the run again") from None
+
+
+def _live(op: Op, parameters: dict[str, torch.nn.Parameter]) -> Iterable[str]:
+    """Names of the operator's arrays that training changes."""
+    if op.name == STATISTICS and isinstance(op, Normalize):
+        yield from ("mean", "variance")
+    elif isinstance(op, Dense | Conv2d | LayerNorm):
+        for field in ("weight", "bias"):
+            parameter = parameters.get(f"{op.name}.{field}")
+            if parameter is not None and tuple(parameter.shape) == getattr(op, field).shape:
+                yield field
+            elif field == "weight" or op.bias.any():  # a layer without a bias has zeros, which stay
+                raise UnsupportedError(
+                    f"the {field} of layer {op.name!r} is no parameter of the policy; it cannot be followed in training"
+                )
+
+
+def _split(statistics: Any, place: Place, out: Array) -> None:
+    """Writes float64 statistics as two float32 numbers each, which keeps 48 bits of them."""
+    exact = np.asarray(statistics.mean if place.field == "mean" else statistics.var, np.float64)
+    both = out[place.start : place.stop].reshape(2, *place.shape)
+    both[0] = exact
+    both[1] = exact - both[0]

@@ -1,0 +1,108 @@
+"""What travels to actors: the artefact of a quantised policy, its codes packed to their bits, compressed on request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from quarl.actorq.quantizer import REFRESH_INTERVAL, SCHEME, Quantizer
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.tensors import Bytes
+from quarl.ptq import quantize
+from quarl.quant.spec import FLOAT_BITS, QuantSpec, Scheme
+
+Array = NDArray[Any]
+COMPRESSED = b"\x28\xb5\x2f\xfd"
+"""The magic number of a Zstandard frame (RFC 8878); as the length of an artefact's header it would be 4 GB."""
+LEVEL = 1
+"""Codes are noise to a compressor: higher levels find no more in them."""
+MAX_BYTES = 2**30
+"""Of an artefact: a frame of a few bytes can claim any size."""
+WHERE = "the published policy"
+
+
+class Packer:
+    """Policies to bytes, one after the other from the same learner."""
+
+    def __init__(
+        self,
+        actor_precision: str,
+        comm_bits: int | None = None,
+        weight_compress: Literal["none", "zstd"] = "none",
+        scheme: Scheme = SCHEME,
+        refresh_interval: int = REFRESH_INTERVAL,
+    ) -> None:
+        """actor_precision: what actors compute in, fp32, fp16 or int8 to int2.
+
+        comm_bits: of a weight on the wire, 2 to 32 (16 is fp16, 32 float32); never more than actors compute with.
+        refresh_interval: policies between two looks at observations.
+        """
+        if weight_compress not in ("none", "zstd"):
+            raise QuarlError(f"weight compression is none or zstd, got {weight_compress!r}")
+        self.spec = wire_spec(actor_precision, comm_bits, scheme)
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL) if weight_compress == "zstd" else None
+        self._quantizer = Quantizer(self.spec, refresh_interval) if self.spec.float_type is None else None
+
+    @property
+    def wants_observations(self) -> bool:
+        """True when the next `pack` would look at observations; otherwise they may be left out."""
+        return self._quantizer is not None and self._quantizer.wants_observations
+
+    def pack(self, policy: Policy, observations: Array | None = None) -> bytes:
+        """The bytes that `unpack` takes; observations: a recent raw sample [N, *shape], if there is one."""
+        packed = quantize(policy, self.spec) if self._quantizer is None else self._quantizer(policy, observations)
+        data = artifact.to_bytes(packed)
+        return data if self._compressor is None else self._compressor.compress(data)
+
+
+def wire_spec(actor_precision: str, comm_bits: int | None = None, scheme: Scheme = SCHEME) -> QuantSpec:
+    """How weights travel to actors of this precision, and how far they are rounded in all.
+
+    Integer actors run the codes that arrive, of fewer bits where fewer arrive. Float actors turn codes into float32
+    numbers again; half floats stay what they are, since runtimes widen them when they load.
+    """
+    compute = QuantSpec.parse(actor_precision, scheme="per-channel")
+    if compute.float_type == "bf16" or (compute.float_type is None and compute.weight_bits > 8):
+        raise UnsupportedError(f"actors have no kernels for {actor_precision!r}; use fp32, fp16 or int8 to int2")
+    if compute.float_type is None and compute.activation_bits != 8:
+        raise UnsupportedError(f"actors have no kernels for {actor_precision!r}; their activations are int8 or float")
+    most = FLOAT_BITS[compute.float_type] if compute.float_type else compute.weight_bits
+    bits = most if comm_bits is None else min(comm_bits, most)
+    if comm_bits is not None and not 2 <= comm_bits <= 32:
+        raise QuarlError(f"bits on the wire must be 2..32, got {comm_bits}")
+    if compute.float_type is not None and bits in (16, 32):
+        return QuantSpec.parse("fp16" if bits == 16 else "fp32", scheme="per-channel")
+    return replace(compute, weight_bits=bits, float_type=None, scheme=scheme)
+
+
+def unpack(data: Bytes | Array, limit_bytes: int = MAX_BYTES) -> QuantizedPolicy:
+    """The policy for the actor's engine: codes where it computes with integers, else real numbers.
+
+    Its arrays are views of `data`. Raises QuarlError for bytes that are damaged or would unpack to more than
+    `limit_bytes`.
+    """
+    view: Bytes = memoryview(data.data if isinstance(data, np.ndarray) else data).cast("B")
+    if bytes(view[: len(COMPRESSED)]) == COMPRESSED:
+        view = _decompressed(view, limit_bytes)
+    policy = artifact.from_bytes(view, WHERE)
+    if not isinstance(policy, QuantizedPolicy):
+        raise QuarlError(f"{WHERE} is not quantised; the publisher sends another format")
+    if policy.spec.activation_bits is None and policy.spec.float_type is None:
+        return quantize(policy, QuantSpec.parse("fp32", scheme="per-channel"))
+    return policy
+
+
+def _decompressed(view: Bytes, limit_bytes: int) -> bytes:
+    try:
+        size = zstandard.frame_content_size(view)
+        if not 0 <= size <= limit_bytes:
+            raise QuarlError(f"{WHERE} would unpack to {size:,} bytes, more than {limit_bytes:,}; it is damaged")
+        return zstandard.ZstdDecompressor().decompress(view, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise QuarlError(f"{WHERE} is no sound Zstandard frame ({error}); it is damaged") from None

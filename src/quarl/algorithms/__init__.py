@@ -1,0 +1,1 @@
+"""Algorithms that Stable-Baselines3 lacks, in its shape."""

@@ -1,0 +1,223 @@
+"""D4PG: a deterministic actor, trained on the gradient of a critic that predicts the distribution of returns.
+
+Barth-Maron et al. 2018, "Distributed Distributional Deterministic Policy Gradients", without the distribution over
+machines (that is ActorQ's part) and with uniform replay. Everything else is a Stable-Baselines3 off-policy algorithm.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, ReplayBufferSamples, Schedule
+from stable_baselines3.common.utils import polyak_update
+from torch import Tensor, nn
+
+from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGPolicy
+from quarl.errors import QuarlError
+
+QUARL_2020: dict[str, Any] = {
+    "learning_rate": 1e-4,
+    "buffer_size": 100_000,
+    "learning_starts": 2_000,
+    "batch_size": 256,
+    "gamma": 0.99,
+    "n_steps": 5,
+    "target_update_interval": 100,
+    "v_min": -150.0,
+    "v_max": 150.0,
+    "sigma": 1.0,
+    "max_grad_norm": 40.0,
+    "policy_kwargs": {"net_arch": {"pi": [2048, 2048, 2048], "qf": [512, 512, 256]}, "activation_fn": nn.Tanh},
+}
+"""Arguments of D4PG as the original ActorQ had them (Acme's D4PGLearner), with its scripts' sizes of the actor."""
+
+
+class D4PG(OffPolicyAlgorithm):
+    """A Stable-Baselines3 model: `D4PG("MlpPolicy", env).learn(100_000)`.
+
+    v_min, v_max: the support of returns, which must hold every discounted return, and tightly: the atoms share it.
+        The default suits DM Control, whose rewards lie in [0, 1], at gamma 0.99.
+    sigma: standard deviation of Gaussian exploration in actions scaled to [-1, 1], where no `action_noise` is given.
+    target_update_interval: updates between the steps of the target networks, each by `tau` (1: a copy).
+    max_action_gradient_norm: what each row's dq/da is clipped to (Acme's dqda_clipping).
+    max_grad_norm: what the gradient of each network is clipped to.
+
+    The other arguments are those of every off-policy algorithm of Stable-Baselines3.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": D4PGPolicy}
+    policy: D4PGPolicy
+    actor: D4PGActor
+    actor_target: D4PGActor
+    critic: CategoricalCritic
+    critic_target: CategoricalCritic
+
+    def __init__(
+        self,
+        policy: str | type[D4PGPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 5e-4,
+        buffer_size: int = 1_000_000,
+        learning_starts: int = 1_000,
+        batch_size: int = 256,
+        tau: float = 1.0,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = 1,
+        action_noise: ActionNoise | None = None,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        n_steps: int = 3,
+        v_min: float = 0.0,
+        v_max: float = 100.0,
+        num_atoms: int = 51,
+        sigma: float = 0.2,
+        target_update_interval: int = 100,
+        max_action_gradient_norm: float = 1.0,
+        max_grad_norm: float = 40.0,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        if not v_min < v_max or num_atoms < 2:
+            raise QuarlError(f"no support of {num_atoms} atoms on [{v_min}, {v_max}]; give v_min < v_max and 2 or more")
+        if target_update_interval < 1:
+            raise QuarlError(f"target_update_interval must be at least 1, got {target_update_interval}")
+        super().__init__(
+            policy,
+            env,
+            learning_rate,
+            buffer_size,
+            learning_starts,
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps,
+            action_noise=action_noise,
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=replay_buffer_kwargs,
+            n_steps=n_steps,
+            # The policy carries the support, so that it can be saved and built without the algorithm.
+            policy_kwargs={**(policy_kwargs or {}), "v_min": v_min, "v_max": v_max, "num_atoms": num_atoms},
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            sde_support=False,
+            supported_action_spaces=(spaces.Box,),
+            support_multi_env=True,
+        )
+        self.sigma = sigma
+        self.target_update_interval = target_update_interval
+        self.max_action_gradient_norm = max_action_gradient_norm
+        self.max_grad_norm = max_grad_norm
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        chosen = {"n_steps": self.n_steps, "gamma": self.gamma}
+        if self.replay_buffer_class is NStepReplayBuffer and self.replay_buffer_kwargs == chosen:
+            self.replay_buffer_class = None  # of a loaded model: chosen by the base class, which warns of it as ours
+        super()._setup_model()
+        if self.action_noise is None and self.sigma > 0:
+            num_actions = int(np.prod(self.action_space.shape or ()))
+            self.action_noise = NormalActionNoise(np.zeros(num_actions), np.full(num_actions, self.sigma))
+        self.actor, self.actor_target = self.policy.actor, self.policy.actor_target
+        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
+
+    def train(self, gradient_steps: int, batch_size: int = 256) -> None:
+        self.policy.set_training_mode(True)
+        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        assert self.replay_buffer is not None
+        losses: list[Tensor] = []
+        values: list[Tensor] = []
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            losses.append(self._update_critic(batch))
+            values.append(self._update_actor(batch.observations))
+            self._n_updates += 1
+            if self._n_updates % self.target_update_interval == 0:
+                polyak_update(self.actor.parameters(), self.actor_target.parameters(), self.tau)
+                polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if losses:
+            self.logger.record("train/critic_loss", torch.stack(losses).mean().item())
+            self.logger.record("train/value", torch.stack(values).mean().item())
+
+    def _update_critic(self, batch: ReplayBufferSamples) -> Tensor:
+        """The cross-entropy of the critic's distribution with the n-step target, after one step down its gradient."""
+        # One number per row where the replay sums n rewards: gamma to the number of rewards that it summed.
+        discounts = self.gamma if batch.discounts is None else batch.discounts
+        with torch.no_grad():
+            next_actions = self.actor_target(batch.next_observations)
+            probabilities = self.critic_target(batch.next_observations, next_actions).softmax(dim=1)
+            returns = batch.rewards + (1 - batch.dones) * discounts * self.critic_target.atoms  # [B, num_atoms]
+            target = project(returns, probabilities, self.critic.atoms)
+        logits = self.critic(batch.observations, batch.actions)
+        loss: Tensor = -(target * logits.log_softmax(dim=1)).sum(dim=1).mean()
+        self.critic.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        self._step(self.critic)
+        return loss.detach()
+
+    def _update_actor(self, observations: Tensor) -> Tensor:
+        """The critic's mean value of the actor's actions, before one step of these up its clipped gradient."""
+        actions = self.actor(observations)
+        leaves = actions.detach().requires_grad_()
+        values = self.critic.value(observations, leaves)
+        # Towards the actions only: gradients of the critic's weights would cost as much again, and are not wanted.
+        (gradient,) = torch.autograd.grad(values.sum(), leaves)
+        gradient = clip_rows(gradient, self.max_action_gradient_norm)
+        self.actor.optimizer.zero_grad()
+        actions.backward(gradient / -len(actions))  # Adam descends
+        self._step(self.actor)
+        return values.detach().mean()
+
+    def _step(self, network: D4PGActor | CategoricalCritic) -> None:
+        gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if norm > self.max_grad_norm:  # rare: without the question, clipping would rewrite every gradient
+            nn.utils.clip_grads_with_norm_(network.parameters(), self.max_grad_norm, norm)
+        network.optimizer.step()
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "actor", "actor_target", "critic", "critic_target"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "actor.optimizer", "critic.optimizer"], []
+
+
+def project(returns: Tensor, probabilities: Tensor, atoms: Tensor) -> Tensor:
+    """Probabilities [B, K] on `atoms` [K], evenly spaced, of a distribution at `returns` [B, K].
+
+    Each probability is shared between the two atoms around its return, in proportion to nearness, so that the mean is
+    kept; returns beyond the support count as its ends (Bellemare et al. 2017, algorithm 1).
+    """
+    num_atoms = len(atoms)
+    places = ((returns - atoms[0]) * ((num_atoms - 1) / (atoms[-1] - atoms[0]))).clamp(0, num_atoms - 1)
+    lower = places.floor().clamp(max=num_atoms - 2)  # the last atom is the upper neighbour at distance 0
+    share = places - lower
+    below = lower.long()
+    projected = torch.zeros_like(probabilities)
+    projected.scatter_add_(1, below, probabilities * (1 - share))
+    projected.scatter_add_(1, below + 1, probabilities * share)
+    return projected
+
+
+def clip_rows(gradient: Tensor, max_norm: float) -> Tensor:
+    """The gradient [B, A], each row that is longer than `max_norm` shortened to it."""
+    norms: Tensor = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+    return gradient / (norms / max_norm).clamp(min=1)

@@ -1,0 +1,166 @@
+"""The networks of D4PG: a plain MLP actor as in TD3, and a critic that predicts a distribution over returns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.td3.policies import Actor, TD3Policy
+from torch import Tensor, nn
+
+NET_ARCH = {"pi": [256, 256, 256], "qf": [512, 512, 256]}
+"""The critic is that of the original ActorQ; its actors had three layers of 2,048 or more."""
+LAST_LAYER_VARIANCE = 1e-4
+"""Of a fresh actor's output, over the mean square of the last hidden layer: actions start in the middle of tanh."""
+FRESH_ATOMS = 2.0
+"""Over so many atoms a fresh critic's probability falls by e, to both sides of a return of 0.
+
+Equal probabilities would mean the middle of the support: on [0, 100] a return of 50, from anywhere, that it takes
+thousands of updates to unlearn, while the actor follows the errors of its unlearning into the corners of tanh.
+"""
+
+
+class D4PGActor(Actor):
+    """Actions [B, A] in [-1, 1]: TD3's network, started near zero and squashed in float32."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        *hidden, last = (module for module in self.mu if isinstance(module, nn.Linear))
+        for layer in hidden:
+            initialise(layer)
+        nn.init.normal_(last.weight, std=math.sqrt(LAST_LAYER_VARIANCE / last.in_features))
+        nn.init.zeros_(last.bias)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        *layers, tanh = self.mu
+        output: Tensor = self.extract_features(obs, self.features_extractor)
+        for layer in layers:
+            output = layer(output)
+        # In bfloat16 tanh(x) is exactly 1 from x = 3.1 on: its gradient is 0 there, and a saturated action stays so.
+        squashed: Tensor = tanh(output.float())
+        return squashed
+
+
+class CategoricalCritic(BaseModel):
+    """Logits [B, num_atoms] of the return of an action; the atoms lie evenly on [v_min, v_max].
+
+    Layer normalisation and tanh after the first layer, ELU after the others, as in Acme's LayerNormMLP: the scale of
+    observations does not reach the deeper layers.
+    """
+
+    features_extractor: BaseFeaturesExtractor
+    atoms: Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        net_arch: list[int],
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        support: tuple[float, float, int],
+        normalize_images: bool = True,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            features_extractor=features_extractor,
+            normalize_images=normalize_images,
+        )
+        self.register_buffer("atoms", torch.linspace(*support))
+        layers: list[nn.Module] = []
+        width = features_dim + get_action_dim(action_space)
+        for num_units in net_arch:
+            layers.append(initialise(nn.Linear(width, num_units)))
+            layers += [nn.ELU()] if len(layers) > 1 else [nn.LayerNorm(num_units), nn.Tanh()]
+            width = num_units
+        self.torso = nn.Sequential(*layers)
+        self.head = nn.Linear(width, len(self.atoms))
+        v_min, v_max, num_atoms = support
+        spacing = (v_max - v_min) / (num_atoms - 1)
+        with torch.no_grad():
+            self.head.bias.copy_(-(self.atoms - min(max(v_min, 0.0), v_max)).abs() / (FRESH_ATOMS * spacing))
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        features = self.extract_features(observations, self.features_extractor)
+        hidden = self.torso(torch.cat([features, actions], dim=1))
+        # bfloat16 has 8 bits, too few for logits whose small differences, times 100, are the value of an action.
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits: Tensor = self.head(hidden.float())
+        return logits
+
+    def value(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Expected return [B]."""
+        mean: Tensor = self(observations, actions).softmax(dim=1) @ self.atoms
+        return mean
+
+
+class D4PGPolicy(TD3Policy):
+    """Actor, critic and their targets; `net_arch` as in TD3, dict(pi=[...], qf=[...])."""
+
+    actor: D4PGActor
+    actor_target: D4PGActor
+    critic: CategoricalCritic  # type: ignore[assignment]  # SB3's is a sibling of it, not a base
+    critic_target: CategoricalCritic  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        *,
+        v_min: float,
+        v_max: float,
+        num_atoms: int,
+        optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.support = (v_min, v_max, num_atoms)  # before the base class, which builds the critics
+        if optimizer_kwargs is None:
+            # One pass over the weights instead of four: Adam is bound by memory.
+            optimizer_kwargs = {"fused": True} if optimizer_class is torch.optim.Adam else {}
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            NET_ARCH if net_arch is None else net_arch,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            n_critics=1,
+            share_features_extractor=False,
+            **kwargs,
+        )
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> D4PGActor:
+        return D4PGActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def make_critic(  # type: ignore[override]  # another critic is the point
+        self, features_extractor: BaseFeaturesExtractor | None = None
+    ) -> CategoricalCritic:
+        kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        for name in ("n_critics", "share_features_extractor", "activation_fn"):
+            del kwargs[name]
+        return CategoricalCritic(**kwargs, support=self.support).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        for name in ("n_critics", "share_features_extractor"):
+            del data[name]
+        v_min, v_max, num_atoms = self.support
+        return data | {"v_min": v_min, "v_max": v_max, "num_atoms": num_atoms}
+
+
+def initialise(layer: nn.Linear) -> nn.Linear:
+    """The layer, with weights uniform on ±1/sqrt(out) and no bias: VarianceScaling(1/3, fan_out), as the original."""
+    bound = 1 / math.sqrt(layer.out_features)
+    nn.init.uniform_(layer.weight, -bound, bound)
+    nn.init.zeros_(layer.bias)
+    return layer

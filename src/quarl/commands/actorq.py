@@ -1,0 +1,110 @@
+"""`quarl actorq`: trains with quantised actors, and shows how it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from quarl.actorq.supervisor import Supervisor, new_run, warn_about_cores
+from quarl.commands import terminal
+from quarl.config import ActorQConfig
+from quarl.policy.artifact import write_bytes
+from quarl.report import schema
+
+
+def run(config: ActorQConfig) -> int:
+    """Trains to the end; returns the exit code."""
+    new_run(config)
+    warn_about_cores(config)
+    console = Console(stderr=True)
+    supervisor = Supervisor(config, lambda line: console.print(f"quarl: {line}", markup=False, highlight=False))
+    write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
+    with _view(console) as show, _tracker(config) as track:
+        for row in supervisor.run():
+            show(_table(config, row, supervisor.judge.entries))
+            track(row)
+    result = supervisor.result
+    if result.message:
+        print(f"quarl: {result.message}", file=sys.stderr)
+    if result.summary:
+        document = schema.document("actorq", [result.summary], env_id=config.env, algo=config.algo, seed=config.seed)
+        write_bytes(schema.to_text(document).encode(), config.output / "summary.json")
+        if result.exit_code == 0:
+            terminal.say(*_sentences(config, result.summary))
+            terminal.finish(config, document)
+    return result.exit_code
+
+
+@contextlib.contextmanager
+def _view(console: Console) -> Iterator[Any]:
+    """Shows a table in place on a terminal, and nothing anywhere else."""
+    if not console.is_terminal:
+        yield lambda table: None
+        return
+    with Live(console=console, refresh_per_second=4) as live:
+        yield live.update
+
+
+@contextlib.contextmanager
+def _tracker(config: ActorQConfig) -> Iterator[Any]:
+    """Writes rows as TensorBoard events where asked for."""
+    if config.track == "none":
+        yield lambda row: None
+        return
+    from quarl.actorq.tracking import Tracker  # here: importing it takes seconds
+
+    with Tracker(config.output) as tracker:
+        yield tracker.write
+
+
+def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str, Any]]) -> Table:
+    title = f"{config.algo} {config.env}: {config.actors} {config.actor_precision} actors"
+    table = Table(title=title, show_header=False, expand=False)
+    for _ in range(4):
+        table.add_column(justify="right")
+    mean = row["return_mean"]
+    last = evaluations[-1] if evaluations else {}
+    cells = (
+        ("clock", f"{row['clock_s']:.0f} s"),
+        ("environment steps", f"{row['timesteps']:,} of {config.n_timesteps:,}"),
+        ("updates", f"{row['updates']:,}"),
+        ("steps/s", _rate(row["timesteps_per_s"])),
+        ("updates/s", _rate(row["updates_per_s"])),
+        ("samples per insert", _rate(row["samples_per_insert"])),
+        ("training return", "–" if mean is None else f"{mean:.1f}"),
+        ("evaluated fp32", _rate(last.get("return"))),
+        (f"evaluated {config.actor_precision}", _rate(last.get("return_quantised"))),
+        ("version", f"{row['version']:,} (published {row['published_version']:,})"),
+        ("age of weights", f"{_rate(row['staleness_p50'])} / {_rate(row['staleness_p99'])} updates (p50/p99)"),
+        ("actors alive", f"{row['actors_alive']} of {config.actors}"),
+    )
+    for (left, a), (right, b) in zip(cells[::2], cells[1::2], strict=True):
+        table.add_row(left, a, right, b)
+    return table
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"
+
+
+def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
+    minutes = summary["clock_s"] / 60
+    yield (
+        f"trained {config.algo} on {config.env} for {minutes:.1f} min: {summary['timesteps']:,} environment steps, "
+        f"{summary['updates']:,} updates"
+    )
+    if final := summary["final"]:
+        for name, label in (("return", "fp32"), ("return_quantised", config.actor_precision)):
+            if name in final:
+                low, high = final[f"{name}_low"], final[f"{name}_high"]
+                yield (
+                    f"return of the {label} policy: {final[name]:.1f} "
+                    f"[{low:.1f}, {high:.1f}], {final['episodes']} episodes"
+                )
+    yield f"model: {config.output / 'model.zip'}"

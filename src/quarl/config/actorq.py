@@ -1,0 +1,181 @@
+"""What `quarl actorq` can be told."""
+
+from __future__ import annotations
+
+import ast
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import arg
+
+from quarl.config.base import Config, Flag, Output, at_least_one
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.quant.spec import QuantSpec
+
+ALGORITHMS = ("dqn", "ddpg", "td3", "sac", "d4pg")
+ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorQConfig(Config):
+    """Train with a full-precision learner and quantised actor processes."""
+
+    verb: ClassVar[str] = "actorq"
+
+    algo: Annotated[str, arg(metavar="NAME")] = "dqn"
+    """Off-policy learner: dqn, ddpg, td3, sac or d4pg."""
+    env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
+    """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task."""
+    n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
+    """Environment steps of all actors together."""
+    updates: Annotated[int | None, arg(help_behavior_hint="(default: no bound)")] = None
+    """Learner updates after which training ends, if that comes first."""
+    actors: int = 2
+    """Actor processes; each runs one engine on one thread."""
+    actor_precision: Annotated[str, arg(metavar="BITS")] = "int8"
+    """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations."""
+    comm_bits: Annotated[int | None, arg(help_behavior_hint="(default: those of --actor-precision)")] = None
+    """Bits of a weight on the wire, 2..32; 16 is fp16 and 32 is fp32."""
+    weight_compress: Literal["none", "zstd"] = "none"
+    """Lossless compression of the packed weights."""
+    engine: Literal["litert", "torch"] = "litert"
+    """What runs the actors' policy; torch is what users have without QuaRL: the baseline."""
+    envs_per_actor: int = 1
+    """Environments that an actor steps side by side, one batch of inference for all."""
+    actor_update_interval: int = 100
+    """Environment steps of an actor between two looks for newer weights."""
+    publish_interval: int = 10
+    """Learner updates between two pushes of weights."""
+    max_staleness: int = 1000
+    """Updates that an actor's weights may be behind the learner; then it waits for newer ones."""
+    samples_per_insert: Annotated[float | None, arg(help_behavior_hint="(default: the algorithm's own ratio)")] = None
+    """Samples of replay for every environment step; the faster side waits for the other."""
+    max_times_sampled: Annotated[int | None, arg(help_behavior_hint="(default: no bound)")] = None
+    """Instead of a ratio: a step leaves replay after so many samples, and actors never wait."""
+    batch_size: Annotated[int | None, arg(help_behavior_hint="(default: the algorithm's)")] = None
+    """Replay samples of one update."""
+    net_arch: Annotated[str | None, arg(metavar="W,W,...", help_behavior_hint="(default: the algorithm's)")] = None
+    """Hidden layers of the policy, as in 2048,2048,2048; the critic's are among --params."""
+    n_steps: Annotated[int | None, arg(help_behavior_hint="(default: the algorithm's)")] = None
+    """Steps of a return before bootstrapping."""
+    normalize: Flag = False
+    """Normalise observations and rewards as VecNormalize does; the statistics travel with the weights."""
+    params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
+    """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:1e-3 gamma:0.98."""
+    preset: Literal["none", "quarl-2020"] = "none"
+    """Hyper-parameters of the original ActorQ; what is given besides overrides them."""
+    sigma: float = 0.2
+    """Largest exploration noise in the scaled action space; actors stand on a ladder below it."""
+    learner_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Autocast of the learner's matrix products."""
+    error_buffer: Annotated[float | None, arg(help_behavior_hint="(default: an update's worth, at least 64 steps)")] = (
+        None
+    )
+    """Samples by which learner and actors may be apart before the faster one waits."""
+    learner_threads: int = 1
+    """Threads of the learner."""
+    device: str = "auto"
+    """The learner's device."""
+    eval_freq: int = 10_000
+    """Environment steps between evaluations, which stop the training clock; 0: only at the end."""
+    eval_episodes: int = 10
+    """Episodes of an evaluation, for the learner's and for the quantised policy each."""
+    target: Annotated[float | None, arg(help_behavior_hint="(default: train to the end)")] = None
+    """Stop when two evaluations running reach this mean return."""
+    save_freq: int = 50_000
+    """Environment steps between checkpoints."""
+    save_replay_buffer: Flag = False
+    """Keep replay in the checkpoints too."""
+    resume: Flag = False
+    """Go on from the last checkpoint in the output folder."""
+    min_actors: int = 1
+    """With fewer actors alive the run ends with exit code 4."""
+    env_timeout: float = 60.0
+    """Seconds without a step after which an actor counts as hung and is replaced."""
+    track: Literal["none", "tensorboard"] = "none"
+    """Also write the metrics as TensorBoard events."""
+    plan: Flag = False
+    """Measure the parts for some seconds, predict throughput at every precision, and train nothing."""
+    seed: int = 0
+    """Seed of learner, environments and exploration."""
+    output: Output = Path("quarl-actorq")
+    """Folder for metrics.jsonl, checkpoints, model.zip and the quantised policy."""
+
+    def check(self) -> None:
+        super().check()
+        if self.algo in ON_POLICY:
+            raise UnsupportedError(
+                f"{self.algo} learns on-policy: actors cannot run ahead of it; use one of {', '.join(ALGORITHMS)}"
+            )
+        if self.algo not in ALGORITHMS:
+            raise UnsupportedError(f"unknown algorithm {self.algo!r}; use one of {', '.join(ALGORITHMS)}")
+        counts: tuple[str, ...] = (
+            "n_timesteps",
+            "actors",
+            "envs_per_actor",
+            "actor_update_interval",
+            "publish_interval",
+        )
+        counts += ("max_staleness", "eval_episodes", "save_freq", "min_actors", "learner_threads")
+        at_least_one(**{name: getattr(self, name) for name in counts})
+        optional = ("updates", "max_times_sampled", "batch_size", "n_steps")
+        at_least_one(**{name: value for name in optional if (value := getattr(self, name)) is not None})
+        self._check_precision()
+        self.hidden()
+        self.hyperparameters()
+        if self.eval_freq < 0 or self.seed < 0:
+            raise QuarlError("--eval-freq and --seed must not be negative")
+        if self.samples_per_insert is not None and not self.samples_per_insert > 0:
+            raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
+        if self.samples_per_insert is not None and self.max_times_sampled is not None:
+            raise QuarlError("--samples-per-insert and --max-times-sampled exclude each other: keep one")
+        if not self.sigma >= 0:
+            raise QuarlError(f"--sigma must not be negative, got {self.sigma:g}")
+        if not self.env_timeout > 0:
+            raise QuarlError(f"--env-timeout must be above 0 seconds, got {self.env_timeout:g}")
+        if self.min_actors > self.actors:
+            raise QuarlError(f"--min-actors {self.min_actors} is more than --actors {self.actors}")
+        _check_folder(self.output)
+
+    def _check_precision(self) -> None:
+        spec = QuantSpec.parse(self.actor_precision)
+        known = spec.float_type in ("fp32", "fp16") or (
+            spec.float_type is None and spec.weight_bits <= 8 and spec.activation_bits == 8
+        )
+        if not known:
+            raise UnsupportedError(f"actors cannot compute in {self.actor_precision}; use fp32, fp16 or int8 ... int2")
+        if self.engine == "torch" and spec.float_type != "fp32":
+            raise UnsupportedError("the torch engine has no integer kernels: use --actor-precision fp32 or litert")
+        if self.comm_bits is not None and not 2 <= self.comm_bits <= 32:
+            raise QuarlError(f"--comm-bits must be 2..32, got {self.comm_bits}")
+
+    def hidden(self) -> list[int] | None:
+        """`net_arch` as numbers."""
+        if self.net_arch is None:
+            return None
+        words = self.net_arch.split(",")
+        if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
+            raise QuarlError(f"--net-arch {self.net_arch!r} is not a list of layer widths 1..65536, as in 256,256")
+        return [int(word) for word in words]
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """`params` by name, their values read as Python literals and nothing else."""
+        found: dict[str, Any] = {}
+        for text in self.params:
+            name, colon, value = text.partition(":")
+            try:
+                if not (colon and name.isidentifier()):
+                    raise ValueError
+                found[name] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                raise QuarlError(f"--params {text!r} is not NAME:VALUE, as in learning_rate:1e-3") from None
+        return found
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses an output folder that cannot be written."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise QuarlError(f"cannot write to {folder}: choose a folder that exists or can be made")

@@ -1,0 +1,62 @@
+"""What all verbs share: the shell command that repeats a run, and the checks before anything is read or run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import FlagCreatePairsOff, arg
+
+from quarl.errors import QuarlError
+from quarl.quant.spec import SCHEMES
+
+EngineName = Literal["litert", "onnx", "torch", "reference"]
+JsonFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+Output = Annotated[Path, arg(aliases=["-o"], metavar="DIR")]
+EnvId = Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the one it was trained on)")]
+SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
+Flag = FlagCreatePairsOff[bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What all verbs share."""
+
+    verb: ClassVar[str]
+
+    json: JsonFile = None
+    """Also write the printed rows to this file."""
+
+    def check(self) -> None:
+        """Refuses values out of range and a --json that cannot be written, before anything is read or run."""
+        if self.json is not None and (self.json.is_dir() or not os.access(self.json.parent, os.W_OK)):
+            raise QuarlError(f"cannot write --json {self.json}: name a file in a folder that exists and is writable")
+
+    def command_line(self) -> str:
+        """The shell command that repeats this run: its seed and episodes, and all that differs from the defaults."""
+        words = ["quarl", *self.verb.split()]
+        options: list[str] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "model":
+                words.extend(value)
+            elif field.name in ("seed", "episodes", "output") or value != field.default:
+                options.extend(_option(field.name, value))
+        return shlex.join([*words, *options])
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [flag]
+    return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
+
+
+def at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise QuarlError(f"--{name} must be at least 1, got {value}")

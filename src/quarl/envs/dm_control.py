@@ -1,0 +1,91 @@
+"""DM Control's suite as gymnasium environments with one flat float32 observation, and nothing drawn.
+
+The ids, seeds, rewards and ends are those of shimmy's `DmControlCompatibilityV0`. This one stands closer to the
+simulator: no space of dictionaries, no wrapper to flatten it, and no renderer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from dm_control import suite
+from dm_control.rl.control import PhysicsError
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError
+
+Array = NDArray[np.float32]
+
+
+class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
+    """One task of the suite.
+
+    An observation is the task's named arrays, each flattened in C order, a scalar as one number, one after another in
+    the alphabetical order of their names: what `FlattenObservation` makes of shimmy's dictionary, and what Acme's
+    `batch_concat` fed to the agents of the 2020 code. (dm_control's own `flat_observation` keeps its tasks' order.)
+
+    An episode lasts 1000 steps and is then truncated, with true bootstrapping: only the lqr tasks ever terminate.
+    """
+
+    def __init__(
+        self,
+        domain: str,
+        task: str,
+        *,
+        task_kwargs: Mapping[str, Any] | None = None,
+        environment_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """task_kwargs, environment_kwargs: those of `dm_control.suite.load`."""
+        arguments = dict(task_kwargs or {})
+        # lqr draws its springs when it is built: the same ones in every process
+        self._random = np.random.RandomState(arguments.pop("random", 0))
+        arguments["random"] = self._random
+        self._env: Any = suite.load(domain, task, arguments, dict(environment_kwargs or {}))
+        self._random.seed()  # a first reset without a seed is like no other
+        # quadruped-escape would open a window's context to show its terrain
+        self._env.physics._make_rendering_contexts = lambda: None
+
+        action = self._env.action_spec()
+        bounds = (action.minimum, action.maximum)
+        low, high = (np.broadcast_to(bound, action.shape).astype(np.float32) for bound in bounds)
+        self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        shapes = {name: array.shape for name, array in sorted(self._env.observation_spec().items())}
+        self._flat = np.zeros(sum(int(np.prod(shape)) for shape in shapes.values()), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self._flat.shape, np.float32)
+        self._views: list[tuple[str, Array]] = []
+        """Name of an array -> its place in `_flat`, in its own shape."""
+        start = 0
+        for name, shape in shapes.items():
+            stop = start + int(np.prod(shape))
+            self._views.append((name, self._flat[start:stop].reshape(shape)))
+            start = stop
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._random.seed(seed)
+        return self._flatten(self._env.reset().observation), {}
+
+    def step(self, action: NDArray[Any]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        try:
+            timestep = self._env.step(action)
+        except PhysicsError as error:  # of actions that the simulator cannot follow: lqr's reach to 1e10
+            name = self.spec.id if self.spec else type(self._env.task).__name__
+            raise QuarlError(f"the simulation of {name} broke down: {error}") from None
+        if timestep.reward is None:  # dm_env begins an episode of its own where it is stepped past an end
+            raise gymnasium.error.ResetNeeded("the episode has ended: reset the environment before the next step")
+        ended = timestep.last()
+        terminated = ended and timestep.discount == 0
+        observation = self._flatten(timestep.observation)
+        return observation, float(timestep.reward), terminated, ended and not terminated, {}
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _flatten(self, observation: Mapping[str, NDArray[np.float64]]) -> Array:
+        for name, view in self._views:
+            view[...] = observation[name]
+        return self._flat.copy()

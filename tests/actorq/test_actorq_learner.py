@@ -1,0 +1,222 @@
+"""The learner's clocks are Stable-Baselines3's, whoever plays the steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.dqn import dqn
+
+from quarl.actorq.build import build, samples_per_insert
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.learner import LearnerLoop, LearnerSpec
+from quarl.actorq.ledger import Actor, Control, Learner, Ledger
+from quarl.actorq.limiter import smallest_error_buffer
+from quarl.actorq.memory import Memory
+from quarl.actorq.segment import segment_dtype
+from quarl.actorq.weights import Template
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+
+STEPS = 1200
+PARAMS = {
+    "learning_starts": 100,
+    "train_freq": 4,
+    "gradient_steps": 1,
+    "batch_size": 16,
+    "target_update_interval": 50,
+    "exploration_fraction": 0.5,
+    "buffer_size": 2000,
+}
+
+
+def config(output: Path, **changed) -> ActorQConfig:
+    chosen = {"algo": "dqn", "env": "CartPole-v1", "actors": 1, "n_timesteps": STEPS, "eval_freq": 0, "output": output}
+    words = tuple(f"{name}:{value}" for name, value in PARAMS.items())
+    return ActorQConfig(**chosen | {"params": words} | changed)
+
+
+class Rig:
+    """A learner in this process, and this process as its actor."""
+
+    def __init__(self, chosen: ActorQConfig) -> None:
+        chosen.check()
+        model = build(chosen)
+        dtype = segment_dtype(model.observation_space, model.action_space)
+        blocks = Ledger.blocks(chosen.actors)
+        blocks |= LocalChannel.blocks(Template.of(model).num_floats, dtype, chosen.actors, 256)
+        self.memory = Memory.create(blocks)
+        self.ledger = Ledger(self.memory)
+        self.channels = [LocalChannel(self.memory, chosen.actors, i) for i in range(chosen.actors)]
+        self.loop = LearnerLoop(LearnerSpec(config=chosen, memory=self.memory.path, blocks=blocks))
+        self.sent = np.zeros(chosen.actors, np.int64)
+        self.rng = np.random.default_rng(0)
+
+    def send(self, actor: int = 0) -> None:
+        """One made-up step of `actor`."""
+        row = np.zeros(1, self.channels[actor].ring.rows.dtype)
+        row["sequence"], row["actor"], row["version"] = self.sent[actor], actor, 1
+        row["observation"], row["next_observation"] = self.rng.standard_normal((2, 1, 4))
+        row["action"] = self.rng.integers(2)
+        row["reward"] = 1.0
+        row["truncated"] = self.sent[actor] % 20 == 19
+        assert self.channels[actor].send(row)
+        self.sent[actor] += 1
+        self.ledger.actors[actor, Actor.STEPS] = self.sent[actor]
+
+
+@pytest.fixture
+def rig(tmp_path, monkeypatch):
+    made = []
+
+    def create(**changed):
+        made.append(Rig(config(tmp_path, **changed)))
+        return made[-1]
+
+    yield create
+    for each in made:
+        each.memory.remove()
+
+
+class _Record(BaseCallback):
+    """What plain `learn` does, step by step."""
+
+    def __init__(self, trace):
+        super().__init__()
+        self.trace = trace
+
+    def _on_step(self):
+        self.trace.append(_clocks(self.model))
+        return True
+
+
+def _clocks(model):
+    return (
+        model.num_timesteps,
+        model._n_updates,
+        model._n_calls,
+        round(model.exploration_rate, 9),
+        model.policy.optimizer.param_groups[0]["lr"],
+    )
+
+
+def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch):
+    copies = []
+    polyak = dqn.polyak_update  # nothing else moves the target network
+    monkeypatch.setattr(dqn, "polyak_update", lambda *args: (copies.append(args[2]), polyak(*args)))
+    plain_trace: list = []
+    schedule = {"learning_rate": lambda progress: 1e-3 * progress}
+    plain = DQN("MlpPolicy", "CartPole-v1", seed=0, **PARAMS, **schedule)
+    plain.learn(STEPS, callback=_Record(plain_trace))
+    plain_copies, plain_end = len(copies), _clocks(plain)
+    copies.clear()
+
+    smallest = float(smallest_error_buffer(16 / 4, 16))
+    lockstep = rig(error_buffer=smallest)
+    model = lockstep.loop.model
+    model.lr_schedule = schedule["learning_rate"]
+    trace = []
+    lockstep.loop.begin()
+    while not lockstep.loop.finished():
+        if lockstep.sent[0] < lockstep.ledger.learner[Learner.INSERT_LIMIT]:
+            trace.append(_clocks(model))  # what the callback of plain `learn` sees: the step is made, not yet booked
+            lockstep.send()
+        lockstep.loop.step()
+    assert _clocks(model)[:4] == plain_end[:4]
+    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(plain_end[4])
+    assert len(copies) == plain_copies > 0
+    assert [entry[1] for entry in trace[1:]] == [entry[1] for entry in plain_trace[1:]]
+
+
+def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):
+    assert samples_per_insert(rig().loop.model) == 16 / 4
+    chosen = rig(samples_per_insert=0.5)
+    chosen.loop.begin()
+    while (done := int(chosen.sent.sum())) < 800:
+        assert done < chosen.ledger.learner[Learner.INSERT_LIMIT] or chosen.loop.limiter.updates_allowed()
+        if done < chosen.ledger.learner[Learner.INSERT_LIMIT]:
+            chosen.send()
+        chosen.loop.step()
+    model = chosen.loop.model
+    assert model._n_updates == int((model.num_timesteps - 100) * 0.5 // 16)
+
+
+def test_a_learner_that_is_ahead_waits_for_experience_and_trains_no_further(rig):
+    lonely = rig()
+    lonely.loop.begin()
+    for _ in range(20):
+        lonely.loop.step()
+    assert lonely.loop.model._n_updates == 0
+    assert lonely.ledger.learner[Learner.WAIT_S] > 0
+
+
+def test_every_push_has_a_higher_version_also_after_resume(rig, tmp_path):
+    first = rig(publish_interval=1)
+    first.loop.begin()
+    while first.loop.model._n_updates < 30:
+        first.send()
+        first.loop.step()
+    published = first.channels[0].floats.version
+    assert published >= 30
+    first.loop._save()
+    second = rig(publish_interval=1, resume=True)
+    assert second.loop.model._n_updates == first.loop.model._n_updates
+    assert second.loop.model.num_timesteps == first.loop.model.num_timesteps
+    assert second.loop.limiter.inserts == first.loop.limiter.inserts
+    second.loop.begin()
+    assert second.channels[0].floats.version > published
+
+
+def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(rig, capsys):
+    chosen = rig(publish_interval=1)
+    loop = chosen.loop
+    loop.begin()
+    while loop.model._n_updates < 20:
+        chosen.send()
+        loop.step()
+    sound = chosen.channels[0].floats.pull().data.view(np.float32)
+    assert np.isfinite(sound).all()
+    rate = loop._learning_rate()
+    with torch.no_grad():
+        next(loop.model.policy.parameters())[0, 0] = float("nan")
+    updates = loop.model._n_updates
+    while loop.model._n_updates < updates + 3:
+        chosen.send()
+        loop.step()
+    assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
+    assert loop._learning_rate() == pytest.approx(rate / 2)
+    assert loop.rollbacks == 1
+    assert "not finite" in capsys.readouterr().out
+
+
+def test_the_fourth_divergence_ends_the_run_and_names_the_layer(rig):
+    chosen = rig()
+    loop = chosen.loop
+    loop.begin()
+
+    def poisoned_for_ever():
+        while True:
+            with torch.no_grad():
+                loop.model.q_net.q_net[0].bias[0] = float("inf")
+            chosen.send()
+            loop.step()
+
+    with pytest.raises(QuarlError, match="diverged 4 times at q_net"):
+        poisoned_for_ever()
+
+
+def test_stop_ends_the_loop(rig):
+    chosen = rig()
+    chosen.loop.begin()
+    assert not chosen.loop.finished()
+    chosen.ledger.control[Control.STOP] = 1
+    assert chosen.loop.finished()
+
+
+def test_environment_spaces_are_those_of_the_task(rig):
+    assert rig().loop.model.observation_space == gymnasium.make("CartPole-v1").observation_space

@@ -1,0 +1,191 @@
+"""Shared memory, boards and rings: whole snapshots, whole segments, and nothing that a killed process can block."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quarl.actorq.board import Board
+from quarl.actorq.ledger import Actor, Ledger, percentile
+from quarl.actorq.memory import PREFIX, Block, Memory
+from quarl.actorq.ring import Ring
+
+SPAWN = multiprocessing.get_context("spawn")
+SIZE = 200_000
+
+
+@pytest.fixture
+def memory(request):
+    made = []
+
+    def create(blocks):
+        made.append(Memory.create(blocks))
+        return made[-1]
+
+    yield create
+    for each in made:
+        each.remove()
+
+
+def test_arrays_of_two_mappings_are_the_same_memory(memory):
+    blocks = {"a": Block(np.dtype("f4"), (3,)), "b": Block(np.dtype("i8"), (2, 2))}
+    one = memory(blocks)
+    two = Memory(one.path, blocks)
+    one.array("b")[1, 0] = 7
+    assert two.array("b").tolist() == [[0, 0], [7, 0]]
+    assert two.array("a").tolist() == [0, 0, 0]
+
+
+def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory):
+    code = (
+        "import numpy as np, os, signal\n"
+        "from quarl.actorq.memory import Block, Memory\n"
+        "print(Memory.create({'a': Block(np.dtype('u1'), (64,))}).path, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+    assert left.name.startswith(PREFIX)
+    assert left.exists()
+    memory({"a": Block(np.dtype("u1"), (64,))})
+    assert not left.exists()
+
+
+def test_a_board_shows_the_newest_snapshot_once(memory):
+    shared = memory(Board.blocks("x", 8))
+    writer, reader = Board(shared, "x"), Board(shared, "x")
+    assert reader.pull() is None
+    assert reader.version == 0
+    writer.publish(b"abc", version=1, step=10)
+    writer.publish(b"defgh", version=2, step=20, stamp_ns=5)
+    found = reader.pull(newer_than=1)
+    assert found is not None
+    assert (found.version, found.step, found.stamp_ns, found.data.tobytes()) == (2, 20, 5, b"defgh")
+    assert reader.pull(newer_than=2) is None
+
+
+def test_a_snapshot_that_was_begun_and_not_finished_is_never_seen(memory):
+    shared = memory(Board.blocks("x", 4))
+    dead, reader = Board(shared, "x"), Board(shared, "x")
+    dead.publish(b"good", version=1, step=1)
+    dead.begin()[:] = 0xFF  # and here its process is killed
+    assert reader.pull().data.tobytes() == b"good"
+    successor = Board(shared, "x")
+    successor.publish(b"next", version=2, step=2)
+    assert reader.pull(newer_than=1).data.tobytes() == b"next"
+
+
+def _publish_for_ever(path, blocks):
+    board, version = Board(Memory(path, blocks), "x"), 0
+    while True:
+        version += 1
+        board.begin().view(np.int64)[:] = version
+        board.commit(SIZE, version=version, step=version)
+
+
+def test_snapshots_are_never_torn_while_a_writer_runs_and_after_it_is_killed(memory):
+    blocks = Board.blocks("x", SIZE)
+    shared = memory(blocks)
+    reader, seen = Board(shared, "x"), 0
+    for _ in range(3):
+        writer = SPAWN.Process(target=_publish_for_ever, args=(shared.path, blocks), daemon=True)
+        writer.start()
+        deadline = time.monotonic() + 20
+        while reader.pull() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for _ in range(300):
+            snapshot = reader.pull()
+            numbers = snapshot.data.view(np.int64)
+            assert (numbers == snapshot.version).all()
+            seen += 1
+        writer.kill()
+        writer.join()
+        snapshot = reader.pull()
+        assert (snapshot.data.view(np.int64) == snapshot.version).all()
+    assert seen == 900
+
+
+ROW = np.dtype([("number", "i8"), ("payload", "i8", (32,))])
+
+
+def _fill(ring, number):
+    i = ring.index(0)
+    ring.rows["number"][i] = number
+    ring.rows["payload"][i] = number
+    ring.commit(1)
+
+
+def test_a_ring_keeps_order_bounds_and_acknowledgements(memory):
+    shared = memory(Ring.blocks("r", ROW, 4))
+    writer, reader = Ring(shared, "r"), Ring(shared, "r")
+    for number in range(4):
+        _fill(writer, number)
+    assert writer.free() == 0
+    assert reader.peek(3)["number"].tolist() == [0, 1, 2]
+    assert writer.free() == 0  # looked at is not taken
+    reader.take(3)
+    assert writer.free() == 3
+    for number in (4, 5):
+        _fill(writer, number)
+    assert reader.peek(9)["number"].tolist() == [3]  # contiguous: up to the end of the memory
+    reader.take(1)
+    assert reader.peek(9)["number"].tolist() == [4, 5]
+    assert Ring(shared, "r").num_written == 6  # a successor of the writer goes on there
+
+
+def _write_for_ever(path, blocks, start):
+    ring, number = Ring(Memory(path, blocks), "r"), start
+    while True:
+        if ring.free():
+            _fill(ring, number)
+            number += 1
+
+
+def test_a_killed_writer_leaves_whole_rows_and_its_successor_goes_on(memory):
+    blocks = Ring.blocks("r", ROW, 64)
+    shared = memory(blocks)
+    reader = Ring(shared, "r")
+    for incarnation in range(3):
+        start = incarnation * 10**9
+        writer = SPAWN.Process(target=_write_for_ever, args=(shared.path, blocks, start), daemon=True)
+        writer.start()
+        expected, deadline = start, time.monotonic() + 20
+        while expected < start + 2000 and time.monotonic() < deadline:
+            rows = reader.peek(16)
+            assert rows["number"].tolist() == list(range(expected, expected + len(rows)))
+            assert (rows["payload"] == rows["number"][:, None]).all()
+            expected += len(rows)
+            reader.take(len(rows))
+        writer.kill()
+        writer.join()
+        while len(rows := reader.peek(64)):
+            assert (rows["payload"] == rows["number"][:, None]).all()
+            reader.take(len(rows))
+        assert expected >= start + 2000
+
+
+def test_ledger_rows_do_not_share_cells(memory):
+    shared = memory(Ledger.blocks(2))
+    one, two = Ledger(shared), Ledger(shared)
+    one.actors[0, Actor.STEPS] = 5
+    one.actors[1, Actor.STEPS] = 2.0**52 + 1
+    assert two.actors[:, Actor.STEPS].tolist() == [5, 2**52 + 1]
+    assert two.learner.sum() == two.publisher.sum() == 0
+
+
+def test_percentile_is_the_class_that_holds_the_share():
+    assert percentile(np.array([0, 5, 4, 1]), 0.5) == 1
+    assert percentile(np.array([0, 5, 4, 1]), 0.99) == 3
+    assert np.isnan(percentile(np.zeros(4, np.int64), 0.5))
+
+
+def test_no_memory_file_is_left_behind(memory):
+    made = memory({"a": Block(np.dtype("u1"), (64,))})
+    made.remove()
+    assert not [path for path in made.path.parent.glob(f"{PREFIX}{os.getpid()}-*") if path == made.path]
