@@ -137,7 +137,7 @@ def test_no_row_of_the_actor_s_gradient_is_longer_than_one():
     with torch.no_grad():
         learner.critic.head.weight.mul_(100)  # a steep critic
     seen: list[Tensor] = []
-    learner.actor.mu[-1].register_full_backward_hook(lambda _module, _inputs, outputs: seen.append(outputs[0]))
+    learner.actor.mu[-2].register_full_backward_hook(lambda _module, _inputs, outputs: seen.append(outputs[0]))
     learner.train(1, ROWS)
     norms = torch.linalg.vector_norm(seen[0] * ROWS, dim=1)
     assert norms.max() <= 1 + 1e-5

@@ -82,6 +82,7 @@ class D4PG(OffPolicyAlgorithm):
         target_update_interval: int = 100,
         max_action_gradient_norm: float = 1.0,
         max_grad_norm: float = 40.0,
+        saturation_penalty: float = 0.02,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -124,6 +125,7 @@ class D4PG(OffPolicyAlgorithm):
         self.target_update_interval = target_update_interval
         self.max_action_gradient_norm = max_action_gradient_norm
         self.max_grad_norm = max_grad_norm
+        self.saturation_penalty = saturation_penalty
         if _init_setup_model:
             self._setup_model()
 
@@ -175,14 +177,18 @@ class D4PG(OffPolicyAlgorithm):
 
     def _update_actor(self, observations: Tensor) -> Tensor:
         """The critic's mean value of the actor's actions, before one step of these up its clipped gradient."""
-        actions = self.actor(observations)
+        before = self.actor.before_tanh(observations)
+        actions = before.tanh()
         leaves = actions.detach().requires_grad_()
         values = self.critic.value(observations, leaves)
         # Towards the actions only: gradients of the critic's weights would cost as much again, and are not wanted.
         (gradient,) = torch.autograd.grad(values.sum(), leaves)
         gradient = clip_rows(gradient, self.max_action_gradient_norm)
         self.actor.optimizer.zero_grad()
-        actions.backward(gradient / -len(actions))  # Adam descends
+        # Adam descends. The second term is the gradient of a penalty that tanh does not flatten.
+        torch.autograd.backward(
+            [actions, before], [gradient / -len(actions), before.detach() * (self.saturation_penalty / len(actions))]
+        )
         self._step(self.actor)
         return values.detach().mean()
 

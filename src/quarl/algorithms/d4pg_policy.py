@@ -37,14 +37,17 @@ class D4PGActor(Actor):
         nn.init.normal_(last.weight, std=math.sqrt(LAST_LAYER_VARIANCE / last.in_features))
         nn.init.zeros_(last.bias)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        *layers, tanh = self.mu
-        output: Tensor = self.extract_features(obs, self.features_extractor)
+    def before_tanh(self, observations: Tensor) -> Tensor:
+        """What tanh squashes [B, A], float32."""
+        *layers, _tanh = self.mu
+        output: Tensor = self.extract_features(observations, self.features_extractor)
         for layer in layers:
             output = layer(output)
         # In bfloat16 tanh(x) is exactly 1 from x = 3.1 on: its gradient is 0 there, and a saturated action stays so.
-        squashed: Tensor = tanh(output.float())
-        return squashed
+        return output.float()
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.before_tanh(obs).tanh()
 
 
 class CategoricalCritic(BaseModel):

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from quarl.config.actorq import ActorQConfig
 from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, Output, at_least_one
+from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import Mode, QuantSpec
 
@@ -134,34 +135,6 @@ class InspectConfig(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig(Config):
-    """Measure latency of policies of given sizes, engines side by side, on one thread."""
-
-    verb: ClassVar[str] = "bench latency"
-
-    what: Positional[Literal["latency"]] = "latency"
-    """What to measure."""
-    widths: Annotated[tuple[str, ...], arg(metavar="W,W,... ...")] = ()
-    """Hidden layers of the networks, as in 64,64 256,256; without them the standard sizes and the Nature CNN."""
-    seed: int = 0
-    """Seed of the weights and observations."""
-
-    def check(self) -> None:
-        super().check()
-        self.hidden()
-
-    def hidden(self) -> list[tuple[int, ...]]:
-        """`widths` as numbers."""
-        networks = []
-        for text in self.widths:
-            words = text.split(",")
-            if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
-                raise QuarlError(f"--widths {text!r} is not a list of layer widths 1..65536, as in 256,256")
-            networks.append(tuple(map(int, words)))
-        return networks
-
-
-@dataclass(frozen=True, kw_only=True)
 class DoctorConfig(Config):
     """Check this machine: instruction sets, versions, extras, pairs of versions known to be bad."""
 
@@ -188,6 +161,7 @@ class DemoConfig(Config):
 __all__ = [
     "VERBS",
     "ActorQConfig",
+    "BenchActorQConfig",
     "BenchConfig",
     "Config",
     "DemoConfig",
@@ -195,10 +169,11 @@ __all__ = [
     "EngineName",
     "EvalConfig",
     "InspectConfig",
+    "LatencyConfig",
     "ModelConfig",
     "PtqConfig",
 ]
-VERBS: tuple[type[Config], ...] = (
+VERBS: tuple[type[Config] | type[BenchConfig], ...] = (
     PtqConfig,
     ActorQConfig,
     EvalConfig,

@@ -23,11 +23,11 @@ DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "I32": np.dtype(np.int32),
-    "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
     "U8": np.dtype(np.uint8),
 }
-"""safetensors' names of the number types a policy may hold, widest first: the order in which they lie."""
+"""safetensors' names of the number types a policy may hold, widest first: the order in which they lie there."""
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
 ALIGNMENT = 8
@@ -37,8 +37,7 @@ ALIGNMENT = 8
 def pieces(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
     """What the file is, in order; tensors: contiguous arrays of the types in DTYPES."""
     names = {dtype: name for name, dtype in DTYPES.items()}
-    rank = {dtype: -dtype.itemsize for dtype in DTYPES.values()}
-    ordered = sorted(tensors, key=lambda name: (rank[tensors[name].dtype], name))
+    ordered = sorted(tensors, key=lambda name: (list(names).index(tensors[name].dtype), name))
     header: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
     for name in ordered:
