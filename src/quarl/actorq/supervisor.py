@@ -271,7 +271,9 @@ def _reason(code: int | None) -> str:
 
 
 def new_run(config: ActorQConfig) -> None:
-    """Refuses a folder that holds a run already: weeks of training are not overwritten by a typo."""
+    """Refuses a folder that holds a run already, which no typo should overwrite, or none where one is to go on."""
     found = sorted(path.name for path in Path(config.output).glob("checkpoint-*"))
     if found and not config.resume:
         raise QuarlError(f"{config.output} holds a run ({found[-1]}): go on with --resume, or name another folder")
+    if config.resume and not found:
+        raise QuarlError(f"no checkpoint in {config.output}: start without --resume, or name the folder of the run")

@@ -59,4 +59,4 @@ def _option(name: str, value: Any) -> list[str]:
 def at_least_one(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
-            raise QuarlError(f"--{name} must be at least 1, got {value}")
+            raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")

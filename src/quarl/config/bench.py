@@ -1,0 +1,203 @@
+"""What `quarl bench latency` and `quarl bench actorq` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, arg, subcommand
+
+from quarl.config.actorq import ActorQConfig
+from quarl.config.base import Config, Output, at_least_one
+from quarl.errors import QuarlError, UnsupportedError
+
+What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
+RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,), "staleness": (4.0,)}
+INTERVALS = {"throughput": (30,), "breakdown": (30, 300), "staleness": (10, 100, 1_000, 10_000)}
+PUBLISH_INTERVAL = {"throughput": 10, "breakdown": 1, "staleness": 1}
+MAX_AGE = 10**9
+"""Bound of staleness where staleness is what is measured: none."""
+
+
+def split_arm(arm: str) -> tuple[str, str]:
+    """(precision, engine) of "int8" (on LiteRT) or "torch-fp32"."""
+    engine, dash, precision = arm.rpartition("-")
+    if not dash:
+        engine = "litert"
+    if engine not in ("litert", "torch"):
+        raise UnsupportedError(f"unknown engine in {arm!r}; arms are torch-fp32, fp32, fp16, int8 ... int2")
+    return precision, engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyConfig(Config):
+    """Latency of policies of given sizes, engines side by side, on one thread."""
+
+    verb: ClassVar[str] = "bench latency"
+
+    widths: Annotated[tuple[str, ...], arg(metavar="W,W,... ...")] = ()
+    """Hidden layers of the networks, as in 64,64 256,256; without them the standard sizes and the Nature CNN."""
+    seed: int = 0
+    """Seed of the weights and observations."""
+
+    def check(self) -> None:
+        super().check()
+        self.hidden()
+
+    def hidden(self) -> list[tuple[int, ...]]:
+        """`widths` as numbers."""
+        networks = []
+        for text in self.widths:
+            words = text.split(",")
+            if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
+                raise QuarlError(f"--widths {text!r} is not a list of layer widths 1..65536, as in 256,256")
+            networks.append(tuple(map(int, words)))
+        return networks
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchActorQConfig(Config):
+    """Training with actors of several precisions: throughput, time to reward, where time goes, age of weights.
+
+    Finished cells lie as JSON files in the output folder: the same command again goes on where the last one stopped.
+    """
+
+    verb: ClassVar[str] = "bench actorq"
+
+    what: What = "throughput"
+    """What to measure."""
+    protocol: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Tasks, targets, hyper-parameters and seeds of time-to-reward, as JSON."""
+    only: Annotated[tuple[str, ...], arg(metavar="TASK ...", help_behavior_hint="(default: all)")] = ()
+    """Tasks of the protocol."""
+    minutes: float = 110.0
+    """With this much time spent no new cell is begun; the same command goes on later."""
+    arms: Annotated[tuple[str, ...], arg(metavar="ARM ...")] = ("torch-fp32", "fp32", "int8", "int4")
+    """Actors to compare: fp32, fp16, int8 ... int2 on LiteRT, or torch-fp32."""
+    algo: Annotated[str, arg(metavar="NAME", help_behavior_hint="(default: d4pg; staleness: dqn)")] = ""
+    """Off-policy learner."""
+    env: Annotated[str, arg(metavar="ID", help_behavior_hint="(default: cheetah-run; staleness: CartPole-v1)")] = ""
+    """Gymnasium id."""
+    samples_per_insert: Annotated[
+        tuple[float, ...], arg(metavar="X ...", help_behavior_hint="(default: 0.01 0.5 1 4; breakdown, staleness: 4)")
+    ] = ()
+    """Samples of replay for every environment step; 0.01 shows the actors alone, their learner only receives."""
+    net_arch: Annotated[
+        tuple[str, ...], arg(metavar="W,W,... ...", help_behavior_hint="(default: 2048,2048,2048; staleness: 256,256)")
+    ] = ()
+    """Hidden layers of the policy."""
+    actor_update_interval: Annotated[
+        tuple[int, ...],
+        arg(metavar="N ...", help_behavior_hint="(default: 30; breakdown: 30 300; staleness: 10 100 1000 10000)"),
+    ] = ()
+    """Environment steps of an actor between two looks for newer weights; throughput takes the first."""
+    publish_interval: Annotated[
+        int | None, arg(metavar="N", help_behavior_hint="(default: 10; breakdown, staleness: 1)")
+    ] = None
+    """Learner updates between two pushes of weights."""
+    actors: int = 1
+    """Actor processes."""
+    envs_per_actor: int = 1
+    """Environments that an actor steps side by side."""
+    batch_size: int = 256
+    """Replay samples of one update."""
+    learner_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Autocast of the learner's matrix products."""
+    learner_threads: int = 1
+    """Threads of the learner."""
+    device: str = "auto"
+    """The learner's device."""
+    params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
+    """Hyper-parameters by Stable-Baselines3's names, as in learning_starts:1000."""
+    seconds: float = 120.0
+    """Length of the measured window of a cell."""
+    warm_up: float = 10.0
+    """Seconds of training with policy actions before the window."""
+    rounds: int = 1
+    """Windows of each cell, the arms taking turns."""
+    n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
+    """Environment steps of a training run of staleness."""
+    seeds: int = 1
+    """Training runs of each cell of staleness."""
+    seed: int = 0
+    """Seed of the first run."""
+    output: Output = Path("quarl-bench-actorq")
+    """Folder of the cells, tables and figures."""
+
+    def check(self) -> None:
+        super().check()
+        at_least_one(actors=self.actors, rounds=self.rounds, seeds=self.seeds, n_timesteps=self.n_timesteps)
+        if not self.seconds > 0 or not self.warm_up >= 0 or not self.minutes > 0:
+            raise QuarlError("--seconds and --minutes must be above 0, --warm-up must not be negative")
+        if self.what == "time-to-reward":
+            if self.protocol is None:
+                raise QuarlError("time-to-reward wants --protocol FILE, as benchmarks/actorq_protocol.json is one")
+            return
+        if self.protocol is not None or self.only:
+            raise QuarlError("--protocol and --only belong to --what time-to-reward")
+        if not self.arms:
+            raise QuarlError("--arms needs at least one name, as in --arms torch-fp32 int8")
+        for arm in self.arms:
+            for ratio in self.ratios():
+                for network in self.networks():
+                    for interval in self.intervals():
+                        self.training(arm, ratio, network, interval).check()
+
+    def ratios(self) -> tuple[float, ...]:
+        """Samples per insert of the cells."""
+        return self.samples_per_insert or RATIOS[self.what]
+
+    def networks(self) -> tuple[str, ...]:
+        """Policies of the cells."""
+        return self.net_arch or (("256,256",) if self.what == "staleness" else ("2048,2048,2048",))
+
+    def intervals(self) -> tuple[int, ...]:
+        """Actor update intervals of the cells."""
+        found = self.actor_update_interval or INTERVALS[self.what]
+        return found[:1] if self.what == "throughput" else found
+
+    def training(
+        self, arm: str, samples_per_insert: float, net_arch: str, interval: int, seed: int | None = None
+    ) -> ActorQConfig:
+        """The training run of a cell, without end and evaluations except for staleness."""
+        precision, engine = split_arm(arm)
+        staleness = self.what == "staleness"
+        chosen: dict[str, Any] = {
+            "algo": self.algo or ("dqn" if staleness else "d4pg"),
+            "env": self.env or ("CartPole-v1" if staleness else "dm_control/cheetah-run-v0"),
+            "n_timesteps": self.n_timesteps if staleness else 10**9,
+            "actors": self.actors,
+            "actor_precision": precision,
+            "engine": engine,
+            "envs_per_actor": self.envs_per_actor,
+            "actor_update_interval": interval,
+            "publish_interval": self.publish_interval or PUBLISH_INTERVAL[self.what],
+            "max_staleness": MAX_AGE if staleness else ActorQConfig.max_staleness,
+            "samples_per_insert": samples_per_insert,
+            "batch_size": self.batch_size,
+            "net_arch": net_arch,
+            "params": self.params,
+            "learner_dtype": self.learner_dtype,
+            "learner_threads": self.learner_threads,
+            "device": self.device,
+            "eval_freq": 0,
+            "save_freq": 10**9,
+            "seed": self.seed if seed is None else seed,
+            "output": self.output,
+        }
+        return ActorQConfig(**chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """Measure how long things take: engines side by side, or training with actors of several precisions."""
+
+    verb: ClassVar[str] = "bench"
+
+    chosen: OmitArgPrefixes[
+        OmitSubcommandPrefixes[
+            Annotated[LatencyConfig, subcommand("latency")] | Annotated[BenchActorQConfig, subcommand("actorq")]
+        ]
+    ] = LatencyConfig()
+    """What to measure."""

@@ -1,0 +1,128 @@
+"""Whole runs of `quarl actorq`: real processes, and everything that they leave behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stable_baselines3 import DQN
+
+from quarl.actorq.memory import PREFIX
+from quarl.api import load
+from quarl.cli import main
+
+SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
+
+
+def run(folder, *words: str) -> int:
+    return main(["actorq", *words, "-o", str(folder)])
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished DQN run: two int8 actors, 6-bit weights on the wire, an evaluation in between."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    code = run(
+        folder,
+        *("--algo", "dqn", "--env", "CartPole-v1", "-n", "3000", "--actors", "2", "--net-arch", "64,64"),
+        *("--comm-bits", "6", "--weight-compress", "zstd", "--publish-interval", "5", "--eval-freq", "1500"),
+        *("--eval-episodes", "3", "--json", str(folder.parent / "rows.json"), "--params", *SMALL.split()),
+    )
+    assert code == 0
+    return folder
+
+
+def test_it_makes_all_steps_and_the_updates_that_belong_to_them(finished):
+    summary = json.loads((finished / "summary.json").read_text())["rows"][0]
+    assert summary["timesteps"] == 3000
+    assert summary["updates"] == (3000 - 200) // 4
+    assert summary["actor_deaths"] == 0
+    assert json.loads((finished.parent / "rows.json").read_text())["command"] == "actorq"
+
+
+def test_metrics_say_where_time_and_bytes_went(finished):
+    last = rows(finished / "metrics.jsonl")[-1]
+    assert last["timesteps"] == sum(actor["steps"] for actor in last["actors"]) == 3000
+    assert last["published_version"] == last["version"]
+    assert last["learner"]["duplicates"] == last["learner"]["gaps"] == 0
+    assert last["publisher"]["share_of_fp32"] < 0.35  # 6 of 32 bits, and the names of a small network
+    for actor in last["actors"]:
+        parts = [value for name, value in actor.items() if name.endswith("_s") and name != "loop_s"]
+        assert 0 < sum(parts) <= actor["loop_s"] * 1.01
+        assert actor["pulls"] > 0
+    assert [actor["sigma"] for actor in last["actors"]] == [1.0, 8.0]  # the ladder: powers of epsilon
+
+
+def test_both_policies_are_evaluated_and_the_clock_does_not_run_meanwhile(finished):
+    found = rows(finished / "evaluations.jsonl")
+    assert [entry["timesteps"] for entry in found] == [1500, 3000, 3000]
+    assert found[-1]["episodes"] >= 20
+    assert all(entry["version"] == entry["version_quantised"] for entry in found)
+    assert found[-1]["clock_s"] - found[-2]["clock_s"] < 0.2
+    assert all({"return", "return_quantised", "return_low", "return_quantised_high"} <= set(e) for e in found)
+
+
+def test_the_learner_is_a_stable_baselines3_model_and_its_policies_are_artefacts(finished):
+    model = DQN.load(finished / "model.zip")
+    exact, quantized = (load(finished / f"policy-{name}.safetensors") for name in ("fp32", "int6"))
+    observations = np.random.default_rng(0).uniform(-1, 1, (200, 4)).astype(np.float32)
+    expected, _ = model.predict(observations, deterministic=True)
+    assert (exact.predict(observations)[0] == expected).all()
+    assert quantized.policy.spec.precision == "int6"
+    assert max(int(np.abs(op.weight.codes).max()) for op in quantized.policy.linear) <= 31
+
+
+def test_no_shared_memory_is_left(finished):
+    assert not list(Path("/dev/shm").glob(f"{PREFIX}*"))
+
+
+def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
+    assert run(finished, "--algo", "dqn", "-n", "100") == 2
+    assert "holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--algo", "ppo"], "ppo learns on-policy"),
+        (["--algo", "cmaes"], "use one of dqn, ddpg, td3, sac, d4pg"),
+        (["--actor-update-interval", "0"], "--actor-update-interval must be at least 1"),
+        (["--publish-interval", "0"], "--publish-interval must be at least 1"),
+        (["--actor-precision", "int9"], "actors cannot compute in int9"),
+        (["--actor-precision", "w8a6"], "actors cannot compute in w8a6"),
+        (["--actor-precision", "eight"], "unknown precision"),
+        (["--engine", "torch"], "torch engine has no integer kernels"),
+        (["--comm-bits", "1"], "--comm-bits must be 2..32"),
+        (["--net-arch", "64,big"], "--net-arch '64,big' is not a list"),
+        (["--params", "gamma=0.9"], "is not NAME:VALUE"),
+        (["--params", "gamma:__import__('os')"], "is not NAME:VALUE"),
+        (["--params", "gama:0.9"], "has no such hyper-parameter"),
+        (["--samples-per-insert", "0"], "--samples-per-insert must be above 0"),
+        (["--samples-per-insert", "1", "--max-times-sampled", "8"], "exclude each other"),
+        (["--min-actors", "3"], "--min-actors 3 is more than --actors 2"),
+        (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
+        (["--env", "Pendulum-v1"], "dqn cannot be made for Pendulum-v1"),
+        (["--resume"], "no checkpoint in"),
+        (["--algo", "td3", "--preset", "quarl-2020", "--env", "Pendulum-v1"], "the original had no td3"),
+    ],
+)
+def test_bad_input_gets_one_line_and_starts_nothing(tmp_path, capsys, words, message):
+    folder = tmp_path / "out"
+    assert run(folder, *words) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if "share" not in line]  # a warning where cores are few
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not list(folder.glob("*.jsonl"))
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file" / "out") == 2
+    assert "cannot write to" in capsys.readouterr().err
