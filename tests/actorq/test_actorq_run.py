@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_the_learner_is_a_stable_baselines3_model_and_its_policies_are_artefacts
 
 
 def test_no_shared_memory_is_left(finished):
-    assert not list(Path("/dev/shm").glob(f"{PREFIX}*"))
+    assert not list(Path("/dev/shm").glob(f"{PREFIX}{os.getpid()}-*"))
 
 
 def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):

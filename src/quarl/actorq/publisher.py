@@ -24,7 +24,7 @@ from quarl.errors import QuarlError
 
 Array = NDArray[Any]
 NAP_S = 0.001
-SAMPLE = 64
+SAMPLE = 256
 """Recent observations that rewrites of the weights are balanced on."""
 
 
@@ -81,7 +81,7 @@ class PublisherLoop(Worker):
         except QuarlError:  # NaN or infinity: the learner sees this number and goes back to sound weights
             cells[Publisher.REFUSED] += 1
             return True
-        data = self.packer.pack(policy, self.observations())
+        data = self.packer.pack(policy, self.observations() if self.packer.wants_observations else None)
         packed = time.perf_counter()
         self.channel.publish(data, version=snapshot.version, step=snapshot.step, stamp_ns=snapshot.stamp_ns)
         cells[Publisher.PACK_S] += packed - pulled

@@ -1,0 +1,210 @@
+"""Cells of the ActorQ measurements: real runs, watched for a window or to their end, one JSON file each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.actorq.ledger import CLASSES, Learner, Ledger
+from quarl.actorq.supervisor import Supervisor
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+from quarl.machine import machine
+from quarl.policy.artifact import write_bytes
+
+Array = NDArray[Any]
+Cell = dict[str, Any]
+Say = Callable[[str], None]
+HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
+"""Of the ledger: ages in updates, milliseconds, tenths of a millisecond."""
+ADDED = (
+    *("steps", "pulls", "skipped", "loop_s", "inference_s", "environment_s", "insert_s"),
+    *("pull_s", "deserialize_s", "load_s", "wait_s", "stale_s"),
+)
+"""Of an actor's part of a row of metrics: what adds up over the run."""
+LEARNER_S = ("train_s", "insert_s", "push_s", "wait_s")
+
+
+class Cells:
+    """Finished cells in a folder. A cell measured under other settings is never taken for one of these."""
+
+    def __init__(self, folder: Path, minutes: float, say: Say) -> None:
+        self.folder, self.say = folder / "cells", say
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.deadline = time.monotonic() + 60 * minutes
+        self.missing = 0
+        """Cells that were asked for after the time was over."""
+
+    def get(self, name: str, settings: Mapping[str, Any], measure: Callable[[], Cell]) -> Cell | None:
+        """The cell of that name, measured now where it is not there; None where the time is over."""
+        path = self.folder / f"{name}.json"
+        wanted = json.loads(json.dumps(settings))
+        if path.exists():
+            found: Cell = _read(path)
+            other = [key for key in wanted | found["settings"] if wanted.get(key) != found["settings"].get(key)]
+            if other:
+                raise QuarlError(
+                    f"{path} was measured with another {', '.join(other)}: choose another -o, or remove it"
+                )
+            return found
+        if time.monotonic() > self.deadline:
+            self.missing += 1
+            return None
+        self.say(name)
+        measured = {"settings": wanted, "machine": machine(), **measure()}
+        write_bytes(json.dumps(measured).encode() + b"\n", path)
+        return measured
+
+
+def _read(path: Path) -> Cell:
+    try:
+        found: Cell = json.loads(path.read_text())
+        if isinstance(found["settings"], dict):
+            return found
+    except (ValueError, KeyError, TypeError, OSError):
+        pass
+    raise QuarlError(f"{path} is no cell of this benchmark: remove it to measure it again")
+
+
+def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
+    """What a cell depends on: the run's configuration and `more`."""
+    found = {key: value for key, value in asdict(config).items() if key not in ("json", "output", "resume", "plan")}
+    return found | more
+
+
+def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say) -> Cell:
+    """What a run does in a window of training time that opens `warm_up` seconds after its actors use their policy."""
+    with _running(config, say) as supervisor:
+        rows = supervisor.run()
+        acting_since: float | None = None
+        window: _Window | None = None
+        with contextlib.closing(rows):
+            for row in rows:
+                ledger = supervisor.ledger
+                acting = all(actor["version"] for actor in row["actors"])
+                if not acting or row["timesteps"] <= ledger.learner[Learner.RANDOM_UNTIL]:
+                    continue
+                if acting_since is None:
+                    acting_since = row["clock_s"]
+                if window is None and row["clock_s"] - acting_since >= warm_up:
+                    window = _Window(row, ledger)
+                elif window is not None:
+                    window.add(row)
+                    if window.clock_s >= seconds:
+                        return window.close(ledger, config)
+        raise _ended(supervisor, "before its window closed")
+
+
+def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say) -> Cell:
+    """A run to its end, or until the training clock reaches `cap_s` (then it is censored)."""
+    with _running(config, say) as supervisor:
+        rows = supervisor.run()
+        censored = False
+        with contextlib.closing(rows):
+            for row in rows:
+                if supervisor.judge.reached_s is None and row["clock_s"] >= cap_s:
+                    censored = True
+                    break
+        if not censored and supervisor.result.exit_code:
+            raise _ended(supervisor, "")
+        reached_s = supervisor.judge.reached_s
+        entries = supervisor.judge.entries
+        return {
+            "clock_s": row["clock_s"],
+            "timesteps": row["timesteps"],
+            "updates": row["updates"],
+            "staleness_p50": row["staleness_p50"],
+            "staleness_p99": row["staleness_p99"],
+            "reached_s": reached_s,
+            "reached": next((entry for entry in entries if entry["clock_s"] == reached_s), None),
+            "evaluations": entries,
+        }
+
+
+@contextlib.contextmanager
+def _running(config: ActorQConfig, say: Say) -> Any:
+    """A supervisor whose files vanish with it."""
+    with tempfile.TemporaryDirectory(prefix="quarl-bench-") as folder:
+        yield Supervisor(replace(config, output=Path(folder)), say)
+
+
+def _ended(supervisor: Supervisor, when: str) -> BaseException:
+    """What ended a run early: Ctrl-C goes on as such."""
+    if supervisor.signal is not None:
+        return KeyboardInterrupt()
+    message = supervisor.result.message.partition("; go on with")[0] or "see above"
+    return QuarlError(
+        f"the run ended {when} with exit code {supervisor.result.exit_code}: {message}".replace("  ", " ")
+    )
+
+
+class _Window:
+    """Differences between the first row of a window and the last."""
+
+    def __init__(self, row: dict[str, Any], ledger: Ledger) -> None:
+        self.first = self.last = row
+        self.slices = [_point(row)]
+        self.histograms = _histograms(ledger)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.last = row
+        self.slices.append(_point(row))
+
+    @property
+    def clock_s(self) -> float:
+        return float(self.last["clock_s"] - self.first["clock_s"])
+
+    def close(self, ledger: Ledger, config: ActorQConfig) -> Cell:
+        first, last = self.first, self.last
+        pairs = list(zip(first["actors"], last["actors"], strict=True))
+        updates = last["updates"] - first["updates"]
+        pulls = min(after["pulls"] - before["pulls"] for before, after in pairs)
+        counts = _histograms(ledger)
+        cpu_s = [row["publisher"]["cpu_share"] * row["wall_s"] for row in (first, last)]
+        return {
+            "clock_s": self.clock_s,
+            "env_steps": last["timesteps"] - first["timesteps"],
+            "updates": updates,
+            "slices": self.slices,
+            "actors": {name: sum(after[name] - before[name] for before, after in pairs) for name in ADDED},
+            "updates_per_version": updates / pulls if pulls else None,
+            "learner": {name: last["learner"][name] - first["learner"][name] for name in LEARNER_S},
+            "publisher": {
+                "cpu_share": (cpu_s[1] - cpu_s[0]) / (last["wall_s"] - first["wall_s"]),
+                "published": last["publisher"]["published"] - first["publisher"]["published"],
+                "pack_ms": last["publisher"]["pack_ms"],
+                "share_of_fp32": last["publisher"]["share_of_fp32"],
+            },
+            **{name: _sparse(counts[name] - self.histograms[name]) for name in HISTOGRAMS},
+        }
+
+
+def _point(row: dict[str, Any]) -> tuple[float, int, int]:
+    return row["clock_s"], row["timesteps"], row["updates"]
+
+
+def _histograms(ledger: Ledger) -> dict[str, Array]:
+    return {name: getattr(ledger, name).reshape(-1, CLASSES).sum(axis=0) for name in HISTOGRAMS}
+
+
+def _sparse(counts: Array) -> dict[str, int]:
+    return {str(k): int(counts[k]) for k in np.flatnonzero(counts)}
+
+
+def dense(*sparse: Mapping[str, int]) -> Array:
+    """int64 [CLASSES]: the counts of several cells together."""
+    counts = np.zeros(CLASSES, np.int64)
+    for one in sparse:
+        for key, count in one.items():
+            counts[int(key)] += count
+    return counts

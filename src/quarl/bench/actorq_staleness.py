@@ -1,0 +1,75 @@
+"""Reward against how seldom actors look for new weights, and how old their weights are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quarl.bench.actorq import Cells, settings_of, train
+from quarl.config.bench import BenchActorQConfig, split_arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One training run: the contract of `quarl bench actorq --what staleness --json`."""
+
+    task: str
+    algo: str
+    precision: str
+    engine: str
+    actor_update_interval: int
+    publish_interval: int
+    samples_per_insert: float
+    seed: int
+    staleness_p50: float | None
+    """Updates between the weights behind a step and the learner that takes it in."""
+    staleness_p99: float | None
+    env_steps: int
+    updates: int
+    final_return: float
+    final_return_quantised: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def staleness(config: BenchActorQConfig, cells: Cells) -> list[Row]:
+    """A row for every run that is there: seeds outside, so that early rows show all intervals."""
+    rows = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        for network in config.networks():
+            for ratio in config.ratios():
+                for arm in config.arms:
+                    for interval in config.intervals():
+                        row = _row(config, cells, arm, ratio, network, interval, seed)
+                        if row is not None:
+                            rows.append(row)
+    return rows
+
+
+def _row(
+    config: BenchActorQConfig, cells: Cells, arm: str, ratio: float, network: str, interval: int, seed: int
+) -> Row | None:
+    training = config.training(arm, ratio, network, interval, seed)
+    name = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}-seed{seed}"
+    cell = cells.get(name, settings_of(training), lambda: train(training, say=cells.say))
+    if cell is None:
+        return None
+    precision, engine = split_arm(arm)
+    final = cell["evaluations"][-1]
+    return Row(
+        task=training.env,
+        algo=training.algo,
+        precision=precision,
+        engine=engine,
+        actor_update_interval=interval,
+        publish_interval=training.publish_interval,
+        samples_per_insert=ratio,
+        seed=seed,
+        staleness_p50=cell["staleness_p50"],
+        staleness_p99=cell["staleness_p99"],
+        env_steps=cell["timesteps"],
+        updates=cell["updates"],
+        final_return=final["return"],
+        final_return_quantised=final["return_quantised"],
+    )

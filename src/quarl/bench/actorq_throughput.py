@@ -1,0 +1,274 @@
+"""Throughput of training with each arm's actors, and where an actor's time goes: real runs, watched for a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.actorq import parts, plan
+from quarl.actorq.ledger import percentile
+from quarl.actorq.parts_actor import overhead_s
+from quarl.bench.actorq import Cell, Cells, dense, settings_of, watch
+from quarl.config.bench import BenchActorQConfig, split_arm
+
+Array = NDArray[Any]
+MIN_UPDATES = 20
+"""With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both say the same."""
+MAX_UPDATES_PER_VERSION = 30
+SLICES, RESAMPLES = 10, 2_000
+BASELINES = ("torch-fp32", "fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One arm at one ratio and width: the contract of `quarl bench actorq --what throughput --json`."""
+
+    precision: str
+    engine: str
+    samples_per_insert: float
+    net_arch: str
+    actors: int
+    updates_per_s: float
+    env_steps_per_s: float
+    speedup_vs_torch_fp32: float | None
+    speedup_vs_litert_fp32: float | None
+    predicted_speedup: float | None
+    """Over torch fp32, as `quarl actorq --plan` predicts it."""
+    predicted_updates_per_s: float
+    vs_torch_low: float | None
+    """Ends of the 95 % bootstrap intervals over slices of the windows."""
+    vs_torch_high: float | None
+    vs_litert_low: float | None
+    vs_litert_high: float | None
+    seconds: float
+    updates: int
+    env_steps: int
+    realised_samples_per_insert: float
+    inference_us: float
+    """Of an environment step, as the next ones."""
+    environment_us: float
+    overhead_us: float
+    actor_wait_share: float
+    """Of the actors' time: ahead of the limiter, or at the staleness bound."""
+    learner_wait_share: float
+    updates_per_version: float | None
+    """Of the actor that took in the fewest versions."""
+    versions_advance: bool
+    """At least once in 30 updates on average."""
+    staleness_p50: float | None
+    staleness_p99: float | None
+    latency_ms_p50: float | None
+    """From a learner's step to the first action on its weights."""
+    latency_ms_p99: float | None
+    blocked_ms_p50: float | None
+    """Of it, what the actor did not act."""
+    blocked_ms_p99: float | None
+    bytes_share_of_fp32: float | None
+    publisher_cpu_share: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Milliseconds of 1,000 environment steps: the contract of `--what breakdown`."""
+
+    precision: str
+    engine: str
+    actor_update_interval: int
+    publish_interval: int
+    samples_per_insert: float
+    net_arch: str
+    actors: int
+    env_steps: int
+    inference_ms: float
+    environment_ms: float
+    insert_ms: float
+    pull_ms: float
+    deserialize_ms: float
+    load_ms: float
+    wait_ms: float
+    other_ms: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
+    """A row for every arm at every ratio and width whose windows are there."""
+    interval = config.intervals()[0]
+    found: dict[tuple[str, float, str], list[Cell]] = {}
+    for number in range(config.rounds):
+        for network in config.networks():
+            for ratio in config.ratios():
+                for arm in _turned(config.arms, number):
+                    cell = _window(config, cells, arm, ratio, network, interval, number)
+                    if cell is not None:
+                        found.setdefault((network, ratio, arm), []).append(cell)
+    rows = []
+    for network in config.networks():
+        measured = _parts(config, cells, network)
+        for ratio in config.ratios():
+            group = {arm: found[network, ratio, arm] for arm in config.arms if (network, ratio, arm) in found}
+            if group and measured is not None:
+                rows += _rows(config, group, ratio, network, measured)
+    return rows
+
+
+def breakdown(config: BenchActorQConfig, cells: Cells) -> list[Breakdown]:
+    """A row for every update interval and arm whose windows are there."""
+    rows = []
+    for network in config.networks():
+        for ratio in config.ratios():
+            for interval in config.intervals():
+                for arm in config.arms:
+                    windows = [
+                        _window(config, cells, arm, ratio, network, interval, number) for number in range(config.rounds)
+                    ]
+                    done = [cell for cell in windows if cell is not None]
+                    if done:
+                        rows.append(_breakdown(config, done, arm, ratio, network, interval))
+    return rows
+
+
+def _window(
+    config: BenchActorQConfig, cells: Cells, arm: str, ratio: float, network: str, interval: int, number: int
+) -> Cell | None:
+    training = config.training(arm, ratio, network, interval, seed=config.seed + number)
+    name = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}-{number}"
+    window = {"warm_up": config.warm_up, "seconds": config.seconds}
+    return cells.get(name, settings_of(training, **window), lambda: watch(training, **window, say=cells.say))
+
+
+def _parts(config: BenchActorQConfig, cells: Cells, network: str) -> parts.Parts | None:
+    """What predictions for this width are made of."""
+    arms = tuple(dict.fromkeys(split_arm(arm) for arm in (*BASELINES, *config.arms)))
+    training = config.training(config.arms[-1], config.ratios()[0], network, config.intervals()[0])
+    cell = cells.get(
+        f"parts-{network.replace(',', 'x')}",
+        settings_of(training, arms=arms),
+        lambda: {"parts": parts.measure(training, arms).to_json()},
+    )
+    return None if cell is None else parts.Parts.from_json(cell["parts"])
+
+
+def _turned(arms: Sequence[str], by: int) -> Sequence[str]:
+    by %= len(arms)
+    return (*arms[by:], *arms[:by])
+
+
+def _rows(
+    config: BenchActorQConfig, group: dict[str, list[Cell]], ratio: float, network: str, measured: parts.Parts
+) -> Iterator[Row]:
+    by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in group.values())
+    rates = {arm: _rates(cells, 2 if by_updates else 1) for arm, cells in group.items()}
+    training = config.training(next(iter(group)), ratio, network, config.intervals()[0])
+    predicted = plan.predict(measured, plan.Setting.of(training, measured, ratio))
+    foreseen = {(row.precision, row.engine): row for row in predicted}
+    for arm, cells in group.items():
+        precision, engine = split_arm(arm)
+        seconds, steps, updates = (sum(cell[key] for cell in cells) for key in ("clock_s", "env_steps", "updates"))
+        actors = {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}
+        waits = actors["wait_s"] + actors["stale_s"]
+        per_step = 1e6 / max(actors["steps"], 1)
+        torch, litert = (_speedup(rates, arm, base) for base in BASELINES)
+        ages = [cell["updates_per_version"] for cell in cells]
+        slowest = None if None in ages else max(ages)
+        yield Row(
+            precision=precision,
+            engine=engine,
+            samples_per_insert=ratio,
+            net_arch=network,
+            actors=config.actors,
+            updates_per_s=updates / seconds,
+            env_steps_per_s=steps / seconds,
+            speedup_vs_torch_fp32=torch[0],
+            speedup_vs_litert_fp32=litert[0],
+            predicted_speedup=foreseen[precision, engine].predicted_speedup_vs_torch_fp32,
+            predicted_updates_per_s=foreseen[precision, engine].predicted_updates_per_s,
+            vs_torch_low=torch[1],
+            vs_torch_high=torch[2],
+            vs_litert_low=litert[1],
+            vs_litert_high=litert[2],
+            seconds=seconds,
+            updates=updates,
+            env_steps=steps,
+            realised_samples_per_insert=updates * config.batch_size / max(steps, 1),
+            inference_us=actors["inference_s"] * per_step,
+            environment_us=actors["environment_s"] * per_step,
+            overhead_us=overhead_s(actors) * per_step,
+            actor_wait_share=waits / actors["loop_s"],
+            learner_wait_share=sum(cell["learner"]["wait_s"] for cell in cells) / seconds,
+            updates_per_version=slowest,
+            versions_advance=slowest is not None and slowest <= MAX_UPDATES_PER_VERSION,
+            staleness_p50=_percentile(cells, "staleness", 0.5),
+            staleness_p99=_percentile(cells, "staleness", 0.99),
+            latency_ms_p50=_percentile(cells, "latency_ms", 0.5),
+            latency_ms_p99=_percentile(cells, "latency_ms", 0.99),
+            blocked_ms_p50=_percentile(cells, "blocked_ms", 0.5, 0.1),
+            blocked_ms_p99=_percentile(cells, "blocked_ms", 0.99, 0.1),
+            bytes_share_of_fp32=cells[-1]["publisher"]["share_of_fp32"],
+            publisher_cpu_share=float(np.mean([cell["publisher"]["cpu_share"] for cell in cells])),
+        )
+
+
+def _rates(cells: Sequence[Cell], column: int) -> Array:
+    """Rates of slices of the windows, of environment steps (column 1) or updates (2) a second."""
+    found = []
+    for cell in cells:
+        points = np.asarray(cell["slices"], np.float64)
+        places = np.unique(np.linspace(0, len(points) - 1, SLICES + 1).astype(int))
+        steps = np.diff(points[places], axis=0)
+        found.append(steps[:, column] / steps[:, 0])
+    return np.concatenate(found)
+
+
+def _speedup(rates: dict[str, Array], arm: str, base: str) -> tuple[float | None, float | None, float | None]:
+    """(mean rate over the base's, and the ends of its 95 % interval)."""
+    if base not in rates or not rates[base].mean():
+        return None, None, None
+    rng = np.random.default_rng(0)
+    over, under = (
+        one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in (rates[arm], rates[base])
+    )
+    point = float(rates[arm].mean() / rates[base].mean())
+    if arm == base or not under.all():
+        return point, point, point
+    low, high = np.quantile(over / under, [0.025, 0.975])
+    return point, float(low), float(high)
+
+
+def _percentile(cells: Sequence[Cell], name: str, share: float, unit: float = 1.0) -> float | None:
+    found = percentile(dense(*(cell[name] for cell in cells)), share)
+    return unit * found if np.isfinite(found) else None
+
+
+def _breakdown(
+    config: BenchActorQConfig, cells: Sequence[Cell], arm: str, ratio: float, network: str, interval: int
+) -> Breakdown:
+    precision, engine = split_arm(arm)
+    actors = {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}
+    per_1000 = 1e6 / max(actors["steps"], 1)
+    return Breakdown(
+        precision=precision,
+        engine=engine,
+        actor_update_interval=interval,
+        publish_interval=config.training(arm, ratio, network, interval).publish_interval,
+        samples_per_insert=ratio,
+        net_arch=network,
+        actors=config.actors,
+        env_steps=actors["steps"],
+        inference_ms=actors["inference_s"] * per_1000,
+        environment_ms=actors["environment_s"] * per_1000,
+        insert_ms=actors["insert_s"] * per_1000,
+        pull_ms=actors["pull_s"] * per_1000,
+        deserialize_ms=actors["deserialize_s"] * per_1000,
+        load_ms=actors["load_s"] * per_1000,
+        wait_ms=(actors["wait_s"] + actors["stale_s"]) * per_1000,
+        other_ms=(overhead_s(actors) - actors["insert_s"]) * per_1000,
+    )
