@@ -26,6 +26,9 @@ CLASSES = {
     "sac": "stable_baselines3.SAC",
     "d4pg": "quarl.algorithms.d4pg.D4PG",
 }
+DOUBLE_DQN = "quarl.algorithms.double_dqn.DoubleDQN"
+DOUBLE = "double_q"
+"""The hyper-parameter that makes DQN's target that of double DQN."""
 CRITIC = "qf_arch"
 """The hyper-parameter that names the critic's hidden layers; Stable-Baselines3 has it inside policy_kwargs."""
 QUARL_2020: Mapping[str, Mapping[str, Any]] = {
@@ -49,6 +52,7 @@ QUARL_2020: Mapping[str, Mapping[str, Any]] = {
         "target_update_interval": 1_600,  # 100 updates, at the 16 environment steps that each one took
         "n_steps": 5,
         "gamma": 0.99,
+        DOUBLE: True,
     },
 }
 """Hyper-parameters of the original's two learners; its networks and scripts had 2048,2048,2048."""
@@ -56,8 +60,8 @@ QUARL_2020: Mapping[str, Mapping[str, Any]] = {
 
 def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     """The model, its replay empty, seeded; nothing has been trained."""
-    cls = _class(config.algo)
     parameters = _parameters(config)
+    cls = _class(config.algo, double=bool(parameters.pop(DOUBLE, False)))
     known = inspect.signature(cls.__init__).parameters
     gamma = float(parameters.get("gamma", known["gamma"].default))
     n_steps = int(parameters.pop("n_steps", known["n_steps"].default))
@@ -102,8 +106,10 @@ def samples_per_insert(model: OffPolicyAlgorithm) -> float:
     return float(model.batch_size * steps / freq.frequency)
 
 
-def _class(algo: str) -> Any:
-    module, _, name = CLASSES[algo].rpartition(".")
+def _class(algo: str, *, double: bool) -> Any:
+    if double and algo != "dqn":
+        raise QuarlError(f"--params {DOUBLE}: only dqn has it, and the algorithm is {algo}")
+    module, _, name = (DOUBLE_DQN if double else CLASSES[algo]).rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 

@@ -6,10 +6,9 @@ schedules' progress, `_on_step` with DQN's target network and epsilon) are moved
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.ledger import CLASSES, Control, Learner, Ledger, Publisher
 from quarl.actorq.limiter import Limiter, RateLimiter, SampleLimit
 from quarl.actorq.memory import Block, Memory
+from quarl.actorq.precision import Precision
 from quarl.actorq.process import Worker
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.statistics import Statistics
@@ -64,6 +64,8 @@ class LearnerLoop(Worker):
         self.channel = LocalChannel(memory, config.actors)
         self.model = build(config)
         self.template = Template.of(self.model)
+        self.precision = Precision(config.learner_dtype, self.model.device)
+        self.parameters = list(self.model.policy.parameters())
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
         self.limiter = self._limiter()
@@ -154,7 +156,7 @@ class LearnerLoop(Worker):
         """One gradient step, its clocks and checks, and a push of weights where one is due."""
         start = time.perf_counter()
         model = self.model
-        with self._precision():
+        with self.precision.update(self.parameters):
             model.train(gradient_steps=1, batch_size=model.batch_size)
         self.cells[Learner.TRAIN_S] += time.perf_counter() - start
         self.limiter.on_sample(model.batch_size)
@@ -167,15 +169,6 @@ class LearnerLoop(Worker):
             self._roll_back()
         elif model._n_updates % self.config.publish_interval == 0:
             self._push()
-
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        """Autocast, where asked for."""
-        if self.config.learner_dtype == "fp32":
-            yield
-            return
-        with torch.autocast(self.model.device.type, torch.bfloat16):
-            yield
 
     def _push(self) -> None:
         """Puts the actor's tensors up for the publisher; never waits."""

@@ -68,8 +68,8 @@ class ActorQConfig(Config):
     """Hyper-parameters of the original ActorQ; what is given besides overrides them."""
     sigma: float = 0.2
     """Largest exploration noise in the scaled action space; actors stand on a ladder below it."""
-    learner_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Autocast of the learner's matrix products."""
+    learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast of the learner's matrix products; fp16 with loss scaling."""
     error_buffer: Annotated[float | None, arg(help_behavior_hint="(default: an update's worth, at least 64 steps)")] = (
         None
     )

@@ -1,0 +1,67 @@
+"""Mixed precision of a learner: matrix products in half floats, weights and optimisers in float32.
+
+Stable-Baselines3's `train` calls `backward` and `step` itself, so float16's loss scaling (Micikevicius et al. 2018,
+section 3.2) is put around `Tensor.backward` while an update runs: the loss is multiplied, its gradients are divided
+before anyone clips or uses them, and an update whose gradients overflow is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+
+GROW_AFTER = 2000
+"""Updates without overflow, after which the scale doubles."""
+LEAST, MOST = 1.0, 2.0**24
+
+
+class Precision:
+    """What a learner's updates run in."""
+
+    def __init__(self, dtype: Literal["fp32", "bf16", "fp16"], device: torch.device, scale: float = 2.0**16) -> None:
+        """scale: float16's first factor of the loss; it is halved where gradients overflow."""
+        self._type = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+        self._device = device.type
+        self.scale = scale if dtype == "fp16" else 1.0
+        self.num_skipped = 0
+        """Updates left out because a gradient was not finite."""
+        self._since = 0
+
+    @contextlib.contextmanager
+    def update(self, parameters: list[torch.nn.Parameter]) -> Iterator[None]:
+        """Around one call of a model's `train`; parameters: those that its losses reach."""
+        if self._type is None:
+            yield
+            return
+        with torch.autocast(self._device, self._type):
+            if self._type is not torch.float16:
+                yield
+                return
+            plain = torch.Tensor.backward
+
+            def scaled(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+                plain(loss * self.scale, *args, **kwargs)
+                self._unscale(parameters)
+
+            torch.Tensor.backward = scaled  # type: ignore[method-assign]  # for the time of this update
+            try:
+                yield
+            finally:
+                torch.Tensor.backward = plain  # type: ignore[method-assign]
+
+    def _unscale(self, parameters: list[torch.nn.Parameter]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, 1 / self.scale)
+        finite = bool(torch.stack([g.isfinite().all() for g in gradients]).all())
+        if finite:
+            self._since += 1
+            if self._since >= GROW_AFTER:
+                self.scale, self._since = min(2 * self.scale, MOST), 0
+            return
+        for parameter in parameters:
+            parameter.grad = None  # optimisers pass over these
+        self.scale, self._since = max(self.scale / 2, LEAST), 0
+        self.num_skipped += 1
