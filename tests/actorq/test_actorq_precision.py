@@ -56,6 +56,14 @@ def test_an_update_that_overflows_is_left_out_and_halves_the_scale():
 
 
 def test_backward_is_itself_again_after_an_update():
-    plain = torch.Tensor.backward
+    plain = torch.autograd.backward
     train("fp16", 1)
-    assert torch.Tensor.backward is plain
+    assert torch.autograd.backward is plain
+
+
+def test_gradients_given_to_backward_are_scaled_too():
+    x = torch.ones(3, requires_grad=True)
+    precision = Precision("fp16", torch.device("cpu"), scale=8.0)
+    with precision.update([x]):
+        torch.autograd.backward([x * 2.0], [torch.tensor([1.0, 2.0, 3.0])])
+    assert x.grad.tolist() == [2.0, 4.0, 6.0]

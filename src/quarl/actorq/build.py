@@ -31,31 +31,18 @@ DOUBLE = "double_q"
 """The hyper-parameter that makes DQN's target that of double DQN."""
 CRITIC = "qf_arch"
 """The hyper-parameter that names the critic's hidden layers; Stable-Baselines3 has it inside policy_kwargs."""
-QUARL_2020: Mapping[str, Mapping[str, Any]] = {
-    "d4pg": {
-        "learning_rate": 1e-4,
-        "batch_size": 256,
-        "learning_starts": 2_000,
-        "buffer_size": 100_000,
-        "v_min": -150.0,
-        "v_max": 150.0,
-        "target_update_interval": 100,
-        "n_steps": 5,
-        "gamma": 0.99,
-        CRITIC: [512, 512, 256],
-    },
-    "dqn": {
-        "learning_rate": 1e-3,
-        "batch_size": 256,
-        "learning_starts": 100_000,
-        "buffer_size": 200_000,
-        "target_update_interval": 1_600,  # 100 updates, at the 16 environment steps that each one took
-        "n_steps": 5,
-        "gamma": 0.99,
-        DOUBLE: True,
-    },
+DQN_2020: Mapping[str, Any] = {
+    "learning_rate": 1e-3,
+    "batch_size": 256,
+    "learning_starts": 100_000,
+    "buffer_size": 200_000,
+    "target_update_interval": 1_600,  # 100 updates, at the 16 environment steps that each one took
+    "n_steps": 5,
+    "gamma": 0.99,
+    DOUBLE: True,
+    "policy_kwargs": {"net_arch": [2048, 2048, 2048]},
 }
-"""Hyper-parameters of the original's two learners; its networks and scripts had 2048,2048,2048."""
+"""Hyper-parameters of the original's DQN learner; those of its D4PG lie with D4PG."""
 
 
 def build(config: ActorQConfig) -> OffPolicyAlgorithm:
@@ -115,18 +102,24 @@ def _class(algo: str, *, double: bool) -> Any:
 
 def _parameters(config: ActorQConfig) -> dict[str, Any]:
     """Hyper-parameters: the preset's below those that were given."""
-    chosen: dict[str, Any] = {}
-    if config.preset == "quarl-2020":
-        if config.algo not in QUARL_2020:
-            raise QuarlError(f"the original had no {config.algo}: preset quarl-2020 is for {', '.join(QUARL_2020)}")
-        chosen |= QUARL_2020[config.algo]
+    chosen = _preset(config.algo) if config.preset == "quarl-2020" else {}
     if config.n_steps is not None:
         chosen["n_steps"] = config.n_steps
     return chosen | config.hyperparameters()
 
 
+def _preset(algo: str) -> dict[str, Any]:
+    if algo == "dqn":
+        return dict(DQN_2020)
+    if algo == "d4pg":
+        from quarl.algorithms.d4pg import QUARL_2020  # here: the other learners need not load it
+
+        return dict(QUARL_2020)
+    raise QuarlError(f"the original had no {algo}: preset quarl-2020 is for dqn and d4pg")
+
+
 def _net_arch(config: ActorQConfig, critic: Any) -> Any:
-    hidden = config.hidden() or ([2048] * 3 if config.preset == "quarl-2020" else None)
+    hidden = config.hidden()
     if config.algo == "dqn":
         return hidden
     if hidden is None and critic is None:

@@ -1,7 +1,7 @@
 """Mixed precision of a learner: matrix products in half floats, weights and optimisers in float32.
 
 Stable-Baselines3's `train` calls `backward` and `step` itself, so float16's loss scaling (Micikevicius et al. 2018,
-section 3.2) is put around `Tensor.backward` while an update runs: the loss is multiplied, its gradients are divided
+section 3.2) is put around torch's `backward` while an update runs: the loss is multiplied, its gradients are divided
 before anyone clips or uses them, and an update whose gradients overflow is left out.
 """
 
@@ -40,17 +40,22 @@ class Precision:
             if self._type is not torch.float16:
                 yield
                 return
-            plain = torch.Tensor.backward
+            plain = torch.autograd.backward
 
-            def scaled(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-                plain(loss * self.scale, *args, **kwargs)
+            def scaled(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+                several = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+                if grad_tensors is None:
+                    plain([tensor * self.scale for tensor in several], None, *args, **kwargs)
+                else:
+                    gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else grad_tensors
+                    plain(several, [gradient * self.scale for gradient in gradients], *args, **kwargs)
                 self._unscale(parameters)
 
-            torch.Tensor.backward = scaled  # type: ignore[method-assign]  # for the time of this update
+            torch.autograd.backward = scaled  # `Tensor.backward` looks it up there too
             try:
                 yield
             finally:
-                torch.Tensor.backward = plain  # type: ignore[method-assign]
+                torch.autograd.backward = plain
 
     def _unscale(self, parameters: list[torch.nn.Parameter]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
