@@ -1,0 +1,127 @@
+"""What actors do is the learner's policy, plus exploration that is defined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from quarl import engines
+from quarl.actorq import wire
+from quarl.actorq.build import build
+from quarl.actorq.exploration import Explorer, ladder
+from quarl.actorq.segment import segment_dtype
+from quarl.actorq.statistics import Statistics
+from quarl.actorq.weights import Template
+from quarl.config import ActorQConfig
+from quarl.envs import make
+from quarl.errors import UnsupportedError
+from quarl.policy.graph import ActionHead
+
+RNG = np.random.default_rng
+BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
+TANH = ActionHead("tanh", BOX.low, BOX.high)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ddpg", "td3", "sac", "d4pg"])
+@pytest.mark.parametrize("engine", ["litert", "torch"])
+def test_an_fp32_actor_without_exploration_acts_as_the_learner_predicts(algo, engine):
+    env = "CartPole-v1" if algo == "dqn" else "Pendulum-v1"
+    model = build(ActorQConfig(algo=algo, env=env, normalize=algo == "td3", seed=1))
+    if algo == "td3":
+        model.get_vec_normalize_env().obs_rms.update(RNG(0).normal(1.0, 2.0, (50, 3)))
+    template = Template.of(model)
+    flat = np.empty(template.num_floats, np.float32)
+    template.flatten_into(model, flat)
+    policy = wire.unpack(wire.Packer("fp32").pack(template.policy(flat)))
+    runner = engines.load(policy, engine, batch=64)
+    observations = RNG(1).normal(size=(64, *policy.observation_shape)).astype(np.float32)
+    explorer = Explorer(policy.head, model.action_space, 1.0 if algo == "dqn" else 0.0, RNG(0))
+    outputs = runner.run(observations)
+    if algo == "sac":  # its actors sample; the mean of the distribution is what predict returns
+        actions = policy.head(outputs)
+    else:
+        actions, _ = explorer.act(outputs, epsilon=0.0)
+    seen = model.get_vec_normalize_env().normalize_obs(observations) if algo == "td3" else observations
+    expected, _ = model.predict(seen, deterministic=True)
+    np.testing.assert_allclose(actions, expected, atol=1e-5)
+
+
+def test_sac_actors_sample_the_learners_distribution():
+    head = ActionHead("gaussian", BOX.low, BOX.high)
+    outputs = np.tile(np.array([[0.3, -0.2, -1.0, 0.5]], np.float32), (20_000, 1))  # means, then log_std
+    actions, stored = Explorer(head, BOX, 1.0, RNG(0)).act(outputs, epsilon=0.0)
+    before = np.arctanh(stored.astype(np.float64).clip(-0.999999, 0.999999))
+    np.testing.assert_allclose(np.median(before, axis=0), [0.3, -0.2], atol=0.03)
+    spread = (np.quantile(before, 0.8413, axis=0) - np.quantile(before, 0.1587, axis=0)) / 2
+    np.testing.assert_allclose(spread, np.exp([-1.0, 0.5]), rtol=0.03)
+    np.testing.assert_allclose(actions, BOX.low + (stored + 1) / 2 * (BOX.high - BOX.low), atol=1e-6)
+
+
+def test_noise_is_gaussian_in_the_scaled_space_and_clipped_to_it():
+    outputs = np.zeros((50_000, 2), np.float32)
+    _, stored = Explorer(TANH, BOX, 0.2, RNG(0)).act(outputs, epsilon=0.0)
+    assert stored.std() == pytest.approx(0.2, rel=0.02)
+    _, wide = Explorer(TANH, BOX, 5.0, RNG(0)).act(outputs, epsilon=0.0)
+    assert (wide.min(), wide.max()) == (-1.0, 1.0)
+
+
+def test_epsilon_is_raised_to_the_actors_power():
+    outputs = np.tile(np.array([[0.0, 1.0]], np.float32), (40_000, 1))
+    head = ActionHead("argmax")
+    for rung, share in ((1.0, 0.5 / 2), (3.0, 0.125 / 2)):  # half of the random actions are the greedy one
+        _, chosen = Explorer(head, spaces.Discrete(2), rung, RNG(0)).act(outputs, epsilon=0.5)
+        assert (chosen == 0).mean() == pytest.approx(share, rel=0.05)
+
+
+def test_discrete_actions_count_from_the_spaces_start():
+    space = spaces.Discrete(3, start=5)
+    explorer = Explorer(ActionHead("argmax", start=5), space, 1.0, RNG(0))
+    assert explorer.act(np.array([[0.0, 9.0, 1.0]]), epsilon=0.0)[0] == [6]
+    drawn, _ = explorer.random(3000)
+    assert sorted(set(drawn)) == [5, 6, 7]
+
+
+def test_random_actions_are_uniform_between_the_bounds():
+    actions, stored = Explorer(TANH, BOX, 0.2, RNG(0)).random(20_000)
+    assert (np.abs(stored) <= 1).all()
+    np.testing.assert_allclose(actions.mean(axis=0), [0.0, 0.5], atol=0.03)
+    np.testing.assert_allclose(actions.std(axis=0), np.array([4.0, 1.0]) / np.sqrt(12), rtol=0.02)
+
+
+def test_ladders():
+    assert ladder("argmax", 3, 0.2) == [1.0, 4.5, 8.0]
+    assert ladder("argmax", 1, 0.2) == [1.0]
+    assert ladder("tanh", 4, 0.2) == pytest.approx([0.05, 0.1, 0.15, 0.2])
+    assert ladder("gaussian", 2, 0.2) == [1.0, 1.0]
+    with pytest.raises(UnsupportedError, match="no exploration is defined for a clip"):
+        ladder("clip", 2, 0.2)
+
+
+def test_statistics_are_those_of_vecnormalize(tmp_path):
+    """The same steps through VecNormalize's own `step`, and as segments: equal means, variances and counts."""
+    plain = VecNormalize(DummyVecEnv([lambda: make("Pendulum-v1")]), gamma=0.9)
+    plain.venv.seed(0)
+    first = plain.venv.reset()  # past VecNormalize, which would count the first observation of every episode
+    plain.returns = np.zeros(1)
+    model = build(ActorQConfig(algo="td3", env="Pendulum-v1", normalize=True, params=("gamma:0.9",), output=Path("x")))
+    statistics, rng = Statistics(model), RNG(0)
+    rows = np.zeros(450, segment_dtype(model.observation_space, model.action_space))
+    seen = first
+    for row in rows:
+        row["observation"] = seen[0]
+        action = rng.uniform(-2, 2, (1, 1)).astype(np.float32)
+        plain.venv.step_async(action)
+        seen, reward, done, _ = plain.venv.step_wait()
+        row["reward"], row["truncated"] = reward[0], done[0]
+        plain._update_reward(reward)
+        plain.returns[done] = 0
+    plain.obs_rms.update(rows["observation"].astype(np.float64))
+    for block in np.split(rows, 9):
+        statistics.update(block)
+    for ours, theirs in ((statistics.normalize.ret_rms, plain.ret_rms), (statistics.normalize.obs_rms, plain.obs_rms)):
+        np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-6, atol=1e-4)
+        np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-3)
