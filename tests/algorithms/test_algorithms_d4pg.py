@@ -132,7 +132,7 @@ def test_the_critic_learns_reward_plus_the_replay_s_discount_times_the_target(
 
 
 def test_no_row_of_the_actor_s_gradient_is_longer_than_one():
-    learner = model()
+    learner = model(saturation_penalty=0.0)
     fill(learner)
     with torch.no_grad():
         learner.critic.head.weight.mul_(100)  # a steep critic
@@ -193,6 +193,26 @@ def test_bfloat16_leaves_a_saturated_action_its_gradient_and_weights_their_float
     assert not torch.equal(weights(learner.actor), before)
 
 
+@pytest.mark.parametrize(("penalty", "comes_back"), [(0.02, True), (0.0, False)])
+def test_a_saturated_actor_comes_back_where_the_critic_sees_no_difference(penalty: float, comes_back: bool):
+    learner = model(saturation_penalty=penalty)
+    fill(learner)
+    with torch.no_grad():
+        learner.critic.head.weight.zero_()
+        learner.actor.mu[-2].bias.fill_(6.0)
+    observations = learner.replay_buffer.sample(ROWS).observations  # type: ignore[union-attr]
+    for _ in range(300):
+        learner._update_actor(observations)
+    assert bool((learner.actor.before_tanh(observations) < 4).all()) == comes_back
+
+
+@pytest.mark.parametrize(("v_min", "v_max", "expected"), [(0, 100, 0), (-150, 150, 0), (5, 10, 5), (-9, -3, -3)])
+def test_a_fresh_critic_expects_about_nothing(v_min: float, v_max: float, expected: float):
+    critic = model(v_min=v_min, v_max=v_max).critic
+    values = critic.value(torch.zeros(1, 3), torch.zeros(1, 2))
+    assert abs(values.item() - expected) < 0.05 * (v_max - v_min)
+
+
 def test_large_gradients_are_clipped_to_the_norm():
     learner = model(max_grad_norm=1e-3)
     fill(learner)
@@ -203,10 +223,10 @@ def test_large_gradients_are_clipped_to_the_norm():
 
 
 def test_the_best_action_of_a_bandit_is_found():
-    learner = model(v_min=-12, v_max=0, n_steps=1, learning_starts=100, train_freq=2, batch_size=64, sigma=0.3)
-    learner.learn(1600)
+    learner = model(v_min=-12, v_max=0, learning_rate=2e-3, train_freq=2, batch_size=64, learning_starts=100)
+    learner.learn(2200)
     action, _ = learner.predict(np.zeros((1, 3), np.float32), deterministic=True)
-    np.testing.assert_allclose(action[0], Bandit.best, atol=0.12)  # 3 % of the range
+    np.testing.assert_allclose(action[0], Bandit.best, atol=0.1)  # 2.5 % of the range
 
 
 def test_equal_seeds_give_equal_weights_and_other_seeds_others():
