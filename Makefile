@@ -6,7 +6,8 @@ OUT ?= quarl-demo
 # Every install reads the constraints: `torch==2.13.0` and the rest are pinned there and nowhere else.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity clean
+.PHONY: demo test check format fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
+	bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -24,7 +25,8 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity: $(VENV)/.dev
+fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
+bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
 
 $(BIN)/python:

@@ -80,10 +80,12 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"quarl {__version__}\n"
 
 
-@pytest.mark.parametrize("verb", [verb.verb for verb in VERBS])
+@pytest.mark.parametrize(
+    "verb", [*(verb.verb for verb in VERBS if verb.verb != "bench"), "bench latency", "bench actorq"]
+)
 def test_every_verb_explains_every_option(verb, capsys):
     with pytest.raises(SystemExit) as exit_:
-        parse([verb.split()[0], "--help"])
+        parse([*verb.split(), "--help"])
     assert exit_.value.code == 0
     shown = capsys.readouterr().out
     described = [line for line in shown.splitlines() if re.search(r"--\w", line)]

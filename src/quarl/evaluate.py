@@ -187,7 +187,7 @@ class _Source:
     def __init__(self, policy: Policy, env_id: str | None) -> None:
         self.make = partial(make_for, policy, env_id)
         self.make().close()  # the user's mistakes come up here, before any process or engine starts
-        self.living_id = resolve(env_id or policy.provenance.env_id)
+        self.living_id = resolve(env_id or policy.provenance.env_id, trusted=bool(env_id))
         provenance = policy.provenance
         self.fresh = needs_fresh(self.make, f"{self.living_id} {provenance.wrappers} {provenance.env_kwargs}")
 

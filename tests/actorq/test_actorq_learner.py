@@ -181,7 +181,7 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
         loop.step()
     sound = chosen.channels[0].floats.pull().data.view(np.float32)
     assert np.isfinite(sound).all()
-    rate = loop._learning_rate()
+    rate = loop.keeper.learning_rate()
     with torch.no_grad():
         next(loop.model.policy.parameters())[0, 0] = float("nan")
     updates = loop.model._n_updates
@@ -189,8 +189,8 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
         chosen.send()
         loop.step()
     assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
-    assert loop._learning_rate() == pytest.approx(rate / 2)
-    assert loop.rollbacks == 1
+    assert loop.keeper.learning_rate() == pytest.approx(rate / 2)
+    assert loop.keeper.rollbacks == 1
     assert "not finite" in capsys.readouterr().out
 
 

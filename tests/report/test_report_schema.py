@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from quarl import doctor, sweep
-from quarl.bench import latency
+from quarl.actorq import plan
+from quarl.bench import actorq_reward, actorq_speedup, actorq_staleness, actorq_throughput, latency
 from quarl.report import schema
 
 
@@ -50,7 +51,18 @@ def test_numbers_that_json_cannot_write_become_null_and_numpy_becomes_plain(rows
 
 
 @pytest.mark.parametrize(
-    ("command", "row"), [("ptq", sweep.Row), ("bench latency", latency.Row), ("doctor", doctor.Row)]
+    ("command", "row"),
+    [
+        ("ptq", sweep.Row),
+        ("actorq plan", plan.Row),
+        ("bench latency", latency.Row),
+        ("bench actorq throughput", actorq_throughput.Row),
+        ("bench actorq breakdown", actorq_throughput.Breakdown),
+        ("bench actorq staleness", actorq_staleness.Row),
+        ("bench actorq time-to-reward", actorq_reward.Row),
+        ("bench actorq speed-up", actorq_speedup.Speedup),
+        ("doctor", doctor.Row),
+    ],
 )
 def test_rows_that_are_measured_have_the_contract_s_keys_in_its_order(command, row):
     assert [field.name for field in dataclasses.fields(row)] == list(schema.ROWS[command])

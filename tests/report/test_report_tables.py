@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from quarl.report import schema, tables
+from quarl.report import columns, schema, tables
 
 
 @pytest.mark.parametrize(
@@ -16,24 +16,24 @@ from quarl.report import schema, tables
     [(0.0, "0.00"), (-1.234, "−1.23"), (12.34, "12.3"), (-1234.6, "−1235"), (None, "–")],
 )
 def test_returns_have_decimals_by_their_size(value, shown):
-    assert tables.number(value) == shown
+    assert columns.number(value) == shown
 
 
 @pytest.mark.parametrize(
     ("count", "shown"), [(999, "999 B"), (1000, "1 kB"), (76_543, "76.5 kB"), (8_460_000, "8.46 MB"), (2e9, "2000 MB")]
 )
 def test_sizes_are_decimal(count, shown):
-    assert tables.size(count) == shown
+    assert columns.size(count) == shown
 
 
 def test_a_share_is_never_rounded_up_to_all():
-    assert [tables.percent(share) for share in (1, 0.99999, 0.5, 0)] == ["100", "99.9", "50.0", "0.0"]
+    assert [columns.percent(share) for share in (1, 0.99999, 0.5, 0)] == ["100", "99.9", "50.0", "0.0"]
 
 
 def test_a_spark_shows_the_logarithm_of_counts_and_leaves_empty_bins_blank():
-    assert tables.spark([0, 1, 3, 7, 127]) == " ▂▃▄█"
-    assert len(tables.spark([1] * 100)) == tables.SPARK_BINS
-    assert tables.spark([0, 0]) == "  "
+    assert columns.spark([0, 1, 3, 7, 127]) == " ▂▃▄█"
+    assert len(columns.spark([1] * 100)) == columns.SPARK_BINS
+    assert columns.spark([0, 0]) == "  "
 
 
 def test_columns_in_which_rows_agree_move_to_the_caption(rows):

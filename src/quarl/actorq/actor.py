@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -9,30 +10,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.actorq import wire
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.clock import NAP_S, Clock
+from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.process import Worker
-from quarl.envs import make
-from quarl.envs.seeds import episode_seed
 from quarl.policy.graph import QuantizedPolicy
 
 Array = NDArray[Any]
-NAP_S = 0.0005
-"""Between two looks at a number that another process will change."""
 AT_ONCE = 64
-"""Steps between two looks at the limiter, at most."""
-MADE_BITS = 12
-"""Environments that one incarnation of an actor can make before seeds come again."""
-GAP = 2
-"""What a sequence number jumps by after an environment was lost: replay then knows that no step leads across."""
+BLOCK_S = 0.005
+"""Steps and seconds between two looks at what the others do, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +61,18 @@ class ActorLoop(Worker):
         self.channel = LocalChannel(memory, spec.num_actors, spec.index)
         self.cells = self.ledger.actors[spec.index]
         self.sent = self.ledger.actors[:, Actor.STEPS]
-        self.steps = int(self.cells[Actor.STEPS])
+        self.beat()  # imports are over
+        self.steps = self.channel.ring.num_written  # a predecessor may have died before it could count its last one
+        self.cells[Actor.STEPS] = self.steps
         self.rng = np.random.default_rng((spec.seed, spec.index, spec.incarnation))
-        self.envs = [self._make(k) for k in range(spec.num_envs)]
-        self.sequence = [0] * spec.num_envs
-        self.episode = [(0, 0.0)] * spec.num_envs  # (length, return)
-        self.made = 0
-        self.observations = np.stack([self._first(k) for k in range(spec.num_envs)])
+        place = spec.incarnation * spec.num_actors + spec.index
+        self.world = Environments(spec.env_id, spec.env_kwargs, spec.num_envs, spec.seed, place, self.cells)
         self.version = self.step_of_version = 0
         self.engine: engines.Engine
         self.explorer: Explorer
         self.pulled_at = self.steps - spec.update_interval
+        self.meanwhile = 0.0
+        """Steps of all actors during one of this actor's, lately at most."""
         self.acting_since: int | None = None
         self.cells[Actor.INCARNATION] = spec.incarnation
         self.cells[Actor.SIGMA] = spec.rung
@@ -88,6 +84,7 @@ class ActorLoop(Worker):
         while not self._pull():
             if self._stopped():
                 return
+            self.beat()
             time.sleep(NAP_S)
         clock = Clock(self.cells)
         while not self._stopped():
@@ -96,32 +93,54 @@ class ActorLoop(Worker):
                 self._pull()
             allowed = self._allowed(clock)
             if allowed:
-                random = self.sent.sum() < self.ledger.learner[Learner.RANDOM_UNTIL]
-                self._act(allowed, clock, random=bool(random))
+                sent, steps = self.sent.sum(), self.steps
+                self._act(allowed, clock, random=bool(sent < self.ledger.learner[Learner.RANDOM_UNTIL]))
+                own = max(self.steps - steps, 1)
+                self.meanwhile = max((self.sent.sum() - sent) / own * self.spec.num_envs, 0.95 * self.meanwhile)
             clock.book()
 
     def _allowed(self, clock: Clock) -> int:
         """Steps of all environments that may be made before the next look; 0 after a nap."""
         learner, num = self.ledger.learner, self.spec.num_envs
         self.beat()
-        if learner[Learner.UPDATES] - self.step_of_version >= self.spec.max_staleness and not self._pull():
+        if learner[Learner.PAUSED]:
+            clock.pause()
+            return 0
+        sent = self.sent.sum()
+        room = min(learner[Learner.INSERT_LIMIT] - sent, self.channel.ring.free())
+        if room < num:
+            clock.nap(Actor.WAIT_S)
+            return 0
+        fresh = self._fresh_until() - sent
+        if fresh < num and self._pull():
+            fresh = self._fresh_until() - sent
+        if fresh < num:
+            self.meanwhile *= 0.999  # one slow step must not keep it waiting for ever
             clock.nap(Actor.STALE_S)
             return 0
-        ahead = learner[Learner.INSERT_LIMIT] - self.sent.sum()
-        room = min(ahead, self.channel.ring.free())
-        if room < num or learner[Learner.PAUSED]:
-            if not learner[Learner.PAUSED]:
-                clock.nap(Actor.WAIT_S)
-            else:
-                clock.pause()
-            return 0
+        if fresh < 2 * AT_ONCE * num * self.spec.num_actors:
+            return 1  # so near to the bound every step of the others counts
         # What is left is shared: an actor that took all of it would let the others wait.
         shared = max(int(room) // (num * self.spec.num_actors), 1)
         return min(shared, AT_ONCE, -(-self.spec.update_interval // num))
 
+    def _fresh_until(self) -> float:
+        """Environment steps of all actors up to which no step on these weights is learnt from beyond max_staleness.
+
+        The learner comes to a step when it has made the updates that belong to those before it, and those are also the
+        steps that other actors send while this one makes its own.
+        """
+        per_insert = float(self.ledger.learner[Learner.UPDATES_PER_INSERT])
+        if not per_insert:
+            return math.inf
+        oldest = self.step_of_version + self.spec.max_staleness
+        steps = (oldest - float(self.ledger.learner[Learner.UPDATES_OFFSET])) / per_insert
+        return steps - max(2 * self.meanwhile, self.spec.num_actors * self.spec.num_envs)
+
     def _act(self, num: int, clock: Clock, *, random: bool) -> None:
         """`num` steps of every environment."""
-        now, ring, columns = time.perf_counter, self.channel.ring, self.columns
+        now, ring, columns, world = time.perf_counter, self.channel.ring, self.columns, self.world
+        until = now() + BLOCK_S
         version = -1 if random else self.version
         epsilon = float(self.ledger.learner[Learner.EXPLORATION])
         for _ in range(num):
@@ -130,22 +149,22 @@ class ActorLoop(Worker):
                 actions, stored = self.explorer.random(self.spec.num_envs)
                 acted = before
             else:
-                outputs = self.engine.run(self.observations)
+                outputs = self.engine.run(world.observations)
                 acted = now()
                 actions, stored = self.explorer.act(outputs, epsilon)
             for k in range(self.spec.num_envs):
                 started = now()
                 try:
-                    observation, reward, terminated, truncated, _ = self.envs[k].step(actions[k])
-                except Exception:  # whatever a simulator raises: it is made anew
-                    self._replace(k)
+                    observation, reward, terminated, truncated, _ = world.envs[k].step(actions[k])
+                except Exception as error:  # whatever a simulator raises: it is made anew
+                    world.replace(k, error)
                     continue
                 stepped = now()
-                length, total = self.episode[k]
+                length, total = world.episode[k]
                 length, total = length + 1, total + float(reward)
                 done = terminated or truncated
                 i = ring.index(0)
-                columns["sequence"][i] = self.sequence[k]
+                columns["sequence"][i] = world.sequence[k]
                 columns["version"][i] = version
                 columns["actor"][i] = self.spec.index
                 columns["incarnation"][i] = self.spec.incarnation
@@ -156,25 +175,27 @@ class ActorLoop(Worker):
                 columns["terminated"][i] = terminated
                 columns["truncated"][i] = truncated
                 columns["action"][i] = stored[k]
-                columns["observation"][i] = self.observations[k]
+                columns["observation"][i] = world.observations[k]
                 columns["next_observation"][i] = observation
                 ring.commit(1)
                 self.steps += 1
                 self.cells[Actor.STEPS] = self.steps
-                self.sequence[k] += 1
-                self.episode[k] = (0, 0.0) if done else (length, total)
+                world.sequence[k] += 1
+                world.episode[k] = (0, 0.0) if done else (length, total)
                 clock.environment_s += stepped - started
                 clock.insert_s += now() - stepped
                 if done:
                     started = now()
-                    self.observations[k] = self.envs[k].reset()[0]
+                    world.reset(k)
                     clock.environment_s += now() - started
                 else:
-                    self.observations[k] = observation
+                    world.observations[k] = observation
             clock.inference_s += acted - before
             self.beat()
             if self.acting_since is not None and not random:
                 self._first_action()
+            if now() > until:
+                return
 
     def _pull(self) -> bool:
         """Takes the newest weights; False where there are none that are newer."""
@@ -189,7 +210,7 @@ class ActorLoop(Worker):
         policy = wire.unpack(snapshot.data)
         unpacked = time.perf_counter()
         engine = engines.load(policy, self.spec.engine, batch=self.spec.num_envs)
-        engine.run(self.observations)
+        engine.run(self.world.observations)
         loaded = time.perf_counter()
         if self.version == 0:
             self.explorer = self._explorer(policy)
@@ -213,66 +234,13 @@ class ActorLoop(Worker):
         self.acting_since = None
 
     def _explorer(self, policy: QuantizedPolicy) -> Explorer:
-        return Explorer(policy.head, self.envs[0].action_space, self.spec.rung, self.rng)
-
-    def _make(self, k: int) -> gymnasium.Env[Any, Any]:
-        return make(self.spec.env_id, env_kwargs=self.spec.env_kwargs)
-
-    def _first(self, k: int) -> Array:
-        """The first observation of a new environment; later episodes go on with the environment's own generator."""
-        place = self.spec.incarnation * self.spec.num_actors + self.spec.index
-        self.made += 1
-        seed = episode_seed("training", self.spec.seed, place << MADE_BITS | self.made % 2**MADE_BITS)
-        observation: Array = self.envs[k].reset(seed=seed)[0]
-        return observation
-
-    def _replace(self, k: int) -> None:
-        """A new environment in place of one that raised; its unfinished episode has no end in replay."""
-        self.cells[Actor.ERRORS] += 1
-        self.cells[Actor.DROPPED] += self.episode[k][0]
-        self.envs[k].close()
-        self.envs[k] = self._make(k)
-        self.observations[k] = self._first(k)
-        self.sequence[k] += GAP
-        self.episode[k] = (0, 0.0)
+        return Explorer(policy.head, self.world.action_space, self.spec.rung, self.rng)
 
     def _stopped(self) -> bool:
         return bool(self.ledger.control[Control.STOP]) or self.orphaned()
 
     def beat(self) -> None:
         self.cells[Actor.HEARTBEAT_S] = time.monotonic()
-
-
-class Clock:
-    """Where an actor's time goes, added up locally and booked between steps."""
-
-    def __init__(self, cells: Array) -> None:
-        self.cells = cells
-        self.inference_s = self.environment_s = self.insert_s = 0.0
-        self._last = time.perf_counter()
-        self._idle = 0.0
-
-    def nap(self, column: Actor) -> None:
-        """Waits a moment and books it in `column`."""
-        start = time.perf_counter()
-        time.sleep(NAP_S)
-        self.cells[column] += time.perf_counter() - start
-
-    def pause(self) -> None:
-        """Waits a moment that belongs to no one: an evaluation is not on the clock."""
-        start = time.perf_counter()
-        time.sleep(NAP_S)
-        self._idle += time.perf_counter() - start
-
-    def book(self) -> None:
-        """Writes what has added up since the last time."""
-        now = time.perf_counter()
-        self.cells[Actor.INFERENCE_S] += self.inference_s
-        self.cells[Actor.ENVIRONMENT_S] += self.environment_s
-        self.cells[Actor.INSERT_S] += self.insert_s
-        self.cells[Actor.LOOP_S] += now - self._last - self._idle
-        self._last, self._idle = now, 0.0
-        self.inference_s = self.environment_s = self.insert_s = 0.0
 
 
 def main(spec: ActorSpec) -> None:

@@ -133,7 +133,7 @@ def _environment(config: ActorQConfig, gamma: float) -> VecEnv:
     """What gives the model its spaces; it is reset and never stepped."""
 
     def one() -> gymnasium.Env[Any, Any]:
-        return make(config.env)
+        return make(config.env, trusted=True)
 
     env: VecEnv = DummyVecEnv([one])
     return VecNormalize(env, gamma=gamma) if config.normalize else env

@@ -6,6 +6,7 @@ Another transport, for a cluster, is another class with these methods.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,13 +85,18 @@ class LocalChannel:
         return self._ring
 
     def receive(self, most: int) -> Iterator[Array]:
-        """Starts with the actor after the one that was served last, so that none starves."""
-        for _ in range(len(self.rings)):
-            ring = self.rings[self._next]
-            while most > 0 and len(rows := ring.peek(most)):
-                yield rows
-                ring.take(len(rows))
-                most -= len(rows)
-            if most <= 0:
+        """Oldest weights first, so that no segment ages while younger ones are taken; among equals, actors in turn."""
+        while most > 0:
+            order = [(self._next + i) % len(self.rings) for i in range(len(self.rings))]
+            heads = [(int(rows["version"][0]), i) for i in order if len(rows := self.rings[i].peek(1))]
+            if not heads:
                 return
-            self._next = (self._next + 1) % len(self.rings)
+            _, chosen = min(heads, key=itemgetter(0))
+            ring = self.rings[chosen]
+            rows = ring.peek(most)
+            if others := [version for version, i in heads if i != chosen]:
+                rows = rows[: max(np.searchsorted(rows["version"], min(others), "right"), 1)]
+            yield rows
+            ring.take(len(rows))
+            most -= len(rows)
+            self._next = (chosen + 1) % len(self.rings)

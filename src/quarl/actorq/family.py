@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import multiprocessing
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
+from quarl.actorq.process import SIGNALS, settle
 from quarl.errors import QuarlError
 
 DEATHS, WITHIN_S = 5, 60.0
 """So many deaths in so many seconds, and a child is parked."""
 FIRST_PAUSE_S = 0.1
 """Before a dead child is started again; doubles with each death of the last minute."""
+MISTAKE = 64
+"""Exit code of a child whose last line is for the user (sysexits.h's EX_USAGE): to start it again does not help."""
 
 
 class Child:
     """A process with a role, in its successive incarnations."""
 
-    def __init__(self, name: str, main: Callable[[Any], None], spec: Any) -> None:
-        self.name, self.main, self.spec = name, main, spec
-        self.incarnation = 0
+    def __init__(self, name: str, main: Callable[[Any], None], spec: Any, log: Path | None = None) -> None:
+        """log: the file that its errors go to; None: stderr."""
+        self.name, self.main, self.spec, self.log = name, main, spec, log
         self.parked = False
         self.started = 0.0
         """time.monotonic() of the last start."""
-        self.deaths: list[float] = []
-        self.not_before = 0.0
+        self.num_deaths = 0
+        self._recent: list[float] = []
+        self._not_before = 0.0
         self.process: BaseProcess | None = None
 
     def alive(self) -> bool:
         return self.process is not None and self.process.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Returns when it is dead, or after so many seconds."""
+        if self.process is not None:
+            self.process.join(timeout)
 
     def kill(self) -> None:
         if self.process is not None:
@@ -49,6 +62,36 @@ class Child:
         assert self.process is not None
         return self.process.sentinel
 
+    def reason(self) -> str:
+        """Why it died: the error in its log, or the signal or exit code that ended it."""
+        code = self.exit_code
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return signal.Signals(-code).name
+        if self.log is not None and code in (1, MISTAKE):
+            with contextlib.suppress(OSError):
+                lines = self.log.read_text(errors="replace").split("\n")
+                return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
+        return f"exit code {code}"
+
+    def count_death(self) -> None:
+        """Called once with a dead child: it rests for a while, or is parked."""
+        now = time.monotonic()
+        self.num_deaths += 1
+        self._recent = [*(t for t in self._recent if now - t < WITHIN_S), now]
+        self.parked = len(self._recent) >= DEATHS
+        self._not_before = now + FIRST_PAUSE_S * 2 ** (len(self._recent) - 1)
+
+    def rested(self) -> bool:
+        """True where a death was counted and its pause is over."""
+        return 0 < self._not_before <= time.monotonic()
+
+    def count_start(self) -> None:
+        self.started, self._not_before = time.monotonic(), 0.0
+
+    def resting(self) -> bool:
+        return self._not_before > 0
+
 
 class Family:
     """All children of a supervisor."""
@@ -58,12 +101,23 @@ class Family:
         # Forks and runtimes with threads do not mix.
         self._context = multiprocessing.get_context("spawn")
         self._children: list[Child] = []
+        # Whatever way this process leaves: multiprocessing itself would ask them kindly, and wait for the deaf.
+        atexit.register(self.kill)
 
     def start(self, child: Child) -> None:
         """Starts the child's present incarnation."""
-        child.process = self._context.Process(target=_run, args=(child.main, child.spec, child.name), daemon=True)
-        child.process.start()
-        child.started = time.monotonic()
+        arguments = (child.main, child.spec, child.name, child.log)
+        child.process = self._context.Process(target=_run, args=arguments, name=child.name, daemon=True)
+        # A child that still imports would answer Ctrl-C with a traceback; it inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            child.process.start()
+        except OSError:
+            child.process = None  # there is nothing to kill
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        child.count_start()
         if child not in self._children:
             self._children.append(child)
 
@@ -71,19 +125,14 @@ class Family:
         """Called with a dead child, again and again: starts its successor when its pause is over, or parks it."""
         if child.parked:
             return
-        now = time.monotonic()
-        if child.not_before == 0:  # has just died
-            child.deaths = [*(t for t in child.deaths if now - t < WITHIN_S), now]
-            if len(child.deaths) >= DEATHS:
-                child.parked = True
-                self._say(f"{child.name} died {DEATHS} times in {WITHIN_S:g} s (exit code {child.exit_code}): parked")
-                return
-            child.not_before = now + FIRST_PAUSE_S * 2 ** (len(child.deaths) - 1)
-        if now >= child.not_before:
-            child.not_before = 0.0
-            child.incarnation += 1
+        if not child.resting():
+            child.count_death()
+            if child.parked:
+                where = f"; see {child.log}" if child.log is not None and child.log.exists() else ""
+                self._say(f"{child.name} died {DEATHS} times in {WITHIN_S:g} s ({child.reason()}): parked{where}")
+        elif child.rested():
             if hasattr(child.spec, "incarnation"):
-                child.spec = dataclasses.replace(child.spec, incarnation=child.incarnation)
+                child.spec = dataclasses.replace(child.spec, incarnation=child.spec.incarnation + 1)
             self.start(child)
 
     def alive(self) -> list[Child]:
@@ -93,8 +142,7 @@ class Family:
         """Waits for children that were told to stop, and kills the rest when the time is over."""
         deadline = time.monotonic() + grace_s
         for child in self._children:
-            if child.process is not None:
-                child.process.join(max(deadline - time.monotonic(), 0))
+            child.join(max(deadline - time.monotonic(), 0))
         self.kill()
 
     def kill(self) -> None:
@@ -107,15 +155,23 @@ class Family:
                 child.process.join()
 
 
-def _run(main: Callable[[Any], None], spec: Any, name: str) -> None:
+def _run(main: Callable[[Any], None], spec: Any, name: str, log: Path | None) -> None:
     """A child's main: one line for what the user got wrong, a traceback for what we did."""
+    settle(name)
     try:
         main(spec)
     except QuarlError as error:
-        print(f"quarl: {name}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        _note(log, " ".join(str(error).split()) if log else f"quarl: {name}: {' '.join(str(error).split())}")
+        sys.exit(MISTAKE)
     except Exception:
-        traceback.print_exc()
+        _note(log, traceback.format_exc())
         sys.exit(1)
+
+
+def _note(log: Path | None, text: str) -> None:
+    """Keeps the terminal for what the supervisor says: five actors that die five times are not 25 tracebacks."""
+    if log is None:
+        print(text, file=sys.stderr, flush=True)
+        return
+    with contextlib.suppress(OSError), log.open("a") as file:
+        print(text, file=file)

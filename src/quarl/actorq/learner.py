@@ -7,6 +7,8 @@ schedules' progress, `_on_step` with DQN's target network and epsilon) are moved
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,26 +21,26 @@ from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger
 
 from quarl.actorq import checkpoint
-from quarl.actorq.build import build, samples_per_insert
+from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.keeper import Keeper
 from quarl.actorq.ledger import CLASSES, Control, Learner, Ledger, Publisher
-from quarl.actorq.limiter import Limiter, RateLimiter, SampleLimit
 from quarl.actorq.memory import Block, Memory
+from quarl.actorq.pace import Pace
 from quarl.actorq.precision import Precision
-from quarl.actorq.process import Worker
+from quarl.actorq.process import Worker, die_with_parent
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.statistics import Statistics
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError
 
 Array = NDArray[Any]
 NAP_S = 0.0002
 AT_ONCE = 1024
 """Segments taken in between two looks at the limiter, at most."""
-ROLLBACKS = 3
-"""Times that training goes back to sound weights before it gives up."""
+IDLE_S = 0.25
+"""Without experience, after which the newest weights are pushed out of turn: actors may be waiting for just these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +70,17 @@ class LearnerLoop(Worker):
         self.parameters = list(self.model.policy.parameters())
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
-        self.limiter = self._limiter()
+        self.pace = Pace(config, self.model)
+        self.limiter = self.pace.limiter
         self.versions = Versions(config.output)
         self.statistics = Statistics(self.model) if config.normalize else None
-        self.clock_before = 0.0
-        self.evaluations = self.rollbacks = self.refused = 0
-        self.rate_factor = 1.0
-        self.model._setup_learn(config.n_timesteps, reset_num_timesteps=not config.resume)
-        if config.resume:
-            self._resume()
+        self.keeper = Keeper(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update; nothing is written or accumulated.
         self.model.set_logger(Logger(folder=None, output_formats=[]))
+        self.model._setup_learn(config.n_timesteps, reset_num_timesteps=not config.resume)
+        self.clock_before = self.keeper.resume() if config.resume else 0.0
+        self.evaluations = self.pushed_step = self.sound_version = 0
+        self.last_insert = time.monotonic()
         self.inserts_before = self.model.num_timesteps
         self.next_evaluation = self._next(config.eval_freq)
         self.next_save = self._next(config.save_freq)
@@ -109,9 +111,7 @@ class LearnerLoop(Worker):
         if self.limiter.updates_allowed():
             self._update()
         elif not self._receive():
-            start = time.perf_counter()
-            time.sleep(NAP_S)
-            self.cells[Learner.WAIT_S] += time.perf_counter() - start
+            self._wait()
         self._show()
         steps = self.model.num_timesteps
         if self.config.eval_freq and steps >= self.next_evaluation:
@@ -120,6 +120,14 @@ class LearnerLoop(Worker):
         if steps >= self.next_save:
             self.next_save = self._next(self.config.save_freq)
             self._save()
+
+    def _wait(self) -> None:
+        """A moment's wait for experience."""
+        start = time.perf_counter()
+        time.sleep(NAP_S)
+        self.cells[Learner.WAIT_S] += time.perf_counter() - start
+        if time.monotonic() - self.last_insert > IDLE_S and self.pushed_step < self.model._n_updates:
+            self._push()
 
     def _receive(self) -> int:
         """Takes segments in, as many as there are up to the next update; how many there were."""
@@ -140,6 +148,7 @@ class LearnerLoop(Worker):
             if self.started is None:
                 self.started = start
             self.cells[Learner.INSERT_S] += time.perf_counter() - start
+            self.last_insert = time.monotonic()
         return received
 
     def _book(self, rows: Array) -> None:
@@ -163,9 +172,8 @@ class LearnerLoop(Worker):
         losses = {k: float(v) for k, v in model.logger.name_to_value.items() if k.endswith("loss")}
         self.cells[Learner.LOSS] = losses.get("train/loss", losses.get("train/critic_loss", math.nan))
         self.cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", math.nan)
-        refused = int(self.ledger.publisher[Publisher.REFUSED])
-        if not all(map(math.isfinite, losses.values())) or refused > self.refused:
-            self.refused = refused
+        refused = self.ledger.publisher[Publisher.REFUSED_VERSION] > self.sound_version
+        if refused or not all(map(math.isfinite, losses.values())):
             self._roll_back()
         elif model._n_updates % self.config.publish_interval == 0:
             self._push()
@@ -178,7 +186,7 @@ class LearnerLoop(Worker):
         self.template.flatten_into(self.model, slot)
         board.commit(slot.nbytes, version=version, step=self.model._n_updates)
         self.cells[Learner.PUSH_S] += time.perf_counter() - start
-        self.cells[Learner.VERSION] = version
+        self.cells[Learner.VERSION], self.pushed_step = version, self.model._n_updates
 
     def _evaluate(self) -> None:
         """Stands still, actors too, while the supervisor plays its episodes with what is pushed here."""
@@ -195,82 +203,21 @@ class LearnerLoop(Worker):
         self.cells[Learner.PAUSED] = 0
 
     def _roll_back(self) -> None:
-        """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
-        self.rollbacks += 1
-        layer = next((n for n, p in self.model.policy.named_parameters() if not torch.isfinite(p).all()), "the loss")
-        if self.rollbacks > ROLLBACKS:
-            raise QuarlError(
-                f"training diverged {self.rollbacks} times at {layer}, the last time with a learning rate of "
-                f"{self._learning_rate():g}; use a smaller --params learning_rate"
-            )
-        clocks = {name: getattr(self.model, name) for name in CLOCKS if hasattr(self.model, name)}
-        checkpoint.restore(checkpoint.load_latest(self.config.output), self.model)
-        for name, value in clocks.items():
-            setattr(self.model, name, value)
-        self.rate_factor /= 2
-        self._slow_down()
-        self.cells[Learner.ROLLBACKS] = self.rollbacks
-        print(
-            f"quarl: {layer} was not finite after update {self.model._n_updates}: back to the last checkpoint's "
-            f"weights with a learning rate of {self._learning_rate():g}",
-            flush=True,
-        )
+        """Back to sound weights; what was pushed before no longer counts."""
+        self.keeper.roll_back()
+        self.sound_version = self.versions.newest
+        self.cells[Learner.ROLLBACKS] = self.keeper.rollbacks
         self._push()
 
-    def _slow_down(self) -> None:
-        schedule, factor = self.model.lr_schedule, 0.5
-        self.model.lr_schedule = lambda progress: factor * schedule(progress)
-
-    def _learning_rate(self) -> float:
-        return float(self.model.lr_schedule(self.model._current_progress_remaining))
-
     def _save(self) -> None:
-        """A checkpoint; a full disk costs one and not the run."""
+        """A checkpoint, of sound weights."""
         start = time.perf_counter()
-        state = {
-            "limiter": self.limiter.state(),
-            "version": self.versions.newest,
-            "clock_s": self._clock(),
-            "rate_factor": self.rate_factor,
-            "algo": self.config.algo,
-            "env": self.config.env,
-        }
-        replay = self.replay if self.config.save_replay_buffer else None
-        try:
-            checkpoint.save(self.config.output, self.model, state, replay=replay)
-        except checkpoint.CheckpointError as error:
-            print(f"quarl: {error}; training goes on", flush=True)
+        self.cells[Learner.SAVING_S] = time.monotonic()
+        if not self.keeper.save(self._clock()):
+            self._roll_back()
+            self.keeper.save(self._clock())
+        self.cells[Learner.SAVING_S] = 0
         self.cells[Learner.CHECKPOINT_S] += time.perf_counter() - start
-
-    def _resume(self) -> None:
-        """Everything from the newest sound checkpoint; without its replay, learning starts on new experience."""
-        found = checkpoint.load_latest(self.config.output)
-        for warning in found.warnings:
-            print(f"quarl: {warning}", flush=True)
-        checkpoint.restore(found, self.model, self.replay if found.has_replay else None)
-        self.limiter.load_state(found.state["limiter"])
-        if not found.has_replay and isinstance(self.limiter, RateLimiter):
-            self.limiter.warm_up_again()
-        self.clock_before = float(found.state["clock_s"])
-        factor = float(found.state["rate_factor"])
-        while self.rate_factor > factor:
-            self.rate_factor /= 2
-            self._slow_down()
-
-    def _limiter(self) -> Limiter:
-        model, config = self.model, self.config
-        if config.max_times_sampled is not None:
-            return SampleLimit(lambda: self.replay.num_samplable, model.learning_starts, model.batch_size)
-        ratio = config.samples_per_insert or samples_per_insert(model)
-        freq: Any = model.train_freq
-        # Rounds and their first one are Stable-Baselines3's: between two rounds DQN's target network moves.
-        return RateLimiter(
-            ratio,
-            model.batch_size,
-            model.learning_starts // freq.frequency * freq.frequency,
-            config.error_buffer,
-            updates_at_once=model.gradient_steps if model.gradient_steps > 0 else freq.frequency,
-        )
 
     def _next(self, interval: int) -> int:
         return (self.model.num_timesteps // interval + 1) * interval if interval else 0
@@ -296,6 +243,8 @@ class LearnerLoop(Worker):
         limit = min(self.limiter.insert_limit(), self.config.n_timesteps)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
         cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
+        cells[Learner.UPDATES_PER_INSERT] = per_insert = self.pace.updates_per_insert
+        cells[Learner.UPDATES_OFFSET] = self.pace.updates_offset() + per_insert * self.inserts_before
         cells[Learner.TIMESTEPS], cells[Learner.UPDATES] = model.num_timesteps, model._n_updates
         cells[Learner.SAMPLES], cells[Learner.INSERTS] = self.limiter.samples, self.limiter.inserts
         if self.started is not None:
@@ -308,10 +257,12 @@ class LearnerLoop(Worker):
         cells[Learner.HEARTBEAT_S] = time.monotonic()
 
 
-CLOCKS = ("num_timesteps", "_n_updates", "_n_calls", "_episode_num", "_current_progress_remaining", "exploration_rate")
-"""What moves on when weights go back."""
-
-
 def main(spec: LearnerSpec) -> None:
     """The process."""
-    LearnerLoop(spec).run()
+    loop = LearnerLoop(spec)
+    die_with_parent(False)  # from here on there is something to save, and the loop looks for its supervisor itself
+    loop.run()
+    if loop.orphaned():
+        spec.memory.unlink(missing_ok=True)
+    sys.stdout.flush()
+    os._exit(0)  # the interpreter takes a second to take torch down, for which Ctrl-C need not wait

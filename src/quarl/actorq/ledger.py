@@ -57,6 +57,10 @@ class Learner(_Column):
     """Environment steps, counted as in the actors' STEPS, after which actors must wait."""
     RANDOM_UNTIL = auto()
     """Environment steps, counted likewise, that are played at random."""
+    UPDATES_PER_INSERT = auto()
+    UPDATES_OFFSET = auto()
+    """offset + per_insert * n: updates that the learner may have done when n environment steps, counted likewise, are
+    in replay. So an actor knows how old its weights will be when what they do is learnt from."""
     EXPLORATION = auto()
     """DQN's epsilon by SB3's schedule."""
     CLOCK_S = auto()
@@ -67,6 +71,8 @@ class Learner(_Column):
     WAIT_S = auto()
     """Waiting for experience: the limiter's learner side."""
     CHECKPOINT_S = auto()
+    SAVING_S = auto()
+    """time.monotonic() at the start of the checkpoint that is being written; 0: none is."""
     SAMPLES = auto()
     INSERTS = auto()
     EPISODES = auto()
@@ -89,6 +95,8 @@ class Publisher(_Column):
     PUBLISHED = auto()
     REFUSED = auto()
     """Snapshots with NaN or infinity, which were not quantised."""
+    REFUSED_VERSION = auto()
+    """Of the last one of them."""
     PULL_S = auto()
     PACK_S = auto()
     PUBLISH_S = auto()

@@ -42,6 +42,7 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
         "samples_per_insert": _ratio(learner[Learner.SAMPLES], learner[Learner.INSERTS]),
         "staleness_p50": _number(percentile(ledger.staleness, 0.5)),
         "staleness_p99": _number(percentile(ledger.staleness, 0.99)),
+        "staleness_max": _number(percentile(ledger.staleness, 1.0)),
         "latency_ms_p50": _number(percentile(ledger.latency_ms.sum(axis=0), 0.5)),
         "latency_ms_p99": _number(percentile(ledger.latency_ms.sum(axis=0), 0.99)),
         "blocked_ms_p50": _tenth(percentile(ledger.blocked_ms.sum(axis=0), 0.5)),

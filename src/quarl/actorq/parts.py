@@ -21,6 +21,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from quarl.actorq.build import build, samples_per_insert
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.parts_actor import Arm, ArmParts, measure_arms, measure_overhead, median_s, pack
+from quarl.actorq.precision import Precision
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.statistics import Statistics
@@ -101,7 +102,7 @@ def measure(
         ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
         insert_s = _inserts(model, rows, ratio, seconds / 2, normalize=config.normalize)
         with _threads(config.learner_threads):
-            train_s = _updates(model, config.learner_dtype, seconds)
+            train_s = _updates(model, config, seconds)
     return Parts(
         batch_size=model.batch_size,
         samples_per_insert=ratio,
@@ -131,7 +132,7 @@ def _num_rows(dtype: np.dtype[Any]) -> int:
 
 def _play(env_id: str, seed: int, rows: Array, explorer: Explorer, seconds: float) -> tuple[Array, float]:
     """(those of `rows` that random play has filled, seconds of a step)."""
-    env = make(env_id)
+    env = make(env_id, trusted=True)
     try:
         observation = env.reset(seed=episode_seed("probe", seed, 0))[0]
         count, spent, deadline = 0, 0.0, time.perf_counter() + seconds
@@ -182,12 +183,12 @@ def _inserts(model: OffPolicyAlgorithm, rows: Array, ratio: float, seconds: floa
     return spent / inserted
 
 
-def _updates(model: OffPolicyAlgorithm, dtype: str, seconds: float) -> float:
+def _updates(model: OffPolicyAlgorithm, config: ActorQConfig, seconds: float) -> float:
     """Seconds of one update."""
+    precision, parameters = Precision(config.learner_dtype, model.device), list(model.policy.parameters())
 
     def update() -> None:
-        half = dtype == "bf16"
-        with torch.autocast(model.device.type, torch.bfloat16) if half else contextlib.nullcontext():
+        with precision.update(parameters):
             model.train(gradient_steps=1, batch_size=model.batch_size)
         if model.device.type == "cuda":
             torch.cuda.synchronize()

@@ -1,29 +1,62 @@
-"""What all child processes of a run have in common."""
+"""What all child processes of a run have in common: a name, deafness to signals, and an end with their supervisor's."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import multiprocessing
 import os
 import signal
-import time
+import sys
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run. What to do about
+them is the supervisor's to say."""
+NAME_BYTES = 15
+"""What Linux keeps of a process's name."""
+SET_PDEATHSIG, SET_NAME = 1, 15
+"""Of prctl(2)."""
+
+
+def settle(name: str) -> None:
+    """A child's first call: it gets its name in `ps` and `top`, hears no signal but SIGKILL, and dies with its parent.
+
+    An actor may hang in its environment for ever: only the system can end it when the supervisor was killed.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before it began (Family.start)
+    _prctl(SET_NAME, f"quarl-{name}".replace(" ", "-").encode()[:NAME_BYTES])
+    die_with_parent(True)
+    if os.getppid() != _parent():  # it was faster
+        sys.exit(1)
+
+
+def die_with_parent(wanted: bool) -> None:
+    """Whether this process is killed in the moment in which its parent ends; other systems than Linux cannot."""
+    _prctl(SET_PDEATHSIG, int(signal.SIGKILL) if wanted else 0)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _parent() -> int:
+    """The process that started this one; asked for when it is gone, the system names another."""
+    parent = multiprocessing.parent_process()
+    return os.getppid() if parent is None or parent.pid is None else parent.pid
 
 
 class Worker:
-    """A child that the supervisor started: deaf to Ctrl-C, pinned where asked, and gone when its supervisor is."""
+    """A child that the supervisor started: pinned where asked, and aware of its supervisor's end."""
 
     def __init__(self, cpu: int | None = None) -> None:
-        # Ctrl-C reaches the whole process group; what to do about it is the supervisor's to say.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._parent = os.getppid()
-        self._checked = time.monotonic()
+        self._parent = _parent()
         if cpu is not None and hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):  # not every container allows it, and it is only faster
                 os.sched_setaffinity(0, {cpu})
 
     def orphaned(self) -> bool:
-        """True when the supervisor is no more; looked up once a second."""
-        now = time.monotonic()
-        if now - self._checked > 1:
-            self._checked = now
-            return os.getppid() != self._parent
-        return False
+        """True when the supervisor is no more."""
+        return os.getppid() != self._parent

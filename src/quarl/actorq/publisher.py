@@ -80,6 +80,7 @@ class PublisherLoop(Worker):
             policy = self.template.policy(snapshot.data.view(np.float32))
         except QuarlError:  # NaN or infinity: the learner sees this number and goes back to sound weights
             cells[Publisher.REFUSED] += 1
+            cells[Publisher.REFUSED_VERSION] = snapshot.version
             return True
         data = self.packer.pack(policy, self.observations() if self.packer.wants_observations else None)
         packed = time.perf_counter()

@@ -5,27 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
-from quarl.actorq import actor, learner, metrics, publisher
-from quarl.actorq.actor import ActorSpec
+from quarl.actorq import metrics
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
-from quarl.actorq.exploration import ladder
-from quarl.actorq.family import Child, Family
+from quarl.actorq.crew import Crew
+from quarl.actorq.family import MISTAKE, Family
+from quarl.actorq.interrupt import Interrupts
 from quarl.actorq.judge import Judge
-from quarl.actorq.learner import LearnerSpec
-from quarl.actorq.ledger import Actor, Control, Learner, Ledger
+from quarl.actorq.ledger import Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
-from quarl.actorq.publisher import PublisherSpec
 from quarl.actorq.segment import segment_dtype
+from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
@@ -40,9 +36,11 @@ ROW_S = 1.0
 CATCH_UP_S = 30.0
 """For the publisher to pack the newest weights before an evaluation."""
 GRACE_S = 4.0
-"""For the learner's last checkpoint after a signal."""
-TOO_FEW = 4
-"""Exit code: fewer actors than --min-actors."""
+"""For everyone to leave after a signal."""
+SAVE_S = 120.0
+"""More for a learner that is at its last checkpoint: a large replay takes its time, and the next signal ends it."""
+USAGE, TOO_FEW = 2, 4
+"""Exit codes: the user's mistake; fewer actors than --min-actors."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,66 +57,46 @@ class Supervisor:
     """One run, from start to its last line of metrics."""
 
     def __init__(self, config: ActorQConfig, say: Callable[[str], None]) -> None:
+        if config.resume and not checkpoints(config):
+            say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
+            config = dataclasses.replace(config, resume=False)
         self.config, self.say = config, say
         config.output.mkdir(parents=True, exist_ok=True)
         model = build(config)
         self.template = Template.of(model)
-        observation_space, action_space = model.observation_space, model.action_space
-        rungs = ladder(self.template.initial.head.kind, config.actors, config.sigma)
-        dtype = segment_dtype(observation_space, action_space)
+        dtype = segment_dtype(model.observation_space, model.action_space)
         rows = max(min(RING_ROWS, RING_BYTES // dtype.itemsize), 2 * config.envs_per_actor)
         self.blocks: dict[str, Block] = Ledger.blocks(config.actors)
         self.blocks |= LocalChannel.blocks(self.template.num_floats, dtype, config.actors, rows)
         self.memory = Memory.create(self.blocks)
-        self.ledger = Ledger(self.memory)
-        self.channel = LocalChannel(self.memory, config.actors)
-        self.judge = Judge(config, self.template, self.channel)
-        cpus = _cpus(config.actors)
-        shared: dict[str, Any] = {"memory": self.memory.path, "blocks": self.blocks}
-        self.learner = Child("learner", learner.main, LearnerSpec(config=config, cpu=cpus[0], **shared))
-        self.publisher = Child(
-            "publisher",
-            publisher.main,
-            PublisherSpec(
-                num_actors=config.actors, template=self.template.to_bytes(), packer=self.judge.packer_options, **shared
-            ),
-        )
-        self.actors = [
-            Child(
-                f"actor {i}",
-                actor.main,
-                ActorSpec(
-                    index=i,
-                    num_actors=config.actors,
-                    incarnation=0,
-                    env_id=config.env,
-                    num_envs=config.envs_per_actor,
-                    engine=config.engine,
-                    update_interval=config.actor_update_interval,
-                    max_staleness=config.max_staleness,
-                    rung=rungs[i],
-                    seed=config.seed,
-                    cpu=cpus[1 + i],
-                    **shared,
-                ),
-            )
-            for i in range(config.actors)
-        ]
-        self.family = Family(self.say)
-        self.signal: int | None = None
+        try:
+            self.ledger = Ledger(self.memory)
+            self.channel = LocalChannel(self.memory, config.actors)
+            self.judge = Judge(config, self.template, self.channel)
+            self.crew = Crew(config, self.template, self.judge.packer_options, self.memory)
+        except BaseException:
+            self.memory.remove()
+            raise
+        self.family = Family(say)
+        self.interrupts = Interrupts(self._end)
 
-    def run(self) -> Iterator[dict[str, Any]]:
+    @property
+    def signal(self) -> int | None:
+        """The one that asked for an end."""
+        return self.interrupts.number
+
+    def run(self) -> Generator[dict[str, Any]]:
         """Rows of metrics, one a second; `result` is there when they end."""
         self.result = Result(exit_code=1, message="the run did not end", summary={})
         started = time.perf_counter()
         previous: dict[str, Any] | None = None
         with contextlib.ExitStack() as stack:
-            stack.callback(self.memory.remove)
-            stack.callback(self.family.kill)
-            stack.enter_context(self._signals())
+            stack.callback(self._end)
+            stack.enter_context(self.interrupts)
             file = stack.enter_context((self.config.output / "metrics.jsonl").open("a"))
-            for child in (self.learner, self.publisher, *self.actors):
+            for child in self.crew.all:
                 self.family.start(child)
+            self.watch = Watch(self.crew, self.ledger, self.config.env_timeout, self.say)
             next_row = time.perf_counter()
             while (ended := self._tick()) is None:
                 if time.perf_counter() >= next_row and self.ledger.learner[Learner.READY]:
@@ -129,8 +107,8 @@ class Supervisor:
             last = metrics.row(self.ledger, time.perf_counter() - started, previous)
             print(json.dumps(last), file=file, flush=True)
             code, message = ended
-            if code == 0:
-                self._evaluate(last=True)
+            if code == 0 and not self._evaluate(last=True):
+                code, message = self._stopped("in its last evaluation; model and checkpoint are there")
             self.result = Result(exit_code=code, message=message, summary=self._summary(last))
             yield last
 
@@ -139,91 +117,101 @@ class Supervisor:
         wait([child.sentinel for child in self.family.alive()], timeout=TICK_S)
         if self.signal is not None:
             return self._leave()
-        cells, control = self.ledger.learner, self.ledger.control
-        if not self.learner.alive():
-            if cells[Learner.DONE]:
-                self._catch_up()
-                control[Control.STOP] = 1
-                self.family.wind_up(GRACE_S)
-                return 0, ""
-            code = self.learner.exit_code
-            if code == 2:  # it has said why
-                return 2, ""
-            return 1, f"the learner died ({_reason(code)}); go on with --resume -o {self.config.output}"
-        if not self.publisher.alive():
-            self.family.revive(self.publisher)
-            if self.publisher.parked:
-                return 1, f"the publisher keeps dying; go on with --resume -o {self.config.output}"
-        for child, numbers in zip(self.actors, self.ledger.actors, strict=True):
-            heard = float(numbers[Actor.HEARTBEAT_S])
-            hung = heard and time.monotonic() - max(heard, child.started) > self.config.env_timeout
-            if child.alive() and hung and not cells[Learner.PAUSED]:
-                self.say(f"{child.name} made no step for {self.config.env_timeout:g} s: killed")
-                child.kill()
+        cells, control, crew = self.ledger.learner, self.ledger.control, self.crew
+        if not crew.learner.alive():
+            return self._learner_left()
+        self.watch.look()
+        if not crew.publisher.alive():
+            self.family.revive(crew.publisher)
+            if crew.publisher.parked:
+                return 1, f"the publisher keeps dying; {self._go_on()}"
+        for child in crew.actors:
             if not child.alive() and not child.parked:
-                if child.exit_code == 2 and child.incarnation == 0:
-                    return 2, ""
+                if child.exit_code == MISTAKE and not child.num_deaths:
+                    return USAGE, f"{child.name}: {child.reason()}"
                 self.family.revive(child)
-        at_work = sum(not child.parked for child in self.actors)
-        control[Control.ACTORS] = sum(child.alive() for child in self.actors)
+        at_work = sum(not child.parked for child in crew.actors)
+        control[Control.ACTORS] = sum(child.alive() for child in crew.actors)
         if at_work < self.config.min_actors:
-            control[Control.STOP] = 1
-            self.family.wind_up(GRACE_S)
-            return TOO_FEW, f"only {at_work} of {self.config.actors} actors are left, --min-actors wants more"
+            self._wind_up()
+            left = (
+                f"only {at_work} of {self.config.actors} actors are left and --min-actors is {self.config.min_actors}"
+            )
+            return TOO_FEW, f"{left}; {self._go_on()}"
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
-            if self._evaluate():
+            if self._catch_up() and self._evaluate() and self.judge.reached:
                 control[Control.FINISH] = 1
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
 
-    def _evaluate(self, *, last: bool = False) -> bool:
-        """Plays episodes with the weights that the learner has just pushed; True where the target is reached."""
-        cells = self.ledger.learner
-        if not last:
+    def _learner_left(self) -> tuple[int, str]:
+        """The end of the run, good or bad."""
+        if self.ledger.learner[Learner.DONE]:
             self._catch_up()
-        entry = self.judge.judge(
-            last=last,
-            clock_s=float(cells[Learner.CLOCK_S]),
-            timesteps=int(cells[Learner.TIMESTEPS]),
-            updates=int(cells[Learner.UPDATES]),
-        )
-        with (self.config.output / "evaluations.jsonl").open("a") as file:
-            print(json.dumps(entry), file=file)
-        return self.judge.reached
+            self.ledger.control[Control.STOP] = 1
+            self.family.wind_up(GRACE_S)
+            return (0, "") if self.signal is None else self._stopped("after its last update")
+        reason = self.crew.learner.reason()
+        if self.crew.learner.exit_code == MISTAKE:
+            return USAGE, reason
+        return 1, f"the learner died ({reason}); {self._go_on()}"
 
-    def _catch_up(self) -> None:
-        """Waits until the publisher has packed what the learner pushed last."""
+    def _evaluate(self, *, last: bool = False) -> bool:
+        """Plays episodes with the weights that the learner has just pushed; False where a signal came first."""
+        cells = self.ledger.learner
+
+        def judge() -> None:
+            entry = self.judge.judge(
+                last=last,
+                clock_s=float(cells[Learner.CLOCK_S]),
+                timesteps=int(cells[Learner.TIMESTEPS]),
+                updates=int(cells[Learner.UPDATES]),
+            )
+            with (self.config.output / "evaluations.jsonl").open("a") as file:
+                print(json.dumps(entry), file=file)
+
+        return self.interrupts.attempt(judge)
+
+    def _catch_up(self) -> bool:
+        """Waits until the publisher has packed what the learner pushed last; False where a signal came first."""
         deadline = time.monotonic() + CATCH_UP_S
         while self.channel.packed.version < self.channel.floats.version and time.monotonic() < deadline:
-            if not self.publisher.alive() and not self.publisher.parked:
-                self.family.revive(self.publisher)
+            if self.signal is not None:
+                return False
+            if not self.crew.publisher.alive() and not self.crew.publisher.parked:
+                self.family.revive(self.crew.publisher)
             time.sleep(0.005)
+        return True
 
     def _leave(self) -> tuple[int, str]:
-        """After Ctrl-C or SIGTERM: the learner finishes its update and saves, then everyone goes."""
-        self.say("stopping: the learner finishes its update and saves; once more to leave at once")
-        assert self.signal is not None
+        """After a signal: the learner finishes its update and saves, then everyone goes."""
+        self._wind_up()
+        return self._stopped("by a signal")
+
+    def _wind_up(self) -> None:
+        """Lets the learner save, and everyone go; kills whoever does not."""
         self.ledger.control[Control.FINISH] = self.ledger.control[Control.STOP] = 1
-        self.family.wind_up(GRACE_S)
-        return 128 + self.signal, f"stopped; go on with --resume -o {self.config.output}"
+        if self.signal is not None:
+            with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
+                self.say("stopping: the learner finishes its update and saves; once more to leave at once")
+        learner, cells, start = self.crew.learner, self.ledger.learner, time.monotonic()
+        until = start + (GRACE_S if cells[Learner.READY] else 0)  # before that it has nothing to save
+        while learner.alive() and time.monotonic() < until:
+            learner.join(TICK_S)
+            if saving_since := float(cells[Learner.SAVING_S]):
+                until = saving_since + SAVE_S
+        self.family.wind_up(max(start + GRACE_S - time.monotonic(), 0) if cells[Learner.READY] else 0)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM asks for an orderly end; the second kills what is left."""
+    def _stopped(self, when: str) -> tuple[int, str]:
+        assert self.signal is not None
+        return 128 + self.signal, f"stopped {when}; {self._go_on()}"
 
-        def handle(number: int, frame: object) -> None:
-            if self.signal is not None:
-                self.family.kill()
-                self.memory.remove()
-                os._exit(128 + number)
-            self.signal = number
+    def _go_on(self) -> str:
+        return f"go on with --resume -o {self.config.output}"
 
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _end(self) -> None:
+        self.family.kill()
+        self.memory.remove()
 
     def _summary(self, last: dict[str, Any]) -> dict[str, Any]:
         evaluations = self.judge.entries
@@ -240,18 +228,8 @@ class Supervisor:
             "samples_per_insert": last["samples_per_insert"],
             "reached_s": self.judge.reached_s,
             "final": evaluations[-1] if evaluations else None,
-            "actor_deaths": sum(child.incarnation for child in self.actors),
+            "actor_deaths": sum(child.num_deaths for child in self.crew.actors),
         }
-
-
-def _cpus(actors: int) -> list[int | None]:
-    """Cores for the learner and each actor; None leaves the choice to the system."""
-    if not hasattr(os, "sched_getaffinity"):
-        return [None] * (1 + actors)
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        return [None] * (1 + actors)
-    return [cores[0], *(cores[1 + i % (len(cores) - 1)] for i in range(actors))]
 
 
 def warn_about_cores(config: ActorQConfig) -> None:
@@ -263,17 +241,15 @@ def warn_about_cores(config: ActorQConfig) -> None:
         )
 
 
-def _reason(code: int | None) -> str:
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return signal.Signals(-code).name
-    return f"exit code {code}"
+def checkpoints(config: ActorQConfig) -> list[str]:
+    """Names of those that the output folder holds, oldest first."""
+    return sorted(path.name for path in config.output.glob("checkpoint-*"))
 
 
 def new_run(config: ActorQConfig) -> None:
-    """Refuses a folder that holds a run already, which no typo should overwrite, or none where one is to go on."""
-    found = sorted(path.name for path in Path(config.output).glob("checkpoint-*"))
+    """Refuses a folder that holds a run already: weeks of training are not overwritten by a typo."""
+    found = checkpoints(config)
     if found and not config.resume:
         raise QuarlError(f"{config.output} holds a run ({found[-1]}): go on with --resume, or name another folder")
-    if config.resume and not found:
-        raise QuarlError(f"no checkpoint in {config.output}: start without --resume, or name the folder of the run")
+    if config.resume and not config.output.is_dir():
+        raise QuarlError(f"no checkpoint in {config.output}, which does not exist; start without --resume")

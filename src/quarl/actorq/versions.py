@@ -29,7 +29,7 @@ class Versions:
         """The first number of this learner."""
         self.newest = self.first - 1
         self._top = self.newest
-        self._steps: list[int] = []
+        self._steps = np.zeros(64, np.int64)
 
     def next(self, step: int) -> int:
         """A new number for weights after `step` updates."""
@@ -37,15 +37,17 @@ class Versions:
             self._top += RESERVED
             write_bytes(json.dumps({"reserved": self._top}).encode(), self._path)
         self.newest += 1
-        self._steps.append(step)
+        place = self.newest - self.first
+        if place == len(self._steps):
+            self._steps = np.concatenate((self._steps, np.zeros_like(self._steps)))
+        self._steps[place] = step
         return self.newest
 
     def steps_of(self, versions: Array) -> Array:
         """int64: the update of each version, -1 where it is none of this learner's (a random action has -1)."""
-        known = np.asarray(self._steps, np.int64)
         place = versions - self.first
-        inside = (place >= 0) & (place < len(known))
-        return np.where(inside, known[np.where(inside, place, 0)], -1) if len(known) else np.full(len(versions), -1)
+        inside = (place >= 0) & (versions <= self.newest)
+        return np.where(inside, self._steps[np.where(inside, place, 0)], -1)
 
     def _reserved(self) -> int:
         if not self._path.exists():

@@ -6,18 +6,19 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
-from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy
 from quarl.policy.normalizer import NAME as STATISTICS
 from quarl.policy.operators import Conv2d, Dense, LayerNorm, Normalize, Op, Shape
+
+if TYPE_CHECKING:
+    import torch  # else only where a model is at hand: a publisher has none, and is back the sooner without it
 
 Array = NDArray[Any]
 LENGTH_BYTES = 8
@@ -59,12 +60,16 @@ class Template:
     @classmethod
     def of(cls, model: Any) -> Template:
         """The template of a live SB3 model; SAC's has both networks of its distribution."""
+        from quarl.policy.extract import from_model
+
         initial = from_model(model, distribution=True)
         parameters = dict(model.policy.named_parameters(remove_duplicate=False))
         return cls(initial, [(op.name, field) for op in initial.ops for field in _live(op, parameters)])
 
     def flatten_into(self, model: Any, out: Array) -> None:
         """Copies the model's weights as they are now into `out` [num_floats], float32 and contiguous."""
+        import torch
+
         assert out.shape == (self.num_floats,)
         assert out.dtype == np.float32
         target, policy = torch.from_numpy(out), model.policy

@@ -32,6 +32,8 @@ ADDED = (
     *("pull_s", "deserialize_s", "load_s", "wait_s", "stale_s"),
 )
 """Of an actor's part of a row of metrics: what adds up over the run."""
+SIGNALLED = 128
+"""Exit codes above are this and a signal."""
 LEARNER_S = ("train_s", "insert_s", "push_s", "wait_s")
 
 
@@ -140,7 +142,7 @@ def _running(config: ActorQConfig, say: Say) -> Any:
 
 def _ended(supervisor: Supervisor, when: str) -> BaseException:
     """What ended a run early: Ctrl-C goes on as such."""
-    if supervisor.signal is not None:
+    if supervisor.result.exit_code > SIGNALLED:
         return KeyboardInterrupt()
     message = supervisor.result.message.partition("; go on with")[0] or "see above"
     return QuarlError(

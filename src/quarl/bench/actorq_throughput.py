@@ -110,7 +110,7 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
                     cell = _window(config, cells, arm, ratio, network, interval, number)
                     if cell is not None:
                         found.setdefault((network, ratio, arm), []).append(cell)
-    rows = []
+    rows: list[Row] = []
     for network in config.networks():
         measured = _parts(config, cells, network)
         for ratio in config.ratios():

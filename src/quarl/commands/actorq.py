@@ -11,22 +11,31 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from quarl.actorq import parts, plan
 from quarl.actorq.supervisor import Supervisor, new_run, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema
 
+PLAN_STAGES = 4
+
 
 def run(config: ActorQConfig) -> int:
-    """Trains to the end; returns the exit code."""
+    """Trains to the end, or only plans; returns the exit code."""
+    if config.plan:
+        return _plan(config)
     new_run(config)
     warn_about_cores(config)
     console = Console(stderr=True)
-    supervisor = Supervisor(config, lambda line: console.print(f"quarl: {line}", markup=False, highlight=False))
+
+    def say(line: str) -> None:
+        console.print(f"quarl: {line}", markup=False, highlight=False, soft_wrap=True)
+
+    supervisor = Supervisor(config, say)
     write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
-    with _view(console) as show, _tracker(config) as track:
-        for row in supervisor.run():
+    with contextlib.closing(supervisor.run()) as rows, _view(console) as show, _tracker(config) as track:
+        for row in rows:
             show(_table(config, row, supervisor.judge.entries))
             track(row)
     result = supervisor.result
@@ -39,6 +48,25 @@ def run(config: ActorQConfig) -> int:
             terminal.say(*_sentences(config, result.summary))
             terminal.finish(config, document)
     return result.exit_code
+
+
+def _plan(config: ActorQConfig) -> int:
+    """Measures the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
+    warn_about_cores(config)
+    own = (config.actor_precision, "litert")
+    arms = dict.fromkeys((*parts.ARMS, own))
+    with terminal.progress(PLAN_STAGES) as progress:
+        measured = parts.measure(config, tuple(arms), say=lambda label: progress(label, int(label != "environment")))
+    setting = plan.Setting.of(config, measured)
+    rows = plan.predict(measured, setting)
+    document = schema.document(
+        "actorq plan", [row.to_json() for row in rows], algo=config.algo, env_id=config.env, seed=config.seed
+    )
+    title = f"{config.algo} {config.env}: {config.actors} actors, {setting.samples_per_insert:g} samples per insert"
+    terminal.show("actorq plan", document["rows"], title)
+    terminal.say(*plan.sentences(rows, measured, setting, config.actor_precision))
+    terminal.finish(config, document)
+    return 0
 
 
 @contextlib.contextmanager

@@ -30,13 +30,15 @@ class ActorQConfig(Config):
     """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task."""
     n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
     """Environment steps of all actors together."""
-    updates: Annotated[int | None, arg(help_behavior_hint="(default: no bound)")] = None
+    updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
     """Learner updates after which training ends, if that comes first."""
     actors: int = 2
     """Actor processes; each runs one engine on one thread."""
     actor_precision: Annotated[str, arg(metavar="BITS")] = "int8"
     """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations."""
-    comm_bits: Annotated[int | None, arg(help_behavior_hint="(default: those of --actor-precision)")] = None
+    comm_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: those of --actor-precision)")] = (
+        None
+    )
     """Bits of a weight on the wire, 2..32; 16 is fp16 and 32 is fp32."""
     weight_compress: Literal["none", "zstd"] = "none"
     """Lossless compression of the packed weights."""
@@ -50,15 +52,17 @@ class ActorQConfig(Config):
     """Learner updates between two pushes of weights."""
     max_staleness: int = 1000
     """Updates that an actor's weights may be behind the learner; then it waits for newer ones."""
-    samples_per_insert: Annotated[float | None, arg(help_behavior_hint="(default: the algorithm's own ratio)")] = None
+    samples_per_insert: Annotated[
+        float | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's own ratio)")
+    ] = None
     """Samples of replay for every environment step; the faster side waits for the other."""
-    max_times_sampled: Annotated[int | None, arg(help_behavior_hint="(default: no bound)")] = None
+    max_times_sampled: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
     """Instead of a ratio: a step leaves replay after so many samples, and actors never wait."""
-    batch_size: Annotated[int | None, arg(help_behavior_hint="(default: the algorithm's)")] = None
+    batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's)")] = None
     """Replay samples of one update."""
     net_arch: Annotated[str | None, arg(metavar="W,W,...", help_behavior_hint="(default: the algorithm's)")] = None
     """Hidden layers of the policy, as in 2048,2048,2048; the critic's are among --params."""
-    n_steps: Annotated[int | None, arg(help_behavior_hint="(default: the algorithm's)")] = None
+    n_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's)")] = None
     """Steps of a return before bootstrapping."""
     normalize: Flag = False
     """Normalise observations and rewards as VecNormalize does; the statistics travel with the weights."""
@@ -70,9 +74,7 @@ class ActorQConfig(Config):
     """Largest exploration noise in the scaled action space; actors stand on a ladder below it."""
     learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast of the learner's matrix products; fp16 with loss scaling."""
-    error_buffer: Annotated[float | None, arg(help_behavior_hint="(default: an update's worth, at least 64 steps)")] = (
-        None
-    )
+    error_buffer: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: two updates' worth)")] = None
     """Samples by which learner and actors may be apart before the faster one waits."""
     learner_threads: int = 1
     """Threads of the learner."""
@@ -82,7 +84,7 @@ class ActorQConfig(Config):
     """Environment steps between evaluations, which stop the training clock; 0: only at the end."""
     eval_episodes: int = 10
     """Episodes of an evaluation, for the learner's and for the quantised policy each."""
-    target: Annotated[float | None, arg(help_behavior_hint="(default: train to the end)")] = None
+    target: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: train to the end)")] = None
     """Stop when two evaluations running reach this mean return."""
     save_freq: int = 50_000
     """Environment steps between checkpoints."""

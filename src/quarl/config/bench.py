@@ -71,7 +71,7 @@ class BenchActorQConfig(Config):
     """Tasks, targets, hyper-parameters and seeds of time-to-reward, as JSON."""
     only: Annotated[tuple[str, ...], arg(metavar="TASK ...", help_behavior_hint="(default: all)")] = ()
     """Tasks of the protocol."""
-    minutes: float = 110.0
+    minutes: float = 90.0
     """With this much time spent no new cell is begun; the same command goes on later."""
     arms: Annotated[tuple[str, ...], arg(metavar="ARM ...")] = ("torch-fp32", "fp32", "int8", "int4")
     """Actors to compare: fp32, fp16, int8 ... int2 on LiteRT, or torch-fp32."""
@@ -102,7 +102,7 @@ class BenchActorQConfig(Config):
     """Environments that an actor steps side by side."""
     batch_size: int = 256
     """Replay samples of one update."""
-    learner_dtype: Literal["fp32", "bf16"] = "fp32"
+    learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast of the learner's matrix products."""
     learner_threads: int = 1
     """Threads of the learner."""
@@ -156,6 +156,10 @@ class BenchActorQConfig(Config):
         """Actor update intervals of the cells."""
         found = self.actor_update_interval or INTERVALS[self.what]
         return found[:1] if self.what == "throughput" else found
+
+    def first(self) -> ActorQConfig:
+        """The first cell's training run."""
+        return self.training(self.arms[0], self.ratios()[0], self.networks()[0], self.intervals()[0])
 
     def training(
         self, arm: str, samples_per_insert: float, net_arch: str, interval: int, seed: int | None = None

@@ -24,14 +24,17 @@ def make(
     *,
     wrappers: Sequence[tuple[str, Mapping[str, Any]]] = (),
     env_kwargs: Mapping[str, Any] | None = None,
+    trusted: bool = False,
 ) -> gymnasium.Env[Any, Any]:
     """The environment `resolve(env_id)` inside its time limit and `wrappers` (the outermost last).
+
+    trusted: the user typed env_id, which may then name a module to import ("module:Name-v0").
 
     gymnasium's passive checker and order enforcer are left out: they cost half of a CartPole step and change no result.
     Raises QuarlError for an unknown id (nearest match offered), a missing extra (pip command), or arguments and
     wrappers that the environment refuses.
     """
-    resolved = resolve(env_id)
+    resolved = resolve(env_id, trusted=trusted)
     spec = copy.copy(find(resolved))
     spec.order_enforce = False
     spec.disable_env_checker = True
@@ -50,9 +53,8 @@ def make(
                 raise missing_extra(resolved, suite) from None
             raise QuarlError(f"environment {resolved!r} needs a package: {_first_line(error)}") from None
         except Exception as error:  # any constructor, fed with a file's arguments
-            if not kwargs:
-                raise
-            raise QuarlError(f"environment {resolved!r} cannot be made with {kwargs}: {_first_line(error)}") from None
+            given = f" with {kwargs}" if kwargs else f" ({type(error).__name__})"
+            raise QuarlError(f"environment {resolved!r} cannot be made{given}: {_first_line(error)}") from error
         return wrap(env, wrappers)
 
 
@@ -66,8 +68,9 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
     if not chosen:
         raise QuarlError("the policy does not say which environment it was trained on; name one with --env")
     # arguments of another environment's constructor mean nothing here
-    env_kwargs = source.env_kwargs if env_id is None or resolve(env_id) == _resolved(source.env_id) else {}
-    env = make(chosen, wrappers=source.wrappers, env_kwargs=env_kwargs)
+    trusted = env_id is not None and chosen == env_id
+    same = env_id is None or resolve(env_id, trusted=trusted) == _resolved(source.env_id)
+    env = make(chosen, wrappers=source.wrappers, env_kwargs=source.env_kwargs if same else {}, trusted=trusted)
     shape = env.observation_space.shape or ()
     if len(shape) == 3 and shape != policy.observation_shape == (shape[2], *shape[:2]):
         env = ChannelsFirst(env)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -61,17 +63,26 @@ SUITES = (
     Suite("dm-control", "quarl.envs.dm_control", dm_control_muted, ids=tuple(TASKS)),
 )
 """Another suite is another row."""
+MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
+"""gymnasium's spelling of an environment that a module of the user's registers."""
 LQR_STEPS = 1000
 """lqr ends only where its state has come to rest; a policy that never brings it there would play for ever. The other
 tasks of DM Control end themselves, after as many steps."""
 
 
-def resolve(env_id: str) -> str:
+def resolve(env_id: str, *, trusted: bool = False) -> str:
     """The living id: env_id itself, or the newest version where env_id names a retired one (LunarLander-v2).
 
     The spellings of the 2020 code, "gym,CartPole-v1" and "dm_control,cheetah_run", are understood too. Nothing is
     imported. Raises QuarlError with the nearest known id for any other name.
+
+    trusted: the user typed it. Then it may be gymnasium's "module:Name-v0", whose module registers the name when it is
+    imported; an id out of a model file may not, for importing is executing.
     """
+    if MODULE_ID.fullmatch(env_id):
+        if trusted:
+            return env_id
+        raise QuarlError(f"unknown environment {env_id!r}: only --env may name a module to import")
     living = {known for known, spec in registry.items() if not _is_tombstone(spec)}
     living.update(known for suite in SUITES for known in suite.ids)
     asked = modern(env_id)
@@ -85,7 +96,9 @@ def resolve(env_id: str) -> str:
 
 
 def find(env_id: str) -> EnvSpec:
-    """The registration of a living id, after importing the suite that brings it."""
+    """The registration of a living id, after importing the suite or the user's module that brings it."""
+    if MODULE_ID.fullmatch(env_id):
+        return _import(*env_id.split(":"))
     if env_id in TASKS:
         # never the registry's: shimmy registers environments of the same names there, with other observations
         domain, task = TASKS[env_id]
@@ -101,6 +114,20 @@ def find(env_id: str) -> EnvSpec:
             except ImportError:
                 raise missing_extra(env_id, suite) from None
     return registry[env_id]
+
+
+def _import(module: str, name: str) -> EnvSpec:
+    """The registration that the user's own module makes; it may lie in the working directory."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever the user's code raises
+        reason = str(error).partition("\n")[0]
+        raise QuarlError(f"cannot import {module!r} for {module}:{name}: {type(error).__name__}: {reason}") from error
+    if name not in registry:
+        raise QuarlError(f"module {module!r} registers no environment {name!r}; call gymnasium.register in it")
+    return registry[name]
 
 
 def suite_of(spec: EnvSpec) -> Suite | None:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from quarl.quant.spec import FLOAT_BITS
+from quarl.report.actorq_columns import ACTORQ
+from quarl.report.columns import (
+    Column,
+    field_of,
+    microseconds,
+    number,
+    number_of,
+    percent,
+    size,
+    spark,
+    unless_float,
+    verdict,
+)
 from quarl.report.schema import Row
-
-SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_BINS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its head, and the text of a row's cell."""
-
-    head: str
-    cell: Callable[[Row], str]
-    constant: str = ""
-    """Where set and all rows that have a cell agree, this, with {} for the cell, joins the caption instead."""
-    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,80 +36,26 @@ class Cells:
     caption: str
 
 
-def number(value: float | None) -> str:
-    """A return, with as many decimals as its size deserves; an en dash where there is none."""
-    if value is None:
-        return "–"
-    decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
-    return f"{value:.{decimals}f}".replace("-", "−")
-
-
-def size(count: int) -> str:
-    """Bytes in decimal units."""
-    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:.0f} {unit}"
-    return f"{count} B"
-
-
-def microseconds(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def percent(share: float) -> str:
-    """A share 0..1 in percent, never rounded up to 100."""
-    text = f"{100 * share:.1f}"
-    return "100" if share == 1 else "99.9" if text == "100.0" else text
-
-
-def verdict(row: Row) -> str:
-    """The row's non-inferiority in words."""
-    if row["precision"] == "fp32":
-        return "baseline"
-    return "non-inferior" if row["noninferior"] else "not shown"
-
-
-def spark(counts: Sequence[int]) -> str:
-    """A histogram in SPARK_BINS characters, its bars as long as the logarithm of their counts; blank for nothing."""
-    width = max(1, len(counts) // SPARK_BINS)
-    bars = [sum(counts[start : start + width]) for start in range(0, len(counts), width)]
-    top = max(bars).bit_length()
-    return "".join(SPARKS[(bar.bit_length() * (len(SPARKS) - 1)) // top] if bar else " " for bar in bars)
-
-
-def _field(key: str) -> Callable[[Row], str]:
-    return lambda row: str(row[key])
-
-
-def _number(key: str) -> Callable[[Row], str]:
-    return lambda row: number(row[key])
-
-
-def _unless_float(key: str) -> Callable[[Row], str]:
-    """Blank for float formats: they have no scheme, and their activations no mode."""
-    return lambda row: "" if row["precision"] in FLOAT_BITS else str(row[key])
-
-
-PRECISION = Column("precision", _field("precision"), left=True)
-ENGINE = Column("engine", _field("engine"), "on {}", left=True)
+PRECISION = Column("precision", field_of("precision"), left=True)
+ENGINE = Column("engine", field_of("engine"), "on {}", left=True)
 MEASURED = Column("kernels", lambda row: "measured" if row["measured"] else "simulated", "{} kernels", left=True)
-EPISODES = Column("episodes", _field("episodes"), "{} episodes each")
+EPISODES = Column("episodes", field_of("episodes"), "{} episodes each")
 RETURN = Column("return", lambda row: f"{number(row['mean'])} ± {number(row['std'])}")
 INTERVAL = Column("95 % interval", lambda row: f"[{number(row['ci_low'])}, {number(row['ci_high'])}]")
-IQM = Column("IQM", _number("iqm"))
+IQM = Column("IQM", number_of("iqm"))
 
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "ptq": (
         PRECISION,
-        Column("scheme", _unless_float("scheme"), "scheme {}", left=True),
-        Column("mode", _unless_float("mode"), "{} activations", left=True),
+        Column("scheme", unless_float("scheme"), "scheme {}", left=True),
+        Column("mode", unless_float("mode"), "{} activations", left=True),
         ENGINE,
         MEASURED,
         EPISODES,
         RETURN,
         INTERVAL,
         IQM,
-        Column("E %", _number("error_pct")),
+        Column("E %", number_of("error_pct")),
         Column("verdict", verdict, left=True),
         Column("margin", lambda row: f"{row['margin_pct']:g} %", "margin {}"),
         Column("agree %", lambda row: percent(row["agreement"])),
@@ -134,33 +78,34 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("steps/s", lambda row: f"{row['steps_per_s']:,.0f}"),
     ),
     "inspect": (
-        Column("layer", _field("layer"), left=True),
-        Column("operator", _field("operator"), "{} layers", left=True),
+        Column("layer", field_of("layer"), left=True),
+        Column("operator", field_of("operator"), "{} layers", left=True),
         Column("shape", lambda row: "×".join(map(str, row["shape"]))),
-        Column("precision", _field("precision"), "{}", left=True),
-        Column("scheme", _unless_float("scheme"), "scheme {}", left=True),
+        Column("precision", field_of("precision"), "{}", left=True),
+        Column("scheme", unless_float("scheme"), "scheme {}", left=True),
         Column("min", lambda row: f"{row['min']:.4g}"),
         Column("max", lambda row: f"{row['max']:.4g}"),
         Column("range", lambda row: f"{row['range']:.4g}"),
-        Column("levels", _field("levels")),
+        Column("levels", field_of("levels")),
         Column("SQNR dB", lambda row: "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"),
         Column("clipped %", lambda row: f"{100 * row['saturation']:.2g}"),
         Column("histogram (log)", lambda row: spark(row["histogram"]["counts"]), left=True),
     ),
     "bench latency": (
-        Column("network", _field("network"), left=True),
-        Column("batch", _field("batch"), "batch {}"),
+        Column("network", field_of("network"), left=True),
+        Column("batch", field_of("batch"), "batch {}"),
         ENGINE,
         PRECISION,
         Column("µs p50", lambda row: microseconds(row["us_p50"])),
         Column("µs p99", lambda row: microseconds(row["us_p99"])),
         Column("file", lambda row: size(row["bytes"])),
     ),
+    **ACTORQ,
     "doctor": (
-        Column("check", _field("check"), left=True),
-        Column("found", _field("found"), left=True),
+        Column("check", field_of("check"), left=True),
+        Column("found", field_of("found"), left=True),
         Column("", lambda row: "ok" if row["ok"] else "!", left=True),
-        Column("advice", _field("advice"), left=True),
+        Column("advice", field_of("advice"), left=True),
     ),
 }
 """By the `command` of the document."""

@@ -1,0 +1,83 @@
+"""Kills, stops, hangs and poisons real runs of `quarl actorq`, and counts what is lost. See docs/architecture.md.
+
+    python benchmarks/chaos.py -o benchmarks/results/chaos.json
+
+Times are of the machine as it was: a process that comes back needs one or two seconds of processor time. Moments of
+faults are drawn uniformly over the run from the seed; which actor is hit goes round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import chaos_faults as faults
+import chaos_kills as kills
+from chaos_poison import poisoned
+from chaos_run import Row
+from quarl.machine import machine
+
+
+def main() -> int:
+    """0 where nothing failed."""
+    cli = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    cli.add_argument("--only", nargs="*", default=[], help="names of rows; the others stay as they are in the file")
+    cli.add_argument("--seed", type=int, default=0)
+    cli.add_argument(
+        "-o", "--json", type=Path, default=Path(__file__).parent / "results" / "chaos.json", help="where the rows go"
+    )
+    args = cli.parse_args()
+    unknown = set(args.only) - set(ROWS)
+    if unknown:
+        cli.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    report: Row = {"rows": []}
+    if args.only and args.json.exists():
+        report = json.loads(args.json.read_text())
+    for name, measure in ROWS.items():
+        if args.only and name not in args.only:
+            continue
+        folder = Path(tempfile.mkdtemp(prefix="quarl-chaos-"))
+        start = time.monotonic()
+        try:
+            found = measure(folder, random.Random(args.seed))
+        except AssertionError as error:
+            found = {"failed": [str(error)]}
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        row = {"what": name, **found, "seconds": round(time.monotonic() - start, 1), "machine": machine()}
+        print("  ".join(f"{key} {value}" for key, value in row.items() if key != "machine"), flush=True)
+        kept = {entry["what"]: entry for entry in report["rows"]} | {name: row}
+        report = {
+            "command": f"python benchmarks/chaos.py --seed {args.seed}",
+            "rows": [kept[name] for name in ROWS if name in kept],
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return int(any(row["failed"] for row in report["rows"]))
+
+
+ROWS: dict[str, Callable[[Path, random.Random], Row]] = {
+    "actors killed": lambda folder, rng: kills.actors_killed(folder, kills=10, every_s=3.0),
+    "crash loop": lambda folder, rng: faults.crash_loop(folder),
+    "learner killed": lambda folder, rng: kills.learner_killed(folder, rng, kills=20),
+    "publisher killed and frozen": lambda folder, rng: kills.publisher_stopped(folder, kills=3, frozen_s=10.0),
+    "poisoned updates": lambda folder, rng: poisoned(folder, poisons=60),
+    "environments raise": lambda folder, rng: faults.environments_raise(folder, steps=20_000),
+    "environment hangs, actor slow": lambda folder, rng: faults.hang_and_slow(folder, seconds=60.0),
+    "slow learner": lambda folder, rng: faults.slow_learner(folder, seconds=60.0),
+    "signals": lambda folder, rng: faults.signals(folder, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
+    "goodput": lambda folder, rng: kills.goodput(folder, seconds=60.0, every_s=10.0),
+}
+"""FAULTS.md's rows by what happens in them."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Weights and losses that are not finite, in a learner and a publisher of this process, beside real shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chaos_run import SMALL, Laws, Row
+from quarl.actorq import checkpoint, wire
+from quarl.actorq.build import build
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.keeper import ROLLBACKS
+from quarl.actorq.learner import LearnerLoop, LearnerSpec
+from quarl.actorq.ledger import Actor, Ledger, Publisher
+from quarl.actorq.memory import Memory
+from quarl.actorq.publisher import PublisherLoop, PublisherSpec
+from quarl.actorq.segment import segment_dtype
+from quarl.actorq.weights import Template
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+
+KINDS = ("weight before an update", "weight after an update", "reward", "weight before a save")
+
+
+def poisoned(folder: Path, *, poisons: int) -> Row:
+    """Row 8: NaN and infinity in weights and rewards, at every place of the loop in turn."""
+    laws, counts = Laws(), {"published": 0, "refused": 0, "rollbacks": 0, "not_finite": 0, "saved_not_finite": 0}
+    for first in range(0, poisons, ROLLBACKS):
+        with _rig(folder / str(first)) as rig:
+            rig.train(10)
+            for number in range(first, min(first + ROLLBACKS, poisons)):
+                rig.poison(KINDS[number % len(KINDS)], float("nan") if number % 2 else float("inf"))
+                rig.train(10)
+                found = checkpoint.load_latest(rig.folder)
+                arrays = (array for name, array in found.arrays.items() if name.startswith("policy/"))
+                counts["saved_not_finite"] += not all(np.isfinite(array).all() for array in arrays)
+            for name in ("published", "refused", "rollbacks", "not_finite"):
+                counts[name] += getattr(rig, name)
+            laws.hold(f"from poison {first}: weights are sound in the end", rig.sound())
+    with _rig(folder / "last") as rig:
+        try:
+            for _ in range(ROLLBACKS + 1):
+                rig.poison(KINDS[0], float("nan"))
+                rig.train(2)
+            message = ""
+        except QuarlError as error:
+            message = str(error)
+    laws.hold("the fourth divergence ends the run and names the layer", "diverged 4 times at q_net" in message)
+    laws.hold("no version with NaN or infinity is published", counts["not_finite"] == 0)
+    laws.hold("nor saved", counts["saved_not_finite"] == 0)
+    laws.hold("training goes back for each", counts["rollbacks"] == poisons)
+    return {"poisons": poisons, **counts, "fourth": message, "failed": laws.failed}
+
+
+@contextlib.contextmanager
+def _rig(folder: Path) -> Iterator[_Rig]:
+    config = ActorQConfig(
+        actors=1, actor_precision="fp32", eval_freq=0, publish_interval=1, params=SMALL, output=folder
+    )
+    model = build(config)
+    template = Template.of(model)
+    dtype = segment_dtype(model.observation_space, model.action_space)
+    blocks = Ledger.blocks(1) | LocalChannel.blocks(template.num_floats, dtype, 1, 256)
+    memory = Memory.create(blocks)
+    shared: dict[str, Any] = {"memory": memory.path, "blocks": blocks}
+    try:
+        learner = LearnerLoop(LearnerSpec(config=config, **shared))
+        packer = {"actor_precision": "fp32"}
+        spec = PublisherSpec(num_actors=1, template=template.to_bytes(), packer=packer, **shared)
+        learner.begin()
+        yield _Rig(folder, learner, PublisherLoop(spec), LocalChannel(memory, 1, 0), Ledger(memory))
+    finally:
+        memory.remove()
+
+
+@dataclass
+class _Rig:
+    """A learner, its publisher, and this program as the actor."""
+
+    folder: Path
+    learner: LearnerLoop
+    publisher: PublisherLoop
+    channel: LocalChannel
+    ledger: Ledger
+    sent: int = 0
+    not_finite: int = 0
+
+    @property
+    def rollbacks(self) -> int:
+        return self.learner.keeper.rollbacks
+
+    @property
+    def published(self) -> int:
+        return int(self.ledger.publisher[Publisher.PUBLISHED])
+
+    @property
+    def refused(self) -> int:
+        return int(self.ledger.publisher[Publisher.REFUSED])
+
+    def train(self, updates: int) -> None:
+        """So many updates; the publisher has a look after each step of the loop."""
+        goal = self.learner.model._n_updates + updates
+        while self.learner.model._n_updates < goal:
+            self.send()
+            self.learner.step()
+            self.publish()
+
+    def publish(self) -> None:
+        """What actors would get, if there is something new."""
+        before = self.published
+        self.publisher.publish()
+        if self.published > before:
+            snapshot = self.channel.pull(0)
+            assert snapshot is not None
+            policy = wire.unpack(snapshot.data)
+            arrays = [array for op in policy.linear for array in (op.weight, op.bias)]
+            self.not_finite += not all(np.isfinite(np.asarray(array)).all() for array in arrays)
+
+    def poison(self, kind: str, value: float) -> None:
+        """One poison; returns when it has been noticed."""
+        model, before = self.learner.model, self.rollbacks
+        weight = next(iter(model.policy.parameters()))
+        if kind == "reward":
+            rewards = self.learner.replay.columns["reward"]
+            rewards[: self.learner.replay.size() : 4] = value
+            while self.rollbacks == before:
+                self.train(1)
+            rewards[:] = 1.0  # or it would come again with every batch
+            return
+        with torch.no_grad():
+            weight[0, 0] = value
+        if kind == "weight after an update":
+            self.learner._push()
+            self.publish()
+        elif kind == "weight before a save":
+            self.learner._save()
+        while self.rollbacks == before:
+            self.train(1)
+
+    def sound(self) -> bool:
+        return all(bool(torch.isfinite(p).all()) for p in self.learner.model.policy.parameters())
+
+    def send(self) -> None:
+        """One made-up step, where the ring has room."""
+        if self.channel.ring.free() == 0:
+            return
+        row = np.zeros(1, self.channel.ring.rows.dtype)
+        row["sequence"], row["version"], row["reward"] = self.sent, self.channel.floats.version, 1.0
+        row["observation"] = row["next_observation"] = np.sin(self.sent + np.arange(4))
+        row["action"], row["truncated"] = self.sent % 2, self.sent % 20 == 19
+        self.channel.send(row)
+        self.sent += 1
+        self.ledger.actors[0, Actor.STEPS] = self.sent

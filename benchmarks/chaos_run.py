@@ -1,0 +1,181 @@
+"""A run of `quarl actorq` as a user starts it, seen from outside: its processes, its metrics, what it says, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from chaos_env import COUNTS
+from quarl.actorq.memory import PREFIX
+
+Row = dict[str, Any]
+"""With `failed`: the laws that did not hold, in words."""
+ENV = "chaos_env:Chaos-v0"
+SMALL = ("learning_starts:200", "buffer_size:20000", "batch_size:32", "train_freq:4", "target_update_interval:500")
+HERE = Path(__file__).parent
+START_S = 90.0
+"""For a run to come up, on a machine with other things to do."""
+
+
+class Laws:
+    """What has to hold, and what did not."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    def hold(self, law: str, holds: bool) -> None:
+        if not holds:
+            self.failed.append(law)
+
+
+class Run:
+    """One start of the command, in a process group of its own; leaving the block kills what is left of it."""
+
+    def __init__(self, folder: Path, *words: str, chaos: dict[str, Any] | None = None, env: str = ENV) -> None:
+        self.output, self.counts, self.log = folder / "run", folder / "counts", folder / "log.txt"
+        self.counts.mkdir(parents=True, exist_ok=True)
+        self._skip = 0
+        self._skip = len(self.rows())
+        command = Path(sys.executable).with_name("quarl")
+        options = ("--algo", "dqn", "--env", env, "--eval-freq", "0", "--net-arch", "32,32", "-o", str(self.output))
+        path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
+        settings = json.dumps({"folder": str(self.counts), **(chaos or {})})
+        self._file = self.log.open("wb")
+        self.process = subprocess.Popen(
+            [str(command), "actorq", *options, "--params", *SMALL, *words],
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": path, "QUARL_CHAOS": settings},
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+        for pid in (self.process.pid, *self.members()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def ready(self) -> Run:
+        """Returns when training has begun: the learner has taken steps in."""
+        self.until(lambda: bool(found := self.rows()) and found[-1]["timesteps"] > found[0]["timesteps"], START_S)
+        return self
+
+    def until(self, condition: Callable[[], bool], timeout: float) -> float:
+        """Seconds until it holds; an error with the run's output where it does not, or where the run ends before."""
+        start = time.monotonic()
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() - start > timeout:
+                raise AssertionError(
+                    f"after {time.monotonic() - start:.1f} s (rc {self.process.poll()}): {self.text()}"
+                )
+            time.sleep(0.01)
+        return time.monotonic() - start
+
+    def finish(self, timeout: float = 120.0) -> int:
+        """The exit code, when the run has ended."""
+        return self.process.wait(timeout)
+
+    def text(self) -> str:
+        """Everything that it printed."""
+        return self.log.read_text()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Metrics of this start."""
+        path = self.output / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")][self._skip :]
+
+    def pid(self, name: str) -> int | None:
+        """Of the child of that name, as `ps` shows it, while it lives."""
+        return next((pid for pid, found, _ in _processes(self.process.pid) if found == f"quarl-{name}"), None)
+
+    def children(self) -> dict[str, int]:
+        """Process ids of the run's own children by their names."""
+        found = {name.removeprefix("quarl-"): pid for pid, name, _ in _processes(self.process.pid)}
+        return {name: pid for name, pid in found.items() if name.startswith(("actor", "learner", "publisher"))}
+
+    def members(self) -> list[int]:
+        """All living processes of the run's session, orphans too."""
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _session(path) == self.process.pid]
+
+    def send(self, name: str, number: int) -> int:
+        """Signals a child; its process id."""
+        pid = self.pid(name)
+        assert pid is not None, f"{name} is not there: {self.text()}"
+        os.kill(pid, number)
+        return pid
+
+    def workers(self, name: str) -> set[int]:
+        """Process ids of all incarnations of an actor that made a step."""
+        return {pid for pid, steps, _, _ in self.counted(name.replace("-", " ")) if steps}
+
+    def back(self, name: str, before: set[int], timeout: float = 30.0) -> float:
+        """Seconds until an incarnation that is not among those `before` has made a step."""
+        return self.until(lambda: bool(self.workers(name) - before), timeout)
+
+    def lost(self) -> int:
+        """Environment steps that were made and not sent."""
+        return sum(steps for _, steps, _, _ in self.counted()) - sum(a["steps"] for a in self.rows()[-1]["actors"])
+
+    def orphans(self, within_s: float) -> int:
+        """Processes of the ended run that are there after so many seconds."""
+        deadline = time.monotonic() + within_s
+        while (left := self.members()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return len(left)
+
+    def shared_files(self) -> list[str]:
+        """Memory of this run that is left behind."""
+        return [path.name for path in Path("/dev/shm").glob(f"{PREFIX}{self.process.pid}-*")]
+
+    def counted(self, name: str = "actor") -> Iterator[tuple[int, int, float, float]]:
+        """(process id, steps, time of the first, time of the last) of every process whose name starts so."""
+        for path in self.counts.glob(f"{name}*[0-9]"):
+            data = path.read_bytes()
+            if len(data) == COUNTS.size and path.name.count(" ") == 2:
+                steps, first, last = COUNTS.unpack(data)
+                yield int(path.name.split()[-1]), steps, first * 1e-9, last * 1e-9
+
+
+def _processes(parent: int) -> Iterator[tuple[int, str, str]]:
+    """(process id, name, state) of the children of a process."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = (path / "stat").read_text().partition("(")[2].rpartition(")")
+            state, owner = rest.split()[:2]
+        except OSError:  # it has just ended
+            continue
+        if int(owner) == parent and state != "Z":
+            yield int(path.name), name, state
+
+
+def _session(path: Path) -> int | None:
+    try:
+        fields = (path / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[3]) if fields[0] != "Z" else None
+
+
+def resident_mb(pids: list[int]) -> float:
+    """Memory that these processes hold together, pages that they share counted for each."""
+    pages = 0
+    for pid in pids:
+        try:
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except OSError:
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -1,0 +1,45 @@
+"""Where an actor's time goes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quarl.actorq.ledger import Actor
+
+NAP_S = 0.0005
+"""Between two looks at a number that another process will change."""
+
+
+class Clock:
+    """Adds up locally and books between steps."""
+
+    def __init__(self, cells: NDArray[Any]) -> None:
+        self.cells = cells
+        self.inference_s = self.environment_s = self.insert_s = 0.0
+        self._last = time.perf_counter()
+        self._idle = 0.0
+
+    def nap(self, column: Actor) -> None:
+        """Waits a moment and books it in `column`."""
+        start = time.perf_counter()
+        time.sleep(NAP_S)
+        self.cells[column] += time.perf_counter() - start
+
+    def pause(self) -> None:
+        """Waits a moment that belongs to no one: an evaluation is not on the clock."""
+        start = time.perf_counter()
+        time.sleep(NAP_S)
+        self._idle += time.perf_counter() - start
+
+    def book(self) -> None:
+        """Writes what has added up since the last time."""
+        now = time.perf_counter()
+        self.cells[Actor.INFERENCE_S] += self.inference_s
+        self.cells[Actor.ENVIRONMENT_S] += self.environment_s
+        self.cells[Actor.INSERT_S] += self.insert_s
+        self.cells[Actor.LOOP_S] += now - self._last - self._idle
+        self._last, self._idle = now, 0.0
+        self.inference_s = self.environment_s = self.insert_s = 0.0

@@ -1,0 +1,72 @@
+"""The crew: learner, publisher and actors of a run, each with what it is told."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from quarl.actorq import actor, learner, publisher
+from quarl.actorq.actor import ActorSpec
+from quarl.actorq.exploration import ladder
+from quarl.actorq.family import Child
+from quarl.actorq.learner import LearnerSpec
+from quarl.actorq.memory import Memory
+from quarl.actorq.publisher import PublisherSpec
+from quarl.actorq.versions import Versions
+from quarl.actorq.weights import Template
+from quarl.config import ActorQConfig
+
+
+class Crew:
+    """The child processes, not started yet; errors of each go to a log of its own in the output folder."""
+
+    def __init__(self, config: ActorQConfig, template: Template, packer: dict[str, Any], memory: Memory) -> None:
+        """packer: keyword arguments of Packer."""
+        shared: dict[str, Any] = {"memory": memory.path, "blocks": memory.blocks}
+        rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
+        cpus = _cpus(config.actors)
+        logs = {name: config.output / f"{name}.log" for name in ("learner", "publisher")}
+        self.learner = Child(
+            "learner", learner.main, LearnerSpec(config=config, cpu=cpus[0], **shared), logs["learner"]
+        )
+        publisher_spec = PublisherSpec(num_actors=config.actors, template=template.to_bytes(), packer=packer, **shared)
+        self.publisher = Child("publisher", publisher.main, publisher_spec, logs["publisher"])
+        # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
+        # reserved in thousands by every learner, so their first number is above all incarnations before it.
+        first = Versions(config.output).first - 1
+        self.actors = [
+            Child(
+                f"actor {i}",
+                actor.main,
+                ActorSpec(
+                    index=i,
+                    num_actors=config.actors,
+                    incarnation=first,
+                    env_id=config.env,
+                    num_envs=config.envs_per_actor,
+                    engine=config.engine,
+                    update_interval=config.actor_update_interval,
+                    max_staleness=config.max_staleness,
+                    rung=rungs[i],
+                    seed=config.seed,
+                    cpu=cpus[1 + i],
+                    **shared,
+                ),
+                config.output / f"actor-{i}.log",
+            )
+            for i in range(config.actors)
+        ]
+
+    @property
+    def all(self) -> tuple[Child, ...]:
+        return (self.learner, self.publisher, *self.actors)
+
+
+def _cpus(actors: int) -> list[int | None]:
+    """Cores for the learner and each actor; None leaves the choice to the system."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [None] * (1 + actors)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return [None] * (1 + actors)
+    return [cores[0], *(cores[1 + i % (len(cores) - 1)] for i in range(actors))]

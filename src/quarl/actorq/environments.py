@@ -1,0 +1,84 @@
+"""The environments of one actor: made, seeded, and made anew when they raise."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.actorq.ledger import Actor
+from quarl.envs import make
+from quarl.envs.seeds import EPISODE_BITS, episode_seed
+
+Array = NDArray[Any]
+MADE_BITS = 12
+"""Environments that one incarnation of an actor can make before seeds come again."""
+GAP = 2
+"""What a sequence number jumps by after an environment was lost: replay then knows that no step leads across."""
+RETRIES = 5
+"""Environments in a row that raise before they made a step: then it is not the environment that helps."""
+
+
+class Environments:
+    """`num` environments that are stepped side by side, and where each of them stands."""
+
+    def __init__(self, env_id: str, kwargs: Mapping[str, Any], num: int, seed: int, place: int, cells: Array) -> None:
+        """place: number of the incarnation among those of all actors; cells: the actor's row of the ledger."""
+        self._env_id, self._kwargs, self._seed, self._place, self._cells = env_id, kwargs, seed, place, cells
+        self._made = 0
+        self.sequence = [0] * num
+        """Number of the next segment of each."""
+        self._failed_at = [(0, 0)] * num
+        """(its sequence after it was last replaced, times that it was there)."""
+        self.episode = [(0, 0.0)] * num
+        """(length, return) so far."""
+        self.envs = [self._make() for _ in range(num)]
+        self.observations: Array = np.stack([self._first(k) for k in range(num)])
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        return self.envs[0].action_space
+
+    def reset(self, k: int) -> None:
+        """The next episode; it goes on with the environment's own generator."""
+        try:
+            self.observations[k] = self.envs[k].reset()[0]
+        except Exception as error:  # as in a step
+            self.replace(k, error)
+
+    def replace(self, k: int, error: Exception) -> None:
+        """A new environment for one that raised `error`; its unfinished episode has no end in replay."""
+        before, times = self._failed_at[k]
+        times = times + 1 if self.sequence[k] == before else 1
+        if times > RETRIES:
+            raise error
+        self._cells[Actor.ERRORS] += 1
+        self._cells[Actor.DROPPED] += self.episode[k][0]
+        with contextlib.suppress(Exception):  # it is broken as it is
+            self.envs[k].close()
+        self.envs[k] = self._make()
+        self.observations[k] = self._first(k)
+        self.sequence[k] += GAP
+        self.episode[k] = (0, 0.0)
+        self._failed_at[k] = (self.sequence[k], times)
+
+    def _beat(self) -> None:
+        self._cells[Actor.HEARTBEAT_S] = time.monotonic()
+
+    def _make(self) -> gymnasium.Env[Any, Any]:
+        env = make(self._env_id, env_kwargs=self._kwargs, trusted=True)
+        self._beat()
+        return env
+
+    def _first(self, k: int) -> Array:
+        """The first observation of a new environment."""
+        self._made += 1
+        number = (self._place << MADE_BITS | self._made % 2**MADE_BITS) % 2**EPISODE_BITS
+        observation: Array = self.envs[k].reset(seed=episode_seed("training", self._seed, number))[0]
+        self._beat()
+        return observation

@@ -1,0 +1,62 @@
+"""Interrupts: the first Ctrl-C, SIGTERM or SIGHUP asks a run to end in good order, the second ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from quarl.actorq.process import SIGNALS
+
+
+class Interrupted(BaseException):
+    """Breaks off what may be broken off; no library catches it by accident."""
+
+
+class Interrupts:
+    """Handlers for the time of a run; `number` is the first signal that came."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        """kill: what a second signal does before the process leaves."""
+        self.number: int | None = None
+        self._kill = kill
+        self._breakable = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in SIGNALS:
+            # nohup's wish is respected
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def attempt(self, work: Callable[[], None]) -> bool:
+        """Does `work`; False where a first signal came before it or broke it off."""
+        try:
+            self._breakable = True
+            try:
+                if self.number is None:
+                    work()
+                    return True
+            finally:
+                self._breakable = False
+        except Interrupted:
+            pass
+        return False
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.number is None:
+            self.number = number
+            if self._breakable:
+                raise Interrupted
+            return
+        self._kill()
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h")  # the live view had hidden the cursor
+        os._exit(128 + number)

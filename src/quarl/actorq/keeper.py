@@ -1,0 +1,110 @@
+"""The keeper: what a learner saves, what it goes on from, and what it goes back to when training diverges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from quarl.actorq import checkpoint
+from quarl.actorq.limiter import Limiter, RateLimiter
+from quarl.actorq.replay import SegmentReplay
+from quarl.actorq.versions import Versions
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError, UnsupportedError
+
+ROLLBACKS = 3
+"""Times that training goes back to sound weights before it gives up."""
+CLOCKS = ("num_timesteps", "_n_updates", "_n_calls", "_episode_num", "_current_progress_remaining", "exploration_rate")
+"""What moves on when weights go back."""
+
+
+class Keeper:
+    """One learner's checkpoints."""
+
+    def __init__(self, config: ActorQConfig, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions) -> None:
+        assert isinstance(model.replay_buffer, SegmentReplay)
+        self.config, self.model, self.replay = config, model, model.replay_buffer
+        self.limiter, self.versions = limiter, versions
+        self.rollbacks = 0
+        self.rate_factor = 1.0
+        """What the learning rate of the configuration is multiplied by."""
+        self._warned = False
+
+    def save(self, clock_s: float) -> bool:
+        """A checkpoint, False where a weight is not finite. A full disk costs the checkpoint and not the run."""
+        state = {
+            "limiter": self.limiter.state(),
+            "version": self.versions.newest,
+            "clock_s": clock_s,
+            "rate_factor": self.rate_factor,
+            "algo": self.config.algo,
+            "env": self.config.env,
+        }
+        replay = self.replay if self.config.save_replay_buffer else None
+        try:
+            checkpoint.save(self.config.output, self.model, state, replay=replay)
+            self._warned = False
+        except checkpoint.CheckpointError as error:
+            if not self._warned:
+                self._warned = True
+                _say(f"{error}; training goes on")
+        except UnsupportedError:
+            raise
+        except QuarlError:
+            return False
+        return True
+
+    def resume(self) -> float:
+        """Everything from the newest sound checkpoint; the training clock there.
+
+        Without the replay of that run, learning starts when as much new experience is in.
+        """
+        found = checkpoint.load_latest(self.config.output)
+        for warning in found.warnings:
+            _say(warning)
+        for name in ("algo", "env"):
+            saved, here = found.state.get(name), getattr(self.config, name)
+            if saved != here:
+                raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
+        checkpoint.restore(found, self.model, self.replay if found.has_replay else None)
+        self.limiter.load_state(found.state["limiter"])
+        if not found.has_replay and isinstance(self.limiter, RateLimiter):
+            self.limiter.warm_up_again()
+        self._slow_down(float(found.state["rate_factor"]))
+        return float(found.state["clock_s"])
+
+    def roll_back(self) -> None:
+        """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
+        self.rollbacks += 1
+        layer = next((n for n, p in self.model.policy.named_parameters() if not torch.isfinite(p).all()), "the loss")
+        if self.rollbacks > ROLLBACKS:
+            raise QuarlError(
+                f"training diverged {self.rollbacks} times at {layer}, the last time with a learning rate of "
+                f"{self.learning_rate():g}; use a smaller --params learning_rate"
+            )
+        clocks = {name: getattr(self.model, name) for name in CLOCKS if hasattr(self.model, name)}
+        checkpoint.restore(checkpoint.load_latest(self.config.output), self.model)
+        for name, value in clocks.items():
+            setattr(self.model, name, value)
+        # A loss that is not written at every update would stay there as NaN.
+        self.model.logger.name_to_value.clear()
+        self._slow_down(self.rate_factor / 2)
+        _say(
+            f"{layer} was not finite after update {self.model._n_updates}: back to the last checkpoint's "
+            f"weights with a learning rate of {self.learning_rate():g}"
+        )
+
+    def learning_rate(self) -> float:
+        return float(self.model.lr_schedule(self.model._current_progress_remaining))
+
+    def _slow_down(self, factor: float) -> None:
+        """Makes the learning rate `factor` times the configuration's."""
+        schedule: Any = self.model.lr_schedule
+        relative, self.rate_factor = factor / self.rate_factor, factor
+        self.model.lr_schedule = lambda progress: relative * schedule(progress)
+
+
+def _say(line: str) -> None:
+    print(f"quarl: {line}", flush=True)

@@ -1,0 +1,53 @@
+"""Pace: the limiter that a configuration asks for, and how old weights will be when their steps are learnt from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from quarl.actorq.build import samples_per_insert
+from quarl.actorq.limiter import Limiter, RateLimiter, SampleLimit
+from quarl.actorq.replay import SegmentReplay
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+
+
+class Pace:
+    """The limiter of one learner and the line on which its updates follow inserts."""
+
+    def __init__(self, config: ActorQConfig, model: OffPolicyAlgorithm) -> None:
+        replay = model.replay_buffer
+        assert isinstance(replay, SegmentReplay)
+        freq: Any = model.train_freq
+        steps: int = freq.frequency
+        at_once = model.gradient_steps if model.gradient_steps > 0 else steps
+        ratio = config.samples_per_insert or samples_per_insert(model)
+        self.limiter: Limiter
+        if config.max_times_sampled is not None:
+            ratio, at_once = float(config.max_times_sampled), 1
+            self.limiter = SampleLimit(lambda: replay.num_samplable, model.learning_starts, model.batch_size)
+        else:
+            # Rounds and their first one are Stable-Baselines3's: between two rounds DQN's target network moves.
+            first = model.learning_starts // steps * steps
+            self.limiter = RateLimiter(ratio, model.batch_size, first, config.error_buffer, updates_at_once=at_once)
+        self._model = model
+        self.updates_per_insert = ratio / model.batch_size
+        # Every actor may be one step ahead of what it knew of the others, and a round of updates cannot be halved.
+        least = math.floor(config.actors * config.envs_per_actor * self.updates_per_insert) + at_once + 1
+        if config.max_staleness < least:
+            raise QuarlError(
+                f"--max-staleness {config.max_staleness} would stop this run: {self.updates_per_insert:g} updates for "
+                f"every step of {config.actors} x {config.envs_per_actor} environments need at least {least}"
+            )
+
+    def updates_offset(self) -> float:
+        """This + n * `updates_per_insert`: updates that may be done when n rows are in; constant for a rate limiter."""
+        owed = 0.0
+        if isinstance(self.limiter, RateLimiter):
+            counts: dict[str, Any] = self.limiter.state()
+            inserted = counts["inserts"] - counts["start_inserts"]
+            sampled = counts["samples"] - counts["start_samples"]
+            owed = float(inserted * self.updates_per_insert - sampled / self._model.batch_size)
+        return self._model._n_updates + owed - self.limiter.inserts * self.updates_per_insert

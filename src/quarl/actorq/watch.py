@@ -1,0 +1,62 @@
+"""The watch: finds processes that are alive and do not work, and actors that wait for newer weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from quarl.actorq.crew import Crew
+from quarl.actorq.family import Child
+from quarl.actorq.ledger import Actor, Ledger, Publisher
+
+START_S = 120.0
+"""For a new process until its first sign of life: a slow import is no hang."""
+PUBLISHER_S = 30.0
+"""Without a sign of life, after which a publisher counts as hung."""
+BLIND_S = 1.0
+"""Between two looks. After a longer time (an evaluation, Ctrl-Z) nobody is blamed for what happened in it."""
+STALE_SHARE = 0.5
+"""Of a second that an actor waits for newer weights, and it is worth a line."""
+
+
+class Watch:
+    """Called again and again while a run goes on."""
+
+    def __init__(self, crew: Crew, ledger: Ledger, env_timeout: float, say: Callable[[str], None]) -> None:
+        self._crew, self._ledger, self._env_timeout, self._say = crew, ledger, env_timeout, say
+        self._last = self._since = time.monotonic()
+        self._stale, self._stale_at, self._waiting = 0.0, self._last, False
+
+    def look(self) -> None:
+        """Kills what hangs; whoever revives the dead starts it again."""
+        now = time.monotonic()
+        if now - self._last > BLIND_S:
+            self._since = now
+        self._last = now
+        for child, cells in zip(self._crew.actors, self._ledger.actors, strict=True):
+            if child.alive() and self._silent_s(child, float(cells[Actor.HEARTBEAT_S])) > self._env_timeout:
+                self._say(f"{child.name} made no step for {self._env_timeout:g} s: killed")
+                child.kill()
+        publisher, heard = self._crew.publisher, float(self._ledger.publisher[Publisher.HEARTBEAT_S])
+        if publisher.alive() and self._silent_s(publisher, heard) > PUBLISHER_S:
+            self._say(f"the publisher gave no sign of life for {PUBLISHER_S:g} s: killed")
+            publisher.kill()
+        self._staleness(now)
+
+    def _silent_s(self, child: Child, heard: float) -> float:
+        """Seconds since the child's present incarnation was last heard."""
+        if heard <= child.started:
+            return self._last - max(child.started, self._since) - START_S
+        return self._last - max(heard, self._since)
+
+    def _staleness(self, now: float) -> None:
+        """Says once that actors wait, and again when they have gone on in between."""
+        if (span := now - self._stale_at) < 1:
+            return
+        before, self._stale, self._stale_at = self._stale, float(self._ledger.actors[:, Actor.STALE_S].max()), now
+        grown = self._stale - before
+        if grown > STALE_SHARE * span and not self._waiting:
+            self._waiting = True
+            self._say("actors wait for newer weights: those they have are --max-staleness updates old")
+        elif grown == 0:
+            self._waiting = False

@@ -1,0 +1,158 @@
+"""The protocol of time to reward: tasks, targets, hyper-parameters, arms and seeds, fixed in a file before any run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quarl.config import ActorQConfig
+from quarl.config.bench import split_arm
+from quarl.errors import QuarlError
+
+MAX_BYTES = 2**20
+OPTIONS = {field.name: field for field in dataclasses.fields(ActorQConfig)}
+FIXED = ("actor_precision", "engine", "seed", "output", "json", "resume", "plan", "target", "samples_per_insert")
+"""Options of `quarl actorq` that the protocol sets itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One row of the speed-up table."""
+
+    name: str
+    target: float
+    samples_per_insert: float
+    options: Mapping[str, Any]
+    """Options of `quarl actorq`, those of `common` included."""
+    in_updates: Mapping[str, float]
+    """Options and hyper-parameters that count environment steps, given in updates: a run does the same for each update
+    at every ratio."""
+    arms: tuple[str, ...]
+    """Arms that train."""
+    derived: tuple[str, ...] = ()
+    """Arms whose seconds are the updates of the derived_from arm times their own measured seconds of an update."""
+    seeds: tuple[int, ...]
+    also_samples_per_insert: tuple[float, ...] = ()
+    """Other ratios, for each arm's best one; with the seeds of also_seeds."""
+    also_seeds: tuple[int, ...] = ()
+
+    def training(self, arm: str, ratio: float, seed: int) -> ActorQConfig:
+        """The run of a cell."""
+        precision, engine = split_arm(arm)
+        options: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()
+        }
+        for name, updates in self.in_updates.items():
+            steps = max(round(updates * options["batch_size"] / ratio), 1) if ratio > 0 else 1
+            if name in OPTIONS:
+                options[name] = steps
+            else:
+                options["params"] = (*options.get("params", ()), f"{name}:{steps}")
+        own: dict[str, Any] = {"actor_precision": precision, "engine": engine, "seed": seed}
+        own |= {"samples_per_insert": ratio, "target": self.target}
+        try:
+            return ActorQConfig(**options, **own)
+        except TypeError as error:
+            raise QuarlError(f"protocol, task {self.name}: {error}") from None
+
+    def runs(self) -> Iterator[tuple[int, float]]:
+        """(seed, ratio): all seeds at the task's own ratio, then the others."""
+        for seed in self.seeds:
+            yield seed, self.samples_per_insert
+        for seed in self.also_seeds:
+            for ratio in self.also_samples_per_insert:
+                if ratio != self.samples_per_insert:
+                    yield seed, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """The whole file."""
+
+    reference: str
+    """The arm whose time bounds the others'."""
+    derived_from: str
+    cap_times: float
+    """Other arms end, censored, at so many times the reference's seconds."""
+    cap_minutes: float
+    """Every run ends, censored, after so much training time."""
+    window_s: float
+    """Of training, in which derived arms' seconds of an update are measured."""
+    tasks: tuple[Task, ...]
+
+    def chosen(self, only: tuple[str, ...]) -> tuple[Task, ...]:
+        """The tasks of these names, all of them for none."""
+        known = [task.name for task in self.tasks]
+        for name in only:
+            if name not in known:
+                raise QuarlError(f"the protocol has no task {name!r}; it has {', '.join(known)}")
+        return tuple(task for task in self.tasks if not only or task.name in only)
+
+
+def read(path: Path) -> Protocol:
+    """The protocol in a JSON file; every run that it describes has been checked."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise QuarlError(f"{path} is larger than {MAX_BYTES:,} bytes: it is no protocol")
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise QuarlError(f"cannot read the protocol {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise QuarlError(f"the protocol {path} is no JSON: {error}") from None
+    try:
+        protocol = _protocol(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise QuarlError(f"the protocol {path} is not as expected: {reason}") from None
+    for task in protocol.tasks:
+        for arm in (*task.arms, *task.derived):
+            for seed, ratio in task.runs():
+                task.training(arm, ratio, seed).check()
+    return protocol
+
+
+def _protocol(found: Mapping[str, Any]) -> Protocol:
+    common = dict(found["common"])
+    tasks = tuple(_task(name, entry, found, common) for name, entry in found["tasks"].items())
+    protocol = Protocol(
+        reference=str(found["reference"]),
+        derived_from=str(found["derived_from"]),
+        cap_times=float(found["cap_times"]),
+        cap_minutes=float(found["cap_minutes"]),
+        window_s=float(found["window_s"]),
+        tasks=tasks,
+    )
+    for task in tasks:
+        if protocol.reference not in task.arms:
+            raise ValueError(f"task {task.name} lacks the reference arm {protocol.reference}")
+        if task.derived and protocol.derived_from not in task.arms:
+            raise ValueError(f"task {task.name} derives from {protocol.derived_from}, which is none of its arms")
+    return protocol
+
+
+def _task(name: str, entry: Mapping[str, Any], found: Mapping[str, Any], common: Mapping[str, Any]) -> Task:
+    options = {**common, **entry["options"]}
+    for key in options:
+        if key not in OPTIONS or key in FIXED:
+            raise ValueError(f"task {name}: {key!r} is no option that a task can have")
+    in_updates = {
+        key: float(value) for key, value in {**found.get("in_updates", {}), **entry.get("in_updates", {})}.items()
+    }
+    if in_updates and "batch_size" not in options:
+        raise ValueError(f"task {name}: in_updates needs a batch_size among its options")
+    return Task(
+        name=name,
+        in_updates=in_updates,
+        target=float(entry["target"]),
+        samples_per_insert=float(entry["samples_per_insert"]),
+        options=options,
+        arms=tuple(map(str, entry.get("arms", found["arms"]))),
+        derived=tuple(map(str, entry.get("derived", ()))),
+        seeds=tuple(map(int, entry.get("seeds", found["seeds"]))),
+        also_samples_per_insert=tuple(map(float, entry.get("also_samples_per_insert", ()))),
+        also_seeds=tuple(map(int, entry.get("also_seeds", ()))),
+    )

@@ -1,0 +1,166 @@
+"""Time to reward: training runs of a protocol, each to its target or its bound, and the seconds that they took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from quarl.bench.actorq import Cell, Cells, settings_of, train, watch
+from quarl.bench.actorq_protocol import Protocol, Task
+from quarl.config import ActorQConfig
+from quarl.config.bench import split_arm
+
+WARM_UP_S = 10.0
+Curve = list[dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run, or one that was derived: the contract of `quarl bench actorq --what time-to-reward --json`."""
+
+    task: str
+    algo: str
+    precision: str
+    engine: str
+    seed: int
+    target: float
+    seconds: float
+    """Of the training clock, until the second of two evaluations running that reach the target; or, censored, until
+    the run was stopped without."""
+    derived: bool
+    """Seconds are the updates of an fp32 run times this arm's measured seconds of an update."""
+    censored: bool
+    env_steps: int
+    updates: int
+    final_return: float | None
+    """Of the learner's policy, in the last evaluation."""
+    final_return_quantised: float | None
+    samples_per_insert: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A row and the evaluations behind it, empty where it is derived."""
+
+    row: Row
+    curve: Curve
+
+
+def time_to_reward(protocol: Protocol, tasks: Sequence[Task], cells: Cells) -> list[Run]:
+    """All runs that are there, in the protocol's order; those that are missing are made while there is time."""
+    found: list[Run] = []
+    for task in tasks:
+        for number, (seed, ratio) in enumerate(task.runs()):
+            found += _seed(protocol, task, seed, ratio, number, cells)
+    return found
+
+
+def _seed(protocol: Protocol, task: Task, seed: int, ratio: float, number: int, cells: Cells) -> Iterator[Run]:
+    """The runs of one seed: the reference first, whose time bounds the others', which take turns at being early."""
+    bound_s = 60 * protocol.cap_minutes
+    reference = _trained(task, protocol.reference, ratio, seed, bound_s, cells)
+    if reference is None:
+        cells.missing += len(task.arms) + len(task.derived) - 1
+        return
+    yield reference
+    # Other ratios are bounded by what the reference took at the task's own, which has been run before.
+    own = reference
+    if ratio != task.samples_per_insert:
+        own = _trained(task, protocol.reference, task.samples_per_insert, seed, bound_s, cells) or reference
+    cap_s = min(protocol.cap_times * own.row.seconds, bound_s)
+    others = [arm for arm in task.arms if arm != protocol.reference]
+    turn = number % max(len(others), 1)
+    runs: dict[str, Run] = {protocol.reference: reference}
+    for arm in (*others[turn:], *others[:turn]):
+        run = _trained(task, arm, ratio, seed, cap_s, cells)
+        if run is not None:
+            runs[arm] = run
+            yield run
+    for arm in task.derived:
+        if protocol.derived_from in runs:
+            derived = _derived(protocol, task, arm, ratio, seed, runs[protocol.derived_from].row, cells)
+            if derived is not None:
+                yield derived
+
+
+def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells: Cells) -> Run | None:
+    training = task.training(arm, ratio, seed)
+    # The bound is no setting: it follows from the reference's cell.
+    cell = cells.get(
+        f"{_slug(task.name)}-{arm}-spi{ratio:g}-seed{seed}",
+        settings_of(training),
+        lambda: train(training, cap_s=cap_s, say=cells.say),
+    )
+    if cell is None:
+        return None
+    precision, engine = split_arm(arm)
+    reached: dict[str, Any] | None = cell["reached"]
+    last: dict[str, Any] = cell["evaluations"][-1] if cell["evaluations"] else {}
+    row = Row(
+        task=task.name,
+        algo=training.algo,
+        precision=precision,
+        engine=engine,
+        seed=seed,
+        target=task.target,
+        seconds=cell["clock_s"] if reached is None else reached["clock_s"],
+        derived=False,
+        censored=reached is None,
+        env_steps=int((reached or cell)["timesteps"]),
+        updates=int((reached or cell)["updates"]),
+        final_return=last.get("return"),
+        final_return_quantised=last.get("return_quantised"),
+        samples_per_insert=ratio,
+    )
+    return Run(row=row, curve=_curve(cell))
+
+
+def _derived(
+    protocol: Protocol, task: Task, arm: str, ratio: float, seed: int, source: Row, cells: Cells
+) -> Run | None:
+    """`source` at the pace of `arm`, measured once for all seeds."""
+    training = task.training(arm, ratio, task.seeds[0])
+    window = {"warm_up": WARM_UP_S, "seconds": protocol.window_s}
+    cell = cells.get(
+        f"{_slug(task.name)}-{arm}-spi{ratio:g}-pace",
+        settings_of(training, **window),
+        lambda: watch(_endless(training), **window, say=cells.say),
+    )
+    if cell is None or not cell["updates"]:
+        return None
+    precision, engine = split_arm(arm)
+    row = Row(
+        task=task.name,
+        algo=training.algo,
+        precision=precision,
+        engine=engine,
+        seed=seed,
+        target=task.target,
+        seconds=source.updates * cell["clock_s"] / cell["updates"],
+        derived=True,
+        censored=source.censored,
+        env_steps=source.env_steps,
+        updates=source.updates,
+        final_return=source.final_return,
+        final_return_quantised=source.final_return_quantised,
+        samples_per_insert=ratio,
+    )
+    return Run(row=row, curve=[])
+
+
+def _endless(training: ActorQConfig) -> ActorQConfig:
+    """The run without evaluations and end, for a window."""
+    return replace(training, eval_freq=0, n_timesteps=10**9, target=None)
+
+
+def _curve(cell: Cell) -> Curve:
+    names = ("clock_s", "timesteps", "updates", "return", "return_quantised")
+    return [{name: entry[name] for name in names if name in entry} for entry in cell["evaluations"]]
+
+
+def _slug(name: str) -> str:
+    return "".join(character if character.isalnum() else "-" for character in name)

@@ -1,0 +1,164 @@
+"""Speed-ups of time-to-reward rows: geometric means over seeds and tasks, with bootstrap intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+RESAMPLES = 10_000
+MARGIN_PCT = 5.0
+BASELINES = (("fp32", "litert"), ("fp32", "torch"))
+"""The headline first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speedup:
+    """One arm against another on one task, or in the geometric mean over the tasks (task "all")."""
+
+    task: str
+    precision: str
+    engine: str
+    against: str
+    """ENGINE fp32."""
+    best_ratio: bool
+    """Both arms at the samples per insert at which they were fastest, not at the task's own."""
+    seconds: float | None
+    """Geometric mean over the seeds."""
+    seconds_against: float | None
+    speedup: float
+    low: float
+    """Ends of the 95 % bootstrap interval: seeds are resampled within their tasks, the tasks are kept."""
+    high: float
+    at_least: bool
+    """The other arm was stopped before it reached the target: the true speed-up is larger."""
+    derived: bool
+    seeds: int
+    lost: int
+    """Runs of this arm that did not reach the target, and are in none of these numbers."""
+    final_return_pct: float | None
+    """Mean final return over the other arm's, as a loss in percent; negative for a gain."""
+    noninferior: bool | None
+    """A loss within 5 percent. None where a run of either was censored."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Row = Mapping[str, Any]
+
+
+def speedups(rows: Sequence[Row]) -> list[Speedup]:
+    """All arms against both baselines: each task, then all of them; then the same at each arm's best ratio."""
+    found: list[Speedup] = []
+    for chosen, is_best in ((_own_ratio(rows), False), (_best_ratio(rows), True)):
+        arms = dict.fromkeys((row["precision"], row["engine"]) for row in chosen)
+        for base in BASELINES:
+            for arm in arms:
+                if arm != base:
+                    found += _arm(chosen, arm, base, is_best=is_best)
+    return found
+
+
+def _own_ratio(rows: Sequence[Row]) -> list[Row]:
+    """Rows at the ratio that stands first for their task."""
+    first: dict[str, float] = {}
+    for row in rows:
+        first.setdefault(row["task"], row["samples_per_insert"])
+    return [row for row in rows if row["samples_per_insert"] == first[row["task"]]]
+
+
+def _best_ratio(rows: Sequence[Row]) -> list[Row]:
+    """For every task and seed that has several ratios, each arm's fastest run that reached the target."""
+    by_run: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        by_run.setdefault((row["task"], row["seed"], row["precision"], row["engine"]), []).append(row)
+    several = [runs for runs in by_run.values() if len(runs) > 1]
+    return [min(runs, key=lambda row: (row["censored"], row["seconds"])) for runs in several]
+
+
+def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is_best: bool) -> list[Speedup]:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    logs: dict[str, Array] = {}
+    found: list[Speedup] = []
+    for task in tasks:
+        ours, theirs = (
+            {row["seed"]: row for row in rows if row["task"] == task and (row["precision"], row["engine"]) == one}
+            for one in (arm, base)
+        )
+        pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+        reached = [(a, b) for a, b in pairs if not a["censored"]]
+        if not reached:
+            continue
+        logs[task] = np.log([b["seconds"] / a["seconds"] for a, b in reached])
+        loss = _loss(reached)
+        comparable = loss is not None and not any(a["censored"] or b["censored"] for a, b in pairs)
+        found.append(
+            Speedup(
+                task=task,
+                seconds=_geometric([a["seconds"] for a, _ in reached]),
+                seconds_against=_geometric([b["seconds"] for _, b in reached]),
+                at_least=any(b["censored"] for _, b in reached),
+                derived=any(a["derived"] or b["derived"] for a, b in reached),
+                seeds=len(reached),
+                lost=len(pairs) - len(reached),
+                final_return_pct=loss,
+                noninferior=loss <= MARGIN_PCT if comparable and loss is not None else None,
+                **_common(arm, base, [logs[task]], is_best),
+            )
+        )
+    if len(found) > 1:
+        found.append(
+            Speedup(
+                task="all",
+                seconds=None,
+                seconds_against=None,
+                at_least=any(one.at_least for one in found),
+                derived=any(one.derived for one in found),
+                seeds=sum(one.seeds for one in found),
+                lost=sum(one.lost for one in found),
+                final_return_pct=None,
+                noninferior=None,
+                **_common(arm, base, list(logs.values()), is_best),
+            )
+        )
+    return found
+
+
+def _common(arm: tuple[str, str], base: tuple[str, str], logs: Sequence[Array], is_best: bool) -> dict[str, Any]:
+    point, low, high = _mean_of_means(logs)
+    return {
+        "precision": arm[0],
+        "engine": arm[1],
+        "against": f"{base[1]} {base[0]}",
+        "best_ratio": is_best,
+        "speedup": point,
+        "low": low,
+        "high": high,
+    }
+
+
+def _mean_of_means(logs: Sequence[Array]) -> tuple[float, float, float]:
+    """exp of the mean over tasks of the mean over seeds, and the ends of its interval."""
+    rng = np.random.default_rng(0)
+    resampled = [one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in logs]
+    low, high = np.quantile(np.mean(resampled, axis=0), [0.025, 0.975])
+    return math.exp(float(np.mean([one.mean() for one in logs]))), math.exp(float(low)), math.exp(float(high))
+
+
+def _geometric(seconds: Sequence[float]) -> float:
+    return math.exp(float(np.mean(np.log(seconds))))
+
+
+def _loss(pairs: Sequence[tuple[Row, Row]]) -> float | None:
+    """Of the mean final return of the quantised policies, in percent of the other arm's."""
+    ours = [a["final_return_quantised"] for a, _ in pairs]
+    theirs = [b["final_return_quantised"] for _, b in pairs]
+    if None in ours or None in theirs or not np.mean(theirs):
+        return None
+    return float(100 * (np.mean(theirs) - np.mean(ours)) / abs(np.mean(theirs)))

@@ -1,0 +1,82 @@
+"""`quarl bench actorq`: cells that are missing are measured, tables and figures are made of all that are there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from quarl.bench.actorq import Cells
+from quarl.bench.actorq_protocol import read
+from quarl.bench.actorq_reward import time_to_reward
+from quarl.bench.actorq_speedup import speedups
+from quarl.bench.actorq_staleness import staleness
+from quarl.bench.actorq_throughput import breakdown, throughput
+from quarl.commands import terminal
+from quarl.config import BenchActorQConfig
+from quarl.policy.artifact import write_bytes
+from quarl.report import actorq_figures, schema, style
+
+TITLES = {
+    "throughput": "Throughput of training",
+    "time-to-reward": "Time to reward",
+    "breakdown": "Milliseconds of 1,000 environment steps",
+    "staleness": "Return against the age of weights",
+}
+
+
+def run(config: BenchActorQConfig) -> None:
+    """Measures what is missing, within the time, and shows everything that is there."""
+    protocol = None if config.protocol is None else read(config.protocol)
+    config.output.mkdir(parents=True, exist_ok=True)
+    cells = Cells(config.output, config.minutes, lambda line: print(f"quarl: {line}", file=sys.stderr, flush=True))
+    title, figures, tables = TITLES[config.what], {}, {}
+    rows: Sequence[Mapping[str, Any]]
+    if protocol is not None:
+        runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
+        rows = [run.row.to_json() for run in runs]
+        tables["speed-up"] = [found.to_json() for found in speedups(rows)]
+        if rows:
+            figures["times"] = actorq_figures.times(rows, title)
+            figures["curves"] = actorq_figures.curves([(run.row.to_json(), run.curve) for run in runs], title)
+    elif config.what == "throughput":
+        rows = [row.to_json() for row in throughput(config, cells)]
+        figures |= {"throughput": actorq_figures.throughput(rows, title)} if rows else {}
+    elif config.what == "breakdown":
+        rows = [row.to_json() for row in breakdown(config, cells)]
+        figures |= {"breakdown": actorq_figures.breakdown(rows, title)} if rows else {}
+    else:
+        rows = [row.to_json() for row in staleness(config, cells)]
+        figures |= {"staleness": actorq_figures.staleness(rows, title)} if rows else {}
+    _show(config, title, rows, tables, figures)
+    if cells.missing:
+        terminal.say(f"the time is over with {cells.missing} cells to go: repeat the command to go on")
+
+
+def _show(
+    config: BenchActorQConfig,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    figures: Mapping[str, Figure],
+) -> None:
+    training = config.protocol is None
+    document = schema.document(
+        f"bench actorq {config.what}",
+        rows,
+        algo=config.first().algo if training else None,
+        env_id=config.first().env if training else None,
+        seed=config.seed,
+    )
+    for name, found in ((config.what, rows), *tables.items()):
+        command = f"bench actorq {name}"
+        shown = schema.document(command, found)
+        write_bytes(schema.to_text(document if name == config.what else shown).encode(), config.output / f"{name}.json")
+        if found:
+            terminal.show(command, shown["rows"], title if name == config.what else "Speed-up")
+    for name, drawn in figures.items():
+        for suffix in ("png", "pdf"):
+            style.save(drawn, config.output / f"{name}.{suffix}")
+    terminal.finish(config, document)

@@ -1,0 +1,94 @@
+"""Columns: how one number of a row is written in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quarl.quant.spec import FLOAT_BITS
+from quarl.report.schema import Row
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_BINS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its head, and the text of a row's cell."""
+
+    head: str
+    cell: Callable[[Row], str]
+    constant: str = ""
+    """Where set and all rows that have a cell agree, this, with {} for the cell, joins the caption instead."""
+    left: bool = False
+
+
+def number(value: float | None) -> str:
+    """A return, with as many decimals as its size deserves; an en dash where there is none."""
+    if value is None:
+        return "–"
+    decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{decimals}f}".replace("-", "−")
+
+
+def size(count: int) -> str:
+    """Bytes in decimal units."""
+    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:.0f} {unit}"
+    return f"{count} B"
+
+
+def microseconds(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    """A share 0..1 in percent, never rounded up to 100."""
+    text = f"{100 * share:.1f}"
+    return "100" if share == 1 else "99.9" if text == "100.0" else text
+
+
+def verdict(row: Row) -> str:
+    """The row's non-inferiority in words."""
+    if row["precision"] == "fp32":
+        return "baseline"
+    return "non-inferior" if row["noninferior"] else "not shown"
+
+
+def spark(counts: Sequence[int]) -> str:
+    """A histogram in SPARK_BINS characters, its bars as long as the logarithm of their counts; blank for nothing."""
+    width = max(1, len(counts) // SPARK_BINS)
+    bars = [sum(counts[start : start + width]) for start in range(0, len(counts), width)]
+    top = max(bars).bit_length()
+    return "".join(SPARKS[(bar.bit_length() * (len(SPARKS) - 1)) // top] if bar else " " for bar in bars)
+
+
+def field_of(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row[key])
+
+
+def number_of(key: str) -> Callable[[Row], str]:
+    return lambda row: number(row[key])
+
+
+def unless_float(key: str) -> Callable[[Row], str]:
+    """Blank for float formats: they have no scheme, and their activations no mode."""
+    return lambda row: "" if row["precision"] in FLOAT_BITS else str(row[key])
+
+
+def digits_of(key: str) -> Callable[[Row], str]:
+    """Three digits of a time or rate, an en dash where there is none."""
+    return lambda row: "–" if row[key] is None else microseconds(row[key])
+
+
+def times_of(key: str, low: str = "", high: str = "") -> Callable[[Row], str]:
+    """A factor with the ends of its interval, which a baseline against itself has not."""
+
+    def text(row: Row) -> str:
+        if row[key] is None:
+            return "–"
+        ends = f" [{row[low]:.2f}, {row[high]:.2f}]" if low and row[low] is not None and row[low] != row[high] else ""
+        return f"{row[key]:.2f}{ends}"
+
+    return text

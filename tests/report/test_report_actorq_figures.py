@@ -1,0 +1,209 @@
+"""Figures and tables of ActorQ draw what the rows say."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from matplotlib.colors import to_rgba
+from rich.console import Console
+
+from quarl.report import actorq_figures, schema, style, tables
+
+
+def reward(task, precision, engine, seed, seconds, **changed):
+    return {
+        "task": task,
+        "algo": "dqn",
+        "precision": precision,
+        "engine": engine,
+        "seed": seed,
+        "target": 100.0,
+        "seconds": seconds,
+        "derived": False,
+        "censored": False,
+        "env_steps": 10,
+        "updates": 1,
+        "final_return": 100.0,
+        "final_return_quantised": None,
+        "samples_per_insert": 1.0,
+    } | changed
+
+
+REWARDS = [
+    reward("a", "int8", "litert", 0, 10.0),
+    reward("a", "int8", "litert", 1, 40.0),
+    reward("a", "fp32", "torch", 0, 160.0, censored=True),
+    reward("b", "int8", "litert", 0, 5.0),
+    reward("b", "fp32", "torch", 0, 50.0, derived=True),
+    reward("a", "int8", "litert", 0, 1.0, samples_per_insert=0.5),  # another ratio than the task's own
+]
+
+
+def throughput(precision, engine, ratio, rate, predicted):
+    row = dict.fromkeys(schema.ROWS["bench actorq throughput"], 1.0)
+    return row | {
+        "precision": precision,
+        "engine": engine,
+        "samples_per_insert": ratio,
+        "net_arch": "64,64",
+        "actors": 1,
+        "updates_per_s": rate,
+        "predicted_updates_per_s": predicted,
+        "updates": 1,
+        "env_steps": 1,
+        "versions_advance": True,
+    }
+
+
+RATES = [
+    throughput("fp32", "torch", 4.0, 8.0, 9.0),
+    throughput("int8", "litert", 4.0, 14.0, 13.0),
+    throughput("fp32", "torch", 0.5, 1.2, 1.3),
+    throughput("int8", "litert", 0.5, 14.0, 14.0),
+]
+BREAKDOWN = [
+    {
+        "precision": precision,
+        "engine": engine,
+        "actor_update_interval": interval,
+        "publish_interval": 1,
+        "samples_per_insert": 4.0,
+        "net_arch": "64,64",
+        "actors": 1,
+        "env_steps": 1000,
+        "inference_ms": inference,
+        "environment_ms": 20.0,
+        "insert_ms": 5.0,
+        "pull_ms": 3.0,
+        "deserialize_ms": 2.0,
+        "load_ms": 1.0,
+        "wait_ms": 700.0,
+        "other_ms": 9.0,
+    }
+    for interval in (30, 300)
+    for precision, engine, inference in (("fp32", "torch", 1300.0), ("int8", "litert", 90.0))
+]
+STALENESS = [
+    {
+        "task": "CartPole-v1",
+        "algo": "dqn",
+        "precision": "int8",
+        "engine": "litert",
+        "actor_update_interval": interval,
+        "publish_interval": 1,
+        "samples_per_insert": 4.0,
+        "seed": seed,
+        "staleness_p50": float(interval),
+        "staleness_p99": None,
+        "env_steps": 1000,
+        "updates": 100,
+        "final_return": 500.0 - interval + seed,
+        "final_return_quantised": 490.0,
+    }
+    for interval in (10, 100)
+    for seed in (0, 2)
+]
+
+
+def bars(axes):
+    """(x, height) by label of every set of bars."""
+    return {
+        container.get_label(): [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in container]
+        for container in axes.containers
+    }
+
+
+def test_seconds_are_geometric_means_at_the_task_s_own_ratio():
+    (axes,) = actorq_figures.times(REWARDS, "title").axes
+    found = bars(axes)
+    assert [height for _, height in found["int8"]] == pytest.approx([20.0, 5.0])
+    assert [height for _, height in found["torch fp32"]] == pytest.approx([160.0, 50.0])
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["a", "b"]
+    assert axes.get_yscale() == "log"
+
+
+def test_censored_bars_have_an_arrow_and_derived_ones_are_hatched():
+    (axes,) = actorq_figures.times(REWARDS, "").axes
+    (arrow,) = axes.texts
+    assert arrow.xy == pytest.approx((bars(axes)["torch fp32"][0][0], 240.0))
+    assert sum(bar.get_hatch() is not None for bar in axes.patches) == 2  # one bar, and one in the legend
+    (plain,) = actorq_figures.times([row for row in REWARDS if not row["derived"]], "").axes
+    assert "derived" not in [text.get_text() for text in plain.get_legend().get_texts()]
+
+
+def test_a_panel_a_task_has_a_line_a_run_and_the_target():
+    curve = [{"clock_s": 1.0, "return": 5.0}, {"clock_s": 2.0, "return": 7.0}]
+    found = [(row, curve if not row["derived"] else []) for row in REWARDS[:5]]
+    a, b = actorq_figures.curves(found, "").axes
+    assert [len(panel.lines) for panel in (a, b)] == [4, 2]
+    assert list(b.lines[0].get_ydata()) == [5.0, 7.0]
+    assert list(b.lines[1].get_ydata()) == [100.0, 100.0]
+    assert [text.get_text() for text in a.get_legend().get_texts()] == ["torch fp32", "int8"]
+
+
+def test_throughput_has_a_bar_an_arm_and_a_tick_where_it_was_predicted():
+    (axes,) = actorq_figures.throughput(RATES, "").axes
+    found = bars(axes)
+    assert [height for _, height in found["torch fp32"]] == [1.2, 8.0]  # ratios ascend
+    assert [height for _, height in found["int8"]] == [14.0, 14.0]
+    ticks = sorted(line.get_ydata()[0] for line in axes.lines if len(line.get_ydata()))
+    assert ticks == [1.3, 9.0, 13.0, 14.0]
+    assert axes.get_ylim()[0] == pytest.approx(0.1)
+
+
+def test_an_arm_has_one_colour_in_every_figure():
+    (left,) = actorq_figures.throughput(RATES, "").axes
+    (right,) = actorq_figures.times(REWARDS, "").axes
+    colours = [
+        {container.get_label(): container[0].get_facecolor() for container in axes.containers[:2]}
+        for axes in (left, right)
+    ]
+    assert colours[0] == colours[1]
+    assert colours[0]["int8"] == to_rgba(style.SERIES[3])
+
+
+def test_the_breakdown_stacks_all_parts_but_the_waits():
+    panels = actorq_figures.breakdown(BREAKDOWN, "").axes
+    assert [panel.get_title(loc="left") for panel in panels] == ["every 30 steps", "every 300 steps"]
+    tops = [bar.get_y() + bar.get_height() for bar in panels[0].containers[-1]]
+    assert tops == [1300.0 + 40.0, 90.0 + 40.0]
+    assert [text.get_text() for text in panels[0].texts] == ["+ 700\nwaits"] * 2
+
+
+def test_staleness_shows_means_over_seeds_and_every_run():
+    left, right = actorq_figures.staleness(STALENESS, "").axes
+    assert list(left.lines[0].get_ydata()) == [491.0, 401.0]
+    assert list(left.lines[1].get_ydata()) == [490.0, 492.0, 400.0, 402.0]
+    assert right.containers[0][0].get_ydata().tolist() == [10.0, 100.0]
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "shown"),
+    [
+        ("bench actorq throughput", RATES, ["torch fp32", "policy 64,64", "actors: 1"]),
+        ("bench actorq time-to-reward", REWARDS, ["> 160", "derived", "–"]),
+        ("bench actorq breakdown", BREAKDOWN, ["30 steps", "300 steps", "1300"]),
+        ("bench actorq staleness", STALENESS, ["CartPole-v1", "10 steps"]),
+    ],
+)
+def test_every_row_can_be_printed(command, rows, shown):
+    schema.check(schema.document(command, rows))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(tables.terminal(tables.cells(command, rows), "title"))
+    text = console.export_text()
+    for words in shown:
+        assert words in text
+
+
+def test_figures_are_drawn_and_saved(tmp_path):
+    drawn = {
+        "times": actorq_figures.times(REWARDS, "t"),
+        "throughput": actorq_figures.throughput(RATES, "t"),
+        "breakdown": actorq_figures.breakdown(BREAKDOWN, "t"),
+        "staleness": actorq_figures.staleness(STALENESS, "t"),
+        "curves": actorq_figures.curves([], "t"),
+    }
+    for name, found in drawn.items():
+        assert style.to_svg(found).endswith("</svg>\n")
+        style.save(found, tmp_path / f"{name}.png")
