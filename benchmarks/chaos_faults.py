@@ -68,13 +68,13 @@ def hang_and_slow(folder: Path, *, seconds: float, timeout: float = 3.0) -> Row:
     laws = Laws()
     chaos: dict[str, dict[str, Any]] = {
         "none": {},
-        "hang": {"hangs": {"actor 1": 300}},
-        "slow": {"slow": {"actor 3": 0.1}},
+        "hang": {"hangs": {"actor 1": 200}},
+        "slow": {"slow": {"actor 3": 0.2}},
     }
     rates: dict[str, dict[str, float]] = {}
     for name, more in chaos.items():
-        words = ("--actors", "4", "-n", str(int(100 * seconds)), "--env-timeout", str(timeout))
-        with Run(folder / name, *words, chaos={"step_s": 0.01, **more}) as run:
+        words = ("--actors", "4", "-n", str(int(200 * seconds)), "--env-timeout", str(timeout))
+        with Run(folder / name, *words, chaos={"step_s": 0.02, **more}) as run:
             code = run.finish(300)
             laws.hold(f"{name}: rc 0", code == 0)
             rates[name] = {}
