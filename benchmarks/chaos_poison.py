@@ -32,22 +32,22 @@ def poisoned(folder: Path, *, poisons: int) -> Row:
     """Row 8: NaN and infinity in weights and rewards, at every place of the loop in turn."""
     laws, counts = Laws(), {"published": 0, "refused": 0, "rollbacks": 0, "not_finite": 0, "saved_not_finite": 0}
     for first in range(0, poisons, ROLLBACKS):
-        with _rig(folder / str(first)) as rig:
-            rig.train(10)
+        with rig(folder / str(first)) as run:
+            run.train(10)
             for number in range(first, min(first + ROLLBACKS, poisons)):
-                rig.poison(KINDS[number % len(KINDS)], float("nan") if number % 2 else float("inf"))
-                rig.train(10)
-                found = checkpoint.load_latest(rig.folder)
+                run.poison(KINDS[number % len(KINDS)], float("nan") if number // len(KINDS) % 2 else float("inf"))
+                run.train(10)
+                found = checkpoint.load_latest(run.folder)
                 arrays = (array for name, array in found.arrays.items() if name.startswith("policy/"))
                 counts["saved_not_finite"] += not all(np.isfinite(array).all() for array in arrays)
             for name in ("published", "refused", "rollbacks", "not_finite"):
-                counts[name] += getattr(rig, name)
-            laws.hold(f"from poison {first}: weights are sound in the end", rig.sound())
-    with _rig(folder / "last") as rig:
+                counts[name] += getattr(run, name)
+            laws.hold(f"from poison {first}: weights are sound in the end", run.sound())
+    with rig(folder / "last") as run:
         try:
             for _ in range(ROLLBACKS + 1):
-                rig.poison(KINDS[0], float("nan"))
-                rig.train(2)
+                run.poison(KINDS[0], float("nan"))
+                run.train(2)
             message = ""
         except QuarlError as error:
             message = str(error)
@@ -59,10 +59,10 @@ def poisoned(folder: Path, *, poisons: int) -> Row:
 
 
 @contextlib.contextmanager
-def _rig(folder: Path) -> Iterator[_Rig]:
-    config = ActorQConfig(
-        actors=1, actor_precision="fp32", eval_freq=0, publish_interval=1, params=SMALL, output=folder
-    )
+def rig(folder: Path, **changed: Any) -> Iterator[Rig]:
+    """One that has begun and may train."""
+    chosen: Row = {"actors": 1, "actor_precision": "fp32", "eval_freq": 0, "publish_interval": 1, "params": SMALL}
+    config = ActorQConfig(output=folder, **chosen | changed)
     model = build(config)
     template = Template.of(model)
     dtype = segment_dtype(model.observation_space, model.action_space)
@@ -74,13 +74,13 @@ def _rig(folder: Path) -> Iterator[_Rig]:
         packer = {"actor_precision": "fp32"}
         spec = PublisherSpec(num_actors=1, template=template.to_bytes(), packer=packer, **shared)
         learner.begin()
-        yield _Rig(folder, learner, PublisherLoop(spec), LocalChannel(memory, 1, 0), Ledger(memory))
+        yield Rig(folder, learner, PublisherLoop(spec), LocalChannel(memory, 1, 0), Ledger(memory))
     finally:
         memory.remove()
 
 
 @dataclass
-class _Rig:
+class Rig:
     """A learner, its publisher, and this program as the actor."""
 
     folder: Path

@@ -41,8 +41,9 @@ class Run:
     """One start of the command, in a process group of its own; leaving the block kills what is left of it."""
 
     def __init__(self, folder: Path, *words: str, chaos: dict[str, Any] | None = None, env: str = ENV) -> None:
-        self.output, self.counts, self.log = folder / "run", folder / "counts", folder / "log.txt"
-        self.counts.mkdir(parents=True, exist_ok=True)
+        self.output, self.log = folder / "run", folder / "log.txt"
+        self.counts = folder / f"counts-{len(list(folder.glob('counts-*')))}"
+        self.counts.mkdir(parents=True)
         self._skip = 0
         self._skip = len(self.rows())
         command = Path(sys.executable).with_name("quarl")

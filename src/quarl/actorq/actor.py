@@ -22,12 +22,17 @@ from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.process import Worker
+from quarl.actorq.segment import SegmentWriter
 from quarl.policy.graph import QuantizedPolicy
 
 Array = NDArray[Any]
 AT_ONCE = 64
 BLOCK_S = 0.005
 """Steps and seconds between two looks at what the others do, at most."""
+NOT_ENDED = (0, 0.0)
+"""Length and return of an episode that goes on."""
+STEPS, HEARTBEAT_S = int(Actor.STEPS), int(Actor.HEARTBEAT_S)
+"""Plain numbers: an enumeration as an index costs more than what it indexes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +81,7 @@ class ActorLoop(Worker):
         self.acting_since: int | None = None
         self.cells[Actor.INCARNATION] = spec.incarnation
         self.cells[Actor.SIGMA] = spec.rung
-        rows = self.channel.ring.rows
-        self.columns = {name: rows[name] for name in rows.dtype.names or ()}
+        self.writer = SegmentWriter(self.channel.ring.rows, spec.index, spec.incarnation)
 
     def run(self) -> None:
         """The loop."""
@@ -139,7 +143,7 @@ class ActorLoop(Worker):
 
     def _act(self, num: int, clock: Clock, *, random: bool) -> None:
         """`num` steps of every environment."""
-        now, ring, columns, world = time.perf_counter, self.channel.ring, self.columns, self.world
+        now, ring, world, cells = time.monotonic, self.channel.ring, self.world, self.cells
         until = now() + BLOCK_S
         version = -1 if random else self.version
         epsilon = float(self.ledger.learner[Learner.EXPLORATION])
@@ -161,27 +165,26 @@ class ActorLoop(Worker):
                     continue
                 stepped = now()
                 length, total = world.episode[k]
-                length, total = length + 1, total + float(reward)
+                episode = (length + 1, total + float(reward))
                 done = terminated or truncated
-                i = ring.index(0)
-                columns["sequence"][i] = world.sequence[k]
-                columns["version"][i] = version
-                columns["actor"][i] = self.spec.index
-                columns["incarnation"][i] = self.spec.incarnation
-                columns["environment"][i] = k
-                columns["episode_length"][i] = length if done else 0
-                columns["episode_return"][i] = total if done else 0.0
-                columns["reward"][i] = reward
-                columns["terminated"][i] = terminated
-                columns["truncated"][i] = truncated
-                columns["action"][i] = stored[k]
-                columns["observation"][i] = world.observations[k]
-                columns["next_observation"][i] = observation
+                self.writer.write(
+                    ring.index(0),
+                    world.sequence[k],
+                    version,
+                    k,
+                    episode if done else NOT_ENDED,
+                    reward,
+                    terminated,
+                    truncated,
+                    stored[k],
+                    world.observations[k],
+                    observation,
+                )
                 ring.commit(1)
                 self.steps += 1
-                self.cells[Actor.STEPS] = self.steps
+                cells[STEPS] = self.steps
                 world.sequence[k] += 1
-                world.episode[k] = (0, 0.0) if done else (length, total)
+                world.episode[k] = NOT_ENDED if done else episode
                 clock.environment_s += stepped - started
                 clock.insert_s += now() - stepped
                 if done:
@@ -191,10 +194,11 @@ class ActorLoop(Worker):
                 else:
                     world.observations[k] = observation
             clock.inference_s += acted - before
-            self.beat()
             if self.acting_since is not None and not random:
                 self._first_action()
-            if now() > until:
+            ended = now()
+            cells[HEARTBEAT_S] = ended
+            if ended > until:
                 return
 
     def _pull(self) -> bool:

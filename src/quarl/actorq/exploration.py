@@ -14,6 +14,7 @@ from quarl.policy.graph import ActionHead
 Array = NDArray[Any]
 EPSILON_POWER = 7.0
 """The ladder's alpha of Ape-X (Horgan et al. 2018, section 4.1)."""
+NOISE_ROWS = 512
 LOG_STD = (-20.0, 2.0)
 """Stable-Baselines3's clamp of SAC's log_std."""
 
@@ -48,6 +49,9 @@ class Explorer:
             assert isinstance(action_space, spaces.Box)
             self._low = action_space.low
             self._half = np.float32(0.5) * (action_space.high - action_space.low)
+            self._is_scaled = bool((self._low == -1).all() and (action_space.high == 1).all())
+            self._noise: Array = np.zeros((0, *action_space.shape), np.float32)
+            self._drawn = 0
 
     def act(self, outputs: Array, epsilon: float) -> tuple[Any, Array]:
         """(environment actions, stored actions [E, ...]); epsilon: DQN's, before this actor's power."""
@@ -64,10 +68,19 @@ class Explorer:
             return self._unscaled(np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD)) * noise))
         scaled = np.tanh(outputs)
         if self.rung:
-            scaled += np.float32(self.rung) * self._rng.standard_normal(scaled.shape, np.float32)
+            scaled += self._next_noise(len(scaled))
             np.maximum(scaled, -1, out=scaled)
             np.minimum(scaled, 1, out=scaled)
         return self._unscaled(scaled)
+
+    def _next_noise(self, num: int) -> Array:
+        """Gaussian noise [num, A]: many rows are drawn at once, because a draw costs more than its numbers."""
+        if self._drawn + num > len(self._noise):
+            shape = (max(NOISE_ROWS, num), *self._low.shape)
+            self._noise = np.float32(self.rung) * self._rng.standard_normal(shape, np.float32)
+            self._drawn = 0
+        self._drawn += num
+        return self._noise[self._drawn - num : self._drawn]
 
     def random(self, num: int) -> tuple[Any, Array]:
         """Uniform actions for `num` environments, as Stable-Baselines3 plays before learning starts."""
@@ -77,4 +90,6 @@ class Explorer:
         return self._unscaled(self._rng.uniform(-1, 1, (num, *self._low.shape)).astype(np.float32))
 
     def _unscaled(self, scaled: Array) -> tuple[Array, Array]:
+        if self._is_scaled:
+            return scaled, scaled
         return self._low + (scaled + np.float32(1)) * self._half, scaled

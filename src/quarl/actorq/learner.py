@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq import checkpoint
 from quarl.actorq.build import build
@@ -133,16 +134,14 @@ class LearnerLoop(Worker):
         """Takes segments in, as many as there are up to the next update; how many there were."""
         start = time.perf_counter()
         model, received = self.model, 0
-        for rows in self.channel.receive(min(self.limiter.inserts_needed(), AT_ONCE)):
+        left = self.config.n_timesteps - model.num_timesteps  # actors may have made a step more than they should
+        for rows in self.channel.receive(min(self.limiter.inserts_needed(), AT_ONCE, left)):
             self._book(rows)
             self.replay.insert(rows)
             self.limiter.on_insert(len(rows))
             if self.statistics is not None:
                 self.statistics.update(rows)
-            for _ in range(len(rows)):
-                model.num_timesteps += 1
-                model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
-                model._on_step()
+            self._count(len(rows))
             received += len(rows)
         if received:
             if self.started is None:
@@ -150,6 +149,16 @@ class LearnerLoop(Worker):
             self.cells[Learner.INSERT_S] += time.perf_counter() - start
             self.last_insert = time.monotonic()
         return received
+
+    def _count(self, num: int) -> None:
+        """Moves Stable-Baselines3's clocks by `num` environment steps."""
+        model = self.model
+        # Only DQN does something at every step; for the others the last one sets the same clocks.
+        every = 1 if type(model)._on_step is not OffPolicyAlgorithm._on_step else num
+        for _ in range(0, num, every):
+            model.num_timesteps += every
+            model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
+            model._on_step()
 
     def _book(self, rows: Array) -> None:
         """Ages of the weights behind the rows, and the episodes that end in them."""

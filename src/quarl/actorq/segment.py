@@ -6,13 +6,18 @@ without a gap; (actor, incarnation, environment, sequence) names a segment for e
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from quarl.errors import UnsupportedError
+
+HEAD = struct.Struct("=qqiiiidd??")
+"""The fields of a row up to `truncated`, as they lie in memory: one call writes what would be ten."""
 
 
 def segment_dtype(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> np.dtype[np.void]:
@@ -48,3 +53,51 @@ def segment_dtype(observation_space: gymnasium.Space[Any], action_space: gymnasi
         ],
         align=True,
     )
+
+
+class SegmentWriter:
+    """Writes the rows of one incarnation of an actor in place."""
+
+    def __init__(self, rows: NDArray[Any], actor: int, incarnation: int) -> None:
+        fields = rows.dtype.fields
+        assert fields is not None
+        assert fields["truncated"][1] + 1 == HEAD.size
+        self._bytes = rows.view(np.uint8).data
+        self._stride = rows.dtype.itemsize
+        self._actor, self._incarnation = actor, incarnation
+        self._action, self._observation = rows["action"], rows["observation"]
+        self._next_observation = rows["next_observation"]
+
+    def write(
+        self,
+        i: int,
+        sequence: int,
+        version: int,
+        environment: int,
+        episode: tuple[int, float],
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        action: Any,
+        observation: NDArray[Any],
+        next_observation: NDArray[Any],
+    ) -> None:
+        """Row i; episode: (length, return) of the episode that ends here, else zeros."""
+        length, total = episode
+        HEAD.pack_into(
+            self._bytes,
+            i * self._stride,
+            sequence,
+            version,
+            self._actor,
+            self._incarnation,
+            environment,
+            length,
+            total,
+            reward,
+            terminated,
+            truncated,
+        )
+        self._action[i] = action
+        self._observation[i] = observation
+        self._next_observation[i] = next_observation

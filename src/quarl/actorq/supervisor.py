@@ -105,12 +105,14 @@ class Supervisor:
                     print(json.dumps(previous), file=file, flush=True)
                     yield previous
             last = metrics.row(self.ledger, time.perf_counter() - started, previous)
-            print(json.dumps(last), file=file, flush=True)
+            if began := bool(self.ledger.learner[Learner.READY]):
+                print(json.dumps(last), file=file, flush=True)
             code, message = ended
             if code == 0 and not self._evaluate(last=True):
                 code, message = self._stopped("in its last evaluation; model and checkpoint are there")
             self.result = Result(exit_code=code, message=message, summary=self._summary(last))
-            yield last
+            if began:
+                yield last
 
     def _tick(self) -> tuple[int, str] | None:
         """One look at everything; (exit code, message) when the run is over."""
