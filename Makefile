@@ -6,8 +6,8 @@ OUT ?= quarl-demo
 # Every install reads the constraints: `torch==2.13.0` and the rest are pinned there and nowhere else.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
-	bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness clean
+.PHONY: demo test check format fuzz chaos bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
+	bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -26,8 +26,12 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
-bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness: $(VENV)/.dev
+bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
+
+chaos: $(VENV)/.dev
+	$(BIN)/python benchmarks/chaos_checkpoint.py
+	$(BIN)/python benchmarks/chaos.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quarl needs Python 3.11 or newer; run make PYTHON=python3.11")'

@@ -1,4 +1,4 @@
-"""Kills, stops, hangs and poisons real runs of `quarl actorq`, and counts what is lost. See docs/architecture.md.
+"""Kills, stops, hangs and poisons real runs of `quarl actorq`, and counts what is lost.
 
     python benchmarks/chaos.py -o benchmarks/results/chaos.json
 

@@ -87,7 +87,10 @@ class Run:
 
     def finish(self, timeout: float = 120.0) -> int:
         """The exit code, when the run has ended."""
-        return self.process.wait(timeout)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it went on for {timeout:g} s: {self.text()}") from None
 
     def text(self) -> str:
         """Everything that it printed."""

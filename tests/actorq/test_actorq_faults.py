@@ -22,9 +22,8 @@ import chaos_poison  # noqa: E402
 from chaos_run import Run  # noqa: E402
 from quarl.actorq import checkpoint, watch  # noqa: E402
 from quarl.actorq.channel import LocalChannel  # noqa: E402
-from quarl.actorq.crew import Crew  # noqa: E402
 from quarl.actorq.environments import RETRIES, Environments  # noqa: E402
-from quarl.actorq.ledger import Actor, Control, Learner, Publisher  # noqa: E402
+from quarl.actorq.ledger import Actor, Learner, Publisher  # noqa: E402
 from quarl.actorq.memory import Memory  # noqa: E402
 from quarl.actorq.pace import Pace  # noqa: E402
 from quarl.actorq.segment import segment_dtype  # noqa: E402
@@ -93,13 +92,36 @@ def test_a_hang_a_crash_loop_and_a_slow_actor_do_not_hold_the_others_until_they_
         assert steps[3] > 4 * steps[2] > 0
 
 
-def test_when_the_supervisor_is_killed_everyone_leaves_and_the_learner_saves(tmp_path):
-    with Run(tmp_path, "--actors", "2", "-n", "1000000", chaos={"hangs": {"actor 0": 20}}) as run:
-        run.ready()
-        run.process.kill()
-        assert not run.orphans(4.0)
-        assert not run.shared_files()
-        assert len(list(run.output.glob("checkpoint-*"))) == 2
+def test_children_die_with_a_supervisor_that_is_killed():
+    code = (
+        "import os, signal, time\n"
+        "from quarl.actorq.family import Child, Family\n"
+        "if __name__ == '__main__':\n"
+        "    family, child = Family(print), Child('actor 7', time.sleep, 3600)\n"
+        "    family.start(child)\n"
+        "    print(child.process.pid, flush=True)\n"
+        "    comm = f'/proc/{child.process.pid}/comm'\n"
+        "    while open(comm).read() != 'quarl-actor-7\\n':\n"
+        "        time.sleep(0.01)\n"
+        "    print('named', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    pid, named = done.stdout.split()
+    assert (named, done.returncode) == ("named", -signal.SIGKILL)
+    deadline = time.monotonic() + 2
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_learner_without_a_supervisor_saves_and_leaves(tmp_path, monkeypatch):
+    with chaos_poison.rig(tmp_path) as rig:
+        rig.train(7)
+        monkeypatch.setattr(rig.learner, "orphaned", lambda: True)
+        rig.learner.run()
+        assert rig.ledger.learner[Learner.DONE] == 1
+        assert checkpoint.load_latest(tmp_path).updates == rig.learner.model._n_updates
 
 
 def test_what_is_not_finite_is_neither_published_nor_saved(tmp_path, capsys):
@@ -366,18 +388,3 @@ def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch)
         world.replace(0, RuntimeError("boom"))
     with pytest.raises(RuntimeError, match="boom"):
         world.replace(0, RuntimeError("boom"))
-
-
-def test_a_learner_that_is_told_to_end_saves_what_it_has(tmp_path):
-    with chaos_poison.rig(tmp_path) as rig:
-        rig.train(7)
-        rig.ledger.control[Control.FINISH] = 1
-        rig.learner.run()
-        assert rig.ledger.learner[Learner.DONE] == 1
-        assert rig.ledger.learner[Learner.SAVING_S] == 0
-
-
-def test_the_crew_is_named_as_ps_shows_it(crew):
-    supervisor, _ = crew
-    assert isinstance(supervisor.crew, Crew)
-    assert [child.name for child in supervisor.crew.all] == ["learner", "publisher", "actor 0", "actor 1"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
-from quarl.envs import make, make_for
+from quarl.envs import make, make_for, resolve
 from quarl.envs.wrappers import ChannelsFirst
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, Provenance
@@ -81,6 +82,56 @@ def test_a_policy_is_given_its_environment_wrappers_and_arguments() -> None:
 def test_a_policy_without_an_environment_asks_for_one() -> None:
     with pytest.raises(QuarlError, match="does not say which environment it was trained on; name one with --env"):
         make_for(_linear(Provenance(), inputs=4, head=ActionHead("argmax")))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the working directory that registers Mine-v0 and leaves a file when it is imported."""
+    (tmp_path / "users_module.py").write_text(
+        "import pathlib, gymnasium\n"
+        "pathlib.Path('imported').touch()\n"
+        "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "users_module"
+    sys.modules.pop("users_module", None)
+    gymnasium.envs.registration.registry.pop("Mine-v0", None)
+
+
+def test_the_users_own_module_is_imported_where_the_user_names_it(module: str) -> None:
+    asked = f"{module}:Mine-v0"
+    assert resolve(asked, trusted=True) == asked
+    assert not Path("imported").exists()  # to resolve is not to import
+    spec = make(asked, trusted=True).spec
+    assert spec is not None
+    assert spec.max_episode_steps == 9
+    with pytest.raises(QuarlError, match=r"registers no environment 'Other-v0'; call gymnasium\.register in it"):
+        make(f"{module}:Other-v0", trusted=True)
+    with pytest.raises(QuarlError, match=r"cannot import 'no_such_module' .* ModuleNotFoundError"):
+        make("no_such_module:Any-v0", trusted=True)
+
+
+def test_a_policy_file_that_names_a_module_is_refused_and_the_users_choice_stands(module: str) -> None:
+    policy = _linear(Provenance(env_id=f"{module}:Mine-v0"), inputs=4, head=ActionHead("argmax"))
+    with pytest.raises(QuarlError, match="only --env may name a module to import"):
+        make_for(policy)
+    make_for(policy, "CartPole-v1").close()
+    assert not Path("imported").exists()
+    make_for(policy, f"{module}:Mine-v0").close()
+    assert Path("imported").exists()
+
+
+def test_a_constructor_that_raises_is_one_line() -> None:
+    def broken() -> None:
+        raise ValueError("no display\nand more")
+
+    gymnasium.register("Broken-v0", broken)
+    try:
+        with pytest.raises(QuarlError, match=r"'Broken-v0' cannot be made \(ValueError\): no display$"):
+            make("Broken-v0")
+    finally:
+        gymnasium.envs.registration.registry.pop("Broken-v0")
 
 
 def test_images_reach_a_convolution_policy_channels_first() -> None:

@@ -165,7 +165,8 @@ class ActorLoop(Worker):
                     continue
                 stepped = now()
                 length, total = world.episode[k]
-                episode = (length + 1, total + float(reward))
+                gained = float(reward)
+                episode = (length + 1, total + gained)
                 done = terminated or truncated
                 self.writer.write(
                     ring.index(0),
@@ -173,7 +174,7 @@ class ActorLoop(Worker):
                     version,
                     k,
                     episode if done else NOT_ENDED,
-                    reward,
+                    gained,
                     terminated,
                     truncated,
                     stored[k],

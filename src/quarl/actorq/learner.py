@@ -13,30 +13,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq import checkpoint
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.intake import Intake
 from quarl.actorq.keeper import Keeper
-from quarl.actorq.ledger import CLASSES, Control, Learner, Ledger, Publisher
+from quarl.actorq.ledger import Control, Learner, Ledger, Publisher
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.pace import Pace
 from quarl.actorq.precision import Precision
 from quarl.actorq.process import Worker, die_with_parent
 from quarl.actorq.replay import SegmentReplay
-from quarl.actorq.statistics import Statistics
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 
-Array = NDArray[Any]
 NAP_S = 0.0002
 AT_ONCE = 1024
 """Segments taken in between two looks at the limiter, at most."""
@@ -74,7 +70,7 @@ class LearnerLoop(Worker):
         self.pace = Pace(config, self.model)
         self.limiter = self.pace.limiter
         self.versions = Versions(config.output)
-        self.statistics = Statistics(self.model) if config.normalize else None
+        self.intake = Intake(self.model, self.limiter, self.versions, self.ledger.staleness, normalize=config.normalize)
         self.keeper = Keeper(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update; nothing is written or accumulated.
         self.model.set_logger(Logger(folder=None, output_formats=[]))
@@ -133,15 +129,10 @@ class LearnerLoop(Worker):
     def _receive(self) -> int:
         """Takes segments in, as many as there are up to the next update; how many there were."""
         start = time.perf_counter()
-        model, received = self.model, 0
-        left = self.config.n_timesteps - model.num_timesteps  # actors may have made a step more than they should
+        received = 0
+        left = self.config.n_timesteps - self.model.num_timesteps  # actors may have made a step more than they should
         for rows in self.channel.receive(min(self.limiter.inserts_needed(), AT_ONCE, left)):
-            self._book(rows)
-            self.replay.insert(rows)
-            self.limiter.on_insert(len(rows))
-            if self.statistics is not None:
-                self.statistics.update(rows)
-            self._count(len(rows))
+            self.intake.take(rows)
             received += len(rows)
         if received:
             if self.started is None:
@@ -149,26 +140,6 @@ class LearnerLoop(Worker):
             self.cells[Learner.INSERT_S] += time.perf_counter() - start
             self.last_insert = time.monotonic()
         return received
-
-    def _count(self, num: int) -> None:
-        """Moves Stable-Baselines3's clocks by `num` environment steps."""
-        model = self.model
-        # Only DQN does something at every step; for the others the last one sets the same clocks.
-        every = 1 if type(model)._on_step is not OffPolicyAlgorithm._on_step else num
-        for _ in range(0, num, every):
-            model.num_timesteps += every
-            model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
-            model._on_step()
-
-    def _book(self, rows: Array) -> None:
-        """Ages of the weights behind the rows, and the episodes that end in them."""
-        steps = self.versions.steps_of(rows["version"])
-        ages = np.minimum(self.model._n_updates - steps[steps >= 0], CLASSES - 1)
-        np.add.at(self.ledger.staleness, ages, 1)
-        for row in rows[rows["episode_length"] > 0]:
-            self.model._episode_num += 1
-            assert self.model.ep_info_buffer is not None
-            self.model.ep_info_buffer.append({"r": float(row["episode_return"]), "l": int(row["episode_length"])})
 
     def _update(self) -> None:
         """One gradient step, its clocks and checks, and a push of weights where one is due."""

@@ -126,6 +126,7 @@ class Supervisor:
         if not crew.publisher.alive():
             self.family.revive(crew.publisher)
             if crew.publisher.parked:
+                self._wind_up()
                 return 1, f"the publisher keeps dying; {self._go_on()}"
         for child in crew.actors:
             if not child.alive() and not child.parked:

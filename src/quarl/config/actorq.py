@@ -27,7 +27,8 @@ class ActorQConfig(Config):
     algo: Annotated[str, arg(metavar="NAME")] = "dqn"
     """Off-policy learner: dqn, ddpg, td3, sac or d4pg."""
     env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
-    """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task."""
+    """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
+    my_module first, which registers it."""
     n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
     """Environment steps of all actors together."""
     updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None

@@ -1,0 +1,56 @@
+"""Intake: what a learner does with the segments that come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from quarl.actorq.ledger import CLASSES
+from quarl.actorq.limiter import Limiter
+from quarl.actorq.replay import SegmentReplay
+from quarl.actorq.statistics import Statistics
+from quarl.actorq.versions import Versions
+
+Array = NDArray[Any]
+
+
+class Intake:
+    """Replay, limiter, statistics and Stable-Baselines3's clocks of one learner, moved together."""
+
+    def __init__(
+        self, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions, staleness: Array, *, normalize: bool
+    ) -> None:
+        """staleness: the ledger's histogram of the ages of weights."""
+        assert isinstance(model.replay_buffer, SegmentReplay)
+        self.model, self.replay, self.limiter, self.versions = model, model.replay_buffer, limiter, versions
+        self._staleness = staleness
+        self._statistics = Statistics(model) if normalize else None
+        # Only DQN does something at every step; for the others the last one sets the same clocks.
+        self._step_by_step = type(model)._on_step is not OffPolicyAlgorithm._on_step
+
+    def take(self, rows: Array) -> None:
+        """Segments of one actor, in their order."""
+        self._book(rows)
+        self.replay.insert(rows)
+        self.limiter.on_insert(len(rows))
+        if self._statistics is not None:
+            self._statistics.update(rows)
+        model, num = self.model, len(rows)
+        every = 1 if self._step_by_step else num
+        for _ in range(0, num, every):
+            model.num_timesteps += every
+            model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
+            model._on_step()
+
+    def _book(self, rows: Array) -> None:
+        """Ages of the weights behind the rows, and the episodes that end in them."""
+        steps = self.versions.steps_of(rows["version"])
+        ages = np.minimum(self.model._n_updates - steps[steps >= 0], CLASSES - 1)
+        np.add.at(self._staleness, ages, 1)
+        for row in rows[rows["episode_length"] > 0]:
+            self.model._episode_num += 1
+            assert self.model.ep_info_buffer is not None
+            self.model.ep_info_buffer.append({"r": float(row["episode_return"]), "l": int(row["episode_length"])})
