@@ -107,7 +107,18 @@ def hang_and_slow(folder: Path, *, seconds: float, timeout: float = 3.0) -> Row:
 def slow_learner(folder: Path, *, seconds: float) -> Row:
     """Row 14: actors without any limit but their rings, and a learner that trains a large network on large batches."""
     laws = Laws()
-    words = ("--actors", "2", "-n", "100000000", "--max-times-sampled", "8", "--net-arch", "512,512")
+    words = (
+        "--actors",
+        "2",
+        "-n",
+        "100000000",
+        "--updates",
+        "10000",
+        "--max-times-sampled",
+        "8",
+        "--net-arch",
+        "512,512",
+    )
     small = ("--params", *SMALL, "buffer_size:5000", "batch_size:2048")
     with Run(folder, *words, *small) as run:
         run.ready()
@@ -142,7 +153,7 @@ def signals(folder: Path, numbers: tuple[signal.Signals, ...]) -> Row:
     laws = Laws()
     found: Row = {}
     for number in numbers:
-        with Run(folder / number.name, "--actors", "2", "-n", "1000000", chaos={"step_s": 0.002}) as run:
+        with Run(folder / number.name, "--actors", "2", "-n", "200000", chaos={"step_s": 0.002}) as run:
             run.ready()
             start = time.monotonic()
             os.killpg(run.process.pid, number)
@@ -157,7 +168,7 @@ def signals(folder: Path, numbers: tuple[signal.Signals, ...]) -> Row:
             laws.hold(f"{number.name}: how to go on, no traceback", "--resume" in text and "Traceback" not in text)
             found[number.name] = {"rc": code, "seconds": round(seconds, 2), "orphans": orphans}
     chaos = {"step_s": 0.002, "hangs": {"actor 0": 20}}  # it would not leave by itself
-    with Run(folder / "twice", "--actors", "2", "-n", "1000000", chaos=chaos) as run:
+    with Run(folder / "twice", "--actors", "2", "-n", "200000", chaos=chaos) as run:
         run.ready()
         os.killpg(run.process.pid, signal.SIGINT)
         time.sleep(0.3)
@@ -168,7 +179,7 @@ def signals(folder: Path, numbers: tuple[signal.Signals, ...]) -> Row:
         laws.hold("a second signal: at once", code == 130 and seconds <= 1)
         laws.hold("a second signal: no orphan, no shared memory", not orphans and not run.shared_files())
         found["a second SIGINT"] = {"rc": code, "seconds": round(seconds, 2), "orphans": orphans}
-    with Run(folder / "killed", "--actors", "2", "-n", "1000000", chaos=chaos) as run:
+    with Run(folder / "killed", "--actors", "2", "-n", "200000", chaos=chaos) as run:
         before = run.ready()
         run.process.kill()
         start = time.monotonic()

@@ -49,7 +49,7 @@ def learner_killed(folder: Path, rng: random.Random, *, kills: int) -> Row:
     versions, saved, span, early, refused = 0, 0, 0.5, 0, 0
     for number in range(kills):
         more = ("--resume",) if number else ()
-        with Run(folder, *words, *more, "-n", "1000000", chaos={"step_s": 0.002}) as run:
+        with Run(folder, *words, *more, "-n", "200000", chaos={"step_s": 0.002}) as run:
             run.until(lambda run=run: run.pid("learner") is not None, 90)
             began = time.monotonic()
             if number == 1:
@@ -146,7 +146,7 @@ def goodput(folder: Path, *, seconds: float, every_s: float) -> Row:
     laws = Laws()
     made = {}
     for name in ("without", "with"):
-        with Run(folder / name, "--actors", "4", "-n", "100000000", chaos={"step_s": 0.005}) as run:
+        with Run(folder / name, "--actors", "4", "-n", "200000", chaos={"step_s": 0.005}) as run:
             run.ready()
             first, kills = run.rows()[-1], 0
             begin = time.monotonic()

@@ -34,7 +34,7 @@ from quarl.errors import QuarlError  # noqa: E402
 
 def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
     """One run that is started twice: SIGKILL of its learner ends the first start, Ctrl-C the second."""
-    words = ("--actors", "3", "-n", "1000000", "--save-replay-buffer", "--save-freq", "200")
+    words = ("--actors", "3", "-n", "60000", "--save-replay-buffer", "--save-freq", "200")
     words += ("--max-staleness", str(chaos_kills.BOUND))
     chaos = {"step_s": 0.004, "raise_p": 0.01}
     with Run(tmp_path, *words, chaos=chaos) as run:
@@ -75,7 +75,7 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
 
 def test_a_hang_a_crash_loop_and_a_slow_actor_do_not_hold_the_others_until_they_are_too_few(tmp_path):
     chaos = {"step_s": 0.005, "raises": ["actor 0"], "hangs": {"actor 1": 30}, "slow": {"actor 2": 0.05}}
-    words = ("--actors", "4", "-n", "1000000", "--env-timeout", "2", "--min-actors", "4")
+    words = ("--actors", "4", "-n", "60000", "--env-timeout", "2", "--min-actors", "4")
     with Run(tmp_path, *words, chaos=chaos) as run:
         assert run.finish() == 4
         lines = [line for line in run.text().splitlines() if "cores" not in line]
