@@ -7,7 +7,8 @@ OUT ?= quarl-demo
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test check format fuzz chaos bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
-	bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness clean
+	bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
+	bench-qat-correctness bench-qat-cost clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -26,7 +27,8 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
-bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness: $(VENV)/.dev
+bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
+bench-qat-correctness bench-qat-cost: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
 
 chaos: $(VENV)/.dev

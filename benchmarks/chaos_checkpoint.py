@@ -35,8 +35,8 @@ import torch
 from stable_baselines3 import DDPG, DQN
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from quarl.actorq import checkpoint, checkpoint_file
 from quarl.actorq.replay import SegmentReplay
+from quarl.algorithms import checkpoint, checkpoint_file
 from quarl.errors import QuarlError
 from quarl.machine import machine
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from chaos_env import STEP
 from chaos_run import SMALL, Laws, Row, Run, resident_mb
-from quarl.actorq import checkpoint
+from quarl.algorithms import checkpoint
 
 
 def crash_loop(folder: Path) -> Row:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from chaos_run import SMALL, Laws, Row
-from quarl.actorq import checkpoint, wire
+from quarl.actorq import wire
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.keeper import ROLLBACKS
@@ -22,6 +22,7 @@ from quarl.actorq.memory import Memory
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
+from quarl.algorithms import checkpoint
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 

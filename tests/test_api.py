@@ -23,7 +23,7 @@ def agent(agents):
 
 
 def test_the_readmes_python_runs(agents, tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    _, code = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) <= 12
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs" / "dqn").mkdir(parents=True)
@@ -33,6 +33,15 @@ def test_the_readmes_python_runs(agents, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == ["500.0", "500.0"]
     assert isinstance(names["again"], quarl.Agent)
     assert (tmp_path / "policy.tflite").read_bytes()[4:8] == b"TFL3"
+
+
+def test_the_readmes_training_runs(tmp_path, monkeypatch):
+    code, _ = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(code.replace("100_000", "4_096").replace("50_000", "2_048"), "README.md", "exec"), names)
+    assert names["policy"].spec.precision == "int4"
+    assert (tmp_path / "cartpole.zip").is_file()
 
 
 def test_stable_baselines3_can_evaluate_an_agent(agent):

@@ -8,8 +8,9 @@ import pytest
 import networks
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
+from quarl.policy.grids import EXACT
 from quarl.policy.operators import QuantizedTensor
-from quarl.ptq import EXACT, quantize
+from quarl.ptq import quantize
 from quarl.quant.affine import quarl_2020
 from quarl.quant.spec import SCHEMES, QuantSpec
 

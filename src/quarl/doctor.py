@@ -29,6 +29,7 @@ EXTRAS = {
     "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
     "atari": ("ale-py",),
     "dm-control": ("dm-control",),
+    "zoo": ("rl-zoo3",),
 }
 """The distributions that each extra brings."""
 MIN_PYTHON = (3, 11)

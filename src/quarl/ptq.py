@@ -6,7 +6,6 @@ through the one quantised so far, so that each layer is fitted to the inputs it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -17,13 +16,12 @@ from numpy.typing import NDArray
 
 from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.grids import RANGES, bias_step, fixed_grid, grid_rules, pixel_grid, wide_bits, wide_grid
 from quarl.policy.operators import (
     OBSERVATION,
-    Activation,
     Conv2d,
     Dense,
-    Flatten,
     Linear,
     Op,
     QuantizedTensor,
@@ -45,14 +43,7 @@ SATURATING = np.geomspace(0.9, 0.02, 24)
 """The same for the inputs of tanh and sigmoid, which flatten whatever is far from 0."""
 MAX_ROWS = 20_000
 """Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
-EXACT = 2**24
-"""float32 holds every integer up to here."""
 ROWS_AT_ONCE = 64
-FIXED_GRIDS = {
-    "tanh": ActivationGrid(scale=1 / 128, zero_point=0),
-    "sigmoid": ActivationGrid(scale=1 / 256, zero_point=-128),
-}
-"""Functions with a known range have the grids that LiteRT's int8 kernels prescribe."""
 
 
 def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None) -> QuantizedPolicy:
@@ -90,6 +81,33 @@ def rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> Policy:
     return policy
 
 
+def on_grids(
+    policy: Policy,
+    spec: QuantSpec,
+    *,
+    bits: Mapping[str, int],
+    grids: Mapping[str, ActivationGrid],
+    scales: Mapping[str, Array],
+) -> QuantizedPolicy:
+    """The policy with weights rounded to nearest and activations on grids that training has found.
+
+    bits: of the layers whose weights become integers. scales: float32 [out] of symmetric weights whose steps were
+    learned; the others get what `spec.scheme` says.
+    """
+    ops: list[Op] = []
+    for op in policy.ops:
+        if isinstance(op, Dense | Conv2d) and op.name in bits:
+            scale = scales.get(op.name)
+            if scale is None:
+                op = _nearest(op, replace(spec, weight_bits=bits[op.name]))
+            else:
+                q = QParams(scale[:, None], 0, *integer_range(bits[op.name]))
+                weight = as_float32(op.weight).reshape(len(scale), -1)
+                op = _with_codes(op, affine.quantize(weight, q), q, bits[op.name])
+        ops.append(op)
+    return _with(policy, spec, ops, grids)
+
+
 class _Calibration:
     """One pass over the operators with calibration values on both roads."""
 
@@ -99,10 +117,7 @@ class _Calibration:
         self.values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
         self.static = spec.mode == "static" and spec.activation_bits is not None
         self.grids: dict[str, ActivationGrid] = {}
-        self.final = final_linear(policy)
-        self.behind_layers: set[str] = set()
-        # The function right behind a layer shapes its grid: no code is spent on what it drops or flattens.
-        self.function_of = {op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation)}
+        self.rules = grid_rules(policy) if self.static else {}
 
     def run(self) -> QuantizedPolicy:
         ops: list[Op] = []
@@ -113,9 +128,7 @@ class _Calibration:
             else:
                 ops.append(op)
                 value = apply(op, [self.values[name] for name in op.inputs])
-            if isinstance(op, Dense | Conv2d) or self.behind_layers.intersection(op.inputs):
-                self.behind_layers.add(op.name)
-            self.values[op.name] = self._on_grid(op, value) if self.static else value
+            self.values[op.name] = self._on_grid(op, value)
         return _with(self.policy, self.spec, ops, self.grids)
 
     def _linear(self, op: Linear) -> tuple[Linear, Array]:
@@ -141,63 +154,44 @@ class _Calibration:
             rows: Array = dequantize(*quantize_rows(x.reshape(len(x), -1), self.spec.activation_bits))
             return rows.reshape(x.shape)
         if name not in self.grids:
-            self.grids[name] = self._wide_grid(name, x) or self._grid(x)
+            self.grids[name] = self._input_grid(name, x)
         return on_grid(x, self.grids[name])
 
     def _on_grid(self, op: Op, value: Array) -> Array:
         """Static mode: values between integer layers live on grids; those of float operators stay as they are."""
-        if isinstance(op, Dense | Conv2d) and op.name not in self.final:
-            self.grids[op.name] = self._grid(value, self.function_of.get(op.name))
-        elif isinstance(op, Activation) and op.inputs[0] in self.grids and op.name not in self.grids:
-            if op.kind == "relu":
-                self.grids[op.name] = self.grids[op.inputs[0]]
-            else:
-                self.grids[op.name] = FIXED_GRIDS.get(op.kind) or self._grid(value)
-        elif isinstance(op, Flatten) and op.inputs[0] in self.grids:
-            self.grids[op.name] = self.grids[op.inputs[0]]
-        else:
+        rule = self.rules.get(op.name)
+        if rule is None or rule.kind in ("observation", "pixels", "input"):
             return value
+        if rule.kind == "same":
+            self.grids[op.name] = self.grids[rule.source]
+        elif rule.kind == "fixed":
+            self.grids[op.name] = fixed_grid(rule.function, self.spec.activation_bits or 8)
+        else:
+            self.grids[op.name] = self._grid(value, rule.function if rule.kind == "layer" else "")
         return on_grid(value, self.grids[op.name])
 
-    def _wide_grid(self, name: str, x: Array) -> ActivationGrid | None:
-        """The grid of the observation in front of dense layers: more bits than 8, where they come free. Else None.
+    def _input_grid(self, name: str, x: Array) -> ActivationGrid:
+        """The grid of a value that layers read and no integer layer makes."""
+        rule = self.rules[name]
+        if self.spec.activation_bits == 8 and rule.kind == "pixels":
+            return pixel_grid(rule.step)
+        if self.spec.activation_bits == 8 and rule.kind == "observation":
+            readers = [op for op in self.policy.linear if op.inputs[0] == name]
+            bits = wide_bits((op.weight.shape[1], self.spec.weight_bits) for op in readers)
+            smallest = bias_step(readers, integer_range(self.spec.weight_bits)[1], SHRINKS.min())
+            wide = wide_grid(float(np.abs(x).max(initial=0.0)), bits, smallest)
+            if wide is not None:
+                return wide
+        return self._grid(x)
 
-        Its calibrated range is many times what decides near rest, and a static int8 grid leaves dead zones there. A
-        dense layer over few features can take more bits at no loss of exactness: while K products and the bias stay
-        below 2**24, float32 kernels compute the integer sum without rounding. The scale is a power of two, so that
-        engines may merge it with the multiplication before it, and the range keeps a factor of two in hand for
-        observations that calibration did not meet.
-        """
-        if name in self.behind_layers:
-            return None
-        readers = [op for op in self.policy.linear if op.inputs[0] == name]
-        if self.spec.activation_bits != 8 or not all(isinstance(op, Dense) for op in readers):
-            return None
-        extent = float(np.abs(x).max(initial=0.0))
-        if not 0 < extent < np.inf:
-            return None
-        qmax = integer_range(self.spec.weight_bits)[1]
-        products = qmax * max(op.weight.shape[1] for op in readers)
-        bits = min(16, 1 + math.floor(math.log2(EXACT / 2 / products)))
-        smallest = 2 * extent / (2 ** (bits - 1) - 1)
-        for op in readers:
-            # The other half of what is exact is the bias's, in steps of the smallest weight scale that may be chosen.
-            weight = np.abs(as_float32(op.weight)).max(axis=1) * SHRINKS.min() / qmax
-            steps = 2 * np.abs(op.bias) / np.maximum(weight, np.finfo(np.float32).tiny) / (EXACT / 2)
-            smallest = max(smallest, float(steps.max()))
-        scale = 2.0 ** math.ceil(math.log2(smallest))
-        if extent / scale < 256:
-            return None
-        return ActivationGrid(scale=scale, zero_point=0, bits=bits)
-
-    def _grid(self, x: Array, function: str | None = None) -> ActivationGrid:
+    def _grid(self, x: Array, function: str = "") -> ActivationGrid:
         """The grid of values x; before a bounded function, the one that leaves the least error behind it."""
         bits = self.spec.activation_bits or 8
         watch = observer(self.spec.scheme.activation_observer, bits=bits, symmetric=False)
         watch.update((np.maximum(x, 0) if function == "relu" else x).reshape(1, -1))
         low, high = (side[0] for side in watch.ranges())
         q = choose_qparams(low, high, bits, symmetric=False)
-        if function in FIXED_GRIDS:
+        if function in RANGES:
             exact, f = FUNCTIONS[function](x), FUNCTIONS[function]
             narrower = (choose_qparams(low * s, high * s, bits, symmetric=False) for s in SATURATING)
             q = min((q, *narrower), key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()))

@@ -20,10 +20,10 @@ import torch
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from quarl.actorq import checkpoint, checkpoint_file
-from quarl.actorq.checkpoint import CheckpointError
-from quarl.actorq.checkpoint_model import take
 from quarl.actorq.replay import SegmentReplay
+from quarl.algorithms import checkpoint, checkpoint_file
+from quarl.algorithms.checkpoint import CheckpointError
+from quarl.algorithms.checkpoint_model import take
 from quarl.errors import QuarlError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ import chaos_faults  # noqa: E402  # it lies beside the package, in no package o
 import chaos_kills  # noqa: E402
 import chaos_poison  # noqa: E402
 from chaos_run import Run  # noqa: E402
-from quarl.actorq import checkpoint, watch  # noqa: E402
+from quarl.actorq import watch  # noqa: E402
 from quarl.actorq.channel import LocalChannel  # noqa: E402
 from quarl.actorq.environments import RETRIES, Environments  # noqa: E402
 from quarl.actorq.ledger import Actor, Learner, Publisher  # noqa: E402
@@ -28,6 +28,7 @@ from quarl.actorq.memory import Memory  # noqa: E402
 from quarl.actorq.pace import Pace  # noqa: E402
 from quarl.actorq.segment import segment_dtype  # noqa: E402
 from quarl.actorq.supervisor import Supervisor  # noqa: E402
+from quarl.algorithms import checkpoint  # noqa: E402
 from quarl.config import ActorQConfig  # noqa: E402
 from quarl.errors import QuarlError  # noqa: E402
 
@@ -135,7 +136,7 @@ def test_what_is_not_finite_is_neither_published_nor_saved(tmp_path, capsys):
 def test_a_second_signal_leaves_at_once():
     code = (
         "import os, signal, time\n"
-        "from quarl.actorq.interrupt import Interrupts\n"
+        "from quarl.interrupt import Interrupts\n"
         "with Interrupts(lambda: print('killed', flush=True)) as interrupts:\n"
         "    assert not interrupts.attempt(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
         "    assert interrupts.number == signal.SIGTERM\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quarl.actorq.precision import Precision
+from quarl.algorithms.precision import Precision
 
 
 def network():

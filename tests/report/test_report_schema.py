@@ -12,6 +12,7 @@ from quarl import doctor, sweep
 from quarl.actorq import plan
 from quarl.bench import actorq_reward, actorq_speedup, actorq_staleness, actorq_throughput, latency
 from quarl.report import schema
+from quarl.training import outcome
 
 
 def test_a_document_of_sound_rows_passes_and_survives_json(rows):
@@ -54,6 +55,7 @@ def test_numbers_that_json_cannot_write_become_null_and_numpy_becomes_plain(rows
     ("command", "row"),
     [
         ("ptq", sweep.Row),
+        ("train", outcome.Row),
         ("actorq plan", plan.Row),
         ("bench latency", latency.Row),
         ("bench actorq throughput", actorq_throughput.Row),

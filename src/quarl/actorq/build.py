@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -14,21 +13,13 @@ from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
+from quarl import qat
 from quarl.actorq.replay import SegmentReplay
+from quarl.algorithms.learners import DOUBLE, learner_class
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.errors import QuarlError
 
-CLASSES = {
-    "dqn": "stable_baselines3.DQN",
-    "ddpg": "stable_baselines3.DDPG",
-    "td3": "stable_baselines3.TD3",
-    "sac": "stable_baselines3.SAC",
-    "d4pg": "quarl.algorithms.d4pg.D4PG",
-}
-DOUBLE_DQN = "quarl.algorithms.double_dqn.DoubleDQN"
-DOUBLE = "double_q"
-"""The hyper-parameter that makes DQN's target that of double DQN."""
 CRITIC = "qf_arch"
 """The hyper-parameter that names the critic's hidden layers; Stable-Baselines3 has it inside policy_kwargs."""
 DQN_2020: Mapping[str, Any] = {
@@ -48,7 +39,7 @@ DQN_2020: Mapping[str, Any] = {
 def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     """The model, its replay empty, seeded; nothing has been trained."""
     parameters = _parameters(config)
-    cls = _class(config.algo, double=bool(parameters.pop(DOUBLE, False)))
+    cls = learner_class(config.algo, double=bool(parameters.pop(DOUBLE, False)))
     known = inspect.signature(cls.__init__).parameters
     gamma = float(parameters.get("gamma", known["gamma"].default))
     n_steps = int(parameters.pop("n_steps", known["n_steps"].default))
@@ -83,6 +74,8 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise QuarlError(f"{config.algo} cannot be made for {config.env}: {reason}") from None
+    if (spec := config.training_spec()) is not None:
+        qat.prepare(model, spec)
     return model
 
 
@@ -91,13 +84,6 @@ def samples_per_insert(model: OffPolicyAlgorithm) -> float:
     freq: Any = model.train_freq
     steps = model.gradient_steps if model.gradient_steps > 0 else freq.frequency
     return float(model.batch_size * steps / freq.frequency)
-
-
-def _class(algo: str, *, double: bool) -> Any:
-    if double and algo != "dqn":
-        raise QuarlError(f"--params {DOUBLE}: only dqn has it, and the algorithm is {algo}")
-    module, _, name = (DOUBLE_DQN if double else CLASSES[algo]).rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def _parameters(config: ActorQConfig) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from quarl.actorq.process import SIGNALS, settle
+from quarl.actorq.process import settle
 from quarl.errors import QuarlError
+from quarl.interrupt import SIGNALS
 
 DEATHS, WITHIN_S = 5, 60.0
 """So many deaths in so many seconds, and a child is parked."""

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from quarl.actorq import checkpoint
 from quarl.actorq.limiter import Limiter, RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
+from quarl.algorithms import checkpoint
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError
 

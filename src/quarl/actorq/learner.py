@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.logger import Logger
 
-from quarl.actorq import checkpoint
+from quarl import qat
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.intake import Intake
@@ -26,11 +26,12 @@ from quarl.actorq.keeper import Keeper
 from quarl.actorq.ledger import Control, Learner, Ledger, Publisher
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.pace import Pace
-from quarl.actorq.precision import Precision
 from quarl.actorq.process import Worker, die_with_parent
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
+from quarl.algorithms import checkpoint
+from quarl.algorithms.precision import Precision
 from quarl.config import ActorQConfig
 
 NAP_S = 0.0002
@@ -63,6 +64,7 @@ class LearnerLoop(Worker):
         self.channel = LocalChannel(memory, config.actors)
         self.model = build(config)
         self.template = Template.of(self.model)
+        self.delay = config.delay()
         self.precision = Precision(config.learner_dtype, self.model.device)
         self.parameters = list(self.model.policy.parameters())
         assert isinstance(self.model.replay_buffer, SegmentReplay)
@@ -161,6 +163,8 @@ class LearnerLoop(Worker):
     def _push(self) -> None:
         """Puts the actor's tensors up for the publisher; never waits."""
         start = time.perf_counter()
+        if self.delay is not None:
+            qat.follow(self.model, active=self.model.num_timesteps >= self.delay and self.model._n_updates > 0)
         board, version = self.channel.floats, self.versions.next(self.model._n_updates)
         slot = board.begin()[: 4 * self.template.num_floats].view(np.float32)
         self.template.flatten_into(self.model, slot)

@@ -21,11 +21,11 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from quarl.actorq.build import build, samples_per_insert
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.parts_actor import Arm, ArmParts, measure_arms, measure_overhead, median_s, pack
-from quarl.actorq.precision import Precision
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.statistics import Statistics
 from quarl.actorq.weights import Template
+from quarl.algorithms.precision import Precision
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.envs.seeds import episode_seed

@@ -9,9 +9,8 @@ import os
 import signal
 import sys
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run. What to do about
-them is the supervisor's to say."""
+from quarl.interrupt import SIGNALS
+
 NAME_BYTES = 15
 """What Linux keeps of a process's name."""
 SET_PDEATHSIG, SET_NAME = 1, 15

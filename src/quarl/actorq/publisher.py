@@ -77,12 +77,17 @@ class PublisherLoop(Worker):
         cells = self.cells
         cells[Publisher.PULL_S] += pulled - start
         try:
-            policy = self.template.policy(snapshot.data.view(np.float32))
+            flat = snapshot.data.view(np.float32)
+            policy, grids = self.template.policy(flat), self.template.grids(flat)
         except QuarlError:  # NaN or infinity: the learner sees this number and goes back to sound weights
             cells[Publisher.REFUSED] += 1
             cells[Publisher.REFUSED_VERSION] = snapshot.version
             return True
-        data = self.packer.pack(policy, self.observations() if self.packer.wants_observations else None)
+        if grids is None:
+            data = self.packer.pack(policy, self.observations() if self.packer.wants_observations else None)
+        else:
+            assert self.template.trained is not None
+            data = self.packer.pack_trained(policy, self.template.trained, grids)
         packed = time.perf_counter()
         self.channel.publish(data, version=snapshot.version, step=snapshot.step, stamp_ns=snapshot.stamp_ns)
         cells[Publisher.PACK_S] += packed - pulled

@@ -16,7 +16,6 @@ from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.crew import Crew
 from quarl.actorq.family import MISTAKE, Family
-from quarl.actorq.interrupt import Interrupts
 from quarl.actorq.judge import Judge
 from quarl.actorq.ledger import Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
@@ -25,6 +24,7 @@ from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
+from quarl.interrupt import Interrupts
 from quarl.machine import usable_cores
 
 RING_ROWS = 4096

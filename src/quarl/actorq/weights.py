@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
-from quarl.policy.graph import Policy
+from quarl.policy.graph import ActivationGrid, Policy
+from quarl.policy.grids import grid_rules
 from quarl.policy.normalizer import NAME as STATISTICS
 from quarl.policy.operators import Conv2d, Dense, LayerNorm, Normalize, Op, Shape
+from quarl.quant.spec import QuantSpec
 
 if TYPE_CHECKING:
     import torch  # else only where a model is at hand: a publisher has none, and is back the sooner without it
@@ -41,12 +43,36 @@ class Place:
         return self.start + self.parts * math.prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What quantisation-aware training trains for; the grids themselves move, and are part of the vector."""
+
+    spec: QuantSpec
+    bits: Mapping[str, int]
+    """Of each layer's weights."""
+    values: tuple[str, ...]
+    """Those that have grids, by name."""
+
+    @property
+    def num_floats(self) -> int:
+        """Whether the grids act, then scale, zero point and bits of each."""
+        return 1 + 3 * len(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"spec": self.spec.to_json(), "bits": dict(self.bits), "values": list(self.values)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trained:
+        bits = {str(name): int(number) for name, number in data["bits"].items()}
+        return cls(QuantSpec.from_json(data["spec"]), bits, tuple(map(str, data["values"])))
+
+
 class Template:
     """A Policy and the vector [num_floats] of everything in it that training changes."""
 
-    def __init__(self, initial: Policy, live: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, initial: Policy, live: Iterable[tuple[str, str]], trained: Trained | None = None) -> None:
         """live: (operator, field) of the arrays that change, in the order in which the vector holds them."""
-        self.initial = initial
+        self.initial, self.trained = initial, trained
         """The policy as it was when it was extracted."""
         ops = {op.name: op for op in initial.ops}
         places, start = [], 0
@@ -55,16 +81,22 @@ class Template:
             places.append(Place(name, field, start, array.shape, array.dtype.itemsize // 4))
             start = places[-1].stop
         self.places = tuple(places)
-        self.num_floats = start
+        self.num_floats = start + (trained.num_floats if trained else 0)
 
     @classmethod
     def of(cls, model: Any) -> Template:
         """The template of a live SB3 model; SAC's has both networks of its distribution."""
+        from quarl import qat
         from quarl.policy.extract import from_model
 
         initial = from_model(model, distribution=True)
         parameters = dict(model.policy.named_parameters(remove_duplicate=False))
-        return cls(initial, [(op.name, field) for op in initial.ops for field in _live(op, parameters)])
+        live = [(op.name, field) for op in initial.ops for field in _live(op, parameters)]
+        trained = None
+        if (spec := qat.spec_of(model)) is not None:
+            bits = qat.layer_bits(model, initial)
+            trained = Trained(spec.deployed, bits, tuple(grid_rules(initial, spec.skips)))
+        return cls(initial, live, trained)
 
     def flatten_into(self, model: Any, out: Array) -> None:
         """Copies the model's weights as they are now into `out` [num_floats], float32 and contiguous."""
@@ -80,6 +112,28 @@ class Template:
                 else:
                     parameter = policy.get_parameter(f"{place.op}.{place.field}")
                     target[place.start : place.stop].view(place.shape).copy_(parameter)
+        if self.trained is not None:
+            self._grids_into(model, out[self.num_floats - self.trained.num_floats :])
+
+    def _grids_into(self, model: Any, out: Array) -> None:
+        from quarl import qat
+
+        out[:] = 0
+        if qat.is_active(model):
+            grids = qat.trained_grids(model, self.initial)
+            assert self.trained is not None
+            out[0] = 1
+            found = [grids[name] for name in self.trained.values]
+            out[1:] = [part for grid in found for part in (grid.scale, grid.zero_point, grid.bits)]
+
+    def grids(self, flat: Array) -> dict[str, ActivationGrid] | None:
+        """The grids that training has come to; None where quantisation does not act in it."""
+        if self.trained is None:
+            return None
+        active, *numbers = flat[self.num_floats - self.trained.num_floats :].tolist()
+        found = zip(self.trained.values, numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        grids = {name: ActivationGrid(scale=a, zero_point=int(b), bits=int(c)) for name, a, b, c in found}
+        return grids if active else None
 
     def policy(self, flat: Array) -> Policy:
         """The policy with the weights in `flat` [num_floats], which it goes on reading: `flat` must not change after.
@@ -95,8 +149,9 @@ class Template:
         return replace(self.initial, ops=tuple(replace(op, **arrays.get(op.name, {})) for op in self.initial.ops))
 
     def to_bytes(self) -> bytes:
-        """The template for another process: a JSON list of what is live, then the artefact of the initial policy."""
-        live = json.dumps([(place.op, place.field) for place in self.places]).encode()
+        """The template for another process: JSON of what is live, then the artefact of the initial policy."""
+        places = [(place.op, place.field) for place in self.places]
+        live = json.dumps({"live": places, "trained": self.trained and self.trained.to_json()}).encode()
         return len(live).to_bytes(LENGTH_BYTES, "little") + live + artifact.to_bytes(self.initial)
 
     @classmethod
@@ -104,9 +159,10 @@ class Template:
         """The inverse of `to_bytes`."""
         end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
         try:
-            live = [(str(op), str(field)) for op, field in json.loads(data[LENGTH_BYTES:end])]
-            initial = artifact.from_bytes(data[end:], "the template")
-            return cls(initial, live)
+            head = json.loads(data[LENGTH_BYTES:end])
+            live = [(str(op), str(field)) for op, field in head["live"]]
+            trained = None if head["trained"] is None else Trained.from_json(head["trained"])
+            return cls(artifact.from_bytes(data[end:], "the template"), live, trained)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise QuarlError("the template of the policy is damaged; start the run again") from None
 

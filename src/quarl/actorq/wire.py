@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,11 +11,12 @@ import zstandard
 from numpy.typing import NDArray
 
 from quarl.actorq.quantizer import REFRESH_INTERVAL, SCHEME, Quantizer
+from quarl.actorq.weights import Trained
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.tensors import Bytes
-from quarl.ptq import quantize
+from quarl.ptq import on_grids, quantize
 from quarl.quant.spec import FLOAT_BITS, QuantSpec, Scheme
 
 Array = NDArray[Any]
@@ -57,6 +59,13 @@ class Packer:
     def pack(self, policy: Policy, observations: Array | None = None) -> bytes:
         """The bytes that `unpack` takes; observations: a recent raw sample [N, *shape], if there is one."""
         packed = quantize(policy, self.spec) if self._quantizer is None else self._quantizer(policy, observations)
+        return self._bytes(packed)
+
+    def pack_trained(self, policy: Policy, trained: Trained, grids: Mapping[str, ActivationGrid]) -> bytes:
+        """The same for a policy that is trained with quantisation, on the grids that training has come to."""
+        return self._bytes(on_grids(policy, trained.spec, bits=trained.bits, grids=grids, scales={}))
+
+    def _bytes(self, packed: Policy) -> bytes:
         data = artifact.to_bytes(packed)
         return data if self._compressor is None else self._compressor.compress(data)
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, ReplayBufferSamples, Schedule
-from stable_baselines3.common.utils import polyak_update
+from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
 from torch import Tensor, nn
 
 from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGPolicy
@@ -148,6 +148,11 @@ class D4PG(OffPolicyAlgorithm):
             self.action_noise = NormalActionNoise(np.zeros(num_actions), np.full(num_actions, self.sigma))
         self.actor, self.actor_target = self.policy.actor, self.policy.actor_target
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
+        # As TD3 has them: what targets take over besides parameters.
+        self.actor_batch_norm_stats = get_parameters_by_name(self.actor, ["running_"])
+        self.actor_batch_norm_stats_target = get_parameters_by_name(self.actor_target, ["running_"])
+        self.critic_batch_norm_stats = get_parameters_by_name(self.critic, ["running_"])
+        self.critic_batch_norm_stats_target = get_parameters_by_name(self.critic_target, ["running_"])
 
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         self.policy.set_training_mode(True)
@@ -163,6 +168,8 @@ class D4PG(OffPolicyAlgorithm):
             if self._n_updates % self.target_update_interval == 0:
                 polyak_update(self.actor.parameters(), self.actor_target.parameters(), self.tau)
                 polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+                polyak_update(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
+                polyak_update(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if losses:
             self.logger.record("train/critic_loss", torch.stack(losses).mean().item())
@@ -209,7 +216,9 @@ class D4PG(OffPolicyAlgorithm):
         network.optimizer.step()
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "actor", "actor_target", "critic", "critic_target"]
+        networks = ["actor", "actor_target", "critic", "critic_target"]
+        buffers = [f"{name}_batch_norm_stats{of}" for name in ("actor", "critic") for of in ("", "_target")]
+        return [*super()._excluded_save_params(), *networks, *buffers]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

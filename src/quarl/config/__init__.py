@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from quarl.config.actorq import ActorQConfig
 from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, Output, at_least_one
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
+from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import Mode, QuantSpec
 
@@ -172,9 +173,11 @@ __all__ = [
     "LatencyConfig",
     "ModelConfig",
     "PtqConfig",
+    "TrainConfig",
 ]
 VERBS: tuple[type[Config] | type[BenchConfig], ...] = (
     PtqConfig,
+    TrainConfig,
     ActorQConfig,
     EvalConfig,
     InspectConfig,

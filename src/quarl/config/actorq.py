@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from quarl.config.base import Config, Flag, Output, at_least_one
+from quarl.config.base import Config, Flag, Output, at_least_one, check_folder, hyperparameters
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
+from quarl.quant.training import QatSpec
 
 ALGORITHMS = ("dqn", "ddpg", "td3", "sac", "d4pg")
 ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
@@ -37,6 +36,10 @@ class ActorQConfig(Config):
     """Actor processes; each runs one engine on one thread."""
     actor_precision: Annotated[str, arg(metavar="BITS")] = "int8"
     """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations."""
+    qat: Annotated[str | None, arg(metavar="BITS", help_behavior_hint="(default: off)")] = None
+    """Train with fake quantisation for these bits, as in w8a8: those of --actor-precision, which actors run."""
+    quant_delay: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: half of --n-timesteps)")] = None
+    """Environment steps before fake quantisation acts; until then actors run plainly quantised weights."""
     comm_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: those of --actor-precision)")] = (
         None
     )
@@ -140,10 +143,22 @@ class ActorQConfig(Config):
             raise QuarlError(f"--env-timeout must be above 0 seconds, got {self.env_timeout:g}")
         if self.min_actors > self.actors:
             raise QuarlError(f"--min-actors {self.min_actors} is more than --actors {self.actors}")
-        _check_folder(self.output)
+        check_folder(self.output)
 
     def _check_precision(self) -> None:
         spec = QuantSpec.parse(self.actor_precision)
+        trained = self.training_spec()
+        if trained is not None and (trained.weight_bits, trained.activation_bits) != (spec.weight_bits, 8):
+            raise QuarlError(
+                f"--qat {self.qat} trains for other kernels than --actor-precision {self.actor_precision}; "
+                f"use --qat w{spec.weight_bits}a8, or another --actor-precision"
+            )
+        if trained is not None and self.comm_bits is not None:
+            raise QuarlError("--comm-bits would round weights further than --qat trains for: keep one")
+        if self.quant_delay is not None and (trained is None or not 0 <= self.quant_delay < self.n_timesteps):
+            raise QuarlError(
+                f"--quant-delay {self.quant_delay:,} goes with --qat and lies below --n-timesteps {self.n_timesteps:,}"
+            )
         known = spec.float_type in ("fp32", "fp16") or (
             spec.float_type is None and spec.weight_bits <= 8 and spec.activation_bits == 8
         )
@@ -153,6 +168,16 @@ class ActorQConfig(Config):
             raise UnsupportedError("the torch engine has no integer kernels: use --actor-precision fp32 or litert")
         if self.comm_bits is not None and not 2 <= self.comm_bits <= 32:
             raise QuarlError(f"--comm-bits must be 2..32, got {self.comm_bits}")
+
+    def training_spec(self) -> QatSpec | None:
+        """What `qat` asks for."""
+        return None if self.qat is None else QatSpec.parse(self.qat)
+
+    def delay(self) -> int | None:
+        """Environment steps before fake quantisation acts; None where none is asked for."""
+        if self.qat is None:
+            return None
+        return self.n_timesteps // 2 if self.quant_delay is None else self.quant_delay
 
     def hidden(self) -> list[int] | None:
         """`net_arch` as numbers."""
@@ -165,20 +190,4 @@ class ActorQConfig(Config):
 
     def hyperparameters(self) -> dict[str, Any]:
         """`params` by name, their values read as Python literals and nothing else."""
-        found: dict[str, Any] = {}
-        for text in self.params:
-            name, colon, value = text.partition(":")
-            try:
-                if not (colon and name.isidentifier()):
-                    raise ValueError
-                found[name] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
-                raise QuarlError(f"--params {text!r} is not NAME:VALUE, as in learning_rate:1e-3") from None
-        return found
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuses an output folder that cannot be written."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise QuarlError(f"cannot write to {folder}: choose a folder that exists or can be made")
+        return hyperparameters(self.params)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from quarl import literals
 from quarl.errors import QuarlError
 from quarl.quant.spec import SCHEMES
 
@@ -60,3 +62,24 @@ def at_least_one(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses an output folder that cannot be written."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise QuarlError(f"cannot write to {folder}: choose a folder that exists or can be made")
+
+
+def hyperparameters(params: tuple[str, ...], read: Callable[[str], Any] = literals.read) -> dict[str, Any]:
+    """The words NAME:VALUE of --params by name; read: the value of a VALUE, which it may refuse with ValueError."""
+    found: dict[str, Any] = {}
+    for text in params:
+        name, colon, value = text.partition(":")
+        try:
+            if not (colon and name.isidentifier()):
+                raise ValueError
+            found[name] = read(value)
+        except ValueError:
+            raise QuarlError(f"--params {text!r} is not NAME:VALUE, as in learning_rate:1e-3") from None
+    return found

@@ -22,6 +22,8 @@ FUNCTIONS = {"ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "ELU": "elu",
 """Torch's class names to the graph's; Stable-Baselines3 makes them with default arguments."""
 SAC_CLIP_MEAN = 2.0
 """SACPolicy's default for the bound of a gSDE actor's mean."""
+TRAINED_RANGES = "qat_ranges"
+"""The part of a network that quantisation-aware training adds, and of the names of its parameters."""
 _VALUE = r"<class '{}\.(\w+)'>"
 
 
@@ -61,7 +63,7 @@ class Parameters:
     """A policy's tensors by name; every one that is not taken must be known to be unused."""
 
     def __init__(self, state: Mapping[str, Array]) -> None:
-        self.state = state
+        self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
         self.taken: set[str] = set()
         self.last = ""
         """The layer that was read last; the output layer, once the network is built."""

@@ -54,7 +54,7 @@ def from_model(model: Any, *, distribution: bool = False) -> Policy:
     distribution: the output of SAC is the mean and the log_std of its Gaussian, so that its actions can be sampled; the
     greedy ones stay the same. Other algorithms have no network for it and come out as ever.
     """
-    algo = _algorithm(model)
+    algo = algorithm(model)
     policy = model.policy
     gaussian = distribution and algo == "sac"
     if gaussian and model.use_sde:
@@ -94,7 +94,7 @@ def from_model(model: Any, *, distribution: bool = False) -> Policy:
     return extracted
 
 
-def _algorithm(model: Any) -> str:
+def algorithm(model: Any) -> str:
     """The algorithm of SB3, or of this package, that the model is, or is derived from."""
     for cls in type(model).__mro__:
         name = cls.__name__.lower()

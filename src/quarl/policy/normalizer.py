@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.container import read_bytes
@@ -14,6 +15,7 @@ from quarl.policy.inert import Inert
 from quarl.policy.operators import OBSERVATION, Normalize
 from quarl.policy.unpickle import read_pickle
 
+Array = NDArray[Any]
 NAME = f"{OBSERVATION}.normalize"
 PICKLE_BYTES = 2**28
 """Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
@@ -21,13 +23,34 @@ PICKLE_BYTES = 2**28
 
 def read_vecnormalize(path: Path) -> Normalize | None:
     """The operator that vecnormalize.pkl describes; None where it normalises rewards only."""
+    saved = _vecnormalize(path)
+    statistics = saved.attributes.get("obs_rms")
+    inner = statistics.attributes if isinstance(statistics, Inert) else {}
+    return _normalize(saved.attributes.get, inner.get, statistics, str(path))
+
+
+def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
+    """(mean, variance, count) of the running statistics in vecnormalize.pkl: obs_rms, and ret_rms of returns.
+
+    What is missing or no number is left out; `read_vecnormalize` says what is wrong with it.
+    """
+    saved = _vecnormalize(path)
+    found: dict[str, tuple[Array, Array, float]] = {}
+    for name in ("obs_rms", "ret_rms"):
+        statistics = saved.attributes.get(name)
+        inner: Mapping[Any, Any] = statistics.attributes if isinstance(statistics, Inert) else {}
+        values: list[Any] = [inner.get(key) for key in ("mean", "var", "count")]
+        if all(_real(value) and np.isfinite(value).all() for value in values) and np.ndim(values[2]) == 0:
+            found[name] = np.array(values[0], np.float64), np.array(values[1], np.float64), float(values[2])
+    return found
+
+
+def _vecnormalize(path: Path) -> Inert:
     saved = read_pickle(read_bytes(path, limit_bytes=PICKLE_BYTES), str(path))
     if not isinstance(saved, Inert) or saved.name != "VecNormalize":
         kind = saved.path[:80] if isinstance(saved, Inert) else type(saved).__name__
         raise QuarlError(f"{path} holds a {kind}, not the VecNormalize wrapper of Stable-Baselines3")
-    statistics = saved.attributes.get("obs_rms")
-    inner = statistics.attributes if isinstance(statistics, Inert) else {}
-    return _normalize(saved.attributes.get, inner.get, statistics, str(path))
+    return saved
 
 
 def read_running(path: Path) -> Normalize | None:

@@ -42,16 +42,20 @@ def read_zip(path: str | Path, *, algo: str = "") -> Policy:
     algo: what the zip is said to hold; QuarlError where it holds another algorithm.
     """
     path = Path(path)
-    members = read_members(path, only=("data", "policy.pth"))
-    if missing := {"data", "policy.pth"} - members.keys():
-        raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
-    data = _json(members["data"], path)
-    state = read_tensors(members["policy.pth"], f"{path}: policy.pth")
+    data, state = contents(path)
     settings = zoo.read_settings(path)
     try:
         return _policy(data, state, settings, algo)
     except QuarlError as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The model's attributes, pickles in them as text, and its parameters by name; QuarlError for any other file."""
+    members = read_members(path, only=("data", "policy.pth"))
+    if missing := {"data", "policy.pth"} - members.keys():
+        raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
+    return _json(members["data"], path), read_tensors(members["policy.pth"], f"{path}: policy.pth")
 
 
 def _json(raw: bytes, path: Path) -> dict[str, Any]:
@@ -66,12 +70,12 @@ def _json(raw: bytes, path: Path) -> dict[str, Any]:
 
 def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.Settings, asked: str) -> Policy:
     module = data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None
-    if not str(module).startswith(("stable_baselines3.", "quarl.algorithms.")):
+    if not str(module).startswith(("stable_baselines3.", "quarl.algorithms.", "quarl.qat.")):
         raise UnsupportedError(
             f"the policy class is from {str(module)[:80]}; only Stable-Baselines3's and D4PG's own are known"
         )
     kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
-    algo = _algorithm(data, state, asked)
+    algo = algorithm(data, state, asked)
     layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
     observed = observation_box(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_blob(data.get("action_space"), "action_space")
@@ -103,7 +107,7 @@ def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.S
     )
 
 
-def _algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str) -> str:
+def algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str = "") -> str:
     """The algorithm, from parameter names and, where two share them, from the model's attributes."""
     if "action_net.weight" in state:
         if "cg_max_steps" in data:

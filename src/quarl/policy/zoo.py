@@ -5,28 +5,21 @@ Layout: FOLDER/ALGO/ENV_1/ENV.zip with FOLDER/ALGO/ENV_1/ENV/{config.yml,args.ym
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from quarl.errors import QuarlError, UnsupportedError
+from quarl import literals
+from quarl.errors import QuarlError
 from quarl.policy.actor import LAYOUTS, ON_POLICY
-from quarl.policy.container import read_bytes
 from quarl.policy.normalizer import read_running, read_vecnormalize
 from quarl.policy.operators import Normalize
+from quarl.policy.plain_yaml import read_yaml
 
-YAML_BYTES = 2**16
-"""The zoo's files have 1 to 3 kB; parsing is slow, and a longer one is something else."""
-MAX_VALUES = 1000
-"""Values of a YAML file, aliases counted each time they are used."""
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
-MAX_DEPTH = 20
-"""Levels of a YAML file; the zoo's have 4."""
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
 
 
@@ -44,16 +37,12 @@ class Settings:
 
 def find(folder: str | Path, algo: str, env_id: str) -> Path:
     """The file of the latest run of `algo` on `env_id` under `folder`, as the zoo's own scripts choose it."""
-    env = env_id.replace("/", "-")
+    env = folder_name(env_id)
     runs = Path(folder) / algo
     if not runs.is_dir():
         found = [path.name for path in _entries(Path(folder)) if path.is_dir()]
         raise QuarlError(f"no folder {runs}; {folder} has {_listed(found)}")
-    numbered = {}
-    for path in _entries(runs):
-        match = re.fullmatch(rf"{re.escape(env)}_([0-9]+)", path.name)
-        if match and path.is_dir():
-            numbered[int(match[1])] = path
+    numbered = numbered_runs(runs, env_id)
     if not numbered:
         for suffix in (".zip", ".pkl"):  # the zoo of Stable-Baselines 2 has no folders of runs
             if (runs / f"{env}{suffix}").is_file():
@@ -61,6 +50,18 @@ def find(folder: str | Path, algo: str, env_id: str) -> Path:
         names = {re.sub(r"_[0-9]+$", "", path.name) for path in _entries(runs)}
         raise QuarlError(f"no agent for {env_id} in {runs}; it has {_listed(sorted(names))}")
     return find_in_run(numbered[max(numbered)])
+
+
+def numbered_runs(folder: Path, env_id: str) -> dict[int, Path]:
+    """The folders ENV_1, ENV_2, ... in `folder`, by number."""
+    pattern = re.compile(rf"{re.escape(folder_name(env_id))}_([0-9]+)")
+    matches = ((pattern.fullmatch(path.name), path) for path in _entries(folder))
+    return {int(match[1]): path for match, path in matches if match and path.is_dir()}
+
+
+def folder_name(env_id: str) -> str:
+    """What files and folders of an environment are called: its id, with dashes for slashes."""
+    return env_id.replace("/", "-")
 
 
 def find_in_run(run: Path) -> Path:
@@ -75,8 +76,7 @@ def find_in_run(run: Path) -> Path:
 
 def read_settings(model: Path) -> Settings:
     """What lies beside the zip `model` in the zoo's layout; empty settings where nothing does."""
-    run = re.sub(r"_[0-9]+$", "", model.resolve().parent.name)
-    stats = next((model.parent / name for name in (model.stem, run) if (model.parent / name).is_dir()), None)
+    stats = settings_folder(model)
     if stats is None:
         return Settings(env_id=model.stem if re.search(r"-v[0-9]+$", model.stem) else "")
     config = _document(stats / "config.yml")
@@ -84,9 +84,15 @@ def read_settings(model: Path) -> Settings:
     return Settings(
         env_id=_text(args.get("env") or stats.name, stats / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), stats / "args.yml", "env_kwargs"),
-        wrappers=_wrappers(config, stats / "config.yml"),
+        wrappers=wrappers_of(config, stats / "config.yml"),
         normalize=_statistics(config, stats),
     )
+
+
+def settings_folder(model: Path) -> Path | None:
+    """The folder of config.yml, args.yml and vecnormalize.pkl beside the zip `model`; None where there is none."""
+    run = re.sub(r"_[0-9]+$", "", model.resolve().parent.name)
+    return next((model.parent / name for name in (model.stem, run) if (model.parent / name).is_dir()), None)
 
 
 def samples_actions(algo: str, env_id: str) -> bool:
@@ -108,30 +114,25 @@ def _statistics(config: Mapping[str, Any], stats: Path) -> Normalize | None:
         return None
     if path.is_file():
         return read_vecnormalize(path)
-    if running.is_file() and _options(wanted, stats / "config.yml").get("norm_obs", True):
+    if running.is_file() and vecnormalize_options(wanted, stats / "config.yml").get("norm_obs", True):
         return read_running(running)
-    if not _options(wanted, stats / "config.yml").get("norm_obs", True):
+    if not vecnormalize_options(wanted, stats / "config.yml").get("norm_obs", True):
         return None
     raise QuarlError(f"no file {path}, but config.yml says that observations were normalised; copy it there")
 
 
-def _options(normalize: Any, path: Path) -> Mapping[str, Any]:
+def vecnormalize_options(normalize: Any, path: Path) -> Mapping[str, Any]:
     """VecNormalize's arguments: true, {...}, or either of the zoo's two spellings of a dict as text."""
     if isinstance(normalize, bool | Mapping):
         return normalize if isinstance(normalize, Mapping) else {}
-    try:
-        tree = ast.parse(str(normalize)[:1000], mode="eval").body
-        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "dict" and not tree.args:
-            return {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
-        options = ast.literal_eval(tree)
+    with contextlib.suppress(ValueError):
+        options = literals.read(str(normalize))
         if isinstance(options, dict):
             return options
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        pass
     raise QuarlError(f"{path}: normalize is {str(normalize)[:60]!r}; write true, false or a dict of plain values")
 
 
-def _wrappers(config: Mapping[str, Any], path: Path) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+def wrappers_of(config: Mapping[str, Any], path: Path) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     """env_wrapper, then vec_env_wrapper, then frame stacking: the order in which the zoo applies them."""
     wrappers: list[tuple[str, Mapping[str, Any]]] = []
     for key in ("env_wrapper", "vec_env_wrapper"):
@@ -162,73 +163,6 @@ def _mapping(value: Any, path: Path, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise QuarlError(f"{path}: {key} is {str(value)[:60]!r}, not a mapping of names to values")
     return value
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without code: of Python's tags, only the two that spell an OrderedDict and a tuple, both read as data."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise RecursionError
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge keys are not needed, and a few of them multiply into more entries than fit in memory."""
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not supported", node.start_mark)
-
-
-def _ordered_dict(loader: yaml.SafeLoader, node: yaml.Node) -> dict[Any, Any]:
-    """!!python/object/apply:collections.OrderedDict [[[key, value], ...]]"""
-    if not isinstance(node, yaml.SequenceNode):
-        raise yaml.constructor.ConstructorError(None, None, "OrderedDict without a list", node.start_mark)
-    arguments = loader.construct_sequence(node, deep=True)
-    return dict(arguments[0]) if arguments else {}
-
-
-def _tuple(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
-    if not isinstance(node, yaml.SequenceNode):
-        raise yaml.constructor.ConstructorError(None, None, "tuple without a list", node.start_mark)
-    return loader.construct_sequence(node, deep=True)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _ordered_dict)
-_Loader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a zoo's YAML file holds, made of plain values only; a tag that names code is refused."""
-    data = read_bytes(path, limit_bytes=YAML_BYTES)
-    try:
-        document = yaml.load(data, Loader=_Loader)  # a SafeLoader with two more constructors, which make plain values
-        _count(document, MAX_VALUES)
-    except yaml.constructor.ConstructorError as error:
-        raise UnsupportedError(f"{path}: {str(error.problem)[:100]}; only plain values are read") from None
-    except RecursionError:
-        raise QuarlError(f"{path} is nested too deeply to be a configuration") from None
-    except (yaml.YAMLError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-        raise QuarlError(f"{path} is not YAML: {reason}") from None
-    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
-        raise QuarlError(f"{path} holds a {type(document).__name__}, not settings by name")
-    return document
-
-
-def _count(value: Any, budget: int) -> int:
-    """The budget left after `value`; raises where aliases make more of a small file than any user wrote."""
-    if budget <= 0:
-        raise ValueError(f"more than {MAX_VALUES} values")
-    if isinstance(value, int) and value.bit_length() > 64:  # 1:59:59:59... is one number, too long even to print
-        raise ValueError("a number has more than 64 bits")
-    children = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-    for child in children:
-        budget = _count(child, budget - 1)
-    return budget
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -58,14 +58,19 @@ def quantize(x: Any, q: QParams) -> Any:
     [0.0, -3.0]
     """
     codes = (x / q.scale).round()
-    if not (isinstance(q.zero_point, int) and q.zero_point == 0):  # a symmetric grid saves a pass over the numbers
+    if _is_affine(q):
         codes = codes + q.zero_point
     return codes.clip(q.qmin, q.qmax)
 
 
+def _is_affine(q: QParams) -> bool:
+    """False for a symmetric grid, which saves a pass over the numbers."""
+    return not (isinstance(q.zero_point, int) and q.zero_point == 0)
+
+
 def dequantize(codes: Any, q: QParams) -> Any:
     """The real numbers that `codes` stand for: (codes - zero_point) * scale, float32."""
-    return (codes - q.zero_point) * q.scale
+    return (codes - q.zero_point) * q.scale if _is_affine(q) else codes * q.scale
 
 
 def fake_quantize(x: Any, q: QParams) -> Any:

@@ -25,6 +25,7 @@ from quarl.report.columns import (
     verdict,
 )
 from quarl.report.schema import Row
+from quarl.report.train_columns import TRAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("µs p99", lambda row: microseconds(row["us_p99"])),
         Column("file", lambda row: size(row["bytes"])),
     ),
+    **TRAIN,
     **ACTORQ,
     "doctor": (
         Column("check", field_of("check"), left=True),

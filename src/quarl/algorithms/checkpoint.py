@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.base_class import BaseAlgorithm
 
-from quarl.actorq import checkpoint_file, checkpoint_model
-from quarl.actorq.checkpoint_file import CheckpointError, DamagedError
-from quarl.actorq.checkpoint_random import give_random, take_random
+from quarl.algorithms import checkpoint_file, checkpoint_model
+from quarl.algorithms.checkpoint_file import CheckpointError, DamagedError
+from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.errors import QuarlError
 
 __all__ = ["Checkpoint", "CheckpointError", "Replay", "export", "load_latest", "restore", "save"]
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, model: OffPolicyAlgorithm, state: Mapping[str, Any], *, replay: Replay | None = None, keep: int = 2
+    folder: Path, model: BaseAlgorithm, state: Mapping[str, Any], *, replay: Replay | None = None, keep: int = 2
 ) -> Path:
     """The file that now holds model, generators, the caller's JSON values and, if given, the replay's contents.
 
@@ -106,7 +106,7 @@ def load_latest(folder: Path) -> Checkpoint:
     raise QuarlError(f"no checkpoint in {folder}; start without --resume, or name the folder of the run to resume")
 
 
-def restore(checkpoint: Checkpoint, model: OffPolicyAlgorithm, replay: Replay | None = None) -> None:
+def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None = None) -> None:
     """Puts the checkpoint into the model, the process's random generators and, where both are there, the replay.
 
     Raises QuarlError, with the model as it was, where algorithm, environment or networks differ.
@@ -130,12 +130,15 @@ def restore(checkpoint: Checkpoint, model: OffPolicyAlgorithm, replay: Replay | 
         ) from None
 
 
-def export(folder: Path, model: OffPolicyAlgorithm) -> Path:
-    """`model.zip` in the folder, in Stable-Baselines3's own format: `type(model).load` reads it."""
+def export(folder: Path, model: BaseAlgorithm, name: str = "model.zip", *, exclude: Iterable[str] = ()) -> Path:
+    """The zip in the folder, in Stable-Baselines3's own format: `type(model).load` reads it.
+
+    exclude: attributes of the model that are not its own. Raises as `save` does.
+    """
     checkpoint_model.take(model)  # refuses NaN and infinity
     buffer = io.BytesIO()  # zipfile cannot be left half written when the disk is full
-    model.save(buffer)
-    path = folder / "model.zip"
+    model.save(buffer, exclude=exclude)
+    path = folder / name
     with checkpoint_file.replacing(path) as file:
         checkpoint_file.put(file, buffer.getbuffer())
     return path

@@ -1,4 +1,4 @@
-"""What a Stable-Baselines3 off-policy model is made of, as arrays and JSON values, and the way back."""
+"""What a Stable-Baselines3 model is made of, as arrays and JSON values, and the way back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from quarl.errors import QuarlError, UnsupportedError
@@ -30,7 +30,7 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 """What numbers that no learner wrote raise on their way into one."""
 
 
-def identity(model: OffPolicyAlgorithm) -> dict[str, str | None]:
+def identity(model: BaseAlgorithm) -> dict[str, str | None]:
     """What must agree before weights are worth comparing: algorithm, spaces and, where known, the environment's id."""
     spec = next(iter(model.env.get_attr("spec")), None) if model.env is not None else None
     return {
@@ -41,7 +41,7 @@ def identity(model: OffPolicyAlgorithm) -> dict[str, str | None]:
     }
 
 
-def take(model: OffPolicyAlgorithm) -> tuple[Facts, dict[str, Array]]:
+def take(model: BaseAlgorithm) -> tuple[Facts, dict[str, Array]]:
     """JSON values and arrays (views of the model where it lives in main memory); refuses NaN and infinity by layer."""
     tensors = _tensors(model)
     optimizers: Facts = {}
@@ -65,7 +65,7 @@ def take(model: OffPolicyAlgorithm) -> tuple[Facts, dict[str, Array]]:
     return facts, {name: _array(name, tensor) for name, tensor in tensors.items()}
 
 
-def check(model: OffPolicyAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
+def check(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
     """Raises QuarlError, saying what differs, where `give` could not restore these into this model."""
     present = identity(model)
     for what, here in present.items():
@@ -89,7 +89,7 @@ def check(model: OffPolicyAlgorithm, facts: Facts, arrays: Mapping[str, Array]) 
         _check_optimizer(name, optimizer, facts["optimizers"][name], arrays)
 
 
-def give(model: OffPolicyAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
+def give(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
     """Puts everything back that `take` took; call `check` first."""
     for name, module in _modules(model):
         module.load_state_dict({key: torch.from_numpy(a) for key, a in _below(name, arrays)})
@@ -114,13 +114,13 @@ def give(model: OffPolicyAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -
             setattr(model, name, _like(getattr(model, name), facts["counters"][name]))
 
 
-def _modules(model: OffPolicyAlgorithm) -> Iterator[tuple[str, torch.nn.Module]]:
+def _modules(model: BaseAlgorithm) -> Iterator[tuple[str, torch.nn.Module]]:
     for name in model._get_torch_save_params()[0]:
         if isinstance(found := attrgetter(name)(model), torch.nn.Module):
             yield name, found
 
 
-def _optimizers(model: OffPolicyAlgorithm) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+def _optimizers(model: BaseAlgorithm) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     for name in model._get_torch_save_params()[0]:
         if isinstance(found := attrgetter(name)(model), torch.optim.Optimizer):
             yield name, found
@@ -128,7 +128,7 @@ def _optimizers(model: OffPolicyAlgorithm) -> Iterator[tuple[str, torch.optim.Op
             raise UnsupportedError(f"{name} is a {type(found).__name__}, which a checkpoint cannot hold")
 
 
-def _statistics(model: OffPolicyAlgorithm) -> Iterator[tuple[str, RunningMeanStd]]:
+def _statistics(model: BaseAlgorithm) -> Iterator[tuple[str, RunningMeanStd]]:
     """VecNormalize's, where the model has it."""
     for name in ("obs_rms", "ret_rms"):
         found = getattr(model.get_vec_normalize_env(), name, None)
@@ -138,7 +138,7 @@ def _statistics(model: OffPolicyAlgorithm) -> Iterator[tuple[str, RunningMeanStd
             raise UnsupportedError(f"VecNormalize's {name} is a {type(found).__name__}; flatten the observations")
 
 
-def _tensors(model: OffPolicyAlgorithm) -> dict[str, torch.Tensor]:
+def _tensors(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
     """Everything but the optimisers' state, whose names appear with the first update."""
     tensors = {f"{name}/{key}": value for name, module in _modules(model) for key, value in module.state_dict().items()}
     tensors |= {f"tensor/{name}": attrgetter(name)(model) for name in model._get_torch_save_params()[1]}
@@ -156,7 +156,7 @@ def _array(name: str, tensor: torch.Tensor) -> Array:
     return array
 
 
-def _check_finite(model: OffPolicyAlgorithm, tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_finite(model: BaseAlgorithm, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
@@ -167,7 +167,7 @@ def _check_finite(model: OffPolicyAlgorithm, tensors: Mapping[str, torch.Tensor]
             )
 
 
-def _readable(model: OffPolicyAlgorithm, name: str) -> str:
+def _readable(model: BaseAlgorithm, name: str) -> str:
     """The layer's name, also where `name` is of an optimiser's state and numbers the parameters."""
     root, _, rest = name.partition("/")
     optimizer = dict(_optimizers(model)).get(root)

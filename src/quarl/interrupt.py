@@ -8,7 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from quarl.actorq.process import SIGNALS
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run."""
 
 
 class Interrupted(BaseException):

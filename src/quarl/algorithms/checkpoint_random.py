@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 Array = NDArray[Any]
 
 
-def take_random(model: OffPolicyAlgorithm) -> tuple[dict[str, Any], dict[str, Array]]:
+def take_random(model: BaseAlgorithm) -> tuple[dict[str, Any], dict[str, Array]]:
     """JSON values and arrays: the global generators of Python, numpy and torch, and the action space's."""
     arrays = {"random/torch": torch.get_rng_state().numpy()}
     if model.device.type == "cuda":
@@ -27,7 +27,7 @@ def take_random(model: OffPolicyAlgorithm) -> tuple[dict[str, Any], dict[str, Ar
     return facts, arrays
 
 
-def give_random(model: OffPolicyAlgorithm, facts: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+def give_random(model: BaseAlgorithm, facts: dict[str, Any], arrays: Mapping[str, Array]) -> None:
     """Continues every generator's sequence where `take_random` saw it."""
     version, words, gauss = facts["python"]
     random.setstate((version, tuple(words), gauss))

@@ -1,0 +1,129 @@
+"""Fake-quantised models against their integers, on observations of their own rollouts: every algorithm, MLP and CNN.
+
+    python benchmarks/qat_correctness.py [--only ppo-mlp ...]
+
+A row trains a model of 64-64 units (or NatureCNN) until quantisation has acted for 1,000 updates and more, converts it,
+and plays 10,000 steps. Images are those of CarRacing-v3.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
+from stable_baselines3.common.noise import NormalActionNoise
+
+from actorq_results import write
+from quarl import engines, qat
+from quarl.algorithms.d4pg import D4PG
+
+OBSERVATIONS = 10_000
+UPDATES = 1_000
+DISCRETE = {"mlp": ("LunarLander-v3", {}), "cnn": ("CarRacing-v3", {"continuous": False})}
+CONTINUOUS = {"mlp": ("Pendulum-v1", {}), "cnn": ("CarRacing-v3", {})}
+OFF_POLICY = {"learning_starts": 500, "batch_size": 32}
+CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "ppo": (PPO, DISCRETE, {"n_steps": 256, "batch_size": 64}),
+    "a2c": (A2C, DISCRETE, {}),
+    "dqn": (DQN, DISCRETE, {**OFF_POLICY, "target_update_interval": 500, "train_freq": 1}),
+    "ddpg": (DDPG, CONTINUOUS, OFF_POLICY),
+    "td3": (TD3, CONTINUOUS, OFF_POLICY),
+    "sac": (SAC, CONTINUOUS, OFF_POLICY),
+    "d4pg": (D4PG, CONTINUOUS, {**OFF_POLICY, "v_min": -200.0, "v_max": 200.0}),
+}
+STEPS = {"ppo": 7 * 1024, "a2c": 12_000}
+"""Of the others: OFF_STEPS. Half of them before quantisation acts."""
+OFF_STEPS = 2_600
+
+
+def train(algo: str, network: str, spec: str) -> Any:
+    """A model whose quantisation has acted for UPDATES updates."""
+    import gymnasium
+
+    cls, worlds, settings = CLASSES[algo]
+    env_id, env_kwargs = worlds[network]
+    env = gymnasium.make(env_id, **env_kwargs)
+    settings = dict(settings)
+    if algo in ("ddpg", "td3"):
+        size = env.action_space.shape[0]
+        settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
+    if algo not in ("ppo", "a2c"):
+        settings["buffer_size"] = 3_000
+        if network == "mlp":
+            settings["policy_kwargs"] = {"net_arch": [64, 64]}
+    steps = STEPS.get(algo, OFF_STEPS)
+    if algo == "ppo" and network == "cnn":
+        steps //= 2
+    model = cls("MlpPolicy" if network == "mlp" else "CnnPolicy", env, seed=0, device="cpu", **settings)
+    qat.prepare(model, spec)
+    return model.learn(steps, callback=qat.QuantDelay(steps // 2))
+
+
+def rollout(model: Any, num: int) -> np.ndarray:
+    """What the model sees, as its environment gives it."""
+    env = model.get_env()
+    row = env.reset()
+    rows = np.empty((num, *row.shape[1:]), row.dtype)
+    for place in range(num):
+        rows[place] = row[0]
+        action, _ = model.predict(row, deterministic=False)
+        row, *_ = env.step(action)
+    return rows
+
+
+def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
+    """One row: agreement of the model's own predictions with both engines'."""
+    model = train(algo, network, spec)
+    acted = model._n_updates - updates_before(model)
+    rows = rollout(model, OBSERVATIONS)
+    expected = np.concatenate([model.predict(rows[k : k + 64], deterministic=True)[0] for k in range(0, len(rows), 64)])
+    policy = qat.convert(model)
+    found: dict[str, Any] = {
+        "algo": algo,
+        "network": network,
+        "precision": spec,
+        "env_id": model.get_env().get_attr("spec")[0].id,
+        "observations": len(rows),
+        "updates_quantised": int(acted),
+    }
+    for name in ("reference", "litert"):
+        actions = policy.head(engines.run_all(engines.load(policy, name, batch=64), rows))
+        if policy.head.kind == "argmax":
+            found[name] = {"agreement": float((actions == expected).mean())}
+            found[name]["met"] = found[name]["agreement"] >= 0.999
+        else:
+            span = policy.head.high - policy.head.low
+            found[name] = {"max_error_pct_of_range": float(100 * (np.abs(actions - expected) / span).max())}
+            found[name]["met"] = found[name]["max_error_pct_of_range"] <= 1
+    return found
+
+
+def updates_before(model: Any) -> float:
+    """Updates before quantisation acted: they keep pace with environment steps."""
+    from quarl.qat.policies import tables_of
+
+    at = max(float(table.switched_at) for table in tables_of(model.policy).values())
+    return float(model._n_updates * at / model.num_timesteps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="rows, as ppo-mlp; default: all")
+    parser.add_argument("--precision", default="w4a8")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for algo in CLASSES:
+        for network in ("mlp", "cnn"):
+            if not options.only or f"{algo}-{network}" in options.only:
+                rows.append(compare(algo, network, options.precision))
+                print(rows[-1], flush=True)
+    if not options.only:
+        write("qat-correctness", "make bench-qat-correctness", rows=rows)
+
+
+if __name__ == "__main__":
+    main()

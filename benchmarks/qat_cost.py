@@ -1,0 +1,78 @@
+"""Wall time of quantisation-aware training with delay 0 against plain training: pairs of runs that take turns.
+
+python benchmarks/qat_cost.py [--pairs 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import gymnasium
+import torch
+from stable_baselines3 import DQN, PPO
+
+from actorq_results import verdict, write
+from quarl import qat
+
+RUNS: dict[str, tuple[Any, str, str, int, dict[str, Any], float]] = {
+    "ppo": (PPO, "MlpPolicy", "CartPole-v1", 16_384, {}, 1.4),
+    "dqn": (
+        DQN,
+        "MlpPolicy",
+        "CartPole-v1",
+        6_000,
+        {"learning_starts": 1_000, "policy_kwargs": {"net_arch": [256, 256]}},
+        1.7,
+    ),
+    "ppo-cnn": (PPO, "CnnPolicy", "CarRacing-v3", 512, {"n_steps": 256, "batch_size": 64, "n_epochs": 4}, 1.5),
+}
+"""By name: class, policy, environment, steps, arguments, and how many times as long training may take."""
+
+
+def seconds(name: str, seed: int, spec: str | None) -> float:
+    """Of one run."""
+    cls, policy, env_id, steps, settings, _ = RUNS[name]
+    env_kwargs = {"continuous": False} if env_id == "CarRacing-v3" else {}
+    model = cls(policy, gymnasium.make(env_id, **env_kwargs), seed=seed, device="cpu", **settings)
+    callback = None
+    if spec is not None:
+        qat.prepare(model, spec)
+        callback = qat.QuantDelay(0)
+    start = time.perf_counter()
+    model.learn(steps, callback=callback)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--precision", default="w8a8")
+    parser.add_argument("--only", nargs="*", default=[])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows, bars = [], []
+    for name, (*_, bar) in RUNS.items():
+        if options.only and name not in options.only:
+            continue
+        seconds(name, 0, options.precision)  # warms caches and the allocator up
+        pairs = []
+        for seed in range(options.pairs):
+            arms = [None, options.precision]
+            took = {arm: seconds(name, seed, arm) for arm in (arms if seed % 2 else arms[::-1])}
+            pairs.append((took[None], took[options.precision]))
+        ratios = [qat_s / plain_s for plain_s, qat_s in pairs]
+        row = {"run": name, "ratio": round(statistics.median(ratios), 3), "ratios": [round(x, 3) for x in ratios]}
+        row["seconds_fp32"] = round(statistics.median(plain_s for plain_s, _ in pairs), 2)
+        row["seconds_qat"] = round(statistics.median(qat_s for _, qat_s in pairs), 2)
+        rows.append(row)
+        print(row, flush=True)
+        bars.append(verdict(f"{name}: times as long as fp32", row["ratio"], bar))
+    if not options.only:
+        write("qat-cost", "make bench-qat-cost", precision=options.precision, pairs=options.pairs, rows=rows, bars=bars)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Learners by name: the classes of Stable-Baselines3, and those of this package, loaded when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from quarl.errors import QuarlError
+
+CLASSES = {
+    "ppo": "stable_baselines3.PPO",
+    "a2c": "stable_baselines3.A2C",
+    "dqn": "stable_baselines3.DQN",
+    "ddpg": "stable_baselines3.DDPG",
+    "td3": "stable_baselines3.TD3",
+    "sac": "stable_baselines3.SAC",
+    "d4pg": "quarl.algorithms.d4pg.D4PG",
+}
+DOUBLE_DQN = "quarl.algorithms.double_dqn.DoubleDQN"
+DOUBLE = "double_q"
+"""The hyper-parameter that makes DQN's target that of double DQN."""
+
+
+def learner_class(algo: str, *, double: bool = False) -> Any:
+    """The class of the algorithm; double: DQN's with another target."""
+    if double and algo != "dqn":
+        raise QuarlError(f"--params {DOUBLE}: only dqn has it, and the algorithm is {algo}")
+    module, _, name = (DOUBLE_DQN if double else CLASSES[algo]).rpartition(".")
+    return getattr(importlib.import_module(module), name)

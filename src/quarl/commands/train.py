@@ -1,0 +1,49 @@
+"""`quarl train`: trains an agent, evaluates it, and leaves it where the zoo's scripts and `quarl ptq` find it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from quarl.commands import terminal
+from quarl.config import TrainConfig
+from quarl.report import schema
+from quarl.report.columns import number
+from quarl.training.outcome import Row
+from quarl.training.session import Session
+
+
+def run(config: TrainConfig) -> int:
+    """Trains to the end; returns the exit code: 0, or 130 after Ctrl-C."""
+    session = Session(config, _say)
+    with terminal.progress(session.n_timesteps) as progress:
+        ended = session.run(progress)
+    if ended.message:
+        _say(ended.message)
+    if ended.row is not None:
+        row = ended.row
+        document = schema.document("train", [row.to_json()], algo=row.algo, env_id=row.env_id, seed=row.seed)
+        terminal.show("train", document["rows"], f"{row.algo} on {row.env_id}")
+        terminal.say(*_sentences(session, row))
+        terminal.finish(config, document)
+    return ended.exit_code
+
+
+def _say(line: str) -> None:
+    print(f"quarl: {line}", file=sys.stderr, flush=True)
+
+
+def _sentences(session: Session, row: Row) -> Iterator[str]:
+    folder = session.folder()
+    yield (
+        f"trained {row.algo} on {row.env_id} for {row.clock_s / 60:.1f} min: {row.timesteps:,} environment steps "
+        f"({row.steps_per_s:,.0f} a second), {row.updates:,} updates"
+    )
+    if row.mean_quantised is not None and row.quant_delay is not None:
+        how = "measured" if row.measured_quantised else "simulated"
+        yield (
+            f"return {number(row.mean)} in float32 and {number(row.mean_quantised)} at {row.precision} ({how}), "
+            f"trained for that precision from step {row.quant_delay:,} on"
+        )
+        yield f"quantised policy: {folder.integers}"
+    yield f"agent: {folder.agent}"

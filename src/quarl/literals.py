@@ -1,0 +1,104 @@
+"""Values spelt as Python text, read as data: numbers, text, lists, tuples, dicts and dict(...), never evaluated.
+
+RL Zoo spells hyper-parameters so: "dict(net_arch=[256, 256], activation_fn=nn.ReLU)". What only code could look up
+(nn.ReLU) comes out as a Name, and the reader has to know what it stands for.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from dataclasses import dataclass
+from typing import Any
+
+MAX_TEXT = 2000
+"""Characters. The zoo's longest value has 300, and parsing takes memory in proportion."""
+_WORD = re.compile(r"[A-Za-z_][\w.+-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name in the text, dots included: not what it would mean to Python."""
+
+    text: str
+
+
+def read(text: str, *, names: bool = False) -> Any:
+    """The value that `text` spells; ValueError where it is anything but plain values.
+
+    names: whether a Name may stand where a value can.
+
+    >>> read("dict(net_arch=[64, 64], ortho_init=False)")
+    {'net_arch': [64, 64], 'ortho_init': False}
+    >>> read("nn.ReLU", names=True)
+    Name(text='nn.ReLU')
+    """
+    try:
+        return _value(ast.parse(text[:MAX_TEXT].strip(), mode="eval").body, names)
+    except (SyntaxError, RecursionError, MemoryError, TypeError):
+        raise ValueError(f"{text[:60]!r} is no plain value") from None
+
+
+def written(text: str) -> Any:
+    """What a YAML file would hold for `text`: the value where it is plain, else the text itself (lin_1e-3, nn.ReLU).
+
+    ValueError where it is neither a value, a word, nor a value with names in it.
+    """
+    try:
+        return read(text)
+    except ValueError:
+        if not _WORD.fullmatch(text):
+            read(text, names=True)
+        return text
+
+
+def spell(value: Any) -> str:
+    """The text that `read` gives the value for."""
+    if isinstance(value, Name):
+        return value.text
+    if isinstance(value, dict):
+        if all(key.isascii() and key.isidentifier() and not keyword.iskeyword(key) for key in value):
+            return f"dict({', '.join(f'{key}={spell(entry)}' for key, entry in value.items())})"
+        return f"{{{', '.join(f'{key!r}: {spell(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list | tuple):
+        inside = ", ".join(map(spell, value))
+        return f"[{inside}]" if isinstance(value, list) else f"({inside},)" if value else "()"
+    return repr(value)
+
+
+def _value(node: ast.expr, names: bool) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() | str() | None):
+            return node.value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=elements):
+            return [_value(element, names) for element in elements]
+        case ast.Tuple(elts=elements):
+            return tuple(_value(element, names) for element in elements)
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _value(value, names) for key, value in zip(keys, values, strict=True)}
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+            return {_text(item.arg): _value(item.value, names) for item in keywords}
+        case ast.Name() | ast.Attribute() if names:
+            return Name(_dotted(node))
+    raise ValueError("no plain value")
+
+
+def _key(node: ast.expr | None) -> str:
+    return _text(node.value if isinstance(node, ast.Constant) else None)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):  # **others has None here
+        raise ValueError("a key is no text")
+    return value
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Name):
+        return node.id
+    raise ValueError("no name")

@@ -1,0 +1,143 @@
+"""Where static mode puts grids: which values of a policy are integers at run time, and what shapes each grid.
+
+One set of rules for calibration and for training, so that what is simulated in training is what engines compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.policy.graph import ActivationGrid, Policy, final_linear
+from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Linear, Op, Scale, as_float32
+from quarl.quant.spec import integer_range
+
+Array = NDArray[Any]
+EXACT = 2**24
+"""float32 holds every integer up to here."""
+WIDEST = 16
+KEPT_LEVELS = 256
+"""A wide grid with fewer on either side of 0 is no better than 8 bits."""
+RANGES = {"tanh": (-1.0, 0.0), "sigmoid": (0.0, -1.0)}
+"""(low end, zero point in half ranges) of functions with a known range."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridRule:
+    """How the grid of one value comes about.
+
+    observation: what dense layers read of the observation; as many bits as their sums stay exact with.
+    pixels: what layers read of images of bytes; the bytes themselves, whose step is `step`.
+    input: another value that only layers' inputs need integers of.
+    layer: the output of a layer, shaped by the `function` behind it, if any.
+    function: what an activation function makes of integers.
+    fixed: the same where the range of `function` is known.
+    same: the grid of the value `source`.
+    """
+
+    kind: Literal["observation", "pixels", "input", "layer", "function", "fixed", "same"]
+    source: str = ""
+    function: str = ""
+    step: float = 0.0
+
+
+def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False) -> dict[str, GridRule]:
+    """The rule of every value that has a grid, in the order in which values are made.
+
+    skips: tells of layers that compute in float32, by name.
+    """
+    ops = {op.name: op for op in policy.ops}
+    final = final_linear(policy)
+    function_of = {op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation)}
+    rules: dict[str, GridRule] = {}
+    behind_layers: set[str] = set()
+    for op in policy.ops:
+        source = op.inputs[0]
+        integers = isinstance(op, Dense | Conv2d) and not skips(op.name)
+        if integers and source not in rules:
+            readers = [one for one in policy.linear if one.inputs[0] == source]
+            step = None if source in behind_layers else _pixel_step(policy, ops, source)
+            if step is not None:
+                rules[source] = GridRule("pixels", step=step)
+            elif source not in behind_layers and all(isinstance(one, Dense) for one in readers):
+                rules[source] = GridRule("observation")
+            else:
+                rules[source] = GridRule("input")
+        if integers and op.name not in final:
+            rules[op.name] = GridRule("layer", function=function_of.get(op.name, ""))
+        elif isinstance(op, Activation) and source in rules and op.name not in rules:
+            if op.kind == "relu":
+                rules[op.name] = GridRule("same", source=source)
+            else:
+                rules[op.name] = GridRule("fixed" if op.kind in RANGES else "function", function=op.kind)
+        elif isinstance(op, Flatten) and source in rules:
+            rules[op.name] = GridRule("same", source=source)
+        if isinstance(op, Dense | Conv2d) or behind_layers.intersection(op.inputs):
+            behind_layers.add(op.name)
+    return rules
+
+
+def _pixel_step(policy: Policy, ops: dict[str, Op], name: str) -> float | None:
+    """What one unit of a byte has become in the value `name`; None where it is not just bytes times a number."""
+    step = 1.0
+    while name != OBSERVATION:
+        op = ops[name]
+        if isinstance(op, Scale) and not op.factor.shape:
+            step *= float(op.factor)
+        elif not isinstance(op, Flatten):
+            return None
+        name = op.inputs[0]
+    return step if policy.observation_dtype == "uint8" and step > 0 else None
+
+
+def fixed_grid(function: str, bits: int = 8) -> ActivationGrid:
+    """The grid over the known range of tanh or sigmoid; at 8 bits the one that LiteRT's kernels prescribe."""
+    low, zero = RANGES[function]
+    half = 2 ** (bits - 1)
+    return ActivationGrid(scale=(1.0 - low) / (2 * half), zero_point=int(zero * half), bits=bits)
+
+
+def pixel_grid(step: float, bits: int = 8) -> ActivationGrid:
+    """The grid over bytes 0..255 of which each counts `step`; at 8 bits every byte is a point of it."""
+    return ActivationGrid(scale=float(np.float32(step * 255 / (2**bits - 1))), zero_point=-(2 ** (bits - 1)), bits=bits)
+
+
+def wide_bits(readers: Iterable[tuple[int, int]]) -> int:
+    """Bits that the integers read by dense layers may have; readers: (inputs, bits of the weights) of each.
+
+    Half of what float32 sums exactly is the products', the other half the bias's.
+    """
+    products = max(inputs * integer_range(bits)[1] for inputs, bits in readers)
+    return min(WIDEST, 1 + math.floor(math.log2(EXACT / 2 / products)))
+
+
+def wide_grid(extent: float, bits: int, smallest: float = 0.0) -> ActivationGrid | None:
+    """The grid of an observation that reaches `extent`, with a factor of two in hand; None where 8 bits do as well.
+
+    Its calibrated range is many times what decides near rest, and a static int8 grid leaves dead zones there. A dense
+    layer over few features can take more bits at no loss of exactness: while K products and the bias stay below
+    2**24, float32 kernels compute the integer sum without rounding. The scale, at least `smallest`, is a power of two,
+    so that engines may merge it with the multiplication before it.
+    """
+    if not 0 < extent < np.inf:
+        return None
+    scale = 2.0 ** math.ceil(math.log2(max(2 * extent / (2 ** (bits - 1) - 1), smallest)))
+    return None if extent / scale < KEPT_LEVELS else ActivationGrid(scale=scale, zero_point=0, bits=bits)
+
+
+def bias_step(readers: Iterable[Linear], qmax: int, shrink: float = 1.0) -> float:
+    """The smallest scale of a wide grid that leaves the biases of its readers exact.
+
+    shrink: the smallest share of a weight's extent that its scale may be chosen for.
+    """
+    smallest = 0.0
+    for op in readers:
+        weight = np.abs(as_float32(op.weight)).max(axis=1) * shrink / qmax
+        steps = 2 * np.abs(op.bias) / np.maximum(weight, np.finfo(np.float32).tiny) / (EXACT / 2)
+        smallest = max(smallest, float(steps.max()))
+    return smallest

@@ -1,0 +1,29 @@
+"""Quantisation-aware training: fake quantisation in the forward passes of a Stable-Baselines3 model that learns.
+
+    model = PPO("MlpPolicy", "CartPole-v1")
+    qat.prepare(model, "w4a8")
+    model.learn(100_000, callback=qat.QuantDelay())
+    policy = qat.convert(model)
+
+What sees quantised numbers, once they act (Krishnan et al. 2022, algorithm 2, quantises the whole architecture):
+rollouts and evaluations, which are of the policy that will be deployed; every gradient step; and target networks, which
+stand for earlier versions of what is trained. Critics and value networks are not deployed and stay float unless
+`critic` is set. Biases, the last layer's output and normalisation statistics are float.
+"""
+
+from quarl.qat.convert import convert, layer_bits, trained_grids
+from quarl.qat.delay import QuantDelay
+from quarl.qat.prepare import follow, is_active, prepare, spec_of
+from quarl.quant.training import QatSpec
+
+__all__ = [
+    "QatSpec",
+    "QuantDelay",
+    "convert",
+    "follow",
+    "is_active",
+    "layer_bits",
+    "prepare",
+    "spec_of",
+    "trained_grids",
+]

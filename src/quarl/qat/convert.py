@@ -1,0 +1,105 @@
+"""A trained model with fake quantisation becomes a policy with integer weights, on the grids it was trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from quarl.errors import QuarlError
+from quarl.policy.extract import from_model
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.grids import GridRule, bias_step, fixed_grid, grid_rules, pixel_grid
+from quarl.ptq import on_grids
+from quarl.qat.plan import Site
+from quarl.qat.prepare import is_active, spec_of
+from quarl.qat.table import LayerQuantizer
+from quarl.quant.spec import integer_range
+from quarl.quant.training import QatSpec
+
+FIXED = ("fixed", "pixels")
+
+
+def convert(model: BaseAlgorithm, *, distribution: bool = False) -> QuantizedPolicy:
+    """The model's policy in integers, in static mode: what its fake-quantised forward pass computes.
+
+    distribution: as in policy.extract.from_model. Raises QuarlError where fake quantisation is not active.
+    """
+    spec = spec_of(model)
+    if spec is None:
+        raise QuarlError("the model is not prepared for quantisation-aware training; quantise it with quarl ptq")
+    if not is_active(model):
+        raise QuarlError("quantisation has not acted in this model's training yet; train beyond its delay")
+    policy = from_model(model, distribution=distribution)
+    quants = _quantizers(model, policy)
+    return on_grids(
+        policy,
+        spec.deployed,
+        bits=layer_bits(model, policy),
+        grids=trained_grids(model, policy),
+        scales={name: quant.learned_scale() for name, quant in quants.items() if quant.table.learned},
+    )
+
+
+def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
+    """Bits of the weights of each layer of the model's extracted policy; layers that stay float are left out."""
+    return {name: quant.plan.bits for name, quant in _quantizers(model, policy).items()}
+
+
+def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationGrid]:
+    """The grids in force of the values of the model's extracted policy."""
+    spec = spec_of(model)
+    assert spec is not None
+    quants = _quantizers(model, policy)
+    grids: dict[str, ActivationGrid] = {}
+    rules = grid_rules(policy, spec.skips) if spec.activation_bits is not None else {}
+    for name, rule in rules.items():
+        if rule.kind == "same":
+            grids[name] = grids[rule.source]
+        elif rule.kind in FIXED:
+            grids[name] = _fixed(rule, spec)
+        else:
+            grids[name] = _trained(name, policy, quants)
+    return grids
+
+
+def _quantizers(model: BaseAlgorithm, policy: Policy) -> dict[str, LayerQuantizer]:
+    """The quantiser of each layer of the policy that was not skipped."""
+    layers = {op.name: model.policy.get_submodule(op.name) for op in policy.linear}
+    found = {name: getattr(layer, "quant", None) for name, layer in layers.items()}
+    return {name: quant for name, quant in found.items() if isinstance(quant, LayerQuantizer)}
+
+
+def _fixed(rule: GridRule, spec: QatSpec) -> ActivationGrid:
+    if rule.kind == "pixels":
+        return pixel_grid(rule.step, spec.observation_bits or 8)
+    return fixed_grid(rule.function, spec.activation_bits or 8)
+
+
+def _trained(name: str, policy: Policy, quants: Mapping[str, LayerQuantizer]) -> ActivationGrid:
+    """The grid that the layer called `name`, or those that read the value, were trained with."""
+    readers = [op for op in policy.linear if op.name in quants and op.inputs[0] == name]
+    table, site = (quants[name] if name in quants else quants[readers[0].name]).table, _site(name, policy, quants)
+    grid = table.grid_of(site)
+    if grid is None:
+        raise QuarlError(f"training has seen no values of {name!r}; train on, so that its range becomes known")
+    if grid.bits > 8:
+        qmax = integer_range(max(quants[op.name].plan.bits for op in readers))[1]
+        grid = replace(grid, scale=max(grid.scale, _power_of_two(bias_step(readers, qmax))))
+    return grid
+
+
+def _site(name: str, policy: Policy, quants: Mapping[str, LayerQuantizer]) -> Site:
+    """The quantiser of the value: behind the layer of that name, or in front of the first that reads it."""
+    if name in quants:
+        site = quants[name].plan.behind
+    else:
+        site = next(quants[op.name].plan.before for op in policy.linear if op.name in quants and op.inputs[0] == name)
+    assert site is not None
+    return site
+
+
+def _power_of_two(least: float) -> float:
+    return 2.0 ** float(np.ceil(np.log2(least))) if least > 0 else 0.0

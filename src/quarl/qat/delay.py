@@ -1,0 +1,68 @@
+"""The callback that moves ranges between rollouts and switches fake quantisation on."""
+
+from __future__ import annotations
+
+import math
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from quarl.errors import QuarlError
+from quarl.qat.prepare import follow, is_active, spec_of
+
+FOLLOW_STEPS = 64
+"""Environment steps between two looks at the ranges: off-policy rollouts are of a step or a few."""
+
+
+class QuantDelay(BaseCallback):
+    """Watches ranges from the start of `learn`, and lets fake quantisation act from `steps` environment steps on.
+
+    steps: counted as `num_timesteps`; None stands for the middle of this `learn`. It happens at the first rollout that
+    starts then or later, and an on-policy algorithm trains on a rollout with the grids that it was collected with.
+    allow_inactive: accept a run that ends without it. Otherwise that is an error, before training where it can be told:
+    what was not trained with quantisation must not pass for it.
+    """
+
+    def __init__(self, steps: int | None = None, *, allow_inactive: bool = False) -> None:
+        super().__init__()
+        if steps is not None and steps < 0:
+            raise QuarlError(f"the delay of quantisation must not be negative, got {steps}")
+        self.steps = steps
+        self.allow_inactive = allow_inactive
+        self.next_follow = 0
+        self.active = False
+
+    def _on_training_start(self) -> None:
+        if spec_of(self.model) is None:
+            raise QuarlError("the model is not prepared for quantisation-aware training; call quarl.qat.prepare first")
+        self.next_follow, self.active = 0, is_active(self.model)
+        start, end = self.model.num_timesteps, self.model._total_timesteps
+        if self.steps is None:
+            self.steps = start + (end - start) // 2
+        last = end - 1
+        if isinstance(self.model, OnPolicyAlgorithm):
+            rollout = self.model.n_steps * self.model.n_envs
+            last = start + (math.ceil((end - start) / rollout) - 1) * rollout
+        if self.steps > last and not self.allow_inactive and not is_active(self.model):
+            raise QuarlError(
+                f"quantisation would act from step {self.steps:,} on, but the last rollout of this run starts at "
+                f"{last:,}; choose a smaller delay or train longer"
+            )
+
+    def _on_rollout_start(self) -> None:
+        assert self.steps is not None
+        due = self.num_timesteps >= self.steps
+        if not (due and not self.active) and self.num_timesteps < self.next_follow:
+            return
+        self.next_follow = self.num_timesteps + FOLLOW_STEPS
+        if follow(self.model, active=due):
+            self.logger.record("qat/switched_at", self.num_timesteps)
+        self.active = is_active(self.model)
+        self.logger.record("qat/active", float(self.active))
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        if not self.allow_inactive and not is_active(self.model):
+            raise QuarlError(f"the run ended before step {self.steps:,}, from which on quantisation would have acted")

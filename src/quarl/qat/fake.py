@@ -1,0 +1,131 @@
+"""Fake quantisation in torch: real numbers moved to a grid, with gradients.
+
+Forward it is `quant.affine.fake_quantize`; torch's fused kernels take several times as long as its few operators.
+Backward it is a straight-through estimator that clips: a gradient passes where the number lies on the grid's range and
+is zero beyond it (Jacob et al. 2018, section 3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quarl.policy.graph import ActivationGrid
+from quarl.quant.affine import TINY, QParams, fake_quantize
+from quarl.quant.spec import integer_range
+
+
+def on_tensor_grid(x: Tensor, grid: ActivationGrid) -> Tensor:
+    """x on the grid of one value."""
+    q = QParams(grid.scale, grid.zero_point, *integer_range(grid.bits, symmetric=False))
+    if not torch.is_grad_enabled():
+        return fake_quantize(x, q)  # type: ignore[no-any-return]  # of x's kind
+    moved: Tensor = _Clipped.apply(x, q)  # type: ignore[no-untyped-call]
+    return moved
+
+
+class _Clipped(torch.autograd.Function):
+    """fake_quantize, whose gradient is 1 for what rounds to a code of the grid and 0 beyond."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, q: QParams) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.ends = (q.qmin - q.zero_point - 0.5) * q.scale, (q.qmax - q.zero_point + 0.5) * q.scale
+        moved: Tensor = fake_quantize(x, q)
+        return moved
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,), (low, high) = ctx.saved_tensors, ctx.ends
+        return gradient * ((x >= low) & (x <= high)), None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGrids:
+    """How a weight is quantised by its own extent: symmetric or affine, for each output channel or as a whole."""
+
+    bits: int
+    symmetric: bool = True
+    per_channel: bool = True
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """The weight on its grids, which cover it: gradients pass whole."""
+        quantized: Tensor = _Rounded.apply(weight, self.params(weight))  # type: ignore[no-untyped-call]
+        return quantized
+
+    def params(self, weight: Tensor) -> QParams:
+        """Scale, and zero point where it is not 0, [out or 1, 1, ...]."""
+        rows = weight.detach().reshape(len(weight) if self.per_channel else 1, -1)
+        along = (-1, *(1,) * (weight.ndim - 1))
+        qmin, qmax = integer_range(self.bits, symmetric=self.symmetric)
+        low, high = rows.amin(dim=1), rows.amax(dim=1)
+        if self.symmetric:
+            scale = torch.maximum(high, -low).div_(qmax).clamp_(min=TINY)
+            return QParams(scale.reshape(along), 0, qmin, qmax)
+        low, high = low.clamp(max=0), high.clamp(min=0)
+        scale = ((high - low) / (qmax - qmin)).clamp_(min=TINY)
+        zero_point = (qmin - low / scale).round().clamp_(qmin, qmax)
+        return QParams(scale.reshape(along), zero_point.reshape(along), qmin, qmax)
+
+
+class _Rounded(torch.autograd.Function):
+    """fake_quantize with a gradient of 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, q: QParams) -> Tensor:
+        rounded: Tensor = fake_quantize(x, q)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _LearnedStep(torch.autograd.Function):
+    """x on a grid whose step is learned (Esser et al. 2020, equations 1 to 3)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor, zero_point: int, qmin: int, qmax: int) -> Tensor:
+        steps = x / step
+        codes = (steps.round() + zero_point).clamp(qmin, qmax)
+        ctx.save_for_backward(steps, codes)
+        ctx.bounds = zero_point, qmin, qmax
+        # Equation 3's gradient scale; the numbers of one step are those that share it.
+        ctx.share = 1 / math.sqrt(x.numel() / step.numel() * qmax)
+        ctx.step_shape = step.shape
+        return (codes - zero_point) * step
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        steps, codes = ctx.saved_tensors
+        zero_point, qmin, qmax = ctx.bounds
+        unclipped = steps.round() + zero_point
+        inside = (unclipped >= qmin) & (unclipped <= qmax)
+        centred = codes - zero_point
+        of_step = gradient * torch.where(inside, centred - steps, centred) * ctx.share
+        return gradient * inside, of_step.sum_to_size(ctx.step_shape), None, None, None
+
+
+def on_learned_grid(x: Tensor, log_step: Tensor, zero_point: int, bits: int, *, symmetric: bool) -> Tensor:
+    """x on the grid of step exp(log_step), which broadcasts against x.
+
+    The logarithm is what is learned: Adam's steps have the learning rate's size, whatever the parameter's (Jain et al.
+    2020, section 4).
+    """
+    qmin, qmax = integer_range(bits, symmetric=symmetric)
+    learned: Tensor = _LearnedStep.apply(x, log_step.exp(), zero_point, qmin, qmax)  # type: ignore[no-untyped-call]
+    return learned
+
+
+def first_log_step(weight: Tensor, bits: int) -> Tensor:
+    """Where learning of a symmetric weight's steps starts: log of 2 mean|w| / sqrt(qmax), [out, 1, ...].
+
+    Esser et al. 2020, section 2.1.
+    """
+    qmax = integer_range(bits)[1]
+    mean = weight.detach().abs().flatten(1).mean(dim=1).clamp(min=TINY)
+    return (2 * mean / math.sqrt(qmax)).log().reshape(-1, *(1,) * (weight.ndim - 1))

@@ -1,0 +1,88 @@
+"""The networks of a Stable-Baselines3 policy that quantisation-aware training is about, and the graphs they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from quarl.policy.actor import LAYOUTS, ON_POLICY
+from quarl.policy.extract import algorithm, from_model, from_module
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import OBSERVATION
+from quarl.policy.spaces import from_live, observation_box
+from quarl.policy.trace import trace
+
+ON_POLICY_NETWORK = ""
+"""An on-policy policy is one network: its parts share a features extractor."""
+NETWORKS = ("q_net", "q_net_target", "actor", "actor_target", "critic", "critic_target")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """What a network computes, or a part of it."""
+
+    policy: Policy
+    inside: str = ""
+    """What the names of the graph's layers begin with, and their paths from the network do not."""
+    prefix: str = ""
+    """The other way round."""
+
+    def path(self, layer: str) -> str:
+        """From the network to the layer of that name."""
+        return self.prefix + layer.removeprefix(self.inside)
+
+
+def networks_of(policy: nn.Module) -> dict[str, nn.Module]:
+    """The networks of a policy by name, targets included."""
+    found = {name: getattr(policy, name, None) for name in NETWORKS}
+    networks = {name: network for name, network in found.items() if isinstance(network, nn.Module)}
+    return networks or {ON_POLICY_NETWORK: policy}
+
+
+def graphs_of(model: Any, *, critic: bool) -> dict[str, list[Graph]]:
+    """The graphs of each network by its name; target networks compute what their originals do."""
+    algo = algorithm(model)
+    acting = from_model(model, distribution=not model.use_sde)
+    if LAYOUTS[algo] is ON_POLICY:
+        return {ON_POLICY_NETWORK: [Graph(policy=acting), *([_value(model.policy)] if critic else [])]}
+    if algo == "dqn":
+        return {"q_net": [Graph(policy=acting, inside="q_net.")]}
+    found = {"actor": [Graph(policy=acting, inside="actor.")]}
+    return {**found, "critic": list(_critics(model.policy.critic))} if critic else found
+
+
+class _Value(nn.Module):
+    """The value network of an on-policy algorithm."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        from stable_baselines3.common.policies import BaseModel
+
+        policy: Any = self.policy
+        features = BaseModel.extract_features(policy, observation, policy.vf_features_extractor)
+        value: torch.Tensor = policy.value_net(policy.mlp_extractor.forward_critic(features))
+        return value
+
+
+def _value(policy: Any) -> Graph:
+    observed = observation_box(from_live(policy.observation_space, "observation_space"), "observation_space")
+    shape, dtype = observed.low.shape, observed.observation_dtype
+    ops = trace(_Value(policy), shape, dtype, OBSERVATION, named_by=policy)
+    head = ActionHead(kind="argmax")
+    return Graph(policy=Policy(observation_shape=shape, observation_dtype=dtype, ops=tuple(ops), head=head))
+
+
+def _critics(critic: nn.Module) -> Iterator[Graph]:
+    """Each Q network on features and action side by side; what is in front of it stays float, or is the actor's."""
+    for name, network in critic.named_children():
+        layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+        if isinstance(network, nn.Sequential) and layers:
+            policy = from_module(network, (layers[0].in_features,), head=ActionHead(kind="argmax"))
+            yield Graph(policy=policy, prefix=f"{name}.")

@@ -1,0 +1,144 @@
+"""What is quantised where in a network: made once from its graph, kept with the policy as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.policy.graph import ActivationGrid, final_linear
+from quarl.policy.grids import fixed_grid, grid_rules, pixel_grid, wide_bits
+from quarl.qat.networks import Graph
+from quarl.quant.training import QatSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One quantiser of activations: in front of a layer, or behind it."""
+
+    bits: int
+    row: int = -1
+    """Of the table of ranges; -1 where the grid is fixed."""
+    scale: float = 1.0
+    """Of a fixed grid, as the next one."""
+    zero_point: int = 0
+    wide: bool = False
+    """A grid of more than 8 bits over an observation: see policy.grids.wide_grid."""
+    relu: bool = False
+    """What is below 0 does not count: a ReLU drops it."""
+    observes: bool = True
+    """False where another site of the same row has seen the value already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer: the bits of its weight, and its quantisers of activations."""
+
+    path: str
+    """From the network that the plan is of."""
+    bits: int
+    before: Site | None = None
+    behind: Site | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPlan:
+    """The layers of one network and the number of their ranges."""
+
+    layers: tuple[LayerPlan, ...]
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NetworkPlan:
+        """The inverse of `to_json`."""
+        try:
+            layers = tuple(
+                LayerPlan(
+                    path=layer["path"],
+                    bits=layer["bits"],
+                    before=layer["before"] and Site(**layer["before"]),
+                    behind=layer["behind"] and Site(**layer["behind"]),
+                )
+                for layer in data["layers"]
+            )
+            return cls(layers=layers, rows=int(data["rows"]))
+        except (KeyError, TypeError) as error:
+            raise QuarlError(f"the checkpoint's plan of quantisation-aware training is malformed: {error}") from None
+
+
+def plan_network(name: str, graphs: Iterable[Graph], spec: QatSpec) -> NetworkPlan:
+    """The plan of the network `name` from the graphs that it computes.
+
+    A layer of several graphs, as of a features extractor that actor and critic share, is planned by the first.
+    """
+    layers: dict[str, LayerPlan] = {}
+    rows = 0
+    for graph in graphs:
+        planning = _Planning(name, graph, spec, rows)
+        for layer in planning.layers():
+            layers.setdefault(layer.path, layer)
+        rows = planning.rows
+    return NetworkPlan(layers=tuple(layers.values()), rows=rows)
+
+
+class _Planning:
+    """One graph's layers; `rows` counts on from those of the graphs before."""
+
+    def __init__(self, network: str, graph: Graph, spec: QatSpec, rows: int) -> None:
+        self.network, self.graph, self.policy, self.spec, self.rows = network, graph, graph.policy, spec, rows
+        self.rules = grid_rules(self.policy, self._skips) if spec.activation_bits is not None else {}
+        self.row_of: dict[str, int] = {}
+
+    def layers(self) -> Iterable[LayerPlan]:
+        final = final_linear(self.policy)
+        for op in self.policy.linear:
+            if not self._skips(op.name):
+                yield LayerPlan(
+                    path=self.graph.path(op.name),
+                    bits=self.spec.bits_of(last=op.name in final),
+                    before=self._before(op.inputs[0]),
+                    behind=self._site(op.name) if op.name in self.rules else None,
+                )
+
+    def _skips(self, layer: str) -> bool:
+        path = self.graph.path(layer)
+        return self.spec.skips(f"{self.network}.{path}" if self.network else path)
+
+    def _before(self, name: str) -> Site | None:
+        """The quantiser of what a layer reads; None where it reads integers that a layer before it made."""
+        rule = self.rules.get(name)
+        while rule is not None and rule.kind == "same":
+            name = rule.source
+            rule = self.rules[name]
+        return None if rule is None or rule.kind == "layer" else self._site(name)
+
+    def _site(self, name: str) -> Site:
+        rule, bits = self.rules[name], self.spec.activation_bits or 8
+        if rule.kind == "fixed":
+            return _fixed(fixed_grid(rule.function, bits))
+        if rule.kind == "pixels":
+            return _fixed(pixel_grid(rule.step, self.spec.observation_bits or 8))
+        wide = False
+        if rule.kind == "observation":
+            bits, wide = self._observation(name)
+        seen = name in self.row_of
+        if not seen:
+            self.row_of[name], self.rows = self.rows, self.rows + 1
+        return Site(bits=bits, row=self.row_of[name], wide=wide, relu=rule.function == "relu", observes=not seen)
+
+    def _observation(self, name: str) -> tuple[int, bool]:
+        """(bits, whether a wide grid's) of the observation that dense layers read."""
+        final = final_linear(self.policy)
+        readers = [op for op in self.policy.linear if op.inputs[0] == name]
+        exact = wide_bits((op.weight.shape[1], self.spec.bits_of(last=op.name in final)) for op in readers)
+        wanted = min(self.spec.observation_bits or exact, exact)
+        return (wanted, True) if wanted > 8 else (self.spec.observation_bits or 8, False)
+
+
+def _fixed(grid: ActivationGrid) -> Site:
+    return Site(bits=grid.bits, scale=grid.scale, zero_point=grid.zero_point, observes=False)

@@ -1,0 +1,128 @@
+"""Policy classes that carry quantisation-aware training, so that Stable-Baselines3's own `load` restores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, BasePolicy
+from stable_baselines3.dqn.policies import CnnPolicy as DQNCnnPolicy
+from stable_baselines3.dqn.policies import DQNPolicy
+from stable_baselines3.sac.policies import CnnPolicy as SACCnnPolicy
+from stable_baselines3.sac.policies import SACPolicy
+from stable_baselines3.td3.policies import CnnPolicy as TD3CnnPolicy
+from stable_baselines3.td3.policies import TD3Policy
+from torch import nn
+
+from quarl.algorithms.d4pg_policy import D4PGPolicy
+from quarl.errors import UnsupportedError
+from quarl.policy.actor import TRAINED_RANGES
+from quarl.qat.layers import install
+from quarl.qat.networks import networks_of
+from quarl.qat.plan import NetworkPlan
+from quarl.qat.table import RangeTable
+from quarl.quant.training import QatSpec
+
+KEY = "qat"
+"""The keyword argument of the policy classes, and so the entry of a model's `policy_kwargs`."""
+TARGET = "_target"
+
+
+class QatPolicy(BasePolicy):
+    """A Stable-Baselines3 policy whose layers are fake-quantised once training has come so far.
+
+    qat: {"spec": of QatSpec.to_json, "networks": {name: of NetworkPlan.to_json}}, as `qat.prepare` makes it.
+    """
+
+    qat: Mapping[str, Any]
+    spec: QatSpec
+
+    def __init__(self, *args: Any, qat: Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.carry(qat)
+
+    def carry(self, qat: Mapping[str, Any]) -> None:
+        """Gives the networks their quantisers, and learned steps to the optimisers of the networks."""
+        self.qat = qat
+        self.spec = spec = QatSpec.from_json(qat["spec"])
+        plans = {name: NetworkPlan.from_json(plan) for name, plan in qat["networks"].items()}
+        for name, network in networks_of(self).items():
+            plan = plans.get(name.removesuffix(TARGET))
+            if plan is None:
+                continue
+            target = name.endswith(TARGET)
+            table = install(network, plan, spec, target=target)
+            steps = list(table.parameters())
+            if steps and not target:
+                holder: Any = network if hasattr(network, "optimizer") else self
+                holder.optimizer.param_groups[0]["params"].extend(steps)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), KEY: self.qat}
+
+
+class QatActorCriticPolicy(QatPolicy, ActorCriticPolicy):
+    """PPO and A2C."""
+
+
+class QatActorCriticCnnPolicy(QatPolicy, ActorCriticCnnPolicy):
+    """PPO and A2C on images."""
+
+
+class QatDQNPolicy(QatPolicy, DQNPolicy):
+    """DQN."""
+
+
+class QatDQNCnnPolicy(QatPolicy, DQNCnnPolicy):
+    """DQN on images."""
+
+
+class QatTD3Policy(QatPolicy, TD3Policy):
+    """TD3 and DDPG."""
+
+
+class QatTD3CnnPolicy(QatPolicy, TD3CnnPolicy):
+    """TD3 and DDPG on images."""
+
+
+class QatSACPolicy(QatPolicy, SACPolicy):
+    """SAC."""
+
+
+class QatSACCnnPolicy(QatPolicy, SACCnnPolicy):
+    """SAC on images."""
+
+
+class QatD4PGPolicy(QatPolicy, D4PGPolicy):
+    """D4PG."""
+
+
+CLASSES: Mapping[type[BasePolicy], type[QatPolicy]] = {
+    ActorCriticPolicy: QatActorCriticPolicy,
+    ActorCriticCnnPolicy: QatActorCriticCnnPolicy,
+    DQNPolicy: QatDQNPolicy,
+    DQNCnnPolicy: QatDQNCnnPolicy,
+    TD3Policy: QatTD3Policy,
+    TD3CnnPolicy: QatTD3CnnPolicy,
+    SACPolicy: QatSACPolicy,
+    SACCnnPolicy: QatSACCnnPolicy,
+    D4PGPolicy: QatD4PGPolicy,
+}
+"""Each policy class, and the one that carries quantisation-aware training as well."""
+
+
+def carrying(policy: BasePolicy) -> type[QatPolicy]:
+    """The class that a policy becomes when it is prepared."""
+    found = CLASSES.get(type(policy))
+    if found is None:
+        known = ", ".join(cls.__name__ for cls in CLASSES)
+        raise UnsupportedError(
+            f"{type(policy).__name__} is not one of the policies that can be trained quantisation-aware: {known}"
+        )
+    return found
+
+
+def tables_of(policy: nn.Module) -> dict[str, RangeTable]:
+    """The range tables of a policy's networks by name, targets included; empty where it was not prepared."""
+    found = {name: getattr(network, TRAINED_RANGES, None) for name, network in networks_of(policy).items()}
+    return {name: table for name, table in found.items() if isinstance(table, RangeTable)}

@@ -1,0 +1,84 @@
+"""A Stable-Baselines3 model becomes one that can be trained quantisation-aware, and tells how far it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.utils import get_parameters_by_name
+
+from quarl.errors import QuarlError
+from quarl.qat.networks import graphs_of, networks_of
+from quarl.qat.plan import plan_network
+from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
+from quarl.quant.training import QatSpec
+
+RUNNING = ("running_",)
+COPIED = {
+    "batch_norm_stats": ("q_net", "critic"),
+    "actor_batch_norm_stats": ("actor",),
+    "critic_batch_norm_stats": ("critic",),
+}
+"""Attributes in which models list the buffers that go to target networks, and the networks they are of."""
+
+
+def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
+    """Makes the policy of a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model carry quantisation-aware training, in place.
+
+    Weights, optimisers and random numbers stay as they are. Pass `QuantDelay` as a callback to `learn`: until it
+    switches fake quantisation on, training computes what it would have, and ranges are watched.
+
+    Raises UnsupportedError naming a layer that cannot be quantised; the model is as it was then.
+    """
+    spec = QatSpec.parse(spec) if isinstance(spec, str) else spec
+    policy: Any = model.policy
+    if isinstance(policy, QatPolicy):
+        raise QuarlError(f"the model is prepared already, for {policy.spec.precision}; load or build it anew")
+    carrier = carrying(policy)
+    graphs = graphs_of(model, critic=spec.critic)
+    networks = {name: plan_network(name, of_network, spec).to_json() for name, of_network in graphs.items()}
+    if not any(plan["layers"] for plan in networks.values()):
+        raise QuarlError(f"skip leaves no layer to quantise: {', '.join(spec.skip)}")
+    qat = {"spec": spec.to_json(), "networks": networks}
+    policy.__class__ = carrier
+    policy.carry(qat)
+    model.policy_class = carrier
+    model.policy_kwargs = {**model.policy_kwargs, KEY: qat}
+    for attribute, names in COPIED.items():
+        for suffix in ("", "_target"):
+            if hasattr(model, attribute + suffix):
+                network = next(getattr(policy, name + suffix) for name in names if hasattr(policy, name))
+                setattr(model, attribute + suffix, get_parameters_by_name(network, RUNNING))
+
+
+def spec_of(model: BaseAlgorithm) -> QatSpec | None:
+    """What a prepared or loaded model is trained for; None where it was not prepared."""
+    policy = model.policy
+    return policy.spec if isinstance(policy, QatPolicy) else None
+
+
+def is_active(model: BaseAlgorithm) -> bool:
+    """Whether the model's policy computes with fake-quantised numbers."""
+    return any(table.active for table in tables_of(model.policy).values())
+
+
+def follow(model: BaseAlgorithm, *, active: bool) -> bool:
+    """To be called between rollouts: puts the ranges seen so far in force, and fake quantisation once `active`.
+
+    Target networks get the ranges of their originals with the switch, later ones as they get weights. Returns whether
+    this call has switched fake quantisation on.
+    """
+    switches = active and not is_active(model)
+    tables = tables_of(model.policy)
+    networks = networks_of(model.policy)
+    for name, table in tables.items():
+        original = name.removesuffix(TARGET)
+        if original == name and switches:
+            table.switch_on(model.num_timesteps, networks[name])
+        elif original == name:
+            table.follow()
+        elif switches:  # originals come before their targets
+            table.load_state_dict(tables[original].state_dict())
+        else:
+            table.refresh()
+    return switches

@@ -1,0 +1,206 @@
+"""The ranges of one network's activations: watched from the start, in force from one rollout to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from quarl.policy.graph import ActivationGrid
+from quarl.policy.grids import wide_grid
+from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_tensor_grid
+from quarl.qat.plan import LayerPlan, NetworkPlan, Site
+from quarl.quant.affine import choose_qparams
+from quarl.quant.training import QatSpec
+
+MOMENTUM = 0.01
+"""Weight of the newest batch in the moving average of its extent."""
+
+
+class RangeTable(nn.Module):
+    """Ranges and learned steps of a network, saved with its parameters.
+
+    Batches that are trained on move `seen_range`. `follow` puts it in force, between a rollout's end and the next one's
+    beginning: the numbers that an on-policy algorithm collects and those it trains on lie on the same grids.
+    Stable-Baselines3 copies buffers called `running_...` to target networks, as it does with those of batch norm.
+    """
+
+    running_range: Tensor
+    seen_range: Tensor
+    switched_at: Tensor
+
+    def __init__(self, plan: NetworkPlan, spec: QatSpec, layers: Mapping[str, nn.Linear | nn.Conv2d]) -> None:
+        super().__init__()
+        self.plan, self.spec = plan, spec
+        device = next(iter(layers.values())).weight.device
+        self.register_buffer("running_range", torch.zeros(plan.rows, 2, device=device))
+        self.register_buffer("seen_range", torch.zeros(plan.rows, 2, device=device))
+        self.register_buffer("switched_at", torch.tensor(-1.0, dtype=torch.float64, device=device))
+        self.learned = spec.ranges == "lsq"
+        if self.learned:
+            self.activation_steps = nn.Parameter(torch.zeros(plan.rows, device=device))
+            self.weight_steps = nn.ParameterList(
+                nn.Parameter(first_log_step(layers[layer.path].weight, layer.bits)) for layer in plan.layers
+            )
+        sites = [site for layer in plan.layers for site in (layer.before, layer.behind) if site is not None]
+        self.site_of_row = {site.row: site for site in sites if site.row >= 0}
+        self.grids: dict[int, ActivationGrid] = {}
+        """In force, by row; a row that has seen nothing has none."""
+        self.ranges: list[list[float]] = []
+        """What `grids` were made of."""
+        self.seen: set[int] = set()
+        self.active = False
+        self.cache: dict[int, tuple[int, Tensor]] = {}
+        """Fake-quantised weights by place, with the version that they were made of: rollouts need them many times."""
+
+    def observe(self, row: int, x: Tensor) -> None:
+        """Moves the range of a row towards the extent of x."""
+        low, high = x.detach().aminmax()
+        ends = self.seen_range[row]
+        weight = MOMENTUM if row in self.seen else 1.0
+        ends[0].lerp_(low, weight)
+        ends[1].lerp_(high, weight)
+        self.seen.add(row)
+
+    def follow(self) -> None:
+        """Puts what has been seen in force."""
+        if not (self.learned and self.active):
+            self.running_range.copy_(self.seen_range)
+        self.refresh()
+
+    def switch_on(self, step: int, network: nn.Module) -> None:
+        """Fake quantisation of the network that the table is of acts from here on; `step` counts environment steps."""
+        self.switched_at.fill_(step)
+        self.follow()
+        if self.learned:
+            with torch.no_grad():
+                for row, grid in self.grids.items():
+                    self.activation_steps[row] = math.log(grid.scale)
+                for steps, layer in zip(self.weight_steps, self.plan.layers, strict=True):
+                    weight = network.get_parameter(f"{layer.path}.weight")
+                    steps.copy_(first_log_step(weight, layer.bits))
+
+    def refresh(self) -> None:
+        """Reads the state: which rows have been seen, the grids of the ranges in force, whether they act."""
+        self.active = bool(self.switched_at >= 0)
+        self.seen = {row for row, (low, high) in enumerate(self.seen_range.tolist()) if low < high}
+        ranges = self.running_range.tolist()
+        if ranges != self.ranges:
+            self.ranges = ranges
+            self.grids = _grids(self.site_of_row, ranges)
+
+    def grid_of(self, site: Site) -> ActivationGrid | None:
+        """The grid that a site quantises to; None where nothing has been seen."""
+        if site.row < 0:
+            return fixed(site)
+        grid = self.grids.get(site.row)
+        if grid is None or not self.learns(site):
+            return grid
+        return replace(grid, scale=float(self.activation_steps.detach()[site.row].exp()))
+
+    def learns(self, site: Site) -> bool:
+        """Whether the step of a site's grid is a parameter."""
+        return self.learned and not site.wide
+
+    def train(self, mode: bool = True) -> RangeTable:
+        """Training may change weights; fused optimisers do so without a trace in `_version`."""
+        if mode:
+            self.cache.clear()
+        super().train(mode)
+        return self
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        self.refresh()
+
+
+def fixed(site: Site) -> ActivationGrid:
+    """The grid of a site that has no range."""
+    return ActivationGrid(scale=site.scale, zero_point=site.zero_point, bits=site.bits)
+
+
+def _grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict[int, ActivationGrid]:
+    """The grid of each row that has a range."""
+    grids: dict[int, ActivationGrid] = {}
+    affine: dict[int, list[int]] = {}
+    for row, (low, high) in enumerate(ranges):
+        if low < high:
+            site = sites[row]
+            wide = wide_grid(max(-low, high), site.bits) if site.wide else None
+            if wide is not None:
+                grids[row] = wide
+            else:
+                affine.setdefault(min(site.bits, 8) if site.wide else site.bits, []).append(row)
+    for bits, rows in affine.items():
+        low, high = np.array([ranges[row] for row in rows]).T
+        q = choose_qparams(low, high, bits, symmetric=False)
+        for row, scale, zero_point in zip(rows, q.scale.tolist(), q.zero_point.tolist(), strict=True):
+            grids[row] = ActivationGrid(scale=scale, zero_point=zero_point, bits=bits)
+    return grids
+
+
+class LayerQuantizer:
+    """What happens to one layer's input, weight and output.
+
+    caches: whether the weight is kept between changes of it. Not in target networks, whose weights Stable-Baselines3
+    writes without a trace in `_version`.
+    """
+
+    def __init__(self, table: RangeTable, place: int, *, caches: bool) -> None:
+        self.table, self.place, self.caches = table, place, caches
+        self.plan: LayerPlan = table.plan.layers[place]
+        self.grids = WeightGrids(self.plan.bits, table.spec.symmetric, table.spec.per_channel)
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """The layer's weight as it computes with it."""
+        if not self.table.active:
+            return weight
+        if torch.is_grad_enabled() or self.table.training or not self.caches:
+            return self.quantized(weight)
+        known = self.table.cache.get(self.place)
+        if known is None or known[0] != weight._version:
+            known = self.table.cache[self.place] = weight._version, self.quantized(weight)
+        return known[1]
+
+    def quantized(self, weight: Tensor) -> Tensor:
+        """The weight on its grids."""
+        if self.table.learned:
+            return on_learned_grid(weight, self._log_step(), 0, self.plan.bits, symmetric=True)
+        return self.grids(weight)
+
+    def learned_scale(self) -> NDArray[Any]:
+        """float32 [out]: the steps of the weight, where they are learned."""
+        scale: NDArray[Any] = self._log_step().detach().exp().flatten().cpu().numpy()
+        return scale
+
+    def _log_step(self) -> Tensor:
+        step: Tensor = self.table.weight_steps[self.place]
+        return step
+
+    def before(self, x: Tensor) -> Tensor:
+        """The layer's input as it reads it."""
+        return x if self.plan.before is None else self._at(self.plan.before, x)
+
+    def behind(self, y: Tensor) -> Tensor:
+        """The layer's output as it leaves it."""
+        return y if self.plan.behind is None else self._at(self.plan.behind, y)
+
+    def _at(self, site: Site, x: Tensor) -> Tensor:
+        table = self.table
+        if site.row < 0:
+            return on_tensor_grid(x, fixed(site)) if table.active else x
+        learns = table.learns(site)
+        if site.observes and table.training and torch.is_grad_enabled() and not (learns and table.active):
+            table.observe(site.row, x.relu() if site.relu else x)
+        grid = table.grids.get(site.row)
+        if grid is None or not table.active:
+            return x
+        if learns:
+            return on_learned_grid(x, table.activation_steps[site.row], grid.zero_point, site.bits, symmetric=False)
+        return on_tensor_grid(x, grid)

@@ -1,0 +1,153 @@
+"""The judge: plays evaluation episodes with what a learner would act with, and keeps the best agent.
+
+Running evaluations all play the same development episodes, so that they compare; the last word has episodes that
+nothing was chosen by. Nothing that training draws is drawn here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from quarl import engines, qat, stats
+from quarl.algorithms.checkpoint_random import give_random, take_random
+from quarl.config import TrainConfig
+from quarl.envs.seeds import Stream
+from quarl.errors import UnsupportedError
+from quarl.evaluate import Evaluation, evaluate
+from quarl.policy.extract import from_model
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.training.hyperparameters import Recipe
+from quarl.training.run_folder import BEST, RunFolder
+
+BATCH = 16
+"""Episodes played side by side."""
+
+
+class Judge:
+    """Evaluations of one run, in order."""
+
+    def __init__(self, config: TrainConfig, recipe: Recipe, folder: Callable[[], RunFolder]) -> None:
+        """folder: asked for when there is something to write."""
+        self.config, self.recipe, self._folder = config, recipe, folder
+        self.timesteps: list[int] = []
+        self._returns: list[Any] = []
+        self._lengths: list[Any] = []
+        self.best: tuple[float, int] | None = None
+        """(mean return, environment steps) of the best agent so far."""
+
+    def resume(self, timesteps: int) -> None:
+        """Goes on behind the evaluations up to that step."""
+        found = [entry for entry in zip(*self._folder().read_evaluations(), strict=True) if entry[0] <= timesteps]
+        self.timesteps, self._returns, self._lengths = [[entry[k] for entry in found] for k in range(3)]
+        for step, returns, _ in found:
+            self._improves(float(np.mean(returns)), step)
+
+    def look(self, model: BaseAlgorithm) -> float:
+        """The mean return now; evaluations.npz and, where it is the best so far, best_model.zip are written."""
+        with undisturbed(model):
+            policy = self.acting(model)
+            played = self._play(policy, "development")
+        self.timesteps.append(model.num_timesteps)
+        self._returns.append(played.returns)
+        self._lengths.append(played.lengths)
+        folder, mean = self._folder(), float(played.returns.mean())
+        folder.write_evaluations(self.timesteps, self._returns, self._lengths)
+        if self._improves(mean, model.num_timesteps):
+            folder.write_agent(model, f"{BEST}.zip")
+            if qat.is_active(model):
+                folder.write_integers(policy, f"{BEST}.quarl")
+        return mean
+
+    def _improves(self, mean: float, step: int) -> bool:
+        """Whether the agent at `step` is the best so far, which it is from then on.
+
+        What was trained with quantisation is better than anything before: the run is for that.
+        """
+        if self.best is not None:
+            mean_before, step_before = self.best
+            if (self._quantised(step), mean) <= (self._quantised(step_before), mean_before):
+                return False
+        self.best = mean, step
+        return True
+
+    def _quantised(self, step: int) -> bool:
+        return self.config.quant_delay is not None and step >= self.config.quant_delay
+
+    def conclude(self, model: BaseAlgorithm, integers: QuantizedPolicy | None) -> dict[str, Any]:
+        """Return of the float policy, and of the integers it was trained for, on the same fresh episodes."""
+        with undisturbed(model):
+            summary = _summary(self._play(self.exact(model), "evaluation"))
+            found: dict[str, Any] = {}
+            if integers is not None:
+                played = self._play(integers, "evaluation")
+                found = {**_summary(played), "measured": played.measured}
+        names = ("mean", "ci_low", "ci_high", "measured")
+        return {**summary, **{f"{name}_quantised": found.get(name) for name in names}}
+
+    def acting(self, model: BaseAlgorithm) -> QuantizedPolicy:
+        """What the learner's rollouts compute: float32, or integers once quantisation-aware training is that far."""
+        return self.integers(model) if qat.is_active(model) else self.exact(model)
+
+    def exact(self, model: BaseAlgorithm) -> QuantizedPolicy:
+        """The float32 policy."""
+        return quantize(self._at_home(from_model(model)), QuantSpec.parse("fp32"))
+
+    def integers(self, model: BaseAlgorithm) -> QuantizedPolicy:
+        """The policy on the grids that it was trained with."""
+        found = self._at_home(qat.convert(model))
+        assert isinstance(found, QuantizedPolicy)
+        return found
+
+    def _at_home(self, policy: Policy) -> Policy:
+        """The policy, knowing the wrappers of its environment too."""
+        return replace(policy, provenance=replace(policy.provenance, wrappers=self.recipe.wrappers))
+
+    def _play(self, policy: QuantizedPolicy, stream: Stream) -> Evaluation:
+        episodes = self.config.eval_episodes
+        return evaluate(
+            policy,
+            episodes=episodes,
+            seed=self.config.seed,
+            env_id=self.config.env,
+            engine=engine_for(policy),
+            batch=min(episodes, BATCH),
+            stream=stream,
+        )
+
+
+def engine_for(policy: QuantizedPolicy) -> str:
+    """LiteRT, where it runs the policy's precision; else the reference, which simulates it."""
+    try:
+        engines.load(policy, "litert")
+    except UnsupportedError:
+        return "reference"
+    return "litert"
+
+
+@contextlib.contextmanager
+def undisturbed(model: BaseAlgorithm) -> Iterator[None]:
+    """Whatever is drawn inside: the process's generators go on where they were."""
+    facts, arrays = take_random(model)
+    try:
+        yield
+    finally:
+        give_random(model, facts, arrays)
+
+
+def _summary(played: Evaluation) -> dict[str, Any]:
+    summary = stats.summary(played.returns, np.random.default_rng(0))
+    return {
+        "episodes": summary.episodes,
+        "mean": summary.mean,
+        "std": summary.std,
+        "ci_low": summary.ci_low,
+        "ci_high": summary.ci_high,
+    }

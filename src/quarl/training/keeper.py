@@ -1,0 +1,73 @@
+"""The keeper: what a run saves, and what it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from quarl import qat
+from quarl.algorithms import checkpoint
+from quarl.envs.seeds import EPISODE_BITS, episode_seed
+from quarl.errors import QuarlError
+from quarl.quant.training import QatSpec
+from quarl.training.replay import StoredReplay
+from quarl.training.run_folder import RunFolder
+
+
+class Keeper:
+    """One run's checkpoints: networks, optimisers, clocks, generators, statistics and, off-policy, replay."""
+
+    def __init__(self, model: BaseAlgorithm, folder: Callable[[], RunFolder], say: Callable[[str], None]) -> None:
+        """folder: asked for when there is something to write."""
+        self.model, self._folder, self._say = model, folder, say
+        self.newest: Path | None = None
+        """The last checkpoint that was written or gone on from."""
+        self._warned = False
+
+    def save(self, clock_s: float) -> None:
+        """A checkpoint, and the agent as it is. A full disk costs these and not the run; NaN is a QuarlError."""
+        spec = qat.spec_of(self.model)
+        state = {"clock_s": clock_s, "qat": spec.to_json() if spec is not None else None}
+        folder = self._folder()
+        try:
+            self.newest = checkpoint.save(folder.path, self.model, state, replay=self._replay())
+            folder.write_agent(self.model)
+            self._warned = False
+        except checkpoint.CheckpointError as error:
+            if not self._warned:
+                self._warned = True
+                self._say(f"{error}; training goes on")
+
+    def resume(self, asked: str | None, seed: int) -> float:
+        """Everything from the newest sound checkpoint; the training clock there.
+
+        The environments begin new episodes, with seeds of their own: what they had in them is not saved.
+        asked: the precision that the user names now; QuarlError where the checkpoint trains for another.
+        """
+        folder = self._folder()
+        found = checkpoint.load_latest(folder.path)
+        for warning in found.warnings:
+            self._say(warning)
+        saved = QatSpec.from_json(found.state["qat"]) if found.state.get("qat") is not None else None
+        precision = "fp32" if saved is None else saved.precision
+        if asked not in (None, precision):
+            raise QuarlError(f"{found.path} was trained for {precision} and --qat says {asked}: resume without --qat")
+        if saved != qat.spec_of(self.model):
+            raise QuarlError(f"{found.path} was trained for {precision} with other options than its args.yml says")
+        replay = self._replay()
+        checkpoint.restore(found, self.model, replay)
+        if replay is not None:
+            replay.end_episodes()
+        assert self.model.env is not None
+        self.model.env.seed(episode_seed("training", seed, self.model.num_timesteps % 2**EPISODE_BITS))
+        self.newest = found.path
+        return float(found.state["clock_s"])
+
+    def _replay(self) -> StoredReplay | None:
+        if not isinstance(self.model, OffPolicyAlgorithm):
+            return None
+        assert self.model.replay_buffer is not None
+        return StoredReplay(self.model.replay_buffer)

@@ -1,0 +1,104 @@
+"""The learner: a Stable-Baselines3 model made of a recipe, seeded; nothing has been trained."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor, nn
+
+from quarl.algorithms.learners import DOUBLE, learner_class
+from quarl.algorithms.precision import Precision
+from quarl.config import TrainConfig
+from quarl.errors import QuarlError
+from quarl.training.hyperparameters import OURS, Recipe
+
+HEADS = ("action_net", "value_net")
+"""Layers of PPO and A2C that stay in float32: PPO compares log-probabilities that differ by less than bfloat16 tells
+apart, and with rounded ones learns nothing (CartPole: return 9 instead of 500)."""
+PATCHED = ("train", "_sample_action")
+"""Attributes that training puts on a model, which are not saved with it."""
+
+
+def build(
+    config: TrainConfig, recipe: Recipe, env: VecEnv, say: Callable[[str], None], *, images: bool
+) -> BaseAlgorithm:
+    """The model; what Stable-Baselines3 warns of is said in one line each."""
+    arguments = dict(recipe.arguments)
+    cls = learner_class(config.algo, double=bool(arguments.pop(DOUBLE, False)))
+    known = inspect.signature(cls.__init__).parameters.keys() - {"self", "policy", *OURS}
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{meant}")
+    if recipe.noise is not None:
+        if "action_noise" not in inspect.signature(cls.__init__).parameters:
+            raise QuarlError(f"{config.algo} takes no action noise; drop it with --params noise_type:None")
+        arguments["action_noise"] = _noise(*recipe.noise, env)
+    if "policy_kwargs" in arguments:
+        arguments["policy_kwargs"] = dict(arguments["policy_kwargs"])  # Stable-Baselines3 adds to it
+    policy = recipe.policy or ("CnnPolicy" if images else "MlpPolicy")
+    device = "cpu" if config.device == "auto" and not images else config.device
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            model: BaseAlgorithm = cls(policy, env, seed=config.seed, device=device, **arguments)
+        except (TypeError, ValueError, AssertionError, RuntimeError, NotImplementedError, MemoryError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise QuarlError(f"{config.algo} cannot be made for {config.env}: {reason}") from None
+    for warning in warned:
+        if issubclass(warning.category, UserWarning):
+            say(str(warning.message).partition("\n")[0].rstrip(","))
+    return model
+
+
+def learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
+    """Makes the model's updates run in the configuration's precision."""
+    if config.learner_dtype == "fp32":
+        return
+    precision = Precision(config.learner_dtype, model.device)
+    parameters = list(model.policy.parameters())
+    heads = [found for name in HEADS if isinstance(found := getattr(model.policy, name, None), nn.Module)]
+    plain: Any = model.train  # type: ignore[attr-defined]  # every algorithm has it, the base class does not say so
+
+    def train(*args: Any, **kwargs: Any) -> None:
+        with precision.update(parameters), in_float32(heads):
+            plain(*args, **kwargs)
+
+    vars(model)["train"] = train
+
+
+@contextlib.contextmanager
+def in_float32(layers: list[nn.Module]) -> Iterator[None]:
+    """Inside, these layers compute in float32, whatever the autocast around them."""
+    for layer in layers:
+        vars(layer)["forward"] = _exactly(layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
+
+
+def _exactly(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def exact(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return forward(x.float())
+
+    return exact
+
+
+def _noise(kind: str, std: float, env: VecEnv) -> ActionNoise:
+    size = int(np.prod(env.action_space.shape or ()))
+    cls = NormalActionNoise if kind == "normal" else OrnsteinUhlenbeckActionNoise
+    return cls(mean=np.zeros(size), sigma=std * np.ones(size))

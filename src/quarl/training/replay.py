@@ -1,0 +1,71 @@
+"""The contents of a Stable-Baselines3 replay buffer, for a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from quarl.errors import QuarlError
+
+Array = NDArray[Any]
+FIELDS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+CURSOR = "cursor"
+
+
+class StoredReplay:
+    """A buffer that can be saved: its filled rows [T, N, ...], and where it writes next.
+
+    Samples are drawn with numpy's global generator, which is in every checkpoint.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self.buffer = buffer
+
+    def state(self) -> dict[str, Array]:
+        """Views of the filled rows by field, and the cursor."""
+        buffer = self.buffer
+        rows = self._rows(buffer.pos, buffer.full)
+        found = {name: getattr(buffer, name)[:rows] for name in FIELDS if hasattr(buffer, name)}
+        return {**found, CURSOR: np.array([buffer.pos, buffer.full], np.int64)}
+
+    def load_state(self, state: dict[str, Array]) -> None:
+        """The inverse; copies. QuarlError where the rows are none of this buffer's."""
+        buffer = self.buffer
+        pos, full = (int(number) for number in state[CURSOR])
+        rows, room = len(state["actions"]), buffer.buffer_size
+        if not 0 <= pos < room or rows != self._rows(pos, bool(full)):
+            raise QuarlError(f"its replay holds {rows} rows and this run's has room for {room}")
+        for name in FIELDS:
+            here: Array | None = getattr(buffer, name, None)
+            saved = state.get(name)
+            expected = None if here is None else (rows, *here.shape[1:])
+            found = None if saved is None else saved.shape
+            if expected != found or (here is not None and saved is not None and here.dtype != saved.dtype):
+                raise QuarlError(
+                    f"the {name} of its replay are {found} and this run's {expected}; resume with the options of the "
+                    "first run, such as --n-envs"
+                )
+        for name in FIELDS:
+            if name in state:
+                getattr(buffer, name)[:rows] = state[name]
+        buffer.pos, buffer.full = pos, bool(full)
+
+    def end_episodes(self) -> None:
+        """Marks the newest row as the last of its episodes: what comes next has not followed from it."""
+        buffer = self.buffer
+        if not (buffer.pos or buffer.full):
+            return
+        newest = (buffer.pos - 1) % buffer.buffer_size
+        if buffer.optimize_memory_usage:  # the next row will overwrite what followed: there is nothing to bootstrap on
+            buffer.dones[newest] = 1.0
+        else:
+            buffer.timeouts[newest] = np.maximum(buffer.timeouts[newest], 1.0 - buffer.dones[newest])
+
+    def _rows(self, pos: int, full: bool) -> int:
+        """Rows that hold something; where observations are stored once, the next one is among them."""
+        if full:
+            return self.buffer.buffer_size
+        return min(pos + int(self.buffer.optimize_memory_usage), self.buffer.buffer_size)

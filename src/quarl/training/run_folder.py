@@ -1,0 +1,137 @@
+"""One run's folder, in the zoo's layout: what its own scripts and QuaRL's readers find an agent by.
+
+logs/ppo/CartPole-v1_1/CartPole-v1.zip        the newest agent        best_model.zip    the best in evaluations
+                      /CartPole-v1.quarl      in integers (QAT)       evaluations.npz   as EvalCallback writes it
+                      /CartPole-v1/config.yml, args.yml, vecnormalize.pkl
+                      /checkpoint-0000000620.safetensors              command.txt
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from quarl.algorithms import checkpoint, checkpoint_file
+from quarl.config import TrainConfig
+from quarl.errors import QuarlError
+from quarl.policy import artifact, zoo
+from quarl.policy.container import read_bytes
+from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.npz import read_npz
+from quarl.policy.plain_yaml import read_yaml
+from quarl.training.model import PATCHED
+
+ATTEMPTS = 100
+"""Runs that may take a number in the moment before we do."""
+BEST = "best_model"
+
+
+class RunFolder:
+    """The files of one run; every one appears whole or not at all."""
+
+    def __init__(self, path: Path, env_id: str) -> None:
+        self.path = path
+        self.name = zoo.folder_name(env_id)
+        self.settings = path / self.name
+        self.agent = path / f"{self.name}.zip"
+        self.integers = path / f"{self.name}.quarl"
+
+    @classmethod
+    def new(cls, folder: Path, algo: str, env_id: str) -> RunFolder:
+        """The run with the next free number."""
+        runs = folder / algo
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            number = max(zoo.numbered_runs(runs, env_id), default=0) + 1
+            for path in (runs / f"{zoo.folder_name(env_id)}_{number + k}" for k in range(ATTEMPTS)):
+                try:
+                    path.mkdir()
+                except FileExistsError:  # another run has just taken it
+                    continue
+                run = cls(path, env_id)
+                run.settings.mkdir()
+                return run
+        except OSError as error:
+            raise QuarlError(f"cannot write to {folder}: {error.strerror}; choose another with -f") from None
+        raise QuarlError(f"{runs} gets runs faster than one can be made; choose another folder with -f")
+
+    @classmethod
+    def latest(cls, folder: Path, algo: str, env_id: str) -> RunFolder:
+        """The newest run; QuarlError where there is none, or where it has no checkpoint."""
+        runs = folder / algo
+        numbered = zoo.numbered_runs(runs, env_id) if runs.is_dir() else {}
+        if not numbered:
+            raise QuarlError(f"no run of {algo} on {env_id} in {folder} to resume; start without --resume")
+        run = cls(numbered[max(numbered)], env_id)
+        if not any(run.path.glob("checkpoint-*")):
+            raise QuarlError(f"no checkpoint in {run.path}; start without --resume")
+        return run
+
+    def describe(self, config: TrainConfig, written: Mapping[str, Any], env_id: str) -> None:
+        """Writes config.yml and args.yml."""
+        options = {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+        # env_kwargs: the zoo's scripts look for it here
+        args = {**options, "env": env_id, "log_folder": str(config.folder), "env_kwargs": None}
+        for name, values in (("config.yml", written), ("args.yml", args)):
+            text = yaml.safe_dump(_plain(dict(values)), sort_keys=True)
+            artifact.write_bytes(text.encode(), self.settings / name)
+
+    def write_command(self, config: TrainConfig) -> None:
+        """Writes command.txt, which repeats the run."""
+        artifact.write_bytes(config.command_line().encode() + b"\n", self.path / "command.txt")
+
+    def read_config(self) -> dict[str, Any]:
+        """The hyper-parameters, as they were written."""
+        return read_yaml(self.settings / "config.yml")
+
+    def read_args(self) -> dict[str, Any]:
+        """The options, by their names in TrainConfig."""
+        return read_yaml(self.settings / "args.yml")
+
+    def write_agent(self, model: BaseAlgorithm, name: str | None = None) -> Path:
+        """The model's zip, with its observation statistics beside it; raises as `checkpoint.save` does."""
+        path = checkpoint.export(self.path, model, name or self.agent.name, exclude=PATCHED)
+        wrapper = model.get_vec_normalize_env()
+        if wrapper is not None:
+            with checkpoint_file.replacing(self.settings / "vecnormalize.pkl") as file:
+                checkpoint_file.put(file, pickle.dumps(wrapper))
+        return path
+
+    def write_integers(self, policy: QuantizedPolicy, name: str | None = None) -> None:
+        """The policy that quantisation-aware training was for."""
+        artifact.write(policy, self.path / (name or self.integers.name))
+
+    def write_evaluations(self, timesteps: Sequence[int], returns: Sequence[Any], lengths: Sequence[Any]) -> None:
+        """evaluations.npz: timesteps [K], results and ep_lengths [K, episodes]."""
+        buffer = io.BytesIO()
+        np.savez(buffer, timesteps=timesteps, results=np.array(returns), ep_lengths=np.array(lengths))
+        artifact.write_bytes(buffer.getvalue(), self.path / "evaluations.npz")
+
+    def read_evaluations(self) -> tuple[list[int], list[Any], list[Any]]:
+        """What `write_evaluations` wrote; empty where it has not yet."""
+        path = self.path / "evaluations.npz"
+        if not path.exists():
+            return [], [], []
+        found = read_npz(read_bytes(path), str(path))
+        try:
+            steps, returns, lengths = found["timesteps"], found["results"], found["ep_lengths"]
+        except KeyError as error:
+            raise QuarlError(f"{path} has no {error}; remove the file to resume without it") from None
+        return steps.tolist(), list(returns), list(lengths)
+
+
+def _plain(value: Any) -> Any:
+    """The value in YAML's own types."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,235 @@
+"""A session: one `quarl train`, from its options to the row that says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from quarl import qat
+from quarl.config import TrainConfig
+from quarl.envs import resolve
+from quarl.errors import QuarlError
+from quarl.interrupt import Interrupts
+from quarl.machine import usable_cores
+from quarl.policy.graph import QuantizedPolicy
+from quarl.training import tuned
+from quarl.training.environments import check_spaces, make_environments
+from quarl.training.hyperparameters import interpret
+from quarl.training.judge import Judge
+from quarl.training.keeper import Keeper
+from quarl.training.model import build, learn_in
+from quarl.training.outcome import Ended, Row
+from quarl.training.resume import resumed
+from quarl.training.run_folder import RunFolder
+from quarl.training.steward import Progress, Steward, Stopped, check_finite, diverged, not_finite
+from quarl.training.trained_agent import TrainedAgent, act_before_learning
+
+Say = Callable[[str], None]
+
+
+class Session:
+    """Everything is checked and built when it is made; nothing has been written."""
+
+    def __init__(self, config: TrainConfig, say: Say) -> None:
+        self._say, self._notes = say, list[str]()  # said when nothing was wrong: a mistake is one line
+        self.env_id = resolve(config.env, trusted=True)
+        self._folder: RunFolder | None = None
+        given = config.written()
+        agent = None if config.trained_agent is None else TrainedAgent(config.trained_agent, config.algo)
+        asked: str | None = None
+        if config.resume:
+            self._folder = RunFolder.latest(config.folder, config.algo, self.env_id)
+            spec = config.spec()
+            asked = None if spec is None else spec.precision
+            config = resumed(config, self._folder)
+            written = self._folder.read_config() | given
+        else:
+            found = tuned.read(config.algo, self.env_id)
+            self._notes.append(f"hyper-parameters: {found.origin}")
+            written = found.written | given if agent is None else agent.adapt(found.written, given, self._notes.append)
+        written |= {name: getattr(config, name) or written.get(name) for name in ("n_timesteps", "n_envs")}
+        # the zoo's scripts take what is there for set
+        self.written = written = {name: value for name, value in written.items() if value is not None}
+        where = Path("hyper-parameters") if self._folder is None else self._folder.settings / "config.yml"
+        self.recipe = recipe = interpret(written, where)
+        spec, delay = config.spec(), config.delay(recipe.n_timesteps)
+        self.config = dataclasses.replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
+        env = make_environments(config.env, recipe)
+        with contextlib.ExitStack() as stack:
+            stack.callback(env.close)
+            images = check_spaces(config.algo, self.env_id, env).is_image
+            self.threads = config.threads or (usable_cores() if images else 1)
+            with threads(self.threads):
+                self.model = build(config, recipe, env, self._notes.append, images=images)
+                if agent is not None:
+                    agent.give(self.model)
+                elif config.trained_agent is not None and isinstance(self.model, OffPolicyAlgorithm):
+                    act_before_learning(self.model)
+                if spec is not None:
+                    qat.prepare(self.model, spec)
+            learn_in(self.model, config)
+            self.keeper = Keeper(self.model, self.folder, say)
+            self.judge = Judge(self.config, recipe, self.folder)
+            self.clock_before = self.keeper.resume(asked, config.seed) if config.resume else 0.0
+            self.steps_before = self.model.num_timesteps
+            if config.resume:
+                self._go_on()
+            self._check_tracking()
+            stack.pop_all()
+
+    @property
+    def n_timesteps(self) -> int:
+        """Of the whole run."""
+        return self.recipe.n_timesteps
+
+    def folder(self) -> RunFolder:
+        """The run's folder, made when something is to be written."""
+        if self._folder is None:
+            self._folder = RunFolder.new(self.config.folder, self.config.algo, self.env_id)
+            self._folder.describe(self.config, self.written, self.env_id)
+            self._folder.write_command(self.config)
+            self._say_notes()
+        return self._folder
+
+    def run(self, progress: Progress) -> Ended:
+        """Trains to the end, or to a signal; QuarlError where training diverges, its checkpoints kept."""
+        started = time.perf_counter()
+        with threads(self.threads), Interrupts(lambda: None) as interrupts:
+            config = self.config
+            steward = Steward(
+                self.judge,
+                self.keeper,
+                interrupts,
+                progress,
+                eval_freq=config.eval_freq,
+                save_freq=config.save_freq,
+                clock_s=self.clock_before,
+            )
+            progress("training", self.steps_before)
+            try:
+                self._learn(steward)
+                clock_s = steward.clock_s
+                check_finite(self.model, self.keeper)
+                self.keeper.save(clock_s)
+                integers = self._integers()
+                if config.eval_freq and self.judge.timesteps[-1:] != [self.model.num_timesteps]:
+                    steward.look()
+                row = self._conclude(interrupts, integers, clock_s, started)
+            except Stopped:
+                self.keeper.save(steward.clock_s)
+                row = None
+            finally:
+                assert self.model.env is not None
+                self.model.env.close()
+            if row is None:
+                assert interrupts.number is not None
+                return Ended(exit_code=128 + interrupts.number, message=self._stopped(), row=None)
+            return Ended(exit_code=0, message="", row=row)
+
+    def _learn(self, steward: Steward) -> None:
+        """Stable-Baselines3's own loop."""
+        model, delay = self.model, self.config.quant_delay
+        model.set_logger(Logger(folder=None, output_formats=list(self._outputs())))
+        callbacks: list[BaseCallback] = [steward] if delay is None else [qat.QuantDelay(delay), steward]
+        steps = self.n_timesteps - model.num_timesteps
+        try:
+            model.learn(steps, callback=callbacks, reset_num_timesteps=not self.config.resume)
+        except (QuarlError, Stopped):
+            raise
+        except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
+            if not_finite(model) is None:
+                raise
+            raise diverged(model, self.keeper) from None
+        finally:
+            model.logger.close()
+        steward.show()
+
+    def _integers(self) -> QuantizedPolicy | None:
+        """What quantisation-aware training was for, written; None in float32."""
+        if self.config.qat is None:
+            return None
+        integers = self.judge.integers(self.model)
+        self.folder().write_integers(integers)
+        return integers
+
+    def _conclude(
+        self, interrupts: Interrupts, integers: QuantizedPolicy | None, clock_s: float, started: float
+    ) -> Row | None:
+        """The last evaluation and the row; None where a signal breaks it off."""
+        returns: dict[str, Any] = {}
+        if not interrupts.attempt(lambda: returns.update(self.judge.conclude(self.model, integers))):
+            return None
+        spec, best = qat.spec_of(self.model), self.judge.best
+        steps = self.model.num_timesteps
+        return Row(
+            algo=self.config.algo,
+            env_id=self.env_id,
+            precision="fp32" if spec is None else spec.precision,
+            quant_delay=self.config.quant_delay,
+            learner_dtype=self.config.learner_dtype,
+            seed=self.config.seed,
+            timesteps=steps,
+            updates=self.model._n_updates,
+            clock_s=clock_s,
+            wall_s=time.perf_counter() - started,
+            steps_per_s=(steps - self.steps_before) / max(clock_s - self.clock_before, 1e-9),
+            best_mean=None if best is None else best[0],
+            best_timesteps=None if best is None else best[1],
+            folder=str(self.folder().path),
+            **returns,
+        )
+
+    def _go_on(self) -> None:
+        """Picks the thread up: evaluations so far, options from here on; refuses where nothing is left to do."""
+        self.judge.resume(self.model.num_timesteps)
+        if self.model.num_timesteps >= self.n_timesteps:
+            raise QuarlError(
+                f"{self.folder().path} is trained to its end ({self.model.num_timesteps:,} steps); "
+                "resume it with more, as in -n " + str(2 * self.n_timesteps)
+            )
+        self.folder().describe(self.config, self.written, self.env_id)
+        self._say_notes()
+
+    def _say_notes(self) -> None:
+        for note in self._notes:
+            self._say(note)
+
+    def _stopped(self) -> str:
+        config = self.config
+        if self.model.num_timesteps >= self.n_timesteps:
+            return f"stopped in its last evaluation; agent and checkpoint are in {self.folder().path}"
+        return (
+            f"stopped by a signal after {self.model.num_timesteps:,} steps; go on with quarl train --resume "
+            f"--algo {config.algo} --env {config.env} -f {config.folder}"
+        )
+
+    def _check_tracking(self) -> None:
+        if self.config.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+            raise QuarlError("--track tensorboard needs an extra: pip install 'quarl[tensorboard]'")
+
+    def _outputs(self) -> Iterator[KVWriter]:
+        """Where the learner's metrics go."""
+        if self.config.track == "tensorboard":
+            yield TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Torch computes on so many threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,155 @@
+"""The steward: what happens between two rollouts of a learner, and what ends them.
+
+There weights, clocks and replay agree, so there is where it evaluates and saves, and where a diverged run stops. Both
+stop the training clock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from quarl.errors import QuarlError
+from quarl.interrupt import Interrupts
+from quarl.training.judge import Judge
+from quarl.training.keeper import Keeper
+
+SHOWN_S = 0.1
+"""Between two looks at the progress bar."""
+Progress = Callable[[str, int], None]
+
+
+class Stopped(Exception):
+    """A signal asked for an end; the model is in a state that can be saved."""
+
+
+class Diverged(QuarlError):
+    """A loss or a weight is NaN or infinite."""
+
+
+class Steward(BaseCallback):
+    """Evaluates every `eval_freq` and saves every `save_freq` environment steps, at the next end of a rollout."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        keeper: Keeper,
+        interrupts: Interrupts,
+        progress: Progress,
+        *,
+        eval_freq: int,
+        save_freq: int,
+        clock_s: float = 0.0,
+    ) -> None:
+        """clock_s: of training before this run."""
+        super().__init__()
+        self.judge, self.keeper, self.interrupts, self.progress = judge, keeper, interrupts, progress
+        self.eval_freq, self.save_freq = eval_freq, save_freq
+        self.clock_before = clock_s
+        self.paused_s = 0.0
+        self.started = self.shown = time.perf_counter()
+        self.shown_steps = self.rollout_steps = 0
+        self.label = "training"
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds of training, without evaluations and checkpoints."""
+        return self.clock_before + time.perf_counter() - self.started - self.paused_s
+
+    def _on_training_start(self) -> None:
+        self.shown_steps = self.rollout_steps = self.model.num_timesteps
+        self.next_evaluation = self._next(self.eval_freq)
+        self.next_save = self._next(self.save_freq)
+        if self.keeper.newest is None:  # there is always something sound to go back to
+            self.keeper.save(0.0)
+        self.started, self.paused_s = time.perf_counter(), 0.0
+
+    def _on_rollout_start(self) -> None:
+        self.rollout_steps = steps = self.model.num_timesteps
+        self._check_losses()
+        if self.interrupts.number is not None:
+            raise Stopped
+        if self.eval_freq and steps >= self.next_evaluation:
+            self.next_evaluation = self._next(self.eval_freq)
+            self.look()
+        if self.save_freq and steps >= self.next_save:
+            self.next_save = self._next(self.save_freq)
+            self.save()
+
+    def _on_step(self) -> bool:
+        now = time.perf_counter()
+        if now - self.shown > SHOWN_S:
+            self.shown = now
+            self.show()
+        if self.interrupts.number is not None:
+            # What this rollout has collected is left out, and played anew by whoever goes on; of an off-policy
+            # learner's all but this step is in replay.
+            on_policy = isinstance(self.model, OnPolicyAlgorithm)
+            self.model.num_timesteps = self.rollout_steps if on_policy else self.model.num_timesteps - self.model.n_envs
+            raise Stopped
+        return True
+
+    def show(self) -> None:
+        """Moves the progress bar."""
+        steps = self.model.num_timesteps
+        self.progress(self.label, steps - self.shown_steps)
+        self.shown_steps = steps
+
+    def look(self) -> None:
+        """An evaluation, off the clock; Stopped where a signal breaks it off."""
+        start = time.perf_counter()
+        check_finite(self.model, self.keeper)
+        if not self.interrupts.attempt(self._evaluate):
+            raise Stopped
+        self.paused_s += time.perf_counter() - start
+
+    def _evaluate(self) -> None:
+        mean = self.judge.look(self.model)
+        self.label = f"training, return {mean:.1f}"
+        self.logger.record("eval/mean_reward", mean)
+
+    def save(self) -> None:
+        """A checkpoint, off the clock."""
+        start = time.perf_counter()
+        check_finite(self.model, self.keeper)
+        self.keeper.save(self.clock_s)
+        self.paused_s += time.perf_counter() - start
+
+    def _check_losses(self) -> None:
+        """Raises Diverged where the last update had a loss that is no number."""
+        values = self.logger.name_to_value
+        if not all(math.isfinite(value) for name, value in values.items() if name.endswith("loss")):
+            raise diverged(self.model, self.keeper)
+
+    def _next(self, interval: int) -> int:
+        return (self.model.num_timesteps // interval + 1) * interval if interval else 0
+
+
+def check_finite(model: BaseAlgorithm, keeper: Keeper) -> None:
+    """Raises Diverged where a weight is NaN or infinite."""
+    if not_finite(model) is not None:
+        raise diverged(model, keeper)
+
+
+def not_finite(model: BaseAlgorithm) -> str | None:
+    """The name of the first parameter that is not finite; None where all are."""
+    named = model.policy.named_parameters()
+    return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)
+
+
+def diverged(model: BaseAlgorithm, keeper: Keeper) -> Diverged:
+    """What to raise, naming the layer and the last checkpoint."""
+    layer = not_finite(model) or "the loss"
+    what = f"training diverged: {layer} was not finite after update {model._n_updates:,}"
+    if keeper.newest is None:
+        return Diverged(f"{what}; use a smaller --params learning_rate")
+    return Diverged(
+        f"{what}; the last good checkpoint is {keeper.newest}: go on from it with --resume and a smaller "
+        "--params learning_rate"
+    )

@@ -1,0 +1,187 @@
+"""A trained agent to start from: the architecture and the weights of a Stable-Baselines3 zip, executing nothing in it.
+
+Stable-Baselines3's own `load` unpickles what the file holds. Here a model is built from hyper-parameters and the
+architecture that the file describes, and gets the file's weights by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
+
+from quarl.algorithms.learners import learner_class
+from quarl.errors import QuarlError
+from quarl.literals import Name, read, spell
+from quarl.policy import sb3, zoo
+from quarl.policy.actor import FUNCTIONS, TRAINED_RANGES
+from quarl.policy.container import read_members
+from quarl.policy.graph import Policy
+from quarl.policy.normalizer import read_statistics
+from quarl.policy.plain_yaml import read_yaml
+from quarl.policy.weights import read_tensors
+
+Array = NDArray[Any]
+SHAPING = (
+    *("net_arch", "activation_fn", "n_critics", "share_features_extractor", "normalize_images", "squash_output"),
+    *("full_std", "use_expln", "clip_mean", "v_min", "v_max", "num_atoms"),
+)
+"""Arguments of a policy that say what its networks are and compute."""
+ENVIRONMENT = ("normalize", "env_wrapper", "env_kwargs", "frame_stack", "vec_env_wrapper")
+"""Hyper-parameters that say what the agent observes."""
+CRITICS = set(range(1, 11))
+"""Numbers of critics that a policy can have."""
+ALIASES = ("pi_features_extractor.", "vf_features_extractor.")
+"""Of features_extractor, in files of releases that saved it once."""
+
+
+class TrainedAgent:
+    """What a zip holds."""
+
+    def __init__(self, path: Path, algo: str) -> None:
+        """Reads it; QuarlError where it is another algorithm's, or no model that QuaRL knows."""
+        if path.is_dir():
+            path = zoo.find_in_run(path)
+        self.path = path
+        self.policy: Policy = sb3.read_zip(path)
+        data, state = sb3.contents(path)
+        found = sb3.algorithm(data, state)
+        if found != algo:
+            raise QuarlError(f"{path} is a {found} agent, not {algo}; name the algorithm that trained it with --algo")
+        self.algo = algo
+        self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
+        self.gsde = bool(data.get("use_sde"))
+        self.kwargs: Mapping[str, Any] = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
+        self.settings = zoo.settings_folder(path)
+
+    def adapt(self, tuned: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+        """Hyper-parameters: the tuned ones with the file's architecture and wrappers, and over them those given."""
+        adapted = {**tuned, **given}
+        if self.settings is not None and (self.settings / "config.yml").is_file():
+            own = read_yaml(self.settings / "config.yml")
+            adapted |= {name: own.get(name) for name in ENVIRONMENT}
+            adapted["env_kwargs"] = dict(self.policy.provenance.env_kwargs) or None
+        elif adapted.get("normalize"):
+            adapted["normalize"] = False
+            say(f"no vecnormalize.pkl beside {self.path}: observations are not normalised")
+        adapted["policy_kwargs"] = spell(self._architecture(adapted.get("policy_kwargs") or {}))
+        if self.gsde or adapted.get("use_sde"):
+            adapted["use_sde"] = self.gsde
+        if self.algo == "dqn":
+            defaults = inspect.signature(learner_class("dqn").__init__).parameters
+            final = adapted.get("exploration_final_eps")
+            adapted["exploration_initial_eps"] = defaults["exploration_final_eps"].default if final is None else final
+        return adapted | {name: value for name, value in given.items() if name != "policy_kwargs"}
+
+    def _architecture(self, given: Any) -> dict[str, Any]:
+        """policy_kwargs: those given, but for what shapes the networks."""
+        try:
+            kwargs = read(given, names=True) if isinstance(given, str) else dict(given)
+        except (ValueError, TypeError):
+            raise QuarlError(f"policy_kwargs is {str(given)[:60]!r}; write dict(...) of plain values") from None
+        kwargs = {name: value for name, value in kwargs.items() if name not in SHAPING}
+        for name in SHAPING:
+            if self.kwargs.get(name) is not None:
+                kwargs[name] = self._shaping(name, self.kwargs[name])
+        return kwargs
+
+    def _shaping(self, name: str, value: Any) -> Any:
+        if name == "activation_fn":
+            match = re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", str(value)[:200])
+            if match is None or match[1] not in FUNCTIONS:
+                raise QuarlError(f"{self.path}: activation function {str(value)[:60]} is not supported")
+            return Name(f"nn.{match[1]}")
+        if name == "net_arch" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+            value = value[0]  # the spelling before Stable-Baselines3 1.8
+        sizes = {size for array in self.state.values() for size in array.shape}
+        possible = {"net_arch": sizes, "num_atoms": sizes, "n_critics": CRITICS}.get(name)
+        _check_plain(value, f"{self.path}: {name} of its policy", possible)
+        return value
+
+    def give(self, model: BaseAlgorithm) -> None:
+        """Puts weights and statistics into the model; what it does first it does with them."""
+        self._check_spaces(model)
+        here = model.policy.state_dict()
+        state = dict(self.state)
+        for name in here.keys() - state.keys():
+            for alias in ALIASES:
+                source = name.replace(alias, "features_extractor.", 1)
+                if name.startswith(alias) and source in state:
+                    state[name] = state[source]
+        for name in sorted({*here, *state}):
+            found = "missing" if name not in state else str(state[name].shape)
+            expected = "missing" if name not in here else str(tuple(here[name].shape))
+            if found != expected:
+                raise QuarlError(f"{self.path}: {name} is {found} in the file and {expected} in a {self.algo} model")
+        model.policy.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
+        for name, network in model.policy.named_children():
+            if name.endswith("_target"):
+                network.load_state_dict(getattr(model.policy, name.removesuffix("_target")).state_dict())
+        self._give_entropy(model)
+        wrapper = model.get_vec_normalize_env()
+        if wrapper is not None:
+            self._give_statistics(wrapper)
+        if isinstance(model, OffPolicyAlgorithm):
+            act_before_learning(model)
+
+    def _check_spaces(self, model: BaseAlgorithm) -> None:
+        shape = model.observation_space.shape
+        if self.policy.observation_shape != shape:
+            raise QuarlError(
+                f"{self.path} observes {self.policy.observation_shape} and this environment gives {shape}; "
+                "name the one that it was trained on with --env"
+            )
+
+    def _give_entropy(self, model: BaseAlgorithm) -> None:
+        """SAC's entropy coefficient, where both learn it."""
+        own: torch.Tensor | None = getattr(model, "log_ent_coef", None)
+        name = "pytorch_variables.pth"
+        members = read_members(self.path, only=(name,)) if own is not None else {}
+        if own is not None and name in members:
+            saved = read_tensors(members[name], f"{self.path}: {name}").get("log_ent_coef")
+            if saved is not None and saved.shape == tuple(own.shape):
+                with torch.no_grad():
+                    own.copy_(torch.from_numpy(saved))
+
+    def _give_statistics(self, wrapper: VecNormalize) -> None:
+        path = self.settings / "vecnormalize.pkl" if self.settings is not None else self.path
+        saved = read_statistics(path) if path != self.path and path.is_file() else {}
+        for name, (mean, variance, count) in saved.items():
+            statistics: Any = getattr(wrapper, name, None)
+            if statistics is None:
+                continue
+            if statistics.mean.shape != mean.shape or mean.shape != variance.shape:
+                raise QuarlError(f"{path}: {name} has shape {mean.shape}, expected {statistics.mean.shape}")
+            statistics.mean, statistics.var, statistics.count = mean, variance, count
+
+
+def act_before_learning(model: OffPolicyAlgorithm) -> None:
+    """Until learning starts the agent acts, with its exploration, where a new one would act by chance."""
+    plain = model._sample_action
+
+    def sample(learning_starts: int, *args: Any, **kwargs: Any) -> Any:
+        return plain(0, *args, **kwargs)
+
+    vars(model)["_sample_action"] = sample
+
+
+def _check_plain(value: Any, what: str, possible: set[int] | None) -> None:
+    """Refuses anything but numbers, which are among the `possible`, and a few of them in lists and dicts.
+
+    What the file says of itself is believed only as far as its weights bear it out.
+    """
+    if isinstance(value, list | dict) and len(value) <= 100:
+        if isinstance(value, dict) and not all(isinstance(key, str) and key.isidentifier() for key in value):
+            raise QuarlError(f"{what} is {str(value)[:60]!r}, not numbers by name")
+        for entry in value.values() if isinstance(value, dict) else value:
+            _check_plain(entry, what, possible)
+    elif not isinstance(value, int | float) or (possible is not None and value not in possible):
+        raise QuarlError(f"{what} is {str(value)[:60]!r}, which its weights are not")

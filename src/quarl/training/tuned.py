@@ -1,0 +1,82 @@
+"""RL Zoo's tuned hyper-parameters, from the YAML files in its installed package, which is not imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.policy.plain_yaml import read_yaml
+
+PACKAGE = "rl_zoo3"
+FALLBACK: dict[str, Any] = {"n_timesteps": 100_000}
+"""Where the zoo has nothing tuned; everything else is Stable-Baselines3's."""
+NOISE: dict[str, Any] = {"noise_type": "normal", "noise_std": 0.1}
+"""Without it a deterministic policy explores nothing; the zoo's default too. D4PG brings its own."""
+ATARI = re.compile(r"NoFrameskip-v\d|^ALE/")
+GENERAL = ("default", "atari")
+"""Entries that are of no environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Hyper-parameters as a config.yml spells them."""
+
+    written: dict[str, Any]
+    origin: str
+    """Where they are from, to show."""
+
+
+def read(algo: str, env_id: str) -> Tuned:
+    """The zoo's for the algorithm and the living id `env_id`; where it has none, Stable-Baselines3's defaults.
+
+    An environment is found under its older and newer versions too: what was tuned on BipedalWalker-v3 is used for v4.
+    """
+    fallback = FALLBACK | (NOISE if algo in ("ddpg", "td3") else {})
+    path = file_of(algo)
+    if path is None:
+        missing = "" if installed() is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
+        return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults")
+    entries = read_yaml(path, merging=True)
+    key = _key(entries, env_id)
+    if key is None:
+        return Tuned(fallback, f"Stable-Baselines3's defaults, for RL Zoo has none for {algo} on {env_id}")
+    if not isinstance(entries[key], dict):
+        raise QuarlError(f"{path}: {key} holds a {type(entries[key]).__name__}, not hyper-parameters by name")
+    return Tuned(dict(entries[key]), f"RL Zoo's for {key}")
+
+
+def installed() -> Path | None:
+    """The zoo's package; None where it is not installed."""
+    spec = importlib.util.find_spec(PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]) if places else None
+
+
+def file_of(algo: str) -> Path | None:
+    """The zoo's file for the algorithm; None where there is none."""
+    folder = installed()
+    path = folder / "hyperparams" / f"{algo}.yml" if folder is not None else None
+    return path if path is not None and path.is_file() else None
+
+
+def _key(entries: dict[str, Any], env_id: str) -> str | None:
+    """The entry for the environment, under this version or, failing that, its newest other one."""
+    if env_id in entries:
+        return env_id
+    if ATARI.search(env_id) and "atari" in entries:
+        return "atari"
+    versions = {_version(key): key for key in entries if key not in GENERAL and _name(key) == _name(env_id)}
+    return versions[max(versions)] if versions else None
+
+
+def _name(env_id: str) -> str:
+    return re.sub(r"-v\d{1,9}$", "", env_id)
+
+
+def _version(env_id: str) -> int:
+    match = re.search(r"-v(\d{1,9})$", env_id)
+    return int(match[1]) if match else -1

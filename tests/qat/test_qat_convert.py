@@ -1,0 +1,141 @@
+"""What a model computes with fake quantisation is what its integers compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learners import ALGORITHMS, Pictures, make
+from stable_baselines3 import A2C, DQN, PPO, SAC
+
+from quarl import engines, qat
+from quarl.errors import QuarlError
+from quarl.policy import sb3
+from quarl.policy.artifact import read, write
+
+
+def observations(model: Any, num: int = 400) -> np.ndarray:
+    """What the model sees in its own rollouts."""
+    env = model.get_env()
+    row, rows = env.reset(), []
+    while len(rows) < num:
+        rows.append(row[0])
+        action, _ = model.predict(row)
+        row, *_ = env.step(action)
+    return np.stack(rows)
+
+
+def agree(model: Any, *names: str, share: float = 1.0) -> None:
+    """Engines take the model's actions: greedy ones nearly always, continuous ones within a hundredth of their range.
+
+    share: of the observations on which continuous ones have to; a sum next to a tie may move one code.
+    """
+    rows = observations(model)
+    policy = qat.convert(model)
+    expected, _ = model.predict(rows, deterministic=True)
+    for name in names:
+        actions = policy.head(engines.run_all(engines.load(policy, name, batch=50), rows))
+        if policy.head.kind == "argmax":
+            assert (actions == expected).mean() >= 0.999
+        else:
+            span = policy.head.high - policy.head.low
+            assert (np.abs(actions - expected) <= 0.01 * span).mean() >= share
+
+
+def trained(algo: str, spec: qat.QatSpec, **kwargs: Any) -> Any:
+    model = make(algo, **kwargs)
+    qat.prepare(model, spec)
+    return model.learn(256, callback=qat.QuantDelay(128))
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_integers_act_as_the_model_does(algo: str):
+    agree(trained(algo, qat.QatSpec.parse("w4a8")), "reference", "litert", "onnx")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ranges": "lsq"},
+        {"observation_bits": 8},
+        {"output_bits": 8},
+        {"per_tensor": True},
+        {"skip": ("q_net.q_net.2",)},
+    ],
+    ids=str,
+)
+def test_every_option_reaches_the_integers(options: Any):
+    model = trained("dqn", qat.QatSpec.parse("w4a8", **options))
+    agree(model, "reference", "litert")
+
+
+@pytest.mark.parametrize("text", ["w4a4", "w4", "w12a8"])
+def test_what_has_no_kernels_is_simulated_by_the_reference(text: str):
+    agree(trained("dqn", qat.QatSpec.parse(text)), "reference")
+    # Integers round a bias to the unit of their sums, which is coarse where both factors have 4 bits.
+    agree(trained("sac", qat.QatSpec.parse(text)), "reference", share=0.85 if text == "w4a4" else 0.99)
+
+
+def test_affine_weights_reach_the_reference():
+    agree(trained("dqn", qat.QatSpec.parse("w4a8", affine=True)), "reference")
+
+
+@pytest.mark.parametrize(("cls", "continuous"), [(PPO, False), (A2C, True), (DQN, False), (SAC, True)])
+def test_a_network_on_images_acts_as_its_integers_do(cls: Any, continuous: bool):
+    small = {"n_steps": 16} if cls in (PPO, A2C) else {"learning_starts": 8, "buffer_size": 200, "batch_size": 8}
+    small |= {"batch_size": 16} if cls is PPO else {}
+    model = cls("CnnPolicy", Pictures(continuous=continuous), seed=0, device="cpu", **small)
+    qat.prepare(model, "w8a8")
+    model.learn(48, callback=qat.QuantDelay(16))
+    for engine in ("reference", "litert"):
+        rows = observations(model, 30)
+        policy = qat.convert(model)
+        outputs = engines.run_all(engines.load(policy, engine, batch=10), rows)
+        expected, _ = model.predict(rows, deterministic=True)
+        actions = policy.head(outputs)
+        assert (actions == expected).all() if not continuous else np.abs(actions - expected).max() <= 0.02
+
+
+def test_pixels_lose_nothing_in_front_of_the_first_layer():
+    model = DQN("CnnPolicy", Pictures(), device="cpu", learning_starts=8, buffer_size=200, batch_size=8)
+    qat.prepare(model, "w8a8")
+    model.learn(32, callback=qat.QuantDelay(16))
+    layer = model.q_net.features_extractor.cnn[0]
+    pixels = torch.arange(256, dtype=torch.float32) / 255
+    with torch.no_grad():
+        torch.testing.assert_close(layer.quant.before(pixels), pixels, rtol=0, atol=1e-7)
+
+
+def test_a_converted_policy_is_saved_and_read_like_any_other(tmp_path: Any):
+    model = trained("ppo", qat.QatSpec.parse("w4a8", output_bits=8))
+    policy = qat.convert(model)
+    write(policy, tmp_path / "policy.quarl")
+    again = read(tmp_path / "policy.quarl")
+    rows = observations(model, 50)
+    run = engines.run_all(engines.load(policy, "litert", batch=10), rows)
+    assert np.array_equal(run, engines.run_all(engines.load(again, "litert", batch=10), rows))
+    assert policy.spec.mode == "static"
+    assert policy.spec.weight_bits == 4
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_float_policy_in_a_zip_is_read_without_running_anything(algo: str, tmp_path: Any):
+    model = trained(algo, qat.QatSpec.parse("w4a8", ranges="lsq"))
+    model.save(tmp_path / "model.zip")
+    policy = sb3.read(tmp_path / "model.zip")
+    assert policy.provenance.algo == algo
+    weights = {op.name: op.weight for op in policy.linear}
+    for name, weight in weights.items():
+        assert np.array_equal(weight, model.policy.get_submodule(name).weight.detach().numpy())
+
+
+def test_a_model_that_was_not_trained_with_quantisation_is_not_converted():
+    model = make("ppo")
+    with pytest.raises(QuarlError, match="not prepared"):
+        qat.convert(model)
+    qat.prepare(model, "w8a8")
+    model.learn(128, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    with pytest.raises(QuarlError, match="has not acted"):
+        qat.convert(model)

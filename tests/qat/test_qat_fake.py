@@ -1,0 +1,76 @@
+"""Fake quantisation: the project's rounding forward, clipped straight-through gradients backward."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from quarl.policy.graph import ActivationGrid
+from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_tensor_grid
+from quarl.quant.affine import QParams, choose_qparams, fake_quantize
+from quarl.quant.spec import integer_range
+
+GRID = ActivationGrid(scale=0.5, zero_point=-3, bits=4)  # codes -8..7: -2.5..5
+SOME = arrays.arrays(np.float32, (3, 7), elements=st.floats(-8, 8, width=32))
+
+
+def test_numbers_go_to_the_nearest_point_of_the_grid_and_gradients_pass_on_its_range_only():
+    x = torch.tensor([-9.0, -2.5, -0.3, 0.2, 0.3, 5.0, 5.3, 99.0], requires_grad=True)
+    y = on_tensor_grid(x, GRID)
+    assert y.tolist() == [-2.5, -2.5, -0.5, 0.0, 0.5, 5.0, 5.0, 5.0]
+    y.sum().backward()
+    assert x.grad.tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
+
+
+@given(SOME)
+def test_forward_is_the_projects_rounding(x: np.ndarray):
+    ours = fake_quantize(x, QParams(np.float32(0.5), np.float32(-3), -8, 7))
+    assert np.array_equal(on_tensor_grid(torch.from_numpy(x), GRID).numpy(), ours)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+@given(weight=SOME, bits=st.integers(2, 16))
+def test_weights_lie_on_the_grids_that_calibration_chooses(
+    weight: np.ndarray, bits: int, symmetric: bool, per_channel: bool
+):
+    rows = weight if per_channel else weight.reshape(1, -1)
+    q = choose_qparams(rows.min(axis=1)[:, None], rows.max(axis=1)[:, None], bits, symmetric=symmetric)
+    ours = WeightGrids(bits, symmetric, per_channel).params(torch.from_numpy(weight))
+    wide = np.abs(rows).max(axis=1) > 1e-30  # a row of zeros has any scale
+    np.testing.assert_allclose(ours.scale.numpy()[wide], q.scale[wide], rtol=3e-7)
+    quantized = WeightGrids(bits, symmetric, per_channel)(torch.from_numpy(weight)).numpy()
+    expected = fake_quantize(
+        weight, QParams(ours.scale.numpy(), 0 if symmetric else ours.zero_point.numpy(), ours.qmin, ours.qmax)
+    )
+    assert np.array_equal(quantized, expected)
+
+
+def test_a_weights_gradient_passes_whole_as_its_grid_covers_it():
+    weight = torch.randn(4, 8, requires_grad=True)
+    WeightGrids(3)(weight).sum().backward()
+    assert torch.equal(weight.grad, torch.ones(4, 8))
+
+
+def test_a_learned_steps_gradient_is_that_of_the_paper():
+    """Esser et al. 2020, equation 3, by hand: 2 bits, codes -1..1, step 0.5."""
+    x = torch.tensor([[0.2, 0.3, -0.7, 2.0]], requires_grad=True)
+    log_step = torch.tensor([[math.log(0.5)]], requires_grad=True)
+    y = on_learned_grid(x, log_step, 0, 2, symmetric=True)
+    assert y.tolist() == [[0.0, 0.5, -0.5, 0.5]]
+    y.sum().backward()
+    assert x.grad.tolist() == [[1, 1, 1, 0]]
+    # round(v) - v inside: -0.4, 0.4, -1 + 1.4; the bound outside: 1; times 1 / sqrt(4 * 1), times the step for its log
+    assert log_step.grad.item() == pytest.approx((-0.4 + 0.4 + 0.4 + 1) * 0.5 * 0.5, abs=1e-6)
+
+
+def test_learning_of_a_step_starts_where_the_paper_says():
+    weight = torch.tensor([[1.0, -3.0], [0.5, 0.5]])
+    assert first_log_step(weight, 4).exp().flatten().tolist() == pytest.approx([4 / math.sqrt(7), 1 / math.sqrt(7)])
+    assert integer_range(4) == (-7, 7)

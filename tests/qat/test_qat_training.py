@@ -1,0 +1,184 @@
+"""Training with fake quantisation: nothing changes before it acts, and what it does afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learners import ALGORITHMS, make
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+
+from quarl import qat
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.qat.policies import tables_of
+from quarl.qat.prepare import follow
+
+STEPS = 256
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in model.policy.state_dict().items() if "qat_ranges" not in name}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_before_it_acts_training_is_plain_training_bit_for_bit(algo: str):
+    plain = make(algo).learn(STEPS)
+    prepared = make(algo)
+    qat.prepare(prepared, "w4a4")
+    prepared.learn(STEPS, callback=qat.QuantDelay(10**9, allow_inactive=True))
+    expected, found = weights(plain), weights(prepared)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert not qat.is_active(prepared)
+    watched = [table for name, table in tables_of(prepared.policy).items() if not name.endswith("_target")]
+    assert watched
+    assert all(bool((table.seen_range[:, 0] < table.seen_range[:, 1]).all()) for table in watched)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
+def test_a_loaded_model_acts_and_goes_on_as_the_saved_one(algo: str, ranges: Any, tmp_path: Any):
+    model = make(algo)
+    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges=ranges, critic=True))
+    model.learn(STEPS, callback=qat.QuantDelay(STEPS // 4))
+    assert qat.is_active(model)
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model", env=model.get_env(), device="cpu")
+    assert qat.is_active(loaded)
+    assert qat.spec_of(loaded) == qat.spec_of(model)
+    rows = np.stack([model.observation_space.sample() for _ in range(50)]).clip(-3, 3)
+    assert np.array_equal(model.predict(rows, deterministic=True)[0], loaded.predict(rows, deterministic=True)[0])
+    for name, tensor in model.policy.state_dict().items():
+        assert torch.equal(tensor, loaded.policy.state_dict()[name]), name
+    loaded.learn(64, reset_num_timesteps=False, callback=qat.QuantDelay(0))
+
+
+class FirstRatio(BaseCallback):
+    """Compares the log-probabilities of a rollout with those that training starts from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worst: list[float] = []
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        buffer, model = self.model.rollout_buffer, self.model
+        model.policy.set_training_mode(True)
+        flat = torch.as_tensor(buffer.observations.reshape(-1, 4)), torch.as_tensor(buffer.actions.reshape(-1))
+        with torch.no_grad():
+            _, log_prob, _ = model.policy.evaluate_actions(*flat)
+        self.worst.append(float((log_prob - torch.as_tensor(buffer.log_probs.reshape(-1))).exp().sub(1).abs().max()))
+
+
+@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
+def test_the_first_minibatch_has_a_probability_ratio_of_one(ranges: Any):
+    model = make("ppo")
+    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges=ranges))
+    ratios = FirstRatio()
+    model.learn(6 * 128, callback=[qat.QuantDelay(256), ratios])
+    assert qat.is_active(model)
+    assert max(ratios.worst) < 1e-4
+
+
+@pytest.mark.parametrize("algo", ["dqn", "td3", "d4pg"])
+def test_target_networks_quantise_with_the_ranges_of_their_originals(algo: str):
+    model = make(algo)
+    qat.prepare(model, qat.QatSpec.parse("w4a8", critic=True))
+    model.learn(STEPS, callback=qat.QuantDelay(STEPS // 2))
+    follow(model, active=True)
+    tables = tables_of(model.policy)
+    targets = [name for name in tables if name.endswith("_target")]
+    assert targets
+    for name in targets:
+        assert tables[name].active
+        assert (tables[name].running_range[:, 0] < tables[name].running_range[:, 1]).all()
+        assert not any(parameter.requires_grad for parameter in tables[name].parameters())
+
+
+def test_rollouts_see_the_weights_after_every_step():
+    model = make("dqn")
+    qat.prepare(model, "w8a8")
+    model.learn(STEPS, callback=qat.QuantDelay(64))
+    rows = torch.randn(16, 4)
+    with torch.no_grad():
+        before = model.q_net(rows)
+        for parameter in model.q_net.parameters():
+            parameter.mul_(1.5)
+        assert not torch.allclose(before, model.q_net(rows))
+        target = model.q_net_target(rows)
+        for parameter in model.q_net_target.parameters():
+            parameter.data.mul_(1.5)  # as Stable-Baselines3 writes target networks
+        assert not torch.allclose(target, model.q_net_target(rows))
+
+
+def test_the_value_network_is_quantised_where_asked_for():
+    model = make("ppo")
+    qat.prepare(model, qat.QatSpec.parse("w2a8", critic=True))
+    model.learn(384, callback=qat.QuantDelay(0))
+    layer = model.policy.value_net
+    assert len(np.unique(layer.quant.weight(layer.weight).detach().numpy())) <= 3
+
+
+def test_bits_of_the_output_and_layers_left_out():
+    model = make("ppo")
+    qat.prepare(model, qat.QatSpec.parse("w2a8", output_bits=8, skip=("mlp_extractor.policy_net.2",)))
+    model.learn(256, callback=qat.QuantDelay(0))
+    first, skipped = model.policy.mlp_extractor.policy_net[0], model.policy.mlp_extractor.policy_net[2]
+    last = model.policy.action_net
+    assert len(np.unique(np.abs(first.quant.weight(first.weight)[0].detach().numpy()))) <= 2
+    assert len(np.unique(np.abs(last.quant.weight(last.weight)[0].detach().numpy()))) > 20
+    assert type(skipped) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("algo", "delay", "steps"), [("ppo", 129, 256), ("dqn", 300, 300), ("a2c", 98, 100)], ids=lambda value: str(value)
+)
+def test_a_delay_beyond_the_last_rollout_is_refused_before_training(algo: str, delay: int, steps: int):
+    model = make(algo)
+    qat.prepare(model, "w8a8")
+    with pytest.raises(QuarlError, match="last rollout"):
+        model.learn(steps, callback=qat.QuantDelay(delay))
+    assert model.num_timesteps == 0
+
+
+def test_the_delay_is_the_middle_of_the_run_unless_given():
+    model = make("dqn")
+    qat.prepare(model, "w8a8")
+    model.learn(200, callback=qat.QuantDelay())
+    assert 100 <= float(tables_of(model.policy)["q_net"].switched_at) <= 104
+
+
+def test_learned_steps_are_learned():
+    model = make("dqn")
+    qat.prepare(model, qat.QatSpec.parse("w3a8", ranges="lsq"))
+    model.learn(STEPS, callback=qat.QuantDelay(100))
+    table = tables_of(model.policy)["q_net"]
+    with torch.no_grad():
+        start = [steps.clone() for steps in table.weight_steps]
+    model.learn(100, reset_num_timesteps=False, callback=qat.QuantDelay(0))
+    assert all(not torch.equal(before, after) for before, after in zip(start, table.weight_steps, strict=True))
+
+
+def test_what_cannot_be_prepared_is_refused_by_name():
+    model = make("ppo")
+    qat.prepare(model, "w8a8")
+    with pytest.raises(QuarlError, match="prepared already, for w8a8"):
+        qat.prepare(model, "w4a8")
+    custom = PPO("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs={"activation_fn": torch.nn.GELU})
+    with pytest.raises(UnsupportedError, match="gelu"):
+        qat.prepare(custom, "w8a8")
+    with pytest.raises(QuarlError, match="not prepared"):
+        make("ppo").learn(128, callback=qat.QuantDelay())
+    with pytest.raises(QuarlError, match="leaves no layer"):
+        qat.prepare(make("ppo"), qat.QatSpec.parse("w8a8", skip=("mlp_extractor", "action_net")))
+
+
+@pytest.mark.parametrize("bits", ["1", "17", "w8a1", "w17a8", "float", ""])
+def test_bits_out_of_range_are_refused(bits: str):
+    with pytest.raises(QuarlError):
+        qat.QatSpec.parse(bits)

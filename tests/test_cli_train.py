@@ -1,0 +1,116 @@
+"""`quarl train` on the command line: every mistake is one line and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+
+import gymnasium
+import pytest
+
+from quarl.cli import main, parse
+from quarl.config import ActorQConfig, TrainConfig
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--algo pppo", "unknown algorithm 'pppo'; did you mean 'ppo'"),
+        ("--algo trpo", "unknown algorithm 'trpo'"),
+        ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("--algo dqn --env Pendulum-v1", "dqn on Pendulum-v1 is n/a: its actions are continuous; use ppo, a2c"),
+        ("--algo sac", "sac on CartPole-v1 is n/a: its actions are discrete; use ppo, a2c or dqn"),
+        ("--algo d4pg", "d4pg on CartPole-v1 is n/a"),
+        ("--env Taxi-v3", " is Discrete, which needs one-hot encoding"),
+        ("--qat 1", "2..16, got 1"),
+        ("--qat w4a20", "2..16, got 20"),
+        ("--qat eight", "unknown precision 'eight'"),
+        ("--qat 8 --qat-output-bits 1", "output bits"),
+        ("--qat 8 --qat-ranges lsq --qat-affine", "lsq"),
+        ("--quant-delay 5", "--quant-delay is about quantisation-aware training"),
+        ("--qat-skip q_net", "--qat-skip is about quantisation-aware training"),
+        ("--qat 8 -n 100 --quant-delay 100", "--quant-delay 100 is not within the run of 100 steps"),
+        ("--qat 8 --quant-delay 100000", "--quant-delay 100,000 is not within the run of 100,000 steps"),
+        ("--qat 8 -n 512 --quant-delay 500", "the last rollout of this run starts at 256"),
+        ("--qat 8 --quant-delay -1", "--quant-delay must not be negative"),
+        ("-n 0", "--n-timesteps must be at least 1"),
+        ("--n-envs 0", "--n-envs must be at least 1"),
+        ("--eval-episodes 0", "--eval-episodes must be at least 1"),
+        ("--eval-freq -1", "--eval-freq must not be negative"),
+        ("--seed -1", "--seed must not be negative"),
+        ("--params lr", "'lr' is not NAME:VALUE"),
+        ("--params lr:open('x')", "is not NAME:VALUE"),
+        ("--params lerning_rate:1e-3", "PPO has no hyper-parameter 'lerning_rate'; did you mean learning_rate"),
+        ("--params frame_stack:4", "frame_stack is not supported"),
+        ("--params env_wrapper:os.system", "'os.system' is not supported"),
+        ("--params policy_kwargs:dict(activation_fn=os.system)", "os.system, which is not supported"),
+        ("--params noise_type:normal noise_std:0.1", "ppo takes no action noise"),
+        ("--params double_q:True", "only dqn has it"),
+        ("--params learning_rate:lin_x", "learning_rate is 'lin_x'"),
+        ("--params batch_size:1", "cannot be made for CartPole-v1"),
+        ("--device cub", "cannot be made for CartPole-v1"),
+        ("-i missing.zip", "no file missing.zip"),
+        ("-i missing.zip --resume", "keep one"),
+        ("--resume", "no run of ppo on CartPole-v1 in logs"),
+        ("-f file", "cannot write to file"),
+        ("-f /proc/logs", "cannot write to /proc/logs"),
+        ("--json nowhere/row.json", "cannot write --json"),
+    ],
+)
+def test_mistakes_are_one_line_exit_with_2_and_leave_nothing(words, said, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    assert main(["train", *words.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert re.search(re.escape(said), captured.err)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_tracking_without_its_extra_names_the_command(capsys, monkeypatch, tmp_path):
+    find = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else find(name))
+    assert main(["train", "--track", "tensorboard"]) == 2
+    assert "pip install 'quarl[tensorboard]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_zoo_s_short_options_are_understood():
+    words = "train --algo sac --env Pendulum-v1 -n 5 -f here -i a.zip --hyperparams gamma:0.9 tau:1"
+    config = parse(words.split())
+    assert (config.n_timesteps, str(config.folder), str(config.trained_agent)) == (5, "here", "a.zip")
+    assert config.written() == {"gamma": 0.9, "tau": 1}
+    assert parse(["train", "--log-folder", "there"]).folder.name == "there"
+
+
+def test_values_are_read_as_data_in_both_verbs_that_train():
+    params = ("gamma:0.9", "net:[64, 64]", "clip:None")
+    expected = {"gamma": 0.9, "net": [64, 64], "clip": None}
+    assert TrainConfig(params=params).written() == ActorQConfig(params=params).hyperparameters() == expected
+
+
+def test_help_names_what_training_from_a_file_changes(capsys):
+    with pytest.raises(SystemExit):
+        parse(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "exploration at its final epsilon" in re.sub(r"[│|]\s*", "", shown)
+
+
+def test_an_environment_of_the_user_s_module_is_trained_in(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_module_for_train.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Mine-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = "train --algo a2c --env my_module_for_train:Mine-v0 -n 64 --eval-episodes 2 --eval-freq 0"
+    try:
+        assert main(words.split()) == 0
+    finally:
+        gymnasium.registry.pop("Mine-v0", None)
+    assert "Stable-Baselines3's defaults, for RL Zoo has none for a2c on my_module_for_train:Mine-v0" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,68 @@
+"""What goes wrong in training costs as little as it can, and is said in one line."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+from training_runs import train, words
+
+from quarl.algorithms import checkpoint, checkpoint_file
+from quarl.cli import main
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "layer"),
+    [("dqn", "CartPole-v1", "the loss"), ("ppo", "CartPole-v1", "mlp_extractor"), ("sac", "Pendulum-v1", "actor")],
+)
+def test_a_diverged_run_stops_names_the_layer_and_goes_on_from_its_last_checkpoint(algo, env, layer, tmp_path, capsys):
+    assert main(words(algo, env, 600, "learning_rate:1e30")) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"training diverged: {layer}" in error
+    assert "the last good checkpoint is logs/" in error
+    assert "--resume and a smaller --params learning_rate" in error
+    found = checkpoint.load_latest(tmp_path / f"logs/{algo}/{env}_1")
+    assert all(torch.isfinite(torch.as_tensor(array)).all() for name, array in found.arrays.items() if "policy" in name)
+    again = ["train", "--resume", "--algo", algo, "--env", env, "--params", "learning_rate:1e-4"]
+    assert main(again) == 0
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, capsys, monkeypatch):
+    calls = []
+
+    def sync(descriptor):
+        calls.append(descriptor)
+        if len(calls) < 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_file, "sync", sync)
+    train(tmp_path, "dqn", "CartPole-v1", 400, "--save-freq", "100", "--eval-freq", "0", evaluations=True)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("training goes on")
+    assert checkpoint.load_latest(tmp_path / "logs/dqn/CartPole-v1_1").facts["counters"]["num_timesteps"] == 400
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch):
+    train(tmp_path, "a2c", "CartPole-v1", 64)
+    # as if the other run had not been there when the numbers were looked at
+    monkeypatch.setattr("quarl.policy.zoo.numbered_runs", lambda folder, env_id: {})
+    row = train(tmp_path, "a2c", "CartPole-v1", 64)
+    assert row["folder"].endswith("CartPole-v1_2")
+
+
+def test_an_environment_that_raises_is_not_taken_for_divergence(tmp_path, monkeypatch):
+    from gymnasium.envs.classic_control import CartPoleEnv
+
+    def step(self, action):
+        raise KeyError("a fault of the user's environment")
+
+    monkeypatch.setattr(CartPoleEnv, "step", step)
+    with pytest.raises(KeyError, match="user's environment"):
+        main(words("a2c", "CartPole-v1", 64))

@@ -1,0 +1,103 @@
+"""Hyper-parameters: each of the zoo's spellings means what the zoo makes of it, and no other is guessed at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quarl.errors import QuarlError
+from quarl.training.hyperparameters import interpret
+
+BASE = {"n_timesteps": 1000}
+WHERE = Path("config.yml")
+
+
+def of(**written):
+    return interpret(BASE | written, WHERE)
+
+
+def test_a_linear_schedule_falls_to_zero_with_the_training_that_remains():
+    schedule = of(learning_rate="lin_2.3e-4").arguments["learning_rate"]
+    assert schedule(1.0) == 2.3e-4
+    assert schedule(0.5) == pytest.approx(1.15e-4)
+    assert schedule(0.0) == 0.0
+    assert type(schedule).__module__.startswith("stable_baselines3.")  # a saved model loads without us
+    assert of(learning_rate=1e-3).arguments["learning_rate"] == 1e-3
+
+
+def test_what_is_the_environments_is_not_the_learner_s():
+    recipe = of(
+        n_envs=4,
+        normalize="dict(norm_obs=True, norm_reward=False)",
+        gamma=0.9,
+        env_wrapper=[{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}],
+        env_kwargs="dict(g=9.0)",
+        noise_type="normal",
+        noise_std=0.3,
+        train_freq=[1, "episode"],
+        policy_kwargs={"net_arch": [8]},
+    )
+    assert (recipe.n_timesteps, recipe.n_envs, recipe.noise) == (1000, 4, ("normal", 0.3))
+    assert recipe.normalize == {"norm_obs": True, "norm_reward": False, "gamma": 0.9}
+    assert recipe.wrappers == (("gymnasium.wrappers.TimeLimit", {"max_episode_steps": 5}),)
+    assert recipe.env_kwargs == {"g": 9.0}
+    assert recipe.arguments == {"gamma": 0.9, "train_freq": (1, "episode"), "policy_kwargs": {"net_arch": [8]}}
+
+
+def test_normalisation_can_be_on_off_or_partial():
+    assert of(normalize=True).normalize == {}
+    assert of(normalize=False).normalize is None
+    assert of().normalize is None
+    assert of(normalize="{'norm_obs': False}").normalize == {"norm_obs": False}
+
+
+@pytest.mark.parametrize("name", ["ReLU", "nn.ReLU", "th.nn.ReLU", "torch.nn.ReLU"])
+def test_classes_go_by_all_their_usual_names(name):
+    recipe = of(policy_kwargs=f"dict(activation_fn={name}, optimizer_class=RMSpropTFLike, net_arch=dict(pi=[4]))")
+    kwargs = recipe.arguments["policy_kwargs"]
+    assert kwargs["activation_fn"] is torch.nn.ReLU
+    assert kwargs["optimizer_class"].__name__ == "RMSpropTFLike"
+
+
+def test_none_takes_an_entry_away():
+    assert of(callback=None, frame_stack=0, noise_type=None).arguments == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"learning_rate": "exp_1e-3"}, "learning_rate is 'exp_1e-3'; write a number or lin_NUMBER"),
+        ({"learning_rate": True}, "learning_rate is 'True'"),
+        ({"clip_range": "lin_nan"}, "clip_range"),
+        ({"n_envs": 0}, "n_envs is '0'"),
+        ({"n_envs": 10**9}, "n_envs is 1,000,000,000"),
+        ({"n_timesteps": "many"}, "n_timesteps is 'many'"),
+        ({"n_timesteps": float("nan")}, "n_timesteps is 'nan'"),
+        ({"frame_stack": 4}, "frame_stack is not supported"),
+        ({"policy": "MultiInputPolicy"}, "MultiInputPolicy"),
+        ({"policy": "my.module.Policy"}, "my.module.Policy"),
+        ({"callback": "my.module.Callback"}, "callback names code"),
+        ({"vec_env_wrapper": "my.module.Wrapper"}, "vec_env_wrapper names code"),
+        ({"replay_buffer_class": "HerReplayBuffer"}, "replay_buffer_class names code"),
+        ({"env": "x"}, "env is no hyper-parameter"),
+        ({"device": "cuda"}, "device is no hyper-parameter"),
+        ({"policy_kwargs": "dict(activation_fn=os.system)"}, "os.system, which is not supported; ReLU, Tanh"),
+        ({"policy_kwargs": "dict(activation_fn=nn.GELU)"}, "nn.GELU"),
+        ({"policy_kwargs": "__import__('os').system('true')"}, "policy_kwargs"),
+        ({"policy_kwargs": "[64]"}, "policy_kwargs"),
+        ({"replay_buffer_kwargs": "dict(a=nn.ReLU)"}, "replay_buffer_kwargs"),
+        ({"normalize": "dict(norm_obs=open('x'))"}, "normalize"),
+        ({"env_kwargs": "dict(a=nn.ReLU)"}, "env_kwargs"),
+        ({"noise_type": "pink", "noise_std": 0.1}, "noise_type is 'pink'"),
+        ({"noise_type": "normal"}, "noise_std"),
+        ({"noise_type": "normal", "noise_std": float("inf")}, "noise_std"),
+        ({"env_wrapper": 3}, "env_wrapper"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(written, said):
+    with pytest.raises(QuarlError, match=said.replace("(", r"\(").replace("[", r"\[")) as caught:
+        of(**written)
+    assert str(caught.value).startswith("config.yml: ")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,72 @@
+"""The judge keeps the best agent, and what was trained with quantisation is never beaten by what was not."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3 import DQN
+from training_runs import train
+
+from quarl.config import TrainConfig
+from quarl.policy import load
+from quarl.policy.graph import QuantizedPolicy
+from quarl.training.hyperparameters import interpret
+from quarl.training.judge import Judge, undisturbed
+from quarl.training.run_folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def judge(tmp_path, **options):
+    recipe = interpret({"n_timesteps": 10}, tmp_path)
+    return Judge(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"))
+
+
+def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):
+    found = judge(tmp_path)
+    steps = [(5.0, 10), (4.0, 20), (5.0, 30), (6.0, 40)]
+    assert [found._improves(*entry) for entry in steps] == [True, False, False, True]
+    assert found.best == (6.0, 40)
+
+
+def test_agents_before_the_delay_do_not_stand_for_the_precision(tmp_path):
+    found = judge(tmp_path, qat="4", quant_delay=100)
+    steps = [(500.0, 50), (30.0, 100), (20.0, 150), (40.0, 200)]
+    assert [found._improves(*entry) for entry in steps] == [True, True, False, True]
+
+
+def test_a_resumed_judge_knows_what_the_first_one_found(tmp_path):
+    folder = RunFolder(tmp_path, "CartPole-v1")
+    folder.write_evaluations([10, 20, 30], np.array([[1.0, 2.0], [5.0, 6.0], [9.0, 9.0]]), np.ones((3, 2), np.int64))
+    found = judge(tmp_path)
+    found.resume(25)
+    assert found.timesteps == [10, 20]
+    assert found.best == (5.5, 20)
+
+
+def test_the_best_agent_s_integers_are_kept_too(tmp_path):
+    more = ["--eval-freq", "128", "--eval-episodes", "2", "--qat", "w4a8", "--quant-delay", "256"]
+    train(tmp_path, "dqn", "CartPole-v1", 512, *more, evaluations=True)
+    run = tmp_path / "logs/dqn/CartPole-v1_1"
+    assert isinstance(load.read(run / "best_model.quarl"), QuantizedPolicy)
+    assert not isinstance(load.read(run / "best_model.zip"), QuantizedPolicy)
+
+
+def test_generators_go_on_as_if_nothing_had_been_drawn():
+    model = DQN("MlpPolicy", "CartPole-v1", buffer_size=1, policy_kwargs={"net_arch": [4]}, seed=0, device="cpu")
+
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item(), model.action_space.sample().item()
+
+    model.set_random_seed(0)
+    first = draw()
+    model.set_random_seed(0)
+    with undisturbed(model):
+        draw()
+    assert draw() == first

@@ -1,0 +1,237 @@
+"""A run goes on where it was: the learner bit for bit, its environments with new episodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.logger import Logger
+from training_runs import same, train, weights, words
+
+from quarl import qat
+from quarl.algorithms import checkpoint
+from quarl.algorithms.checkpoint_model import take
+from quarl.cli import main, parse
+from quarl.errors import QuarlError
+from quarl.policy import load
+from quarl.training import steward
+from quarl.training.replay import StoredReplay
+from quarl.training.session import Session
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def session(*args):
+    config = parse([str(arg) for arg in args])
+    config.check()
+    return Session(config, lambda line: None)
+
+
+def resuming(algo, env, *more):
+    return ["train", "--resume", "--algo", algo, "--env", env, *map(str, more)]
+
+
+def equal(one, other):
+    return one[0] == other[0] and same(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("algo", "env"),
+    [
+        ("ppo", "CartPole-v1"),
+        ("a2c", "CartPole-v1"),
+        ("dqn", "CartPole-v1"),
+        ("sac", "Pendulum-v1"),
+        ("td3", "Pendulum-v1"),
+        ("d4pg", "Pendulum-v1"),
+    ],
+)
+def test_what_is_resumed_is_bit_for_bit_what_was_left(algo, env, tmp_path):
+    first = session(*words(algo, env, 256, "normalize:True"))
+    ended = first.run(lambda label, done: None)
+    assert ended.exit_code == 0
+    facts, arrays = take(first.model)
+    left = facts, {name: array.copy() for name, array in arrays.items()}
+    if algo not in ("ppo", "a2c"):
+        first.model.train(gradient_steps=5, batch_size=8)  # draws from replay what the resumed one must draw
+    further = weights(first.model)
+    second = session(*resuming(algo, env, "-n", 100_000))
+    found = take(second.model)
+    assert equal(found, left)
+    if algo not in ("ppo", "a2c"):
+        second.model.set_logger(Logger(folder=None, output_formats=[]))
+        second.model.train(gradient_steps=5, batch_size=8)
+    assert same(weights(second.model), further)
+
+
+def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path):
+    more = ["--eval-freq", "100", "--eval-episodes", "3", "--save-freq", "100", "--seed", "4"]
+    train(tmp_path, "dqn", "CartPole-v1", 300, *more, evaluations=True)
+    assert main(resuming("dqn", "CartPole-v1", "-n", 500, "--json", "row.json")) == 0
+    run = tmp_path / "logs/dqn/CartPole-v1_1"
+    found = np.load(run / "evaluations.npz")
+    assert found["results"].shape == (len(found["timesteps"]), 3)
+    assert found["timesteps"].tolist() == sorted({*found["timesteps"].tolist()})
+    assert found["timesteps"][-1] == 512  # rollouts of 16 steps
+    saved = checkpoint.load_latest(run)
+    assert saved.facts["counters"]["num_timesteps"] == 512
+    args = yaml.safe_load((run / "CartPole-v1/args.yml").read_text())
+    assert (args["n_timesteps"], args["seed"], args["eval_freq"]) == (500, 4, 100)
+    assert not (tmp_path / "logs/dqn/CartPole-v1_2").exists()
+
+
+def test_episodes_after_a_resume_are_not_those_of_the_beginning(tmp_path):
+    first = session(*words("dqn", "CartPole-v1", 64))
+    first.run(lambda label, done: None)
+    beginning = first.model.replay_buffer.observations[0].copy()
+    second = session(*resuming("dqn", "CartPole-v1", "-n", 128))
+    assert not np.array_equal(second.model.env.reset(), beginning)
+
+
+def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
+    train(tmp_path, "dqn", "CartPole-v1", 128)
+    session(*resuming("dqn", "CartPole-v1", "-n", 256, "--params", "learning_rate:1e-5"))
+    again = session(*resuming("dqn", "CartPole-v1", "-n", 256))
+    assert again.model.lr_schedule(1.0) == 1e-5
+
+
+def stop_at(monkeypatch, steps):
+    """Ctrl-C when so many steps have been made."""
+
+    def show(self):
+        if self.model.num_timesteps >= steps and self.interrupts.number is None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(steward, "SHOWN_S", -1.0)
+    monkeypatch.setattr(steward.Steward, "show", show)
+
+
+@pytest.mark.parametrize(("algo", "done"), [("ppo", 512), ("dqn", 699)])
+def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patched:
+        stop_at(patched, 700)
+        assert main(words(algo, "CartPole-v1", 1024)) == 130
+    captured = capsys.readouterr()
+    (line,) = [line for line in captured.err.splitlines() if "stopped" in line]
+    command = re.search(r"go on with quarl (train --resume .*)$", line)[1]
+    # PPO's half rollout is played anew; DQN's steps are in replay, all but the one that was broken off
+    assert checkpoint.load_latest(tmp_path / f"logs/{algo}/CartPole-v1_1").facts["counters"]["num_timesteps"] == done
+    assert load.read(tmp_path / f"logs/{algo}/CartPole-v1_1").provenance.algo == algo
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert main([*command.split(), "--json", "row.json"]) == 0
+
+
+def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys, monkeypatch):
+    def conclude(self, model, integers):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("quarl.training.judge.Judge.conclude", conclude)
+    assert main(words("a2c", "CartPole-v1", 128)) == 130
+    assert "stopped in its last evaluation; agent and checkpoint are in" in capsys.readouterr().err
+
+
+def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_path, capsys):
+    train(tmp_path, "dqn", "CartPole-v1", 512, "--qat", "w4a8", "--quant-delay", "200")
+    capsys.readouterr()
+    assert main(resuming("dqn", "CartPole-v1", "--qat", "w8a8", "-n", 1024)) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "w4a8" in error
+    assert "w8a8" in error
+    again = session(*resuming("dqn", "CartPole-v1", "--qat", "w4a8", "-n", 1024))
+    assert qat.is_active(again.model)
+    assert qat.spec_of(again.model).precision == "w4a8"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--env", "CartPole-v1", "--seed", "7"], "--seed is 7 here and 0 in"),
+        (["--env", "CartPole-v1", "--eval-episodes", "9"], "--eval-episodes is 9 here and 2 in"),
+        (["--env", "CartPole-v1", "--qat", "8", "-n", "999"], "trained for fp32 and --qat says w8a8"),
+        (["--env", "CartPole-v1"], "is trained to its end"),
+        (["--env", "CartPole-v1", "-n", "999", "--params", "policy_kwargs:dict(net_arch=[8])"], "cannot resume from"),
+        (["--env", "Acrobot-v1"], "no run of a2c on Acrobot-v1 in logs"),
+        (["--env", "CartPole-v1", "-f", "elsewhere"], "no run of a2c on CartPole-v1 in elsewhere"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(more, said, tmp_path, capsys):
+    train(tmp_path, "a2c", "CartPole-v1", 128)
+    capsys.readouterr()
+    assert main(["train", "--resume", "--algo", "a2c", *more]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path, capsys):
+    train(tmp_path, "a2c", "CartPole-v1", 128)
+    for path in (tmp_path / "logs/a2c/CartPole-v1_1").glob("checkpoint-*"):
+        path.unlink()
+    assert main(resuming("a2c", "CartPole-v1", "-n", 999)) == 2
+    assert "no checkpoint in logs/a2c/CartPole-v1_1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{algo: a2c}", "[1]", "seed: !!python/name:os.system"])
+def test_args_that_no_run_wrote_are_refused(text, tmp_path, capsys):
+    train(tmp_path, "a2c", "CartPole-v1", 128)
+    (tmp_path / "logs/a2c/CartPole-v1_1/CartPole-v1/args.yml").write_text(text)
+    capsys.readouterr()
+    assert main(resuming("a2c", "CartPole-v1", "-n", 999)) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def buffer(cls=ReplayBuffer, size=8, **kwargs):
+    return cls(size, spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), device="cpu", n_envs=2, **kwargs)
+
+
+def fill(replay, rows):
+    rng = np.random.default_rng(rows)
+    for _ in range(rows):
+        observations = rng.normal(size=(2, 2, 2)).astype(np.float32)
+        replay.add(*observations, np.array([0, 1]), rng.normal(size=2), rng.random(2) < 0.2, [{}, {}])
+    return replay
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 9])
+@pytest.mark.parametrize("lean", [False, True])
+def test_replay_comes_back_as_it_was(rows, lean):
+    options = {"optimize_memory_usage": True, "handle_timeout_termination": False} if lean else {}
+    saved = fill(buffer(**options), rows)
+    state = {name: array.copy() for name, array in StoredReplay(saved).state().items()}
+    found = buffer(**options)
+    StoredReplay(found).load_state(state)
+    assert (found.pos, found.full) == (saved.pos, saved.full)
+    for name in ("observations", "actions", "rewards", "dones", "timeouts"):
+        assert np.array_equal(getattr(found, name), getattr(saved, name))
+
+
+def test_no_return_crosses_the_break():
+    replay = fill(buffer(NStepReplayBuffer, 16, n_steps=3, gamma=0.5), 3)
+    replay.dones[:] = 0
+    StoredReplay(replay).end_episodes()
+    before = replay._get_samples(np.array([0, 1, 2]))
+    expected = [replay.rewards[k:3].T @ 0.5 ** np.arange(3 - k) for k in range(3)]
+    for _ in range(3):
+        replay.add(*np.ones((2, 2, 2), np.float32), np.array([0, 1]), np.full(2, 100.0), np.zeros(2), [{}, {}])
+    after = replay._get_samples(np.array([0, 1, 2]))
+    for k, sample in enumerate(after.rewards.numpy().ravel()):
+        assert any(np.isclose(sample, value) for value in expected[k])
+    assert before.dones.sum() == after.dones.sum() == 0  # cut off, not ended: there is a value to bootstrap on
+
+
+def test_rows_of_another_buffer_are_refused():
+    state = StoredReplay(fill(buffer(), 3)).state()
+    with pytest.raises(QuarlError, match="observations of its replay"):
+        StoredReplay(buffer()).load_state({**state, "observations": state["observations"][:, :1]})
+    with pytest.raises(QuarlError, match="has room for"):
+        StoredReplay(buffer(size=2)).load_state(state)

@@ -1,0 +1,98 @@
+"""RL Zoo's hyper-parameters: found for every environment under any version, and read as data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quarl.errors import UnsupportedError
+from quarl.policy.plain_yaml import read_yaml
+from quarl.training import tuned
+from quarl.training.hyperparameters import interpret
+
+ALGORITHMS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")
+NOT_DATA = {
+    ("ppo", "atari"): "frame_stack",
+    ("a2c", "atari"): "frame_stack",
+    ("dqn", "atari"): "frame_stack",
+    ("ppo", "CarRacing-v3"): "frame_stack",
+    ("sac", "FetchReach-v1"): "replay_buffer_class",
+}
+"""Entries that ask for more than quarl train does, and what it names in refusing them."""
+
+
+@pytest.fixture(autouse=True)
+def zoo():
+    if tuned.installed() is None:
+        pytest.skip("rl-zoo3 is not installed")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_entry_of_the_zoo_s_files_becomes_a_recipe_or_is_refused_by_name(algo):
+    path = tuned.file_of(algo)
+    entries = read_yaml(path, merging=True)
+    assert len(entries) > 4
+    for name, written in entries.items():
+        if (algo, name) in NOT_DATA:
+            with pytest.raises(UnsupportedError, match=NOT_DATA[algo, name]):
+                interpret(written, path)
+        else:
+            recipe = interpret(written, path)
+            assert recipe.n_timesteps == int(float(written["n_timesteps"]))
+            assert recipe.n_envs == written.get("n_envs", 1)
+
+
+def test_merged_defaults_are_overridden_where_the_entry_says_so():
+    found = tuned.read("ppo", "Walker2DBulletEnv-v0").written
+    assert (found["n_envs"], found["batch_size"], found["clip_range"]) == (16, 128, "lin_0.4")
+
+
+def test_policy_kwargs_with_classes_are_understood():
+    import torch
+
+    recipe = interpret(tuned.read("ppo", "HalfCheetahBulletEnv-v0").written, Path("ppo.yml"))
+    assert recipe.arguments["policy_kwargs"] == {
+        "log_std_init": -2,
+        "ortho_init": False,
+        "activation_fn": torch.nn.ReLU,
+        "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+    }
+    assert recipe.normalize == {"gamma": 0.99}
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "origin"),
+    [
+        ("ppo", "CartPole-v1", "RL Zoo's for CartPole-v1"),
+        ("ppo", "HalfCheetah-v5", "RL Zoo's for HalfCheetah-v4"),
+        ("ppo", "LunarLander-v2", "RL Zoo's for LunarLander-v3"),
+        ("ppo", "Taxi-v3", "Stable-Baselines3's defaults, for RL Zoo has none for ppo on Taxi-v3"),
+        ("d4pg", "Pendulum-v1", "D4PG's defaults"),
+    ],
+)
+def test_the_origin_is_said(algo, env_id, origin):
+    assert tuned.read(algo, env_id).origin == origin
+
+
+def test_atari_games_share_an_entry():
+    assert tuned.read("dqn", "PongNoFrameskip-v4").written["frame_stack"] == 4
+
+
+def test_without_the_zoo_the_defaults_are_stable_baselines3_s_and_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rl_zoo3", None)
+    found = tuned.read("ppo", "CartPole-v1")
+    assert found.written == {"n_timesteps": 100_000}
+    assert "pip install 'quarl[zoo]'" in found.origin
+    assert tuned.read("td3", "Pendulum-v1").written["noise_std"] == 0.1  # it would not explore
+
+
+def test_the_zoo_s_package_is_read_and_not_imported():
+    code = (
+        "import sys\nfrom quarl.training import tuned\nassert tuned.read('ppo', 'CartPole-v1').written['n_envs'] == 8\n"
+        "print(sorted(set(sys.modules) & {'rl_zoo3', 'torch', 'optuna', 'stable_baselines3'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
