@@ -11,10 +11,12 @@ from quarl.errors import QuarlError
 from quarl.stats import (
     bootstrap_interval,
     error_interval,
+    error_over_seeds,
     error_pct,
     iqm,
     mean_error_interval,
     noninferior,
+    over_seeds,
     stable,
     summary,
 )
@@ -156,3 +158,22 @@ def test_wrong_returns_are_one_line() -> None:
         bootstrap_interval(np.array([]), rng())
     with pytest.raises(QuarlError, match="margin must be above 0 percent"):
         noninferior(np.ones(3), np.ones(3), 0, rng())
+
+
+def test_one_seed_has_the_interval_of_its_episodes_and_equal_seeds_that_of_one():
+    x = np.random.default_rng(1).normal(100, 10, 200)
+    alone = bootstrap_interval(x, np.random.default_rng(0))
+    one = over_seeds([x], np.random.default_rng(0))
+    assert one.point == pytest.approx(alone.point)
+    assert (one.low, one.high) == pytest.approx((alone.low, alone.high), abs=0.3)
+
+
+def test_an_interval_over_seeds_spans_what_seeds_differ_by():
+    found = over_seeds([np.full(10, 0.0), np.full(10, 30.0), np.full(10, 60.0)], np.random.default_rng(0))
+    assert (found.point, found.low, found.high) == (30.0, 0.0, 60.0)
+
+
+def test_an_error_over_seeds_draws_both_sides_of_a_seed_together():
+    pairs = [(np.array([100.0, 100.0]), np.array([90.0, 90.0])), (np.array([200.0, 200.0]), np.array([180.0, 180.0]))]
+    found = error_over_seeds(pairs, np.random.default_rng(0))
+    assert (found.point, found.low, found.high) == pytest.approx((10.0, 10.0, 10.0))

@@ -144,6 +144,37 @@ def noninferior(
     return Verdict(noninferior=lower > -margin, lower=lower, margin=margin)
 
 
+def over_seeds(groups: Sequence[Array], rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
+    """Mean over training seeds of a mean over episodes, with a two-level bootstrap interval.
+
+    groups: the episodes' numbers of each seed. Seeds are drawn with replacement, then episodes within each: the
+    interval speaks of other seeds too, as far as the few that there are can tell (Agarwal et al. 2021, section 4.1).
+    """
+    means = _means_over_seeds([[_returns(group)] for group in groups], rng, num_resamples)[0]
+    return _interval(float(np.mean([np.mean(group) for group in groups])), means, 0.95)
+
+
+def error_over_seeds(
+    pairs: Sequence[tuple[Array, Array]], rng: np.random.Generator, *, num_resamples: int = 10_000
+) -> Interval:
+    """`error_pct` of means over training seeds, with the interval of `over_seeds`; pairs: (fp32, q) of each seed."""
+    fp32, q = _means_over_seeds([list(_paired(*pair)) for pair in pairs], rng, num_resamples)
+    points = [np.mean([np.mean(pair[k]) for pair in pairs]) for k in range(2)]
+    return _interval(float(_error(*points)), _error(fp32, q), 0.95)
+
+
+def _means_over_seeds(groups: list[list[Array]], rng: np.random.Generator, num_resamples: int) -> list[Array]:
+    """Resampled means [num_resamples] of each column; groups: for each seed its columns, whose rows are paired."""
+    # within a seed first: as many resampled means as there are resamples, of which a drawn seed then takes its own
+    within = [
+        _resample(columns, lambda rows: np.stack([_mean(row) for row in rows], -1), rng, num_resamples)
+        for columns in groups
+    ]
+    drawn = rng.integers(len(groups), size=(num_resamples, len(groups)))
+    means = np.stack(within)[drawn, np.arange(num_resamples)[:, None]].mean(axis=1)
+    return list(means.T)
+
+
 def stable(returns: Array) -> bool:
     """Whether std <= 15 % of |mean|: a verdict at a 5 % margin needs no more than about a hundred episodes."""
     returns = _returns(returns)

@@ -10,11 +10,12 @@ import pytest
 from quarl.actorq.parts import Parts
 from quarl.actorq.parts_actor import ArmParts
 from quarl.bench import actorq_reward, actorq_throughput
-from quarl.bench.actorq import ADDED, Cells, settings_of, train, watch
+from quarl.bench.actorq import ADDED, settings_of, train, watch
 from quarl.bench.actorq_protocol import read
 from quarl.bench.actorq_reward import time_to_reward
 from quarl.bench.actorq_speedup import speedups
 from quarl.bench.actorq_throughput import breakdown, throughput
+from quarl.bench.cells import Cells
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, BenchActorQConfig, LatencyConfig
 from quarl.errors import QuarlError

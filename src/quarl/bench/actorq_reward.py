@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from quarl.bench.actorq import Cell, Cells, settings_of, train, watch
+from quarl.bench.actorq import settings_of, train, watch
 from quarl.bench.actorq_protocol import Protocol, Task
+from quarl.bench.cells import Cell, Cells
 from quarl.config import ActorQConfig
 from quarl.config.bench import split_arm
 

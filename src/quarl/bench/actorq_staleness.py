@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quarl.bench.actorq import Cells, settings_of, train
+from quarl.bench.actorq import settings_of, train
+from quarl.bench.cells import Cells
 from quarl.config.bench import BenchActorQConfig, split_arm
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from quarl.actorq import parts, plan
 from quarl.actorq.ledger import percentile
 from quarl.actorq.parts_actor import overhead_s
-from quarl.bench.actorq import Cell, Cells, dense, settings_of, watch
+from quarl.bench.actorq import dense, settings_of, watch
+from quarl.bench.cells import Cell, Cells
 from quarl.config.bench import BenchActorQConfig, split_arm
 
 Array = NDArray[Any]

@@ -8,12 +8,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from quarl.bench.actorq import Cells
 from quarl.bench.actorq_protocol import read
 from quarl.bench.actorq_reward import time_to_reward
 from quarl.bench.actorq_speedup import speedups
 from quarl.bench.actorq_staleness import staleness
 from quarl.bench.actorq_throughput import breakdown, throughput
+from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig
 from quarl.policy.artifact import write_bytes

@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from quarl.config.actorq import ActorQConfig
 from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, Output, at_least_one
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
+from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import Mode, QuantSpec
@@ -173,11 +174,13 @@ __all__ = [
     "LatencyConfig",
     "ModelConfig",
     "PtqConfig",
+    "SweepConfig",
     "TrainConfig",
 ]
 VERBS: tuple[type[Config] | type[BenchConfig], ...] = (
     PtqConfig,
     TrainConfig,
+    SweepConfig,
     ActorQConfig,
     EvalConfig,
     InspectConfig,

@@ -15,15 +15,21 @@ import torch
 from torch import Tensor
 
 from quarl.policy.graph import ActivationGrid
-from quarl.quant.affine import TINY, QParams, fake_quantize
+from quarl.quant.affine import TINY, QParams
 from quarl.quant.spec import integer_range
+
+
+def _moved(x: Tensor, q: QParams) -> Tensor:
+    """quant.affine.fake_quantize in one piece of memory, which counts where every layer is rounded at every step."""
+    low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
+    return torch.div(x, q.scale).round_().clamp_(low, high).mul_(q.scale)
 
 
 def on_tensor_grid(x: Tensor, grid: ActivationGrid) -> Tensor:
     """x on the grid of one value."""
     q = QParams(grid.scale, grid.zero_point, *integer_range(grid.bits, symmetric=False))
     if not torch.is_grad_enabled():
-        return fake_quantize(x, q)  # type: ignore[no-any-return]  # of x's kind
+        return _moved(x, q)
     moved: Tensor = _Clipped.apply(x, q)  # type: ignore[no-untyped-call]
     return moved
 
@@ -35,13 +41,12 @@ class _Clipped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, q: QParams) -> Tensor:
         ctx.save_for_backward(x)
         ctx.ends = (q.qmin - q.zero_point - 0.5) * q.scale, (q.qmax - q.zero_point + 0.5) * q.scale
-        moved: Tensor = fake_quantize(x, q)
-        return moved
+        return _moved(x, q)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (x,), (low, high) = ctx.saved_tensors, ctx.ends
-        return gradient * ((x >= low) & (x <= high)), None
+        (x,) = ctx.saved_tensors
+        return torch.ops.aten.hardtanh_backward(gradient, x, *ctx.ends), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +64,14 @@ class WeightGrids:
 
     def params(self, weight: Tensor) -> QParams:
         """Scale, and zero point where it is not 0, [out or 1, 1, ...]."""
-        rows = weight.detach().reshape(len(weight) if self.per_channel else 1, -1)
-        along = (-1, *(1,) * (weight.ndim - 1))
+        weight = weight.detach()
+        kept = tuple(range(int(self.per_channel), weight.ndim))
         qmin, qmax = integer_range(self.bits, symmetric=self.symmetric)
-        low, high = rows.amin(dim=1), rows.amax(dim=1)
         if self.symmetric:
-            scale = torch.maximum(high, -low).div_(qmax).clamp_(min=TINY)
-            return QParams(scale.reshape(along), 0, qmin, qmax)
-        low, high = low.clamp(max=0), high.clamp(min=0)
+            return QParams(weight.abs().amax(kept, keepdim=True).div_(qmax).clamp_(min=TINY), 0, qmin, qmax)
+        low, high = weight.amin(kept, keepdim=True).clamp_(max=0), weight.amax(kept, keepdim=True).clamp_(min=0)
         scale = ((high - low) / (qmax - qmin)).clamp_(min=TINY)
-        zero_point = (qmin - low / scale).round().clamp_(qmin, qmax)
-        return QParams(scale.reshape(along), zero_point.reshape(along), qmin, qmax)
+        return QParams(scale, (qmin - low / scale).round().clamp_(qmin, qmax), qmin, qmax)
 
 
 class _Rounded(torch.autograd.Function):
@@ -77,8 +79,7 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, q: QParams) -> Tensor:
-        rounded: Tensor = fake_quantize(x, q)
-        return rounded
+        return _moved(x, q)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -22,7 +22,7 @@ class QatLinear(nn.Linear):
         if torch.compiler.is_exporting():  # an extracted policy is the float one; its grids are taken from the tables
             return super().forward(x)
         quant = self.quant
-        return quant.behind(functional.linear(quant.before(x), quant.weight(self.weight), self.bias))
+        return quant.behind(functional.linear(quant.before(x), quant.weight(self), self.bias))
 
 
 class QatConv2d(nn.Conv2d):
@@ -34,7 +34,7 @@ class QatConv2d(nn.Conv2d):
         if torch.compiler.is_exporting():
             return super().forward(x)
         quant = self.quant
-        return quant.behind(self._conv_forward(quant.before(x), quant.weight(self.weight), self.bias))
+        return quant.behind(self._conv_forward(quant.before(x), quant.weight(self), self.bias))
 
 
 def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: bool) -> RangeTable:
@@ -61,5 +61,5 @@ def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: boo
     network.add_module(TRAINED_RANGES, table)
     for place, layer in enumerate(layers.values()):
         layer.__class__ = QatLinear if isinstance(layer, nn.Linear) else QatConv2d
-        object.__setattr__(layer, "quant", LayerQuantizer(table, place, caches=not target))
+        object.__setattr__(layer, "quant", LayerQuantizer(table, place, target=target))
     return table

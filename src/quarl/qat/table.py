@@ -56,15 +56,16 @@ class RangeTable(nn.Module):
         """What `grids` were made of."""
         self.seen: set[int] = set()
         self.active = False
-        self.cache: dict[int, tuple[int, Tensor]] = {}
-        """Fake-quantised weights by place, with the version that they were made of: rollouts need them many times."""
+        self.cache: dict[int, tuple[int | Tensor, Tensor]] = {}
+        """Fake-quantised weights by place, with a mark of what they were made of: rollouts need them many times."""
 
     def observe(self, row: int, x: Tensor) -> None:
         """Moves the range of a row towards the extent of x."""
+        weight = MOMENTUM if row in self.seen else 1.0
         low, high = x.detach().aminmax()
         ends = self.seen_range[row]
-        weight = MOMENTUM if row in self.seen else 1.0
-        ends[0].lerp_(low, weight)
+        if not self.site_of_row[row].relu:  # what is below 0 does not count there
+            ends[0].lerp_(low, weight)
         ends[1].lerp_(high, weight)
         self.seen.add(row)
 
@@ -146,27 +147,34 @@ def _grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict
 
 
 class LayerQuantizer:
-    """What happens to one layer's input, weight and output.
+    """What happens to one layer's input, weight and output; `target` says that it is part of a target network."""
 
-    caches: whether the weight is kept between changes of it. Not in target networks, whose weights Stable-Baselines3
-    writes without a trace in `_version`.
-    """
-
-    def __init__(self, table: RangeTable, place: int, *, caches: bool) -> None:
-        self.table, self.place, self.caches = table, place, caches
+    def __init__(self, table: RangeTable, place: int, *, target: bool) -> None:
+        self.table, self.place, self.target = table, place, target
         self.plan: LayerPlan = table.plan.layers[place]
         self.grids = WeightGrids(self.plan.bits, table.spec.symmetric, table.spec.per_channel)
 
-    def weight(self, weight: Tensor) -> Tensor:
+    def weight(self, layer: nn.Linear | nn.Conv2d) -> Tensor:
         """The layer's weight as it computes with it."""
-        if not self.table.active:
+        weight, table = layer.weight, self.table
+        if not table.active:
             return weight
-        if torch.is_grad_enabled() or self.table.training or not self.caches:
+        if torch.is_grad_enabled() or (table.training and not self.target):
             return self.quantized(weight)
-        known = self.table.cache.get(self.place)
-        if known is None or known[0] != weight._version:
-            known = self.table.cache[self.place] = weight._version, self.quantized(weight)
+        known = table.cache.get(self.place)
+        if known is None or not self._is_of(known[0], layer):
+            mark = layer.bias.detach().clone() if self.target and layer.bias is not None else weight._version
+            known = table.cache[self.place] = mark, self.quantized(weight)
         return known[1]
+
+    def _is_of(self, mark: int | Tensor, layer: nn.Linear | nn.Conv2d) -> bool:
+        """Whether a weight that was rounded under this mark is still the layer's.
+
+        Stable-Baselines3 writes target networks without a trace in `_version`; but biases come with their weights.
+        """
+        if isinstance(mark, Tensor) and layer.bias is not None:
+            return bool(torch.equal(mark, layer.bias))
+        return not self.target and bool(mark == layer.weight._version)
 
     def quantized(self, weight: Tensor) -> Tensor:
         """The weight on its grids."""
@@ -197,7 +205,7 @@ class LayerQuantizer:
             return on_tensor_grid(x, fixed(site)) if table.active else x
         learns = table.learns(site)
         if site.observes and table.training and torch.is_grad_enabled() and not (learns and table.active):
-            table.observe(site.row, x.relu() if site.relu else x)
+            table.observe(site.row, x)
         grid = table.grids.get(site.row)
         if grid is None or not table.active:
             return x

@@ -25,6 +25,7 @@ from quarl.report.columns import (
     verdict,
 )
 from quarl.report.schema import Row
+from quarl.report.sweep_columns import SWEEP
 from quarl.report.train_columns import TRAIN
 
 
@@ -102,6 +103,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("file", lambda row: size(row["bytes"])),
     ),
     **TRAIN,
+    **SWEEP,
     **ACTORQ,
     "doctor": (
         Column("check", field_of("check"), left=True),

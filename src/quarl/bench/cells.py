@@ -1,0 +1,57 @@
+"""Finished measurements, one JSON file each, so that long ones can be stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.machine import machine
+from quarl.policy.artifact import write_bytes
+
+Cell = dict[str, Any]
+Say = Callable[[str], None]
+
+
+class Cells:
+    """Finished cells in a folder. A cell measured under other settings is never taken for one of these."""
+
+    def __init__(self, folder: Path, minutes: float, say: Say) -> None:
+        self.folder, self.say = folder / "cells", say
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.deadline = time.monotonic() + 60 * minutes
+        self.missing = 0
+        """Cells that were asked for after the time was over."""
+
+    def get(self, name: str, settings: Mapping[str, Any], measure: Callable[[], Cell]) -> Cell | None:
+        """The cell of that name, measured now where it is not there; None where the time is over."""
+        path = self.folder / f"{name}.json"
+        wanted = json.loads(json.dumps(settings))
+        if path.exists():
+            found: Cell = _read(path)
+            other = [key for key in wanted | found["settings"] if wanted.get(key) != found["settings"].get(key)]
+            if other:
+                raise QuarlError(
+                    f"{path} was measured with another {', '.join(other)}: choose another -o, or remove it"
+                )
+            return found
+        if time.monotonic() > self.deadline:
+            self.missing += 1
+            return None
+        self.say(name)
+        measured = {"settings": wanted, "machine": machine(), **measure()}
+        write_bytes(json.dumps(measured).encode() + b"\n", path)
+        return measured
+
+
+def _read(path: Path) -> Cell:
+    try:
+        found: Cell = json.loads(path.read_text())
+        if isinstance(found["settings"], dict):
+            return found
+    except (ValueError, KeyError, TypeError, OSError):
+        pass
+    raise QuarlError(f"{path} is no cell of this benchmark: remove it to measure it again")

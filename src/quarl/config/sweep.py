@@ -1,0 +1,105 @@
+"""What `quarl sweep` can be told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from tyro.conf import arg
+
+from quarl.config.base import Config, Output, at_least_one, check_folder
+from quarl.config.train import TrainConfig
+from quarl.errors import QuarlError
+from quarl.quant.spec import QuantSpec
+from quarl.quant.training import QatSpec, Ranges
+
+METHODS = ("ptq", "qat")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(Config):
+    """Train in float32 and for every precision, quantise what was trained, and compare: return against bits."""
+
+    verb: ClassVar[str] = "sweep"
+
+    algo: Annotated[str, arg(metavar="NAME")] = "dqn"
+    """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
+    env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
+    """Gymnasium id of the environment."""
+    bits: Annotated[tuple[str, ...], arg(metavar="BITS ...")] = ("8", "7", "6", "5", "4", "3", "2")
+    """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
+    methods: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = METHODS
+    """ptq: quantise the float32 agents; qat: train for the precision."""
+    seeds: int = 3
+    """Agents of every kind, trained with seeds from --seed on."""
+    n_timesteps: Annotated[
+        int | None, arg(aliases=["-n"], metavar="N", help_behavior_hint="(default: RL Zoo's, or 100000)")
+    ] = None
+    """Environment steps of a training; with --trained-agent those of fine-tuning."""
+    quant_delay: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: half of the run)")] = None
+    """Environment steps before fake quantisation acts."""
+    qat_output_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: those of --bits)")] = None
+    """Bits of the weights of the last layer in quantisation-aware training."""
+    qat_ranges: Ranges = "minmax"
+    """How ranges are found in quantisation-aware training."""
+    params: Annotated[tuple[str, ...], arg(aliases=["--hyperparams"], metavar="NAME:VALUE ...")] = ()
+    """Hyper-parameters over the tuned ones, as for quarl train."""
+    trained_agent: Annotated[Path | None, arg(aliases=["-i"], metavar="ZIP", help_behavior_hint="")] = None
+    """Instead of training in float32, take this agent: ptq quantises it, qat fine-tunes it."""
+    eval_freq: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: a twentieth of the run)")] = None
+    """Environment steps between the evaluations that choose each training's best agent."""
+    episodes: int = 100
+    """Episodes of every row; a seed's rows all play the same ones."""
+    margin: Annotated[float, arg(metavar="PERCENT")] = 5.0
+    """Loss of return, of fp32's, that is still acceptable."""
+    jobs: int = 1
+    """Trainings at a time, each on one core."""
+    minutes: float = math.inf
+    """No training begins after so long; the same command goes on."""
+    seed: int = 0
+    """The first seed."""
+    output: Output = Path("quarl-sweep")
+    """Folder for rows.json, the figure, finished cells and the agents."""
+
+    def check(self) -> None:
+        super().check()
+        at_least_one(seeds=self.seeds, episodes=self.episodes, jobs=self.jobs)
+        if not self.bits or not self.methods:
+            raise QuarlError("--bits and --methods need at least one name each, as in --bits 8 4 --methods ptq qat")
+        if unknown := [name for name in self.methods if name not in METHODS]:
+            raise QuarlError(f"unknown method {unknown[0]!r}; use {' and '.join(METHODS)}")
+        if not 0 < self.margin < 100:
+            raise QuarlError(f"--margin is a percentage between 0 and 100, got {self.margin:g}")
+        for bits in self.bits:
+            self.spec(bits)
+            self.training(self.seed, bits, self.n_timesteps or 1, self.output).check()
+        check_folder(self.output)
+
+    def spec(self, bits: str) -> QuantSpec:
+        """What post-training quantisation makes of the precision."""
+        return QuantSpec.parse(self.precision(bits))
+
+    def precision(self, bits: str) -> str:
+        """w4a8."""
+        return QatSpec.parse(bits).precision
+
+    def training(self, seed: int, bits: str | None, n_timesteps: int, folder: Path) -> TrainConfig:
+        """One training: for a precision, or in float32 where `bits` is None."""
+        return TrainConfig(
+            algo=self.algo,
+            env=self.env,
+            n_timesteps=n_timesteps,
+            params=self.params,
+            trained_agent=self.trained_agent,
+            eval_freq=self.eval_freq or max(n_timesteps // 20, 1),
+            save_freq=0,
+            folder=folder,
+            seed=seed,
+            threads=1,
+            qat=None if bits is None else self.precision(bits),
+            quant_delay=None if bits is None else self.quant_delay,
+            qat_output_bits=None if bits is None else self.qat_output_bits,
+            qat_ranges="minmax" if bits is None else self.qat_ranges,
+        )

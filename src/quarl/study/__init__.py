@@ -1,0 +1,1 @@
+"""Studies: many trainings and evaluations, resumable, compared in one table and one figure."""

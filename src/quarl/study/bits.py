@@ -1,0 +1,292 @@
+"""Return against bits: agents in float32, what post-training quantisation makes of them, and agents trained for it.
+
+A cell is one training with everything that is measured on its agent, in a process of its own. The agent is the best of
+its running evaluations, for every method alike: the last one of an off-policy run is often a bad one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl import stats
+from quarl.bench.cells import Cell, Cells
+from quarl.config import SweepConfig
+from quarl.envs import resolve
+from quarl.errors import QuarlError
+from quarl.evaluate import evaluate
+from quarl.policy import artifact
+from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.load import read
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.sweep import EXACT, Settings, record
+from quarl.training import tuned
+from quarl.training.judge import engine_for
+from quarl.training.run_folder import BEST
+from quarl.training.session import Session
+
+Array = NDArray[Any]
+FP32 = "fp32"
+BATCH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One method at one precision with one seed: the contract of `quarl sweep --json`."""
+
+    algo: str
+    env_id: str
+    method: str
+    """fp32, ptq or qat."""
+    precision: str
+    bits_weights: int
+    bits_activations: int
+    """32 where activations stay float."""
+    seed: int
+    episodes: int
+    mean: float
+    ci_low: float
+    """Ends of the 95 % bootstrap interval of the mean, over episodes."""
+    ci_high: float
+    error_pct: float
+    """Loss against the fp32 agent of the same seed, in percent of it."""
+    noninferior: bool
+    """Paired with that agent's episodes."""
+    measured: bool
+    """False where no kernel runs the precision and it was simulated."""
+    env_steps: int
+    minutes: float
+    """Of the training behind it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One method at one precision over all seeds, each seed's episodes paired with its own fp32 agent's."""
+
+    method: str
+    precision: str
+    bits_weights: int
+    bits_activations: int
+    seeds: int
+    mean: float
+    ci_low: float
+    """Ends of the 95 % interval over seeds and their episodes."""
+    ci_high: float
+    error_pct: float
+    error_low: float
+    error_high: float
+    noninferior: bool
+    """The upper end of the error's interval lies below the margin."""
+    gain: float | None
+    """Of qat over ptq in return; None elsewhere."""
+    gain_low: float | None
+    gain_high: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Returns of one method at one precision with one seed."""
+
+    method: str
+    spec: QuantSpec
+    seed: int
+    returns: Array
+    measured: bool
+    env_steps: int
+    minutes: float
+
+
+def num_cells(config: SweepConfig) -> int:
+    """Trainings in all."""
+    return config.seeds * (1 + len(config.bits) * ("qat" in config.methods))
+
+
+def env_id(config: SweepConfig) -> str:
+    """The living id of the environment."""
+    return resolve(config.env, trusted=True)
+
+
+def sweep(
+    config: SweepConfig, cells: Cells, progress: Callable[[str, int], None] = lambda label, done: None
+) -> list[Played]:
+    """Everything that is there or could be measured in time, float32 first, then by precision and method."""
+    n_timesteps = config.n_timesteps or _tuned_steps(config)
+    wanted: list[tuple[int, str | None]] = [(seed, None) for seed in _seeds(config)]
+    if "qat" in config.methods:
+        wanted += [(seed, bits) for bits in config.bits for seed in _seeds(config)]
+    processes = ProcessPoolExecutor(config.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1)
+    found: list[Cell | None] = []
+    with processes, ThreadPoolExecutor(config.jobs) as threads:
+        waiting = [threads.submit(_cell, config, cells, processes, n_timesteps, *each) for each in wanted]
+        try:
+            for future in waiting:
+                found.append(future.result())
+                progress("trainings", 1)
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            processes.shutdown(wait=False, cancel_futures=True)
+            raise
+    played = [one for cell, (seed, _) in zip(found, wanted, strict=True) if cell for one in _played(config, cell, seed)]
+    order = [FP32, *(spec.precision for spec in map(config.spec, config.bits))]
+    methods = (FP32, *config.methods)
+    return sorted(played, key=lambda one: (order.index(one.spec.precision), methods.index(one.method), one.seed))
+
+
+def _tuned_steps(config: SweepConfig) -> int:
+    return int(tuned.read(config.algo, env_id(config)).written["n_timesteps"])
+
+
+def _seeds(config: SweepConfig) -> range:
+    return range(config.seed, config.seed + config.seeds)
+
+
+def _cell(
+    config: SweepConfig, cells: Cells, processes: Executor, n_timesteps: int, seed: int, bits: str | None
+) -> Cell | None:
+    name = f"{FP32 if bits is None else config.precision(bits)}-{seed}"
+    training = config.training(seed, bits, n_timesteps, config.output / "runs" / name)
+    settings = {
+        key: value for key, value in asdict(training).items() if key not in ("folder", "json", "resume", "track")
+    }
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+    precisions = list(config.bits) if bits is None and "ptq" in config.methods else []
+    settings |= {"episodes": config.episodes, "ptq": precisions}
+    return cells.get(name, settings, lambda: processes.submit(measure, config, n_timesteps, seed, bits).result())
+
+
+def measure(config: SweepConfig, n_timesteps: int, seed: int, bits: str | None) -> Cell:
+    """One cell, in a process of its own: trains, and plays what comes of it."""
+    name = FP32 if bits is None else config.precision(bits)
+    folder = config.output / "runs" / f"{name}-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)  # what is there was broken off
+    if bits is None and config.trained_agent is not None:
+        return {"env_steps": 0, "minutes": 0.0, "played": list(_quantised(config, config.trained_agent, seed))}
+    session = Session(config.training(seed, bits, n_timesteps, folder), lambda line: None)
+    ended = session.run(lambda label, done: None)
+    if ended.row is None:
+        raise QuarlError(f"{name} with seed {seed}: {ended.message}; the same command trains it anew")
+    run = session.folder().path
+    if bits is None:
+        played = list(_quantised(config, run / f"{BEST}.zip", seed))
+    else:
+        policy = artifact.read(run / f"{BEST}.quarl")
+        assert isinstance(policy, QuantizedPolicy)
+        played = [_play(config, policy, "qat", bits, seed)]
+    return {"env_steps": ended.row.timesteps, "minutes": ended.row.clock_s / 60, "played": played}
+
+
+def _quantised(config: SweepConfig, path: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """The float32 agent and what post-training quantisation makes of it."""
+    policy = read(path)
+    yield _play(config, quantize(policy, EXACT), FP32, FP32, seed)
+    if "ptq" in config.methods:
+        calibration = record(policy, "calibration", Settings(seed=seed, env_id=config.env))
+        for bits in config.bits:
+            yield _play(config, quantize(policy, config.spec(bits), calibration), "ptq", bits, seed)
+
+
+def _play(config: SweepConfig, policy: QuantizedPolicy, method: str, bits: str, seed: int) -> dict[str, Any]:
+    engine = engine_for(policy)
+    played = evaluate(
+        policy,
+        episodes=config.episodes,
+        seed=seed,
+        env_id=config.env,
+        engine=engine,
+        batch=min(config.episodes, BATCH),
+        stochastic=False,
+    )
+    return {"method": method, "bits": bits, "measured": played.measured, "returns": played.returns.tolist()}
+
+
+def _played(config: SweepConfig, cell: Cell, seed: int) -> Iterator[Played]:
+    for one in cell["played"]:
+        spec = EXACT if one["bits"] == FP32 else config.spec(one["bits"])
+        returns = np.asarray(one["returns"], np.float64)
+        yield Played(one["method"], spec, seed, returns, one["measured"], cell["env_steps"], cell["minutes"])
+
+
+def rows(config: SweepConfig, played: Sequence[Played]) -> list[Row]:
+    """A row each, compared with the fp32 agent of its seed."""
+    exact = {one.seed: one.returns for one in played if one.method == FP32}
+    made = []
+    for one in (one for one in played if one.seed in exact):
+        rng = np.random.default_rng(one.seed)
+        summary = stats.summary(one.returns, rng)
+        made.append(
+            Row(
+                algo=config.algo,
+                env_id=env_id(config),
+                method=one.method,
+                precision=one.spec.precision,
+                bits_weights=one.spec.weight_bits,
+                bits_activations=one.spec.activation_bits or 32,
+                seed=one.seed,
+                episodes=summary.episodes,
+                mean=summary.mean,
+                ci_low=summary.ci_low,
+                ci_high=summary.ci_high,
+                error_pct=stats.error_pct(exact[one.seed], one.returns),
+                noninferior=stats.noninferior(exact[one.seed], one.returns, config.margin, rng).noninferior,
+                measured=one.measured,
+                env_steps=one.env_steps,
+                minutes=one.minutes,
+            )
+        )
+    return made
+
+
+def summaries(config: SweepConfig, played: Sequence[Played]) -> list[Summary]:
+    """Every method at every precision, over the seeds that are there."""
+    groups: dict[tuple[str, str], dict[int, Played]] = {}
+    for one in played:
+        groups.setdefault((one.method, one.spec.precision), {})[one.seed] = one
+    exact = groups.get((FP32, FP32), {})
+    made = []
+    for (method, precision), group in groups.items():
+        seeds = [seed for seed in group if seed in exact]
+        if not seeds:
+            continue
+        values = stats.over_seeds([group[seed].returns for seed in seeds], np.random.default_rng(0))
+        error = stats.error_over_seeds([(exact[s].returns, group[s].returns) for s in seeds], np.random.default_rng(0))
+        gain = None
+        other = groups.get(("ptq", precision), {})
+        if method == "qat" and all(seed in other for seed in seeds):
+            gain = stats.over_seeds([group[s].returns - other[s].returns for s in seeds], np.random.default_rng(0))
+        spec = group[seeds[0]].spec
+        made.append(
+            Summary(
+                method=method,
+                precision=precision,
+                bits_weights=spec.weight_bits,
+                bits_activations=spec.activation_bits or 32,
+                seeds=len(seeds),
+                mean=values.point,
+                ci_low=values.low,
+                ci_high=values.high,
+                error_pct=error.point,
+                error_low=error.low,
+                error_high=error.high,
+                noninferior=error.high < config.margin,
+                gain=None if gain is None else gain.point,
+                gain_low=None if gain is None else gain.low,
+                gain_high=None if gain is None else gain.high,
+            )
+        )
+    return made

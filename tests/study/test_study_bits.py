@@ -1,0 +1,117 @@
+"""The sweep of trainings: every cell is trained once, rows are paired with the fp32 agent of their seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quarl.bench.cells import Cells
+from quarl.cli import main
+from quarl.config import SweepConfig
+from quarl.errors import QuarlError
+from quarl.quant.spec import QuantSpec
+from quarl.report import schema
+from quarl.study import bits
+from quarl.study.bits import Played
+
+WORDS = [
+    "sweep",
+    "--algo",
+    "a2c",
+    "--env",
+    "CartPole-v1",
+    "-n",
+    "400",
+    "--bits",
+    "4",
+    "--seeds",
+    "1",
+    "--episodes",
+    "4",
+]
+
+
+def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path: Path, capsys: Any):
+    words = [*WORDS, "-o", str(tmp_path), "--json", str(tmp_path / "copy.json")]
+    assert main(words) == 0
+    document = json.loads((tmp_path / "rows.json").read_text())
+    schema.check(document)
+    schema.check(json.loads((tmp_path / "summary.json").read_text()))
+    found = [(row["method"], row["precision"], row["seed"]) for row in document["rows"]]
+    assert found == [("fp32", "fp32", 0), ("ptq", "int4", 0), ("qat", "int4", 0)]
+    assert all(row["episodes"] == 4 for row in document["rows"])
+    assert (tmp_path / "return-against-bits.png").stat().st_size > 10_000
+    cells = {path: path.read_bytes() for path in (tmp_path / "cells").iterdir()}
+    assert {path.name for path in cells} == {"fp32-0.json", "w4a8-0.json"}
+    (tmp_path / "cells" / "w4a8-0.json").unlink()
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "quarl: w4a8-0" in (said := capsys.readouterr().err)
+    assert "fp32-0" not in said
+    again = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    # a training of the same seed is the same training
+    assert [row["mean"] for row in again] == [row["mean"] for row in document["rows"]]
+
+
+def test_other_options_are_not_taken_for_the_same_cell(tmp_path: Path, capsys: Any):
+    assert main([*WORDS, "--methods", "ptq", "-o", str(tmp_path)]) == 0
+    assert main([*WORDS, "--methods", "ptq", "-o", str(tmp_path), "-n", "500"]) == 2
+    assert "was measured with another" in capsys.readouterr().err
+
+
+def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
+    assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path)]) == 0
+    assert "2 trainings to go" in capsys.readouterr().out
+
+
+def played(method: str, precision: str, seed: int, returns: list[float]) -> Played:
+    return Played(method, QuantSpec.parse(precision), seed, np.array(returns), True, 100, 1.0)
+
+
+def test_summaries_pair_each_seed_with_its_own_fp32_agent():
+    config = SweepConfig(bits=("4",), seeds=2)
+    found = [
+        played("fp32", "fp32", 0, [100.0, 100.0]),
+        played("fp32", "fp32", 1, [200.0, 200.0]),
+        played("ptq", "4", 0, [50.0, 50.0]),
+        played("ptq", "4", 1, [100.0, 100.0]),
+        played("qat", "4", 0, [99.0, 99.0]),
+        played("qat", "4", 1, [199.0, 199.0]),
+    ]
+    exact, ptq, qat = bits.summaries(config, found)
+    assert (exact.mean, exact.error_pct, exact.gain) == (150.0, 0.0, None)
+    assert (ptq.mean, ptq.error_pct, ptq.error_low, ptq.error_high) == (75.0, 50.0, 50.0, 50.0)
+    assert not ptq.noninferior
+    assert qat.noninferior
+    assert qat.gain == 74.0
+    assert (qat.gain_low, qat.gain_high) == (49.0, 99.0)
+    assert [row.error_pct for row in bits.rows(config, found)] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
+
+
+def test_seeds_whose_fp32_agent_is_missing_have_no_rows(tmp_path: Path):
+    config = SweepConfig(bits=("4",))
+    assert bits.rows(config, [played("qat", "4", 0, [1.0])]) == []
+    assert bits.summaries(config, [played("qat", "4", 0, [1.0])]) == []
+    assert bits.num_cells(config) == 6
+    assert Cells(tmp_path, 1, print).missing == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": ("1",)}, "2..16"),
+        ({"bits": ()}, "at least one"),
+        ({"methods": ("awq",)}, "unknown method 'awq'"),
+        ({"algo": "ppq"}, "did you mean 'ppo'"),
+        ({"n_timesteps": 100, "quant_delay": 100}, "not within the run"),
+        ({"margin": 0.0}, "--margin"),
+        ({"seeds": 0}, "--seeds"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_is_trained(options: Any, message: str, tmp_path: Path):
+    with pytest.raises(QuarlError, match=message):
+        SweepConfig(**options, output=tmp_path).check()
