@@ -33,7 +33,7 @@ TASKS: dict[str, tuple[int, float, dict[str, Any]]] = {
     "cartpole-balance": (25_000, 940.0, {"train_freq": 2}),
     # one place of the target an episode: the critic needs many episodes more than it needs updates
     "reacher-easy": (240_000, 900.0, {"train_freq": 8, "n_steps": 5}),
-    "walker-stand": (50_000, 900.0, {"train_freq": 2}),
+    "walker-stand": (60_000, 900.0, {"train_freq": 2}),
 }
 """Environment steps, the return that is asked of the final policy, and the task's own options."""
 

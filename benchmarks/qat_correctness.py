@@ -77,7 +77,7 @@ def rollout(model: Any, num: int) -> np.ndarray:
 def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
     """One row: agreement of the model's own predictions with both engines'."""
     model = train(algo, network, spec)
-    acted = model._n_updates - updates_before(model)
+    acted = gradient_steps(model) - updates_before(model)
     rows = rollout(model, OBSERVATIONS)
     expected = np.concatenate([model.predict(rows[k : k + 64], deterministic=True)[0] for k in range(0, len(rows), 64)])
     policy = qat.convert(model)
@@ -106,7 +106,13 @@ def updates_before(model: Any) -> float:
     from quarl.qat.policies import tables_of
 
     at = max(float(table.switched_at) for table in tables_of(model.policy).values())
-    return float(model._n_updates * at / model.num_timesteps)
+    return float(gradient_steps(model) * at / model.num_timesteps)
+
+
+def gradient_steps(model: Any) -> int:
+    """Of the policy: PPO counts epochs, of several minibatches each."""
+    each = model.n_steps * model.n_envs // model.batch_size if isinstance(model, PPO) else 1
+    return int(model._n_updates * each)
 
 
 def main() -> None:
