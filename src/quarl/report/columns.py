@@ -49,6 +49,11 @@ def percent(share: float) -> str:
     return "100" if share == 1 else "99.9" if text == "100.0" else text
 
 
+def interval(row: Row, low: str = "ci_low", high: str = "ci_high") -> str:
+    """The interval whose ends lie in these fields; an en dash where there is none."""
+    return "–" if row[low] is None else f"[{number(row[low])}, {number(row[high])}]"
+
+
 def verdict(row: Row) -> str:
     """The row's non-inferiority in words."""
     if row["precision"] == "fp32":

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quarl.report.columns import Column, field_of, number, number_of
-from quarl.report.schema import Row
-
-
-def _interval(row: Row, low: str, high: str) -> str:
-    return "–" if row[low] is None else f"[{number(row[low])}, {number(row[high])}]"
-
-
-def _verdict(row: Row) -> str:
-    if row["method"] == "fp32":
-        return "baseline"
-    return "non-inferior" if row["noninferior"] else "not shown"
-
+from quarl.report.columns import Column, field_of, interval, number, number_of, verdict
 
 _BITS = (
     Column("precision", field_of("precision"), left=True),
@@ -31,9 +19,9 @@ SWEEP: Mapping[str, tuple[Column, ...]] = {
         Column("kernels", lambda row: "measured" if row["measured"] else "simulated", "{} kernels", left=True),
         Column("episodes", field_of("episodes"), "{} episodes each"),
         Column("return", number_of("mean")),
-        Column("95 % interval", lambda row: _interval(row, "ci_low", "ci_high")),
+        Column("95 % interval", interval),
         Column("E %", number_of("error_pct")),
-        Column("verdict", _verdict, left=True),
+        Column("verdict", verdict, left=True),
         Column("steps", lambda row: f"{row['env_steps']:,}", "{} steps each"),
         Column("minutes", lambda row: f"{row['minutes']:.1f}"),
     ),
@@ -41,12 +29,12 @@ SWEEP: Mapping[str, tuple[Column, ...]] = {
         *_BITS,
         Column("seeds", field_of("seeds"), "{} seeds"),
         Column("return", number_of("mean")),
-        Column("95 % interval", lambda row: _interval(row, "ci_low", "ci_high")),
+        Column("95 % interval", interval),
         Column("E %", number_of("error_pct")),
-        Column("its interval", lambda row: _interval(row, "error_low", "error_high")),
-        Column("verdict", _verdict, left=True),
+        Column("its interval", lambda row: interval(row, "error_low", "error_high")),
+        Column("verdict", verdict, left=True),
         Column("qat over ptq", lambda row: number(row["gain"])),
-        Column("interval", lambda row: _interval(row, "gain_low", "gain_high")),
+        Column("interval", lambda row: interval(row, "gain_low", "gain_high")),
     ),
 }
 """By the `command` of the document."""

@@ -15,6 +15,7 @@ from quarl.report.actorq_columns import ACTORQ
 from quarl.report.columns import (
     Column,
     field_of,
+    interval,
     microseconds,
     number,
     number_of,
@@ -43,7 +44,7 @@ ENGINE = Column("engine", field_of("engine"), "on {}", left=True)
 MEASURED = Column("kernels", lambda row: "measured" if row["measured"] else "simulated", "{} kernels", left=True)
 EPISODES = Column("episodes", field_of("episodes"), "{} episodes each")
 RETURN = Column("return", lambda row: f"{number(row['mean'])} ± {number(row['std'])}")
-INTERVAL = Column("95 % interval", lambda row: f"[{number(row['ci_low'])}, {number(row['ci_high'])}]")
+INTERVAL = Column("95 % interval", interval)
 IQM = Column("IQM", number_of("iqm"))
 
 COLUMNS: Mapping[str, tuple[Column, ...]] = {

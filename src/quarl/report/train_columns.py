@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quarl.report.columns import Column, field_of, number, number_of
+from quarl.report.columns import Column, field_of, interval, number, number_of
 from quarl.report.schema import Row
-
-
-def _interval(row: Row, suffix: str = "") -> str:
-    return f"[{number(row[f'ci_low{suffix}'])}, {number(row[f'ci_high{suffix}'])}]"
 
 
 def _quantised(row: Row) -> str:
     mean = row["mean_quantised"]
-    return "–" if mean is None else f"{number(mean)} {_interval(row, '_quantised')}"
+    return "–" if mean is None else f"{number(mean)} {interval(row, 'ci_low_quantised', 'ci_high_quantised')}"
 
 
 TRAIN: Mapping[str, tuple[Column, ...]] = {
@@ -30,7 +26,7 @@ TRAIN: Mapping[str, tuple[Column, ...]] = {
         Column("steps/s", lambda row: f"{row['steps_per_s']:,.0f}"),
         Column("episodes", field_of("episodes"), "{} episodes"),
         Column("return", number_of("mean")),
-        Column("95 % interval", _interval),
+        Column("95 % interval", interval),
         Column("quantised", _quantised),
         Column("best", number_of("best_mean")),
     ),

@@ -156,10 +156,15 @@ def _seeds(config: SweepConfig) -> range:
     return range(config.seed, config.seed + config.seeds)
 
 
+def _name(config: SweepConfig, seed: int, bits: str | None) -> str:
+    """Of a cell, and of the folder of its training: w4a8-0."""
+    return f"{FP32 if bits is None else config.precision(bits)}-{seed}"
+
+
 def _cell(
     config: SweepConfig, cells: Cells, processes: Executor, n_timesteps: int, seed: int, bits: str | None
 ) -> Cell | None:
-    name = f"{FP32 if bits is None else config.precision(bits)}-{seed}"
+    name = _name(config, seed, bits)
     training = config.training(seed, bits, n_timesteps, config.output / "runs" / name)
     settings = {
         key: value for key, value in asdict(training).items() if key not in ("folder", "json", "resume", "track")
@@ -172,15 +177,15 @@ def _cell(
 
 def measure(config: SweepConfig, n_timesteps: int, seed: int, bits: str | None) -> Cell:
     """One cell, in a process of its own: trains, and plays what comes of it."""
-    name = FP32 if bits is None else config.precision(bits)
-    folder = config.output / "runs" / f"{name}-{seed}"
+    name = _name(config, seed, bits)
+    folder = config.output / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)  # what is there was broken off
     if bits is None and config.trained_agent is not None:
         return {"env_steps": 0, "minutes": 0.0, "played": list(_quantised(config, config.trained_agent, seed))}
     session = Session(config.training(seed, bits, n_timesteps, folder), lambda line: None)
     ended = session.run(lambda label, done: None)
     if ended.row is None:
-        raise QuarlError(f"{name} with seed {seed}: {ended.message}; the same command trains it anew")
+        raise QuarlError(f"{name}: {ended.message}; the same command trains it anew")
     run = session.folder().path
     if bits is None:
         played = list(_quantised(config, run / f"{BEST}.zip", seed))
