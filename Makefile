@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 
 .PHONY: demo test check format fuzz chaos bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
 	bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-	bench-qat-correctness bench-qat-cost bench-qat-bits clean
+	bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -28,7 +28,7 @@ format: $(VENV)/.dev
 
 fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
 bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-bench-qat-correctness bench-qat-cost bench-qat-bits: $(VENV)/.dev
+bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
 
 chaos: $(VENV)/.dev

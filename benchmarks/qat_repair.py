@@ -1,0 +1,55 @@
+"""Zoo agents of DQN that lose more than 10 % at a width, repaired by fine-tuning from their zips for that width.
+
+    python benchmarks/qat_repair.py [--agents ../shared/agents/sb3]
+
+The width is the largest at which post-training quantisation, by the project's default scheme, loses so much
+(benchmarks/results/ptq). Fine-tuning has a fifth of the steps that the agent was trained for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from actorq_results import RESULTS, verdict, write
+from quarl.cli import main as quarl
+
+TASKS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "CartPole-v1": ("4", 10_000, ("learning_rate:1e-4",)),
+    "MountainCar-v0": ("5", 24_000, ("learning_rate:1e-4",)),
+}
+"""By environment: bits, steps (the zoo trained 50,000 and 120,000), hyper-parameters over the zoo's."""
+WANTED_PCT = 5.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=Path, default=Path(__file__).resolve().parents[2] / "shared/agents/sb3")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--jobs", default="2")
+    parser.add_argument("--seed", default="0", help="the first of three")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "qat-repair")
+    options = parser.parse_args()
+    rows, bars = [], []
+    for env_id, (bits, steps, params) in TASKS.items():
+        if options.only and env_id not in options.only:
+            continue
+        own = options.output / f"dqn-{env_id}"
+        agent = options.agents / "dqn" / f"{env_id}_1" / f"{env_id}.zip"
+        words = ["sweep", "--algo", "dqn", "--env", env_id, "-i", str(agent), "--bits", bits, "-n", str(steps)]
+        words += ["--params", *params, "--seeds", "3", "--seed", options.seed, "--jobs", options.jobs, "-o", str(own)]
+        if code := quarl(words):
+            raise SystemExit(code)
+        shutil.rmtree(own / "runs", ignore_errors=True)
+        summary = json.loads((own / "summary.json").read_text())["rows"]
+        rows += [{"env_id": env_id, "fine_tuning_steps": steps, **row} for row in summary]
+        loss = next(row["error_pct"] for row in summary if row["method"] == "qat")
+        bars.append(verdict(f"{env_id}, {bits}-bit weights, repaired: loss of return, %", loss, WANTED_PCT))
+    if not options.only:
+        write("qat-repair", "make bench-qat-repair", rows=rows, bars=bars)
+
+
+if __name__ == "__main__":
+    main()
