@@ -8,7 +8,8 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 
 .PHONY: demo test check format fuzz chaos bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
 	bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-	bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair clean
+	bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari bench-mixed-precision \
+	bench-weight-decay bench-study-kills bench-study-speed clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -28,7 +29,8 @@ format: $(VENV)/.dev
 
 fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
 bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair: $(VENV)/.dev
+bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari bench-mixed-precision \
+bench-weight-decay bench-study-kills bench-study-speed: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
 
 chaos: $(VENV)/.dev
@@ -46,7 +48,7 @@ $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo 'installing into $(VENV); the first time takes a few minutes'
-	$(INSTALL) --editable '.[box2d,dev,dm-control,mujoco,pybullet]'
+	$(INSTALL) --editable '.[atari,box2d,dev,dm-control,energy,hub,mujoco,pybullet]'
 	touch $@ $(VENV)/.core
 
 clean:

@@ -33,8 +33,8 @@ TOLERANCE = 1e-5
 """Absolute, and relative to the action."""
 
 
-def sb3_actions(agent: agents.Trained, observations: np.ndarray) -> np.ndarray:
-    """What Stable-Baselines3 itself does, deterministically."""
+def sb3_model(agent: agents.Trained) -> Any:
+    """The agent as Stable-Baselines3 itself loads it."""
     for module in ("", ".spaces", ".spaces.box", ".spaces.discrete"):  # zips of its first years name gym's classes
         sys.modules.setdefault(f"gym{module}", sys.modules[f"gymnasium{module}"])
     options = {} if agent.algo in ("ppo", "a2c") else {"buffer_size": 1}
@@ -42,7 +42,12 @@ def sb3_actions(agent: agents.Trained, observations: np.ndarray) -> np.ndarray:
         warnings.simplefilter("ignore")
         kind = getattr(stable_baselines3, agent.algo.upper())
         zipped = agent.path / f"{agent.env_id}.zip"
-        model = kind.load(zipped, custom_objects=CONSTANTS, device="cpu", **options)
+        return kind.load(zipped, custom_objects=CONSTANTS, device="cpu", **options)
+
+
+def sb3_actions(agent: agents.Trained, observations: np.ndarray) -> np.ndarray:
+    """What Stable-Baselines3 itself does, deterministically."""
+    model = sb3_model(agent)
     statistics = agent.path / agent.env_id / "vecnormalize.pkl"
     if statistics.exists():
         observations = pickle.loads(statistics.read_bytes()).normalize_obs(observations)

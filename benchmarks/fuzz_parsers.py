@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 import yaml
 
+import fuzz_foreign as other
 import fuzz_mutate as mutate
 import fuzz_seeds as seeds
 from quarl.engines.reference import as_float
-from quarl.policy import artifact, container, legacy, normalizer, npz, sb3, unpickle, zoo
+from quarl.inspection import whole
+from quarl.policy import artifact, container, foreign, legacy, normalizer, npz, sb3, unpickle, zoo
 from quarl.policy.graph import Policy
+from quarl.ptq import round_layers
+from quarl.quant.spec import QuantSpec
 
 ENV = "CartPole-v1"
+SPEC = QuantSpec.parse("int8", scheme="per-channel")
 
 
 @dataclass(frozen=True)
@@ -94,16 +99,53 @@ def parsers() -> dict[str, Parser]:
         ),
         Parser("npy", lambda d, _: npz.read_npy(d, "f"), mutate.npy_header, frame, arrays),
         Parser("artefact", lambda d, _: artifact.from_bytes(d, "f"), mutate.safetensors, artifact._open, artefacts),
+        Parser(
+            "safetensors",
+            lambda d, f: foreign.read(_put(d, f, "m.safetensors"), "safetensors"),
+            other.safetensors_inside,
+            other.safetensors_opens,
+            other.safetensors_files(),
+        ),
+        Parser(
+            "torch",
+            lambda d, f: foreign.read(_put(d, f, "m.pt"), "torch"),
+            mutate.member,
+            zip_file,
+            other.torch_files(),
+        ),
+        Parser(
+            "onnx",
+            lambda d, f: foreign.read(_put(d, f, "m.onnx")),
+            other.onnx_inside,
+            other.onnx_opens,
+            other.onnx_files(),
+        ),
+        Parser(
+            "tflite",
+            lambda d, f: foreign.read(_put(d, f, "m.tflite"), "tflite"),
+            other.tflite_inside,
+            other.tflite_opens,
+            other.tflite_files(),
+        ),
+        Parser(
+            "frozen",
+            lambda d, f: foreign.read(_put(d, f, "m.pb")),
+            other.frozen_inside,
+            other.frozen_opens,
+            other.frozen_files(),
+        ),
     )
     return {row.name: row for row in rows}
 
 
 def use(loaded: Any) -> None:
-    """Runs a policy once: a load is only clean if what it gave works."""
+    """Runs a policy once, or rounds weights: a load is only clean if what it gave works."""
     if isinstance(loaded, Policy):
         observation = np.zeros((1, *loaded.observation_shape), np.float32)
         with np.errstate(all="ignore"):  # mutated weights may be huge
             loaded.head(as_float(loaded, observation)[loaded.output])
+    if isinstance(loaded, tuple):
+        whole("fuzzed", loaded, round_layers(loaded, SPEC), SPEC)
 
 
 def _put(data: bytes, folder: Path, name: str) -> Path:

@@ -37,6 +37,12 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def unzipped(data: bytes) -> dict[str, bytes]:
+    """The members of a zip archive."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
 def npy(array: Array) -> bytes:
     """The array as an .npy file."""
     buffer = io.BytesIO()

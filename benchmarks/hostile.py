@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fuzz_seeds as seeds
+import hostile_foreign
 import hostile_sizes
 from fuzz import outcome
 from fuzz_pickle import pickled
 from fuzz_seeds import ENV, sb3_agent, zipped, zoo_run
 from hostile_pickles import payloads, system
-from quarl.policy.load import read
+from quarl.policy import foreign
+from quarl.policy import load as policies
 
 MEMORY = 2**31
 """Bytes of address space that reading may take beyond what the process starts with."""
@@ -62,7 +64,7 @@ def build(folder: Path, canary: Path) -> list[Case]:
 def load(case: Case, canary: Path) -> dict[str, object]:
     """Outcome ("clean", "refused" or a failure), processor seconds, whether the canary is there, peak memory."""
     start = time.process_time()
-    end = outcome(lambda: read(case.path))
+    end = outcome(lambda: _read(case.path))
     seconds = round(time.process_time() - start, 3)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return {
@@ -76,6 +78,12 @@ def load(case: Case, canary: Path) -> dict[str, object]:
     }
 
 
+def _read(path: Path) -> object:
+    """What `quarl inspect` makes of the file: weights where it is no policy."""
+    kind = foreign.recognise(path)
+    return foreign.read(path, kind) if kind else policies.read(path)
+
+
 def _rows(canary: Path) -> Iterator[Row]:
     """(mechanism, name, files by relative path, the model first)."""
     yield from _data(canary)
@@ -86,6 +94,7 @@ def _rows(canary: Path) -> Iterator[Row]:
     yield from _arrays(canary)
     yield from _archives(canary)
     yield from hostile_sizes.rows(canary)
+    yield from hostile_foreign.rows(canary)
 
 
 def _blob(payload: bytes) -> dict[str, str]:
@@ -93,12 +102,7 @@ def _blob(payload: bytes) -> dict[str, str]:
 
 
 def _sb2_zip(**replaced: bytes) -> bytes:
-    return zipped(_unzipped(seeds.sb2_zip("ppo2")) | replaced)
-
-
-def _unzipped(data: bytes) -> Files:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {info.filename: archive.read(info) for info in archive.infolist()}
+    return zipped(seeds.unzipped(seeds.sb2_zip("ppo2")) | replaced)
 
 
 def _data(canary: Path) -> Iterator[Row]:
@@ -115,7 +119,7 @@ def _data(canary: Path) -> Iterator[Row]:
         yield mechanism, f"data-{key}", {"agent.zip": sb3_agent({**seeds.sb3_data(), key: entry})}
     kwargs = {"activation_fn": f"dict(x=__import__('os').system('touch {canary}'))"}
     yield "code as text", "policy-kwargs-code", {"agent.zip": sb3_agent({**seeds.sb3_data(), "policy_kwargs": kwargs})}
-    old = json.loads(_unzipped(seeds.sb2_zip("ppo2"))["data"])
+    old = json.loads(seeds.unzipped(seeds.sb2_zip("ppo2"))["data"])
     old["cliprange"] = _blob(armed["partial"])
     yield mechanism, "sb2-zip-data", {"agent.zip": _sb2_zip(data=json.dumps(old).encode())}
 
@@ -123,7 +127,7 @@ def _data(canary: Path) -> Iterator[Row]:
 def _torch(canary: Path) -> Iterator[Row]:
     mechanism = "pickle of PyTorch"
     armed = payloads(canary)
-    weights = _unzipped(seeds.sb3_weights())
+    weights = seeds.unzipped(seeds.sb3_weights())
     pickle_member = next(name for name in weights if name.endswith("data.pkl"))
     for kind in ("reduce-protocol-2", "getattr", "newobj", "runstring"):
         infected = zipped({**weights, pickle_member: armed[kind]})

@@ -81,7 +81,12 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "verb", [*(verb.verb for verb in VERBS if verb.verb != "bench"), "bench latency", "bench actorq"]
+    "verb",
+    [
+        *(verb.verb for verb in VERBS if verb.verb not in ("bench", "study")),
+        *("bench latency", "bench actorq", "bench mixed-precision"),
+        *("study run", "study status", "study report"),
+    ],
 )
 def test_every_verb_explains_every_option(verb, capsys):
     with pytest.raises(SystemExit) as exit_:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quarl import engines
 from quarl.engines import Engine
 from quarl.errors import QuarlError
-from quarl.evaluate import Evaluation, evaluate, record_observations
+from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.load import read
@@ -20,8 +20,6 @@ from quarl.ptq import quantize
 from quarl.quant.spec import Mode, QuantSpec
 
 Array = NDArray[Any]
-NUM_CALIBRATION = 4096
-"""Observations that calibrate when the caller brings none."""
 
 
 class Agent:
@@ -51,7 +49,7 @@ class Agent:
         if observations is None and spec.float_type is None and (spec.scheme.needs_observations or mode == "static"):
             exact = quantize(self.policy, QuantSpec.parse("fp32"))
             engine = engines.load(exact, batch=16)
-            observations = record_observations(exact, engine, NUM_CALIBRATION, seed=seed, stream="calibration")
+            observations = record_observations(exact, engine, sample_size(exact), seed=seed, stream="calibration")
         return Agent(quantize(self.policy, spec, observations))
 
     def predict(
@@ -107,5 +105,5 @@ class Agent:
 
 
 def load(path: str | os.PathLike[str]) -> Agent:
-    """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or QuaRL artefact."""
+    """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME."""
     return Agent(read(Path(path)))

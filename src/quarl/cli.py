@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from quarl import __version__
-from quarl.config import VERBS, BenchConfig, Config
+from quarl.config import VERBS, BenchConfig, Config, StudyConfig
 from quarl.errors import QuarlError
 
 DESCRIPTION = """What low precision costs and gains in reinforcement learning.
@@ -50,5 +50,5 @@ def parse(words: Sequence[str]) -> Config:
     """The configuration of the verb that `words` name; --help and words that no verb knows end the program."""
     verbs = tuple(Annotated[verb, tyro.conf.subcommand(verb.verb.split()[0])] for verb in VERBS)
     one_of: Any = Union[verbs]  # noqa: UP007  # made of a tuple, which `|` cannot take
-    config: Config | BenchConfig = tyro.cli(one_of, prog="quarl", description=DESCRIPTION, args=words)
-    return config.chosen if isinstance(config, BenchConfig) else config
+    config: Config | BenchConfig | StudyConfig = tyro.cli(one_of, prog="quarl", description=DESCRIPTION, args=words)
+    return config.chosen if isinstance(config, BenchConfig | StudyConfig) else config

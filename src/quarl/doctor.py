@@ -30,6 +30,7 @@ EXTRAS = {
     "atari": ("ale-py",),
     "dm-control": ("dm-control",),
     "zoo": ("rl-zoo3",),
+    "energy": ("codecarbon",),
 }
 """The distributions that each extra brings."""
 MIN_PYTHON = (3, 11)

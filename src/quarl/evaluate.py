@@ -27,6 +27,11 @@ from quarl.errors import QuarlError
 from quarl.policy.graph import Policy, QuantizedPolicy
 
 Array = NDArray[Any]
+NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
+"""Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a
+convolution hundreds of rows."""
+IMAGE_INTERVAL = 8
+"""Steps between two images that are recorded: a game has thousands of them, most like the one before."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -146,6 +151,7 @@ def record_observations(
 
     Plays whole episodes until there are `min_episodes` and `num` steps, and takes `num` of those steps, evenly spaced:
     long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
+    Of images every IMAGE_INTERVAL-th step counts.
     """
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
@@ -162,7 +168,7 @@ def record_observations(
         seed=seed,
         fresh=source.fresh,
         stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
-        record=True,
+        record=IMAGE_INTERVAL if policy.observation_dtype == "uint8" else 1,
     )
     with contextlib.closing(episodes):
         while len(ordered) < min_episodes or sum(map(len, ordered)) < num:
@@ -174,6 +180,19 @@ def record_observations(
                     break
     met = np.concatenate(ordered)
     return met[np.linspace(0, len(met) - 1, num).round().astype(np.int64)]
+
+
+def sample_size(policy: Policy) -> int:
+    """How many recorded observations calibrate the policy, or compare its actions."""
+    return NUM_IMAGES if policy.observation_dtype == "uint8" else NUM_OBSERVATIONS
+
+
+def played_on(policy: Policy, env_id: str | None = None) -> str:
+    """The living id of what `evaluate` would play.
+
+    Whether its episodes need new environments is found out here, and remembered in this process and those it forks.
+    """
+    return _Source(policy, env_id).living_id
 
 
 def _recorded(episode: Episode) -> Array:

@@ -1,30 +1,31 @@
-"""What a precision does to a policy's weights, layer by layer: the rows of `quarl inspect`."""
+"""What a precision does to weights, layer by layer and in all: the rows of `quarl inspect`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.policy.operators import Linear, QuantizedTensor, as_float32
+from quarl.policy.layers import LayerWeights
+from quarl.policy.operators import QuantizedTensor, Weight, as_float32
 from quarl.quant.affine import QParams
-from quarl.quant.diagnostics import Diagnostics, diagnose
-from quarl.quant.spec import Scheme, integer_range
+from quarl.quant.diagnostics import Diagnostics, diagnose, histogram, sqnr_db
+from quarl.quant.spec import QuantSpec, Scheme, integer_range
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Layer:
-    """One linear operator before and after quantisation."""
+    """One layer before and after quantisation."""
 
     name: str
     operator: str
-    """Dense or Conv2d."""
+    """Dense, Conv2d, LSTM, ..."""
     shape: tuple[int, ...]
     """[out, in] or [out, in, kh, kw]."""
     precision: str
@@ -44,53 +45,121 @@ class Layer:
             "max": found.maximum,
             "range": found.range,
             "levels": found.levels,
-            "sqnr_db": found.sqnr_db if math.isfinite(found.sqnr_db) else None,
+            "sqnr_db": _finite(found.sqnr_db),
             "saturation": found.saturation,
-            "histogram": {"counts": found.counts.tolist(), "edges": found.edges.tolist()},
+            "histogram": _histogram(found.counts, found.edges),
         }
 
 
-def inspect(policy: Policy, quantized: QuantizedPolicy) -> list[Layer]:
-    """Layers of `quantized` against the same layers of the float `policy`, in order.
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Whole:
+    """All weights of one model together; biases are not among them."""
 
-    policy: what was rounded, that is, `ptq.rewritten` of the one that was read: a scheme that equalises channels moves
+    model: str
+    layers: list[Layer]
+    num_weights: int
+    minimum: float
+    maximum: float
+    std: float
+    spread: float
+    """max |w| / std: how far the largest weight, which sets the step of a grid, lies from the typical one."""
+    sqnr_db: float
+    counts: Array
+    """int64 [bins]."""
+    edges: Array
+    """float64 [bins + 1]."""
+
+    @property
+    def range(self) -> float:
+        return self.maximum - self.minimum
+
+    def to_json(self) -> dict[str, Any]:
+        """The model's row, with those of its layers in it."""
+        return {
+            "model": self.model,
+            "weights": self.num_weights,
+            "precision": self.layers[0].precision,
+            "scheme": self.layers[0].scheme,
+            "min": self.minimum,
+            "max": self.maximum,
+            "range": self.range,
+            "std": self.std,
+            "spread": _finite(self.spread),
+            "sqnr_db": _finite(self.sqnr_db),
+            "histogram": _histogram(self.counts, self.edges),
+            "layers": [layer.to_json() for layer in self.layers],
+        }
+
+
+def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> list[Layer]:
+    """Layers in the precision of `spec` against the same layers in float, in order.
+
+    before: what was rounded; of a policy whose scheme equalises channels, those of `ptq.rewritten`, because it moves
     factors between layers first.
     """
     return [
         Layer(
-            name=before.name,
-            operator=type(before).__name__,
-            shape=before.weight.shape,
-            precision=quantized.spec.precision,
-            scheme=quantized.spec.scheme.name,
-            diagnostics=_diagnose(before, after, quantized.spec.scheme),
+            name=x.name,
+            operator=x.operator,
+            shape=x.weight.shape,
+            precision=spec.precision,
+            scheme=spec.scheme.name,
+            diagnostics=_diagnose(x.weight, y.weight, spec.scheme),
         )
-        for before, after in zip(policy.linear, quantized.linear, strict=True)
+        for x, y in zip(before, after, strict=True)
     ]
 
 
-def _diagnose(before: Linear, after: Linear, scheme: Scheme) -> Diagnostics:
-    x, weight = as_float32(before.weight), after.weight
-    if not isinstance(weight, QuantizedTensor):
-        return diagnose(x, as_float32(weight))
-    codes = weight.codes
+def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> Whole:
+    """All weights of `model` in float, and what the precision of `spec` leaves of them."""
+    x, y = (np.concatenate([as_float32(layer.weight).reshape(-1) for layer in side]) for side in (before, after))
+    counts, edges = histogram(x)
+    std = float(x.std(dtype=np.float64))
+    return Whole(
+        model=model,
+        layers=inspect(before, after, spec),
+        num_weights=x.size,
+        minimum=float(x.min()),
+        maximum=float(x.max()),
+        std=std,
+        spread=float(np.abs(x).max()) / std if std > 0 else math.inf,
+        sqnr_db=sqnr_db(x, y),
+        counts=counts,
+        edges=edges,
+    )
+
+
+def _diagnose(before: Weight, after: Weight, scheme: Scheme) -> Diagnostics:
+    x = as_float32(before)
+    if not isinstance(after, QuantizedTensor):
+        return diagnose(x, as_float32(after))
+    codes = after.codes
     # The 2020 formula clips nothing: its grid ends where its codes do.
     ends = (
         (int(codes.min()), int(codes.max()))
         if scheme.original
-        else integer_range(weight.bits, symmetric=scheme.symmetric)
+        else integer_range(after.bits, symmetric=scheme.symmetric)
     )
     along = (-1,) + (1,) * (codes.ndim - 1)
-    grid = QParams(weight.scale.reshape(along), weight.zero_point.reshape(along), *ends)
-    return diagnose(x, as_float32(weight), codes=codes, q=grid)
+    grid = QParams(after.scale.reshape(along), after.zero_point.reshape(along), *ends)
+    return diagnose(x, as_float32(after), codes=codes, q=grid)
 
 
-def weight_bias_line(file: str, policy: Policy) -> str:
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _histogram(counts: Array, edges: Array) -> dict[str, list[float]]:
+    return {"counts": counts.tolist(), "edges": edges.tolist()}
+
+
+def weight_bias_line(file: str, layers: Sequence[LayerWeights]) -> str:
     """The original's line about a model file: extremes of all its weights and biases, and the difference.
 
     Source: visualize_pkl.py, `<file> : weight_bias_min: <min> , weight_bias_max: <max> , range: <max-min>`.
     """
-    tensors = [array for op in policy.linear for array in (as_float32(op.weight), op.bias)]
+    tensors = [as_float32(layer.weight) for layer in layers]
+    tensors += [layer.bias for layer in layers if layer.bias is not None]
     low = np.float32(min(array.min() for array in tensors))
     high = np.float32(max(array.max() for array in tensors))
     return f"{file} : weight_bias_min: {low} , weight_bias_max: {high} , range: {high - low}"

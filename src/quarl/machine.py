@@ -102,6 +102,11 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def is_virtual() -> bool:
+    """Whether this is a virtual machine, which shows only some of its processor's cores."""
+    return "hypervisor" in _cpuinfo().get("flags", "").split()
+
+
 def memory_gib() -> float | None:
     """Physical memory."""
     try:

@@ -6,7 +6,7 @@ through the one quantised so far, so that each layer is fitted to the inputs it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, u
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.grids import RANGES, bias_step, fixed_grid, grid_rules, pixel_grid, wide_bits, wide_grid
+from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import (
     OBSERVATION,
     Conv2d,
@@ -52,11 +53,9 @@ def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None)
     observations: raw calibration observations [N, *observation_shape], from the policy's own rollouts; needed by
     static mode and by schemes with output-aware rounding or bias correction.
     """
-    if spec.float_type is not None:
-        return _with(policy, spec, [_cast(op, spec.float_type) for op in policy.ops], {})
     needed = spec.scheme.needs_observations or (spec.mode == "static" and spec.activation_bits is not None)
-    if not needed:
-        ops = [_nearest(op, spec) if isinstance(op, Dense | Conv2d) else op for op in policy.ops]
+    if spec.float_type is not None or not needed:
+        ops = [_rounded(op, spec) if isinstance(op, Dense | Conv2d) else op for op in policy.ops]
         return _with(policy, spec, ops, {})
     if observations is None or len(observations) == 0:
         raise QuarlError(
@@ -79,6 +78,26 @@ def rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> Policy:
     if spec.mode == "dynamic" and spec.activation_bits is not None:
         policy = pin_saturated(policy, as_float(policy, observations))
     return policy
+
+
+def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[LayerWeights, ...]:
+    """Layers of any file in the precision of `spec`, each weight at its nearest value; biases stay as they are.
+
+    Nothing runs, so there are no observations: `spec.scheme` must not need any.
+    """
+    if spec.float_type is None and spec.scheme.needs_observations:
+        raise ValueError(f"scheme {spec.scheme.name!r} needs observations, which layers alone do not give")
+    rounded = []
+    for layer in layers:
+        arguments = (layer.name, (), layer.weight, np.zeros(0, np.float32))
+        op: Linear = Dense(*arguments) if len(layer.weight.shape) == 2 else Conv2d(*arguments)
+        rounded.append(replace(layer, weight=_rounded(op, spec).weight))
+    return tuple(rounded)
+
+
+def _rounded(op: Linear, spec: QuantSpec) -> Linear:
+    """The layer in a precision that needs no observations."""
+    return _nearest(op, spec) if spec.float_type is None else _cast(op, spec.float_type)
 
 
 def on_grids(
@@ -252,9 +271,7 @@ def _with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
     return replace(op, weight=tensor)
 
 
-def _cast(op: Op, float_type: str) -> Op:
-    if not isinstance(op, Dense | Conv2d):
-        return op
+def _cast(op: Linear, float_type: str) -> Linear:
     with np.errstate(over="ignore"):
         weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type], copy=False)
     if not np.isfinite(weight).all():

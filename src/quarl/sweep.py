@@ -16,15 +16,13 @@ from quarl.engines import Engine
 from quarl.envs.rollout import Episode
 from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.evaluate import Evaluation, evaluate, record_observations
+from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]
-NUM_OBSERVATIONS = 4096
-"""Observations that calibrate, and as many others on which actions are compared and calls are timed."""
 AGREE_PCT = 1.0
 """Continuous actions agree where every component differs by at most this share of its range."""
 RECORD_BATCH = 16
@@ -144,8 +142,12 @@ def _count(progress: Callable[[str, int], None], label: str, episode: Episode) -
     progress(label, 1)
 
 
-def record(policy: Policy, stream: Stream, settings: Settings, num: int = NUM_OBSERVATIONS) -> Array:
-    """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart."""
+def record(policy: Policy, stream: Stream, settings: Settings, num: int | None = None) -> Array:
+    """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart.
+
+    num: None takes as many as calibrate such a policy.
+    """
+    num = sample_size(policy) if num is None else num
     exact = quantize(policy, EXACT)
     engine = engines.load(exact, settings.engine, batch=RECORD_BATCH)
     return record_observations(exact, engine, num, seed=settings.seed, stream=stream, env_id=settings.env_id)

@@ -42,7 +42,7 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         frozen = run.ready().rows()[-1]
         run.send("publisher", signal.SIGSTOP)
         run.until(lambda: "actors wait for newer weights" in run.text(), 30)
-        assert run.rows()[-1]["timesteps"] > frozen["timesteps"]  # they have gone on to the bound
+        run.until(lambda: run.rows()[-1]["timesteps"] > frozen["timesteps"], 10)  # they have gone on to the bound
         pid = run.send("publisher", signal.SIGKILL)
         run.until(lambda: run.pid("publisher") not in (None, pid), 10)
         run.until(lambda: run.rows()[-1]["published_version"] > frozen["published_version"] + 2, 20)

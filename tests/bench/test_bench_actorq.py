@@ -75,7 +75,7 @@ def test_settings_leave_out_where_files_go():
 # throughput and breakdown
 
 
-def window(config, *, warm_up, seconds, say):
+def window(config, *, warm_up, seconds, say, meter=None):
     """What `watch` would see if steps took STEP_US, updates 20 ms, and nothing else anything; 100 steps an update."""
     name = "torch" if config.engine == "torch" else config.actor_precision
     step_s = 1e-6 * STEP_US[name]
@@ -217,7 +217,7 @@ SECONDS = {("litert", "int8"): 6.0, ("litert", "fp32"): 12.0, ("torch", "fp32"):
 def trainings(monkeypatch):
     asked = []
 
-    def record(config, *, cap_s, say):
+    def record(config, *, cap_s, say, meter):
         asked.append((config.engine, config.actor_precision, config.samples_per_insert, config.seed, cap_s))
         needed = SECONDS[config.engine, config.actor_precision] * config.samples_per_insert
         entry = {"clock_s": needed, "timesteps": 5000, "updates": 300, "return": 110.0, "return_quantised": 109.0}

@@ -27,6 +27,10 @@ from quarl.errors import QuarlError
         ("HalfCheetah-v4", "HalfCheetah-v4"),
         ("HalfCheetahBulletEnv-v0", "HalfCheetahBulletEnv-v0"),
         ("Acrobot", "Acrobot-v1"),
+        ("PongNoFrameskip-v4", "PongNoFrameskip-v4"),
+        ("PongNoFrameskip-v0", "PongNoFrameskip-v0"),
+        ("PongNoFrameskip-v3", "PongNoFrameskip-v4"),
+        ("ALE/Pong-v4", "ALE/Pong-v5"),
         ("dm_control/cheetah-run-v0", "dm_control/cheetah-run-v0"),
         ("dm_control/cheetah-run", "dm_control/cheetah-run-v0"),
         ("dm_control,cheetah_run", "dm_control/cheetah-run-v0"),
@@ -90,6 +94,8 @@ def test_the_ids_listed_for_a_suite_are_those_its_package_registers() -> None:
         ("LunarLander-v3", "Box2D", "box2d"),
         ("Hopper-v5", "mujoco", "mujoco"),
         ("HopperBulletEnv-v0", "pybullet_envs_gymnasium", "pybullet"),
+        ("PongNoFrameskip-v4", "ale_py", "atari"),
+        ("ALE/Pong-v5", "ale_py", "atari"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_pip_command(
@@ -99,7 +105,7 @@ def test_a_missing_extra_is_named_with_its_pip_command(
         monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.delattr(gymnasium.envs, extra, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
-    if extra == "pybullet":
+    if extra in ("pybullet", "atari"):
         monkeypatch.delitem(registry, env_id, raising=False)
     with pytest.raises(QuarlError) as caught:
         make(env_id)

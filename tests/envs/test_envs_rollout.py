@@ -104,6 +104,13 @@ def test_recorded_observations_are_those_acted_on() -> None:
         assert episode.observations.dtype == np.float32
 
 
+@pytest.mark.parametrize("interval", [2, 3])
+def test_observations_are_recorded_at_intervals_from_each_episode_s_start(interval: int) -> None:
+    for episode in episodes(5, record=interval):
+        assert episode.observations is not None
+        assert episode.observations[:, 1].tolist() == list(range(0, episode.length, interval))
+
+
 def test_sampled_actions_belong_to_the_episode_and_not_to_the_batch() -> None:
     alone, beside = (episodes(batch, num=30, stochastic=True) for batch in (1, 7))
     assert [e.total for e in alone] == [e.total for e in beside]

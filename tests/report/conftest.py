@@ -9,6 +9,7 @@ import pytest
 
 from quarl.inspection import Layer, inspect
 from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.layers import of_policy
 from quarl.policy.operators import mlp
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
@@ -69,4 +70,5 @@ def layers() -> list[Layer]:
     rng = np.random.default_rng(0)
     dense = [(f"dense{i}", rng.normal(size=(n, k)), np.zeros(n)) for i, (k, n) in enumerate(((4, 16), (16, 2)))]
     policy = Policy(observation_shape=(4,), ops=tuple(mlp(dense, "relu")), head=ActionHead("argmax"))
-    return inspect(policy, quantize(policy, QuantSpec.parse("int4", scheme="per-channel")))
+    quantized = quantize(policy, QuantSpec.parse("int4", scheme="per-channel"))
+    return inspect(of_policy(policy), of_policy(quantized), quantized.spec)

@@ -27,6 +27,8 @@ def reward(task, precision, engine, seed, seconds, **changed):
         "final_return": 100.0,
         "final_return_quantised": None,
         "samples_per_insert": 1.0,
+        "joules": None,
+        "joules_by": None,
     } | changed
 
 
@@ -53,6 +55,7 @@ def throughput(precision, engine, ratio, rate, predicted):
         "updates": 1,
         "env_steps": 1,
         "versions_advance": True,
+        "joules_by": "RAPL",
     }
 
 

@@ -61,6 +61,15 @@ def test_classes_go_by_all_their_usual_names(name):
     assert kwargs["optimizer_class"].__name__ == "RMSpropTFLike"
 
 
+def test_stacked_frames_are_the_outermost_wrapper():
+    recipe = of(env_wrapper="gymnasium.wrappers.ClipAction", frame_stack=4, normalize="dict(norm_obs=False)")
+    assert recipe.wrappers == (
+        ("gymnasium.wrappers.ClipAction", {}),
+        ("stable_baselines3.common.vec_env.VecFrameStack", {"n_stack": 4}),
+    )
+    assert recipe.arguments == {}
+
+
 def test_none_takes_an_entry_away():
     assert of(callback=None, frame_stack=0, noise_type=None).arguments == {}
 
@@ -75,7 +84,8 @@ def test_none_takes_an_entry_away():
         ({"n_envs": 10**9}, "n_envs is 1,000,000,000"),
         ({"n_timesteps": "many"}, "n_timesteps is 'many'"),
         ({"n_timesteps": float("nan")}, "n_timesteps is 'nan'"),
-        ({"frame_stack": 4}, "frame_stack is not supported"),
+        ({"frame_stack": "many"}, "frame_stack is 'many'"),
+        ({"frame_stack": 4, "normalize": True}, "frames are stacked as they are, not normalised"),
         ({"policy": "MultiInputPolicy"}, "MultiInputPolicy"),
         ({"policy": "my.module.Policy"}, "my.module.Policy"),
         ({"callback": "my.module.Callback"}, "callback names code"),

@@ -15,10 +15,7 @@ from quarl.training.hyperparameters import interpret
 
 ALGORITHMS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")
 NOT_DATA = {
-    ("ppo", "atari"): "frame_stack",
-    ("a2c", "atari"): "frame_stack",
-    ("dqn", "atari"): "frame_stack",
-    ("ppo", "CarRacing-v3"): "frame_stack",
+    ("ppo", "CarRacing-v3"): "nn.GELU",
     ("sac", "FetchReach-v1"): "replay_buffer_class",
 }
 """Entries that ask for more than quarl train does, and what it names in refusing them."""

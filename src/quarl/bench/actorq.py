@@ -17,6 +17,8 @@ from quarl.actorq.ledger import CLASSES, Learner, Ledger
 from quarl.actorq.supervisor import Supervisor
 from quarl.bench.cells import Cell, Say
 from quarl.config import ActorQConfig
+from quarl.config.base import METERED
+from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 
 Array = NDArray[Any]
@@ -30,15 +32,17 @@ ADDED = (
 SIGNALLED = 128
 """Exit codes above are this and a signal."""
 LEARNER_S = ("train_s", "insert_s", "push_s", "wait_s")
+ELSEWHERE = ("json", "output", "resume", "plan", *METERED)
+"""Options that a cell does not depend on."""
 
 
 def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
     """What a cell depends on: the run's configuration and `more`."""
-    found = {key: value for key, value in asdict(config).items() if key not in ("json", "output", "resume", "plan")}
+    found = {key: value for key, value in asdict(config).items() if key not in ELSEWHERE}
     return found | more
 
 
-def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say) -> Cell:
+def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, meter: Meter = OFF) -> Cell:
     """What a run does in a window of training time that opens `warm_up` seconds after its actors use their policy."""
     with _running(config, say) as supervisor:
         rows = supervisor.run()
@@ -53,7 +57,7 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say) -> 
                 if acting_since is None:
                     acting_since = row["clock_s"]
                 if window is None and row["clock_s"] - acting_since >= warm_up:
-                    window = _Window(row, ledger)
+                    window = _Window(row, ledger, meter)
                 elif window is not None:
                     window.add(row)
                     if window.clock_s >= seconds:
@@ -61,8 +65,12 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say) -> 
         raise _ended(supervisor, "before its window closed")
 
 
-def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say) -> Cell:
-    """A run to its end, or until the training clock reaches `cap_s` (then it is censored)."""
+def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say, meter: Meter = OFF) -> Cell:
+    """A run to its end, or until the training clock reaches `cap_s` (then it is censored).
+
+    meter: counts the whole run: its start, its evaluations and what its processes take to end.
+    """
+    joules = meter.joules()
     with _running(config, say) as supervisor:
         rows = supervisor.run()
         censored = False
@@ -77,6 +85,8 @@ def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say) -> Cell:
         entries = supervisor.judge.entries
         return {
             "clock_s": row["clock_s"],
+            "joules": _since(joules, meter),
+            "joules_by": meter.method,
             "timesteps": row["timesteps"],
             "updates": row["updates"],
             "staleness_p50": row["staleness_p50"],
@@ -85,6 +95,11 @@ def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say) -> Cell:
             "reached": next((entry for entry in entries if entry["clock_s"] == reached_s), None),
             "evaluations": entries,
         }
+
+
+def _since(before: float | None, meter: Meter) -> float | None:
+    now = meter.joules()
+    return None if before is None or now is None else now - before
 
 
 @contextlib.contextmanager
@@ -107,10 +122,11 @@ def _ended(supervisor: Supervisor, when: str) -> BaseException:
 class _Window:
     """Differences between the first row of a window and the last."""
 
-    def __init__(self, row: dict[str, Any], ledger: Ledger) -> None:
+    def __init__(self, row: dict[str, Any], ledger: Ledger, meter: Meter) -> None:
         self.first = self.last = row
         self.slices = [_point(row)]
         self.histograms = _histograms(ledger)
+        self.meter, self.joules = meter, meter.joules()
 
     def add(self, row: dict[str, Any]) -> None:
         self.last = row
@@ -129,6 +145,8 @@ class _Window:
         cpu_s = [row["publisher"]["cpu_share"] * row["wall_s"] for row in (first, last)]
         return {
             "clock_s": self.clock_s,
+            "joules": _since(self.joules, self.meter),
+            "joules_by": self.meter.method,
             "env_steps": last["timesteps"] - first["timesteps"],
             "updates": updates,
             "slices": self.slices,

@@ -38,6 +38,10 @@ class Row:
     """Of the learner's policy, in the last evaluation."""
     final_return_quantised: float | None
     samples_per_insert: float
+    joules: float | None
+    """Of the whole run, evaluations included; None where it was derived, or measured without --energy."""
+    joules_by: str | None
+    """How they were found."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,7 +98,7 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
     cell = cells.get(
         f"{_slug(task.name)}-{arm}-spi{ratio:g}-seed{seed}",
         settings_of(training),
-        lambda: train(training, cap_s=cap_s, say=cells.say),
+        lambda: train(training, cap_s=cap_s, say=cells.say, meter=cells.meter),
     )
     if cell is None:
         return None
@@ -116,6 +120,8 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
         final_return=last.get("return"),
         final_return_quantised=last.get("return_quantised"),
         samples_per_insert=ratio,
+        joules=cell.get("joules"),
+        joules_by=cell.get("joules_by"),
     )
     return Run(row=row, curve=_curve(cell))
 
@@ -125,7 +131,7 @@ def _derived(
 ) -> Run | None:
     """`source` at the pace of `arm`, measured once for all seeds."""
     training = task.training(arm, ratio, task.seeds[0])
-    window = {"warm_up": WARM_UP_S, "seconds": protocol.window_s}
+    window: dict[str, Any] = {"warm_up": WARM_UP_S, "seconds": protocol.window_s}
     cell = cells.get(
         f"{_slug(task.name)}-{arm}-spi{ratio:g}-pace",
         settings_of(training, **window),
@@ -148,6 +154,8 @@ def _derived(
         updates=source.updates,
         final_return=source.final_return,
         final_return_quantised=source.final_return_quantised,
+        joules=None,
+        joules_by=None,
         samples_per_insert=ratio,
     )
     return Run(row=row, curve=[])

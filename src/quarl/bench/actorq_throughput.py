@@ -70,6 +70,10 @@ class Row:
     blocked_ms_p99: float | None
     bytes_share_of_fp32: float | None
     publisher_cpu_share: float
+    joules: float | None
+    """Of the windows; None where one was measured without --energy."""
+    joules_by: str | None
+    """How they were found."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,7 +147,9 @@ def _window(
     training = config.training(arm, ratio, network, interval, seed=config.seed + number)
     name = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}-{number}"
     window = {"warm_up": config.warm_up, "seconds": config.seconds}
-    return cells.get(name, settings_of(training, **window), lambda: watch(training, **window, say=cells.say))
+    return cells.get(
+        name, settings_of(training, **window), lambda: watch(training, **window, say=cells.say, meter=cells.meter)
+    )
 
 
 def _parts(config: BenchActorQConfig, cells: Cells, network: str) -> parts.Parts | None:
@@ -178,6 +184,7 @@ def _rows(
         waits = actors["wait_s"] + actors["stale_s"]
         per_step = 1e6 / max(actors["steps"], 1)
         torch, litert = (_speedup(rates, arm, base) for base in BASELINES)
+        joules, joules_by = _joules(cells)
         ages = [cell["updates_per_version"] for cell in cells]
         slowest = None if None in ages else max(ages)
         yield Row(
@@ -215,6 +222,8 @@ def _rows(
             blocked_ms_p99=_percentile(cells, "blocked_ms", 0.99, 0.1),
             bytes_share_of_fp32=cells[-1]["publisher"]["share_of_fp32"],
             publisher_cpu_share=float(np.mean([cell["publisher"]["cpu_share"] for cell in cells])),
+            joules=joules,
+            joules_by=joules_by,
         )
 
 
@@ -247,6 +256,12 @@ def _speedup(rates: dict[str, Array], arm: str, base: str) -> tuple[float | None
 def _percentile(cells: Sequence[Cell], name: str, share: float, unit: float = 1.0) -> float | None:
     found = percentile(dense(*(cell[name] for cell in cells)), share)
     return unit * found if np.isfinite(found) else None
+
+
+def _joules(cells: Sequence[Cell]) -> tuple[float | None, str | None]:
+    """(joules of all windows, how they were found); None where one was not measured."""
+    found = [cell["joules"] for cell in cells if cell.get("joules") is not None]
+    return (float(sum(found)), cells[-1]["joules_by"]) if len(found) == len(cells) else (None, None)
 
 
 def _breakdown(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.machine import machine
 from quarl.policy.artifact import write_bytes
@@ -19,8 +20,9 @@ Say = Callable[[str], None]
 class Cells:
     """Finished cells in a folder. A cell measured under other settings is never taken for one of these."""
 
-    def __init__(self, folder: Path, minutes: float, say: Say) -> None:
-        self.folder, self.say = folder / "cells", say
+    def __init__(self, folder: Path, minutes: float, say: Say, meter: Meter = OFF) -> None:
+        """meter: for measurements that say what they cost; cells that are there already are not measured anew."""
+        self.folder, self.say, self.meter = folder / "cells", say, meter
         self.folder.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + 60 * minutes
         self.missing = 0

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from quarl import energy
 from quarl.actorq import parts, plan
-from quarl.actorq.supervisor import Supervisor, new_run, warn_about_cores
+from quarl.actorq.supervisor import Result, Supervisor, new_run, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.policy.artifact import write_bytes
@@ -26,6 +27,23 @@ def run(config: ActorQConfig) -> int:
     if config.plan:
         return _plan(config)
     new_run(config)
+    with energy.meter(config) as meter:
+        result = _train(config)
+    if result.message:
+        print(f"quarl: {result.message}", file=sys.stderr)
+    if result.summary:
+        document = schema.document(
+            "actorq", [result.summary], env_id=config.env, algo=config.algo, seed=config.seed, energy=meter.cost
+        )
+        write_bytes(schema.to_text(document).encode(), config.output / "summary.json")
+        if result.exit_code == 0:
+            terminal.say(*_sentences(config, result.summary))
+            terminal.finish(config, document)
+    return result.exit_code
+
+
+def _train(config: ActorQConfig) -> Result:
+    """How the run ended, shown while it lasts."""
     warn_about_cores(config)
     console = Console(stderr=True)
 
@@ -38,16 +56,7 @@ def run(config: ActorQConfig) -> int:
         for row in rows:
             show(_table(config, row, supervisor.judge.entries))
             track(row)
-    result = supervisor.result
-    if result.message:
-        print(f"quarl: {result.message}", file=sys.stderr)
-    if result.summary:
-        document = schema.document("actorq", [result.summary], env_id=config.env, algo=config.algo, seed=config.seed)
-        write_bytes(schema.to_text(document).encode(), config.output / "summary.json")
-        if result.exit_code == 0:
-            terminal.say(*_sentences(config, result.summary))
-            terminal.finish(config, document)
-    return result.exit_code
+    return supervisor.result
 
 
 def _plan(config: ActorQConfig) -> int:
@@ -55,12 +64,17 @@ def _plan(config: ActorQConfig) -> int:
     warn_about_cores(config)
     own = (config.actor_precision, "litert")
     arms = dict.fromkeys((*parts.ARMS, own))
-    with terminal.progress(PLAN_STAGES) as progress:
+    with energy.meter(config) as meter, terminal.progress(PLAN_STAGES) as progress:
         measured = parts.measure(config, tuple(arms), say=lambda label: progress(label, int(label != "environment")))
     setting = plan.Setting.of(config, measured)
     rows = plan.predict(measured, setting)
     document = schema.document(
-        "actorq plan", [row.to_json() for row in rows], algo=config.algo, env_id=config.env, seed=config.seed
+        "actorq plan",
+        [row.to_json() for row in rows],
+        algo=config.algo,
+        env_id=config.env,
+        seed=config.seed,
+        energy=meter.cost,
     )
     title = f"{config.algo} {config.env}: {config.actors} actors, {setting.samples_per_insert:g} samples per insert"
     terminal.show("actorq plan", document["rows"], title)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from quarl.bench.actorq_protocol import read
+from quarl import energy
+from quarl.bench.actorq_protocol import Protocol, read
 from quarl.bench.actorq_reward import time_to_reward
 from quarl.bench.actorq_speedup import speedups
 from quarl.bench.actorq_staleness import staleness
@@ -19,6 +19,9 @@ from quarl.config import BenchActorQConfig
 from quarl.policy.artifact import write_bytes
 from quarl.report import actorq_figures, schema, style
 
+Rows = Sequence[Mapping[str, Any]]
+Tables = Mapping[str, Rows]
+Figures = Mapping[str, Figure]
 TITLES = {
     "throughput": "Throughput of training",
     "time-to-reward": "Time to reward",
@@ -30,10 +33,19 @@ TITLES = {
 def run(config: BenchActorQConfig) -> None:
     """Measures what is missing, within the time, and shows everything that is there."""
     protocol = None if config.protocol is None else read(config.protocol)
-    config.output.mkdir(parents=True, exist_ok=True)
-    cells = Cells(config.output, config.minutes, lambda line: print(f"quarl: {line}", file=sys.stderr, flush=True))
-    title, figures, tables = TITLES[config.what], {}, {}
-    rows: Sequence[Mapping[str, Any]]
+    with energy.meter(config) as meter:
+        config.output.mkdir(parents=True, exist_ok=True)
+        cells = Cells(config.output, config.minutes, terminal.note, meter)
+        rows, tables, figures = _measure(config, protocol, cells)
+    _show(config, rows, tables, figures, meter.cost)
+    if cells.missing:
+        terminal.say(f"the time is over with {cells.missing} cells to go: repeat the command to go on")
+
+
+def _measure(config: BenchActorQConfig, protocol: Protocol | None, cells: Cells) -> tuple[Rows, Tables, Figures]:
+    """(rows, other tables by name, figures by name)."""
+    title, figures, tables = TITLES[config.what], dict[str, Figure](), dict[str, Rows]()
+    rows: Rows
     if protocol is not None:
         runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
         rows = [run.row.to_json() for run in runs]
@@ -50,25 +62,18 @@ def run(config: BenchActorQConfig) -> None:
     else:
         rows = [row.to_json() for row in staleness(config, cells)]
         figures |= {"staleness": actorq_figures.staleness(rows, title)} if rows else {}
-    _show(config, title, rows, tables, figures)
-    if cells.missing:
-        terminal.say(f"the time is over with {cells.missing} cells to go: repeat the command to go on")
+    return rows, tables, figures
 
 
-def _show(
-    config: BenchActorQConfig,
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    tables: Mapping[str, Sequence[Mapping[str, Any]]],
-    figures: Mapping[str, Figure],
-) -> None:
-    training = config.protocol is None
+def _show(config: BenchActorQConfig, rows: Rows, tables: Tables, figures: Figures, cost: energy.Energy | None) -> None:
+    title, training = TITLES[config.what], config.protocol is None
     document = schema.document(
         f"bench actorq {config.what}",
         rows,
         algo=config.first().algo if training else None,
         env_id=config.first().env if training else None,
         seed=config.seed,
+        energy=cost,
     )
     for name, found in ((config.what, rows), *tables.items()):
         command = f"bench actorq {name}"

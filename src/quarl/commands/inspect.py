@@ -1,25 +1,70 @@
-"""`quarl inspect`: what a precision does to the weights of each layer."""
+"""`quarl inspect`: what a precision does to the weights of each layer, or of several models side by side."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from quarl import sweep
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
-from quarl.inspection import Layer, inspect, weight_bias_line
+from quarl.errors import UnsupportedError
+from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
+from quarl.policy import foreign, load
 from quarl.policy.artifact import write_bytes
+from quarl.policy.foreign import models
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.ptq import quantize, rewritten
+from quarl.policy.layers import LayerWeights, of_policy
+from quarl.ptq import quantize, rewritten, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
-from quarl.report import figures, schema, style
+from quarl.report import comparison_figure, figures, schema, style
 from quarl.report.staging import staged
+
+PLAIN = "per-channel"
+"""The scheme that stands in for those that need observations, where there are weights alone."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Model:
+    """A file whose weights are looked at."""
+
+    path: Path
+    policy: Policy | None
+    layers: tuple[LayerWeights, ...]
+    note: str = ""
+    """Why there is no policy, where one might be expected."""
 
 
 def run(config: InspectConfig) -> None:
-    """Prints one row a layer; writes the figure and output.txt."""
-    path, policy = model.locate(config), model.read(config)
-    layers = _layers(config, policy)
-    title = f"{path.name}: weights at {layers[0].precision}"
-    line = weight_bias_line(path.name, policy)
+    """Prints one row a layer, or a model where there are several; writes the figure and output.txt."""
+    found = [_read(config, words) for words in config.models()]
+    if len(found) > 1:
+        _compare(config, found)
+    else:
+        _one(config, found[0])
+
+
+def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
+    path = model.find(words, config.folder)
+    kind = foreign.recognise(path)
+    if kind:
+        return _Model(path, None, foreign.read(path, kind))
+    try:
+        policy = load.read(path, words[0] if config.folder is not None else "")
+    except UnsupportedError as error:
+        if not path.is_file():
+            raise
+        return _Model(
+            path, None, models.read(path), f"Not a policy that QuaRL runs ({error}): all weights in the file."
+        )
+    return _Model(path, policy, of_policy(policy))
+
+
+def _one(config: InspectConfig, found: _Model) -> None:
+    layers = _layers(config, found)
+    title = f"{found.path.name}: weights at {layers[0].precision}"
+    line = weight_bias_line(found.path.name, found.layers)
     with staged(config.output) as folder:
         style.save(figures.weight_distribution(layers, title), folder / "weights.png")
         style.save(figures.weight_distribution(layers, title), folder / "weights.pdf")
@@ -27,13 +72,15 @@ def run(config: InspectConfig) -> None:
     document = schema.document(
         "inspect",
         [layer.to_json() for layer in layers],
-        model=str(path),
-        algo=policy.provenance.algo,
-        env_id=policy.provenance.env_id,
+        model=str(found.path),
+        algo=found.policy.provenance.algo if found.policy else None,
+        env_id=found.policy.provenance.env_id if found.policy else None,
         seed=config.seed,
     )
     terminal.show("inspect", document["rows"], title)
-    if _is_rewritten(layers[0]):
+    if found.policy is None:
+        terminal.say(*_reasons(config, [found]))
+    elif _is_rewritten(layers[0]):
         terminal.say(
             "", f"Scheme {layers[0].scheme} rescales channels before it rounds: these are the weights it rounds."
         )
@@ -41,14 +88,63 @@ def run(config: InspectConfig) -> None:
     terminal.finish(config, document)
 
 
-def _layers(config: InspectConfig, policy: Policy) -> list[Layer]:
+def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
+    policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
     if isinstance(policy, QuantizedPolicy):
-        return inspect(policy, policy)
-    spec = QuantSpec.parse(config.bits, scheme=config.scheme)
+        return inspect(found.layers, found.layers, policy.spec)
+    if policy is None:
+        spec = _plain(config)
+        return inspect(found.layers, round_layers(found.layers, spec), spec)
     if spec.float_type is not None or not spec.scheme.needs_observations:
-        return inspect(policy, quantize(policy, spec))
+        return inspect(found.layers, of_policy(quantize(policy, spec)), spec)
     observations = sweep.record(policy, "calibration", sweep.Settings(seed=config.seed, env_id=config.env))
-    return inspect(rewritten(policy, spec, observations), quantize(policy, spec, observations))
+    before, after = rewritten(policy, spec, observations), quantize(policy, spec, observations)
+    return inspect(of_policy(before), of_policy(after), spec)
+
+
+def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
+    """All weights of each model together, as they lie in its file."""
+    labels = _labels(config, found)
+    compared = [_whole(config, one, label) for one, label in zip(found, labels, strict=True)]
+    lines = [weight_bias_line(label, one.layers) for one, label in zip(found, labels, strict=True)]
+    title = f"Weights of {len(found)} models, noise at {_plain(config).precision}"
+    with staged(config.output) as folder:
+        drawn = comparison_figure.weights_of_models(compared, title)
+        style.save(drawn, folder / "weights.png")
+        style.save(drawn, folder / "weights.pdf")
+        write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
+    document = schema.document("inspect models", [one.to_json() for one in compared], seed=config.seed)
+    terminal.show("inspect models", document["rows"], title)
+    terminal.say(*_reasons(config, found), "", *lines, f"figure: {config.output / 'weights.png'}")
+    terminal.finish(config, document)
+
+
+def _whole(config: InspectConfig, found: _Model, label: str) -> Whole:
+    if isinstance(found.policy, QuantizedPolicy):
+        return whole(label, found.layers, found.layers, found.policy.spec)
+    return whole(label, found.layers, round_layers(found.layers, _plain(config)), _plain(config))
+
+
+def _labels(config: InspectConfig, found: Sequence[_Model]) -> list[str]:
+    """What tells the models apart: their file names, or else the words that name them."""
+    names = [one.path.name for one in found]
+    words = ["/".join(words) for words in config.models()]
+    return names if len(set(names)) == len(names) and config.folder is None else words
+
+
+def _plain(config: InspectConfig) -> QuantSpec:
+    """The precision that was asked for, by a scheme that needs no observations."""
+    spec = QuantSpec.parse(config.bits, scheme=config.scheme)
+    return QuantSpec.parse(config.bits, scheme=PLAIN) if spec.scheme.needs_observations else spec
+
+
+def _reasons(config: InspectConfig, found: Sequence[_Model]) -> list[str]:
+    """What a reader has to know about the numbers, each a line; nothing where they are as asked."""
+    notes = [one.note for one in found if one.note]
+    replaced = _plain(config).scheme.name != config.scheme and _plain(config).float_type is None
+    if replaced:
+        notes.append(f"Scheme {config.scheme} needs observations and weights alone give none: rounded by {PLAIN}.")
+    return ["", *notes] if notes else []
 
 
 def _is_rewritten(layer: Layer) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from quarl.config import ModelConfig
-from quarl.policy import load, zoo
+from quarl.policy import hub, load, zoo
 from quarl.policy.graph import Policy
 
 
 def locate(config: ModelConfig) -> Path:
     """The path that MODEL means: itself, or the latest run of ALGO ENV under the folder."""
-    if config.folder is None:
-        return Path(config.model[0])
-    return zoo.find(config.folder, *config.model)
+    return find(config.model, config.folder)
+
+
+def find(words: Sequence[str], folder: Path | None) -> Path:
+    """The path that `words` mean: one path, hub:ORG/NAME as fetched, or ALGO ENV under `folder`."""
+    return hub.local(Path(words[0])) if folder is None else zoo.find(folder, words[0], words[1])
 
 
 def read(config: ModelConfig) -> Policy:

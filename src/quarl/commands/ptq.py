@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quarl import sweep
+from quarl import energy, sweep
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
@@ -14,6 +14,7 @@ from quarl.machine import machine
 from quarl.policy import artifact
 from quarl.policy.artifact import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.layers import of_policy
 from quarl.ptq import rewritten
 from quarl.report import assessment, figures, page, schema, style, tables
 from quarl.report.staging import staged
@@ -41,7 +42,7 @@ def run(config: PtqConfig) -> None:
     specs = config.specs()
     with staged(config.output) as folder:
         total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
-        with terminal.progress(total) as progress:
+        with energy.meter(config) as meter, terminal.progress(total) as progress:
             cells = sweep.sweep(policy, specs, settings, progress)
         document = schema.document(
             "ptq",
@@ -50,6 +51,7 @@ def run(config: PtqConfig) -> None:
             algo=policy.provenance.algo,
             env_id=cells[0].evaluation.env_id,
             seed=config.seed,
+            energy=meter.cost,
         )
         _write(folder, config, policy, cells, _drawn_layers(policy, cells, settings), document)
     rows = document["rows"]
@@ -111,10 +113,10 @@ def _drawn_layers(policy: Policy, cells: Sequence[Cell], settings: sweep.Setting
     """The layers at DRAWN_BITS or near it, against the weights that were rounded."""
     integers = [cell for cell in cells if cell.policy.spec.float_type is None]
     if not integers:
-        return inspect(policy, cells[-1].policy)
+        return inspect(of_policy(policy), of_policy(cells[-1].policy), cells[-1].policy.spec)
     chosen = min(integers, key=lambda cell: abs(cell.row.bits_weights - DRAWN_BITS)).policy
     observations = sweep.record(policy, "calibration", settings)
-    return inspect(rewritten(policy, chosen.spec, observations), chosen)
+    return inspect(of_policy(rewritten(policy, chosen.spec, observations)), of_policy(chosen), chosen.spec)
 
 
 def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 
+from quarl import energy
 from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import SweepConfig
@@ -16,16 +16,17 @@ from quarl.study import bits
 
 def run(config: SweepConfig) -> None:
     """Trains and measures what is missing, within the time, and shows everything that is there."""
-    config.output.mkdir(parents=True, exist_ok=True)
-    cells = Cells(config.output, config.minutes, lambda line: print(f"quarl: {line}", file=sys.stderr, flush=True))
-    with terminal.progress(bits.num_cells(config)) as progress:
-        played = bits.sweep(config, cells, progress)
+    with energy.meter(config) as meter:
+        config.output.mkdir(parents=True, exist_ok=True)
+        cells = Cells(config.output, config.minutes, terminal.note, meter)
+        with terminal.progress(bits.num_cells(config)) as progress:
+            played = bits.sweep(config, cells, progress)
     if cells.missing:
         terminal.say(f"the time is over with {cells.missing} trainings to go: repeat the command to go on")
     if not any(one.method == "fp32" for one in played):
         return
     about = partial(schema.document, algo=config.algo, env_id=bits.env_id(config), seed=config.seed)
-    rows = about("sweep", [row.to_json() for row in bits.rows(config, played)])
+    rows = about("sweep", [row.to_json() for row in bits.rows(config, played)], energy=meter.cost)
     summary = about("sweep summary", [row.to_json() for row in bits.summaries(config, played)])
     title = f"{config.algo} on {bits.env_id(config)}"
     for name, document in (("rows.json", rows), ("summary.json", summary)):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from quarl import energy
 from quarl.config import Config
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema, tables
@@ -48,8 +49,15 @@ def say(*lines: str) -> None:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def note(line: str) -> None:
+    """Says on stderr what is going on."""
+    print(f"quarl: {line}", file=sys.stderr, flush=True)
+
+
 def finish(config: Config, document: schema.Document) -> None:
-    """Writes the document where --json says, and prints the command that repeats the run."""
+    """Says what the run cost, writes the document where --json says, and says the command that repeats the run."""
+    if "energy" in document:
+        say(energy.sentence(document["energy"]))
     if config.json is not None:
         write_bytes(schema.to_text(document).encode(), config.json)
         say(f"rows: {config.json}")

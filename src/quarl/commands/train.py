@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
+from quarl import energy
 from quarl.commands import terminal
 from quarl.config import TrainConfig
 from quarl.report import schema
@@ -15,22 +15,21 @@ from quarl.training.session import Session
 
 def run(config: TrainConfig) -> int:
     """Trains to the end; returns the exit code: 0, or 130 after Ctrl-C."""
-    session = Session(config, _say)
-    with terminal.progress(session.n_timesteps) as progress:
-        ended = session.run(progress)
+    with energy.meter(config) as meter:
+        session = Session(config, terminal.note)
+        with terminal.progress(session.n_timesteps) as progress:
+            ended = session.run(progress)
     if ended.message:
-        _say(ended.message)
+        terminal.note(ended.message)
     if ended.row is not None:
         row = ended.row
-        document = schema.document("train", [row.to_json()], algo=row.algo, env_id=row.env_id, seed=row.seed)
+        document = schema.document(
+            "train", [row.to_json()], algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost
+        )
         terminal.show("train", document["rows"], f"{row.algo} on {row.env_id}")
         terminal.say(*_sentences(session, row))
         terminal.finish(config, document)
     return ended.exit_code
-
-
-def _say(line: str) -> None:
-    print(f"quarl: {line}", file=sys.stderr, flush=True)
 
 
 def _sentences(session: Session, row: Row) -> Iterator[str]:

@@ -13,8 +13,11 @@ from typing import Annotated, ClassVar
 from tyro.conf import Positional, arg
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, Output, at_least_one
+from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, MeteredConfig, Output, at_least_one
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
+from quarl.config.envs import EnvsConfig
+from quarl.config.mixed_precision import MixedPrecisionConfig
+from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
@@ -26,7 +29,8 @@ class ModelConfig(Config):
     """A verb about one trained policy."""
 
     model: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL", help_behavior_hint="(required)")]] = ()
-    """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; or ALGO ENV with -f FOLDER."""
+    """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; hub:ORG/NAME of the Hugging
+    Face hub; or ALGO ENV with -f FOLDER."""
     folder: Annotated[Path | None, arg(aliases=["-f"], metavar="FOLDER", help_behavior_hint="")] = None
     """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
     seed: int = 0
@@ -34,9 +38,15 @@ class ModelConfig(Config):
 
     def check(self) -> None:
         super().check()
-        words = shlex.join(self.model)
         if not self.model:
             raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL --seed 0")
+        self.check_model()
+        if self.seed < 0:
+            raise QuarlError(f"--seed must not be negative, got {self.seed}")
+
+    def check_model(self) -> None:
+        """Refuses words that name no model."""
+        words = shlex.join(self.model)
         if len(self.model) > 2:
             raise QuarlError(f"MODEL is a path or two words ALGO ENV, got {len(self.model)} words: {words}")
         if len(self.model) == 2 and self.folder is None:
@@ -45,12 +55,10 @@ class ModelConfig(Config):
             raise QuarlError(
                 f"-f FOLDER goes with two words ALGO ENV, got only {words}: add the environment or drop -f"
             )
-        if self.seed < 0:
-            raise QuarlError(f"--seed must not be negative, got {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PtqConfig(ModelConfig):
+class PtqConfig(ModelConfig, MeteredConfig):
     """Quantise a trained policy at several precisions and measure what each costs and gains."""
 
     verb: ClassVar[str] = "ptq"
@@ -119,10 +127,13 @@ class EvalConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectConfig(ModelConfig):
-    """Show what a precision does to the weights of each layer: ranges, histogram, levels, noise, saturation."""
+    """Show what a precision does to weights: ranges, histogram, levels, noise, saturation; several models compared."""
 
     verb: ClassVar[str] = "inspect"
 
+    model: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL ...", help_behavior_hint="(required)")]] = ()
+    """What other verbs take, or a file of weights: .safetensors, .pt, .onnx, .tflite or a frozen TensorFlow .pb.
+    Several are compared; with -f FOLDER these are words ALGO/ENV."""
     bits: Annotated[str, arg(metavar="BITS")] = "8"
     """fp16, bf16, an integer 2..32, or wNaM; a policy that is already quantised is shown as it is."""
     scheme: Annotated[str, arg(metavar="NAME", help=SCHEME_HELP)] = "default"
@@ -134,6 +145,21 @@ class InspectConfig(ModelConfig):
     def check(self) -> None:
         super().check()
         QuantSpec.parse(self.bits, scheme=self.scheme)
+
+    def check_model(self) -> None:
+        for words in self.models() if self.folder is not None else ():
+            if len(words) != 2 or not all(words):
+                raise QuarlError(
+                    f"-f FOLDER goes with ALGO ENV, or with words ALGO/ENV as in dqn/CartPole-v1, got {words[0]!r}"
+                )
+
+    def models(self) -> list[tuple[str, ...]]:
+        """Each model: a path, or the two words ALGO ENV."""
+        if self.folder is None:
+            return [(word,) for word in self.model]
+        if len(self.model) == 2 and "/" not in self.model[0]:
+            return [self.model]
+        return [tuple(word.split("/", 1)) for word in self.model]  # an id may have a slash as well: dqn/ALE/Pong-v5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,22 +195,30 @@ __all__ = [
     "DemoConfig",
     "DoctorConfig",
     "EngineName",
+    "EnvsConfig",
     "EvalConfig",
     "InspectConfig",
     "LatencyConfig",
+    "MixedPrecisionConfig",
     "ModelConfig",
     "PtqConfig",
+    "StudyConfig",
+    "StudyReportConfig",
+    "StudyRunConfig",
+    "StudyStatusConfig",
     "SweepConfig",
     "TrainConfig",
 ]
-VERBS: tuple[type[Config] | type[BenchConfig], ...] = (
+VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
     PtqConfig,
     TrainConfig,
     SweepConfig,
+    StudyConfig,
     ActorQConfig,
     EvalConfig,
     InspectConfig,
     BenchConfig,
+    EnvsConfig,
     DoctorConfig,
     DemoConfig,
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from quarl.config.base import Config, Flag, Output, at_least_one, check_folder, hyperparameters
+from quarl.config.base import Flag, MeteredConfig, Output, at_least_one, check_folder, hyperparameters
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -18,7 +18,7 @@ ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorQConfig(Config):
+class ActorQConfig(MeteredConfig):
     """Train with a full-precision learner and quantised actor processes."""
 
     verb: ClassVar[str] = "actorq"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shlex
 from collections.abc import Callable
@@ -29,6 +30,8 @@ class Config:
     """What all verbs share."""
 
     verb: ClassVar[str]
+    positional: ClassVar[tuple[str, ...]] = ("model",)
+    """Options that stand before the others, without their names."""
 
     json: JsonFile = None
     """Also write the printed rows to this file."""
@@ -44,11 +47,37 @@ class Config:
         options: list[str] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "model":
-                words.extend(value)
-            elif field.name in ("seed", "episodes", "output") or value != field.default:
+            if field.name in self.positional:
+                words.extend(map(str, value if isinstance(value, tuple) else (value,)))
+            elif value is not None and (field.name in ("seed", "episodes", "output") or value != field.default):
                 options.extend(_option(field.name, value))
         return shlex.join([*words, *options])
+
+
+METERED = ("energy", "energy_watts", "energy_country")
+"""Options of MeteredConfig, on which no result depends but the energy itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeteredConfig(Config):
+    """A verb whose energy can be measured."""
+
+    energy: Flag = False
+    """Also measure joules and grams of CO2; how they were found stands beside them."""
+    energy_watts: Annotated[
+        float | None, arg(metavar="W", help_behavior_hint="(default: counters, or codecarbon's guess)")
+    ] = None
+    """Watts of a busy core: energy is processor time times these."""
+    energy_country: Annotated[str | None, arg(metavar="ISO", help_behavior_hint="(default: world average)")] = None
+    """Whose electricity, as in FRA or USA: how many grams a kilowatt-hour is."""
+
+    def check(self) -> None:
+        super().check()
+        for name in METERED[1:]:
+            if getattr(self, name) is not None and not self.energy:
+                raise QuarlError(f"--{name.replace('_', '-')} says how to measure energy: add --energy")
+        if self.energy_watts is not None and not 0 < self.energy_watts < math.inf:
+            raise QuarlError(f"--energy-watts must be above 0, got {self.energy_watts:g}")
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, arg, subcommand
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import Config, Output, at_least_one
+from quarl.config.base import MeteredConfig, Output, at_least_one
+from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.errors import QuarlError, UnsupportedError
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
@@ -31,7 +32,7 @@ def split_arm(arm: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyConfig(Config):
+class LatencyConfig(MeteredConfig):
     """Latency of policies of given sizes, engines side by side, on one thread."""
 
     verb: ClassVar[str] = "bench latency"
@@ -57,7 +58,7 @@ class LatencyConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchActorQConfig(Config):
+class BenchActorQConfig(MeteredConfig):
     """Training with actors of several precisions: throughput, time to reward, where time goes, age of weights.
 
     Finished cells lie as JSON files in the output folder: the same command again goes on where the last one stopped.
@@ -195,13 +196,15 @@ class BenchActorQConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """Measure how long things take: engines side by side, or training with actors of several precisions."""
+    """Measure how long things take: engines side by side, training with actors or learners of several precisions."""
 
     verb: ClassVar[str] = "bench"
 
     chosen: OmitArgPrefixes[
         OmitSubcommandPrefixes[
-            Annotated[LatencyConfig, subcommand("latency")] | Annotated[BenchActorQConfig, subcommand("actorq")]
+            Annotated[LatencyConfig, subcommand("latency")]
+            | Annotated[BenchActorQConfig, subcommand("actorq")]
+            | Annotated[MixedPrecisionConfig, subcommand("mixed-precision")]
         ]
     ] = LatencyConfig()
     """What to measure."""

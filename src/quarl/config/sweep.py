@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import arg
 
-from quarl.config.base import Config, Output, at_least_one, check_folder
+from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder
 from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
@@ -19,7 +19,7 @@ METHODS = ("ptq", "qat")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(Config):
+class SweepConfig(MeteredConfig):
     """Train in float32 and for every precision, quantise what was trained, and compare: return against bits."""
 
     verb: ClassVar[str] = "sweep"

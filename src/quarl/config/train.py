@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from quarl import literals
-from quarl.config.base import Config, Flag, at_least_one, check_folder, hyperparameters
+from quarl.config.base import Flag, MeteredConfig, at_least_one, check_folder, hyperparameters
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.training import QatSpec, Ranges
 
@@ -18,7 +18,7 @@ LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Config):
+class TrainConfig(MeteredConfig):
     """Train an agent with Stable-Baselines3 and RL Zoo's tuned hyper-parameters, quantisation-aware if asked."""
 
     verb: ClassVar[str] = "train"
@@ -34,6 +34,9 @@ class TrainConfig(Config):
     """Environment steps; with --trained-agent those on top."""
     n_envs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: RL Zoo's, or 1)")] = None
     """Environments that are stepped side by side."""
+    vec_env: Literal["auto", "dummy", "native"] = "auto"
+    """How they are stepped: one after the other (dummy), or Atari games in threads of their emulator (native). auto is
+    native for two and more environments of a game that plays the same there."""
     params: Annotated[tuple[str, ...], arg(aliases=["-params", "--hyperparams"], metavar="NAME:VALUE ...")] = ()
     """Hyper-parameters by the zoo's and Stable-Baselines3's names, over the tuned ones, as in learning_rate:lin_1e-3
     policy_kwargs:"dict(net_arch=[64], activation_fn=nn.ReLU)" normalize:True."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
 
-from quarl.envs.names import find, missing_extra, resolve, suite_of
+from quarl.envs.names import ATARI, find, missing_extra, resolve, suite_of
 from quarl.envs.spaces import check_spaces
 from quarl.envs.wrappers import ChannelsFirst, wrap
 from quarl.errors import QuarlError
@@ -25,11 +25,14 @@ def make(
     wrappers: Sequence[tuple[str, Mapping[str, Any]]] = (),
     env_kwargs: Mapping[str, Any] | None = None,
     trusted: bool = False,
+    inside: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]] | None = None,
 ) -> gymnasium.Env[Any, Any]:
     """The environment `resolve(env_id)` inside its time limit and `wrappers` (the outermost last).
 
     trusted: the user typed env_id, which may then name a module to import ("module:Name-v0").
+    inside: a wrapper to put inside all others, where it sees rewards and ends as the environment gives them.
 
+    Atari games are wrapped as they are trained on; `make_for` gives whole games.
     gymnasium's passive checker and order enforcer are left out: they cost half of a CartPole step and change no result.
     Raises QuarlError for an unknown id (nearest match offered), a missing extra (pip command), or arguments and
     wrappers that the environment refuses.
@@ -41,6 +44,10 @@ def make(
     # a window is the one thing that a file's arguments could open
     kwargs = {key: value for key, value in (env_kwargs or {}).items() if key != "render_mode"}
     suite = suite_of(spec)
+    if suite is ATARI:
+        from quarl.envs.atari import emulator_arguments  # here: it loads Stable-Baselines3
+
+        kwargs = emulator_arguments(spec, wrappers, kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -55,13 +62,14 @@ def make(
         except Exception as error:  # any constructor, fed with a file's arguments
             given = f" with {kwargs}" if kwargs else f" ({type(error).__name__})"
             raise QuarlError(f"environment {resolved!r} cannot be made{given}: {_first_line(error)}") from error
-        return wrap(env, wrappers)
+        return wrap(env if inside is None else inside(env), wrappers)
 
 
 def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, Any]:
     """The environment that `policy` was trained on, with its wrappers, or `env_id`; spaces checked.
 
-    Images are put in the policy's order of axes, as Stable-Baselines3 does it.
+    An episode of an Atari game is a whole one, and its rewards are points. Images are put in the policy's order of
+    axes, as Stable-Baselines3 does it.
     """
     source = policy.provenance
     chosen = env_id or source.env_id
@@ -70,7 +78,7 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
     # arguments of another environment's constructor mean nothing here
     trusted = env_id is not None and chosen == env_id
     same = env_id is None or resolve(env_id, trusted=trusted) == _resolved(source.env_id)
-    env = make(chosen, wrappers=source.wrappers, env_kwargs=source.env_kwargs if same else {}, trusted=trusted)
+    env = _make_whole(chosen, source.wrappers, source.env_kwargs if same else {}, trusted=trusted)
     shape = env.observation_space.shape or ()
     if len(shape) == 3 and shape != policy.observation_shape == (shape[2], *shape[:2]):
         env = ChannelsFirst(env)
@@ -80,6 +88,17 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
         env.close()
         raise
     return env
+
+
+def _make_whole(
+    env_id: str, wrappers: Sequence[tuple[str, Mapping[str, Any]]], env_kwargs: Mapping[str, Any], *, trusted: bool
+) -> gymnasium.Env[Any, Any]:
+    """The environment for evaluation: whole games, where training ends them with a life."""
+    if suite_of(find(resolve(env_id, trusted=trusted))) is not ATARI:
+        return make(env_id, wrappers=wrappers, env_kwargs=env_kwargs, trusted=trusted)
+    from quarl.envs.atari import Points, WholeGame  # here: it loads Stable-Baselines3
+
+    return WholeGame(make(env_id, wrappers=wrappers, env_kwargs=env_kwargs, trusted=trusted, inside=Points))
 
 
 def _resolved(env_id: str) -> str:

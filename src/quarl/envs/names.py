@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from gymnasium.envs.registration import EnvSpec, registry
 
-from quarl.envs.quiet import descriptors_muted, dm_control_muted, mujoco_muted
+from quarl.envs import atari_games
+from quarl.envs.quiet import atari_muted, descriptors_muted, dm_control_muted, mujoco_muted
 from quarl.envs.suite_tasks import TASKS, modern
 from quarl.errors import QuarlError
 
@@ -27,6 +28,10 @@ class Suite:
     """The name in `pip install 'quarl[extra]'`."""
     package: str
     """The modules its environments live in start with this."""
+    distribution: str
+    """What pip calls the package that brings it."""
+    example: str
+    """An id that stands for the others."""
     muted: Callable[[], AbstractContextManager[None]] = nullcontext
     """Keeps quiet what its simulator prints while an environment is imported and made."""
     prints_at_reset: bool = False
@@ -36,12 +41,16 @@ class Suite:
     registers itself."""
 
 
+ATARI = Suite("atari", "ale_py", "ale-py", "PongNoFrameskip-v4", atari_muted, ids=atari_games.ids())
 SUITES = (
-    Suite("box2d", "gymnasium.envs.box2d"),
-    Suite("mujoco", "gymnasium.envs.mujoco", mujoco_muted),
+    Suite("box2d", "gymnasium.envs.box2d", "box2d", "LunarLander-v3"),
+    Suite("mujoco", "gymnasium.envs.mujoco", "mujoco", "HalfCheetah-v5", mujoco_muted),
+    ATARI,
     Suite(
         "pybullet",
         "pybullet_envs_gymnasium",
+        "pybullet-envs-gymnasium",
+        "HalfCheetahBulletEnv-v0",
         descriptors_muted,
         prints_at_reset=True,
         ids=(
@@ -60,7 +69,14 @@ SUITES = (
             "HumanoidFlagrunHarderBulletEnv-v0",
         ),
     ),
-    Suite("dm-control", "quarl.envs.dm_control", dm_control_muted, ids=tuple(TASKS)),
+    Suite(
+        "dm-control",
+        "quarl.envs.dm_control",
+        "dm-control",
+        "dm_control/cheetah-run-v0",
+        dm_control_muted,
+        ids=tuple(TASKS),
+    ),
 )
 """Another suite is another row."""
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
@@ -83,7 +99,7 @@ def resolve(env_id: str, *, trusted: bool = False) -> str:
         if trusted:
             return env_id
         raise QuarlError(f"unknown environment {env_id!r}: only --env may name a module to import")
-    living = {known for known, spec in registry.items() if not _is_tombstone(spec)}
+    living = {known for known, spec in registry.items() if not is_tombstone(spec)}
     living.update(known for suite in SUITES for known in suite.ids)
     asked = modern(env_id)
     if asked in living:
@@ -142,7 +158,7 @@ def missing_extra(env_id: str, suite: Suite) -> QuarlError:
     return QuarlError(f"environment {env_id!r} needs an extra: pip install 'quarl[{suite.extra}]'")
 
 
-def _is_tombstone(spec: EnvSpec) -> bool:
+def is_tombstone(spec: EnvSpec) -> bool:
     # gymnasium keeps the ids of dead versions, with functions of its own that only raise
     return callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "") == "gymnasium.envs"
 

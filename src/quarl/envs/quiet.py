@@ -67,6 +67,14 @@ def dm_control_muted() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def atari_muted() -> Iterator[None]:
+    """The emulator says only what went wrong, from here on: every new one would begin with its name and version."""
+    ale: Any = importlib.import_module("ale_py")  # an extra
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
+    yield
+
+
 def _flush_c_streams() -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no C library to ask for on some systems
         ctypes.CDLL(None).fflush(None)

@@ -37,7 +37,7 @@ class Episode:
     last_observation: Array
     """What the last step returned: the state that a truncated episode would have gone on from."""
     observations: Array | None
-    """[length, *shape]: what the policy acted on; only when recorded."""
+    """[T, *shape]: what the policy acted on at every `record`-th step, the first included; only when recorded."""
 
 
 def play(
@@ -51,13 +51,14 @@ def play(
     seed: int,
     fresh: bool,
     stochastic: bool = False,
-    record: bool = False,
+    record: int = 0,
 ) -> Generator[Episode]:
     """Plays the episodes (indices k) and yields each as it ends, which need not be in order.
 
     run: observations [batch, *shape] in the policy's dtype -> outputs [batch, n], each row independent of the others.
     fresh: a new environment for every episode, where a reused one remembers (see `needs_fresh`).
     stochastic: sample actions, each episode from a generator of its own.
+    record: keep the observation of every that many steps, from the first on; 0: of none.
     """
     pending = iter(episodes)
     observations = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
@@ -92,7 +93,8 @@ def play(
         while live:
             if record:
                 for slot in live:
-                    slot.trace.append(observations[slot.row].copy())
+                    if (tick - slot.start) % record == 0:
+                        slot.trace.append(observations[slot.row].copy())
             actions = policy.head(run(observations), generators)
             # plain ints: an environment's own checks of a numpy integer cost more than its arithmetic
             chosen: Any = actions.tolist() if discrete else actions

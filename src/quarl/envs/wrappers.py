@@ -43,14 +43,30 @@ _GYMNASIUM = dict.fromkeys(
     ),
     "gymnasium.wrappers",
 )
+ATARI_WRAPPERS = "stable_baselines3.common.atari_wrappers"
+_ATARI = dict.fromkeys(
+    (
+        "AtariWrapper",
+        "ClipRewardEnv",
+        "EpisodicLifeEnv",
+        "FireResetEnv",
+        "MaxAndSkipEnv",
+        "NoopResetEnv",
+        "StickyActionEnv",
+        "WarpFrame",
+    ),
+    ATARI_WRAPPERS,
+)
 FAMILIES: Mapping[str, Mapping[str, str]] = {
+    ATARI_WRAPPERS: _ATARI,
+    "stable_baselines3.common.vec_env": {"VecFrameStack": "quarl.envs.frame_stack:FrameStack"},
     "sb3_contrib.common.wrappers": _SB3_CONTRIB,
     "rl_zoo3.wrappers": _ZOO,
     "utils.wrappers": _ZOO,  # what the zoos before rl_zoo3 called it
     "gymnasium.wrappers": _GYMNASIUM,
     "gym.wrappers": _GYMNASIUM,
 }
-"""Module prefix in a file -> class name -> the module it is imported from."""
+"""Module prefix in a file -> class name -> the module it is imported from, with its name there where it is another."""
 
 
 def wrap(env: gymnasium.Env[Any, Any], wrappers: Sequence[tuple[str, Mapping[str, Any]]]) -> gymnasium.Env[Any, Any]:
@@ -73,10 +89,14 @@ def wrapper_class(dotted: str) -> Any:
     if name not in family:
         known = sorted({n for f in FAMILIES.values() for n in f})
         raise QuarlError(f"environment wrapper {dotted!r} is not supported; known ones: {', '.join(known)}")
+    module, _, renamed = family[name].partition(":")
     try:
-        return getattr(importlib.import_module(family[name]), name)
+        found = getattr(importlib.import_module(module), renamed or name)
+        if module == ATARI_WRAPPERS:
+            importlib.import_module("cv2")  # they go on without it until the first frame
+        return found
     except ImportError:
-        package = family[name].partition(".")[0].replace("_", "-")
+        package = "'quarl[atari]'" if module == ATARI_WRAPPERS else module.partition(".")[0].replace("_", "-")
         raise QuarlError(f"environment wrapper {dotted!r} needs a package: pip install {package}") from None
 
 

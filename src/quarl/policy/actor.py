@@ -24,6 +24,7 @@ SAC_CLIP_MEAN = 2.0
 """SACPolicy's default for the bound of a gSDE actor's mean."""
 TRAINED_RANGES = "qat_ranges"
 """The part of a network that quantisation-aware training adds, and of the names of its parameters."""
+EXTRACTORS_IN = r"(?:stable_baselines3\.common\.torch_layers|quarl\.algorithms\.wide_cnn)"
 _VALUE = r"<class '{}\.(\w+)'>"
 
 
@@ -130,9 +131,11 @@ def network(
     if observed.is_image and kwargs.get("normalize_images") is not False:
         ops.append(Scale(f"{source}.scale", (source,), np.array(1 / 255, np.float32)))
         source = ops[-1].name
-    extractor = _class(kwargs, "features_extractor_class", r"stable_baselines3\.common\.torch_layers")
-    if extractor not in (None, "FlattenExtractor", "NatureCNN"):
-        raise UnsupportedError(f"features extractor {extractor} is not supported; NatureCNN and FlattenExtractor are")
+    extractor = _class(kwargs, "features_extractor_class", EXTRACTORS_IN)
+    if extractor not in (None, "FlattenExtractor", "NatureCNN", "WideCNN"):
+        raise UnsupportedError(
+            f"features extractor {extractor} is not supported; NatureCNN, WideCNN and FlattenExtractor are"
+        )
     if f"{layout.extractor}.cnn.0.weight" in parameters.state:
         ops += _nature_cnn(parameters, layout.extractor, source)
     elif observed.low.ndim > 1:

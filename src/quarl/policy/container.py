@@ -96,7 +96,7 @@ def _checked(
         if name in seen:
             raise QuarlError(f"{where} has two members called {name!r:.80}; which one is meant cannot be known")
         seen.add(name)
-        if _escapes(name) or _escapes(info.orig_filename):
+        if escapes(name) or escapes(info.orig_filename):
             raise QuarlError(f"{where} has a member whose name leads outside the archive: {info.orig_filename!r:.80}")
         if info.is_dir() or (only is not None and name not in only):
             continue
@@ -116,7 +116,7 @@ def _checked(
     return wanted
 
 
-def _escapes(name: str) -> bool:
+def escapes(name: str) -> bool:
     """True for absolute names, drive letters, backslashes, NUL and "..": no program that saves policies uses them."""
     path = PurePosixPath(name)
     odd = "\\" in name or "\0" in name or name[1:2] == ":"  # numpy's archives of TensorFlow variables end in ":0.npy"

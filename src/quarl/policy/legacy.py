@@ -57,7 +57,7 @@ def read_sb2(path: str | Path, algo: str | None = None, env_id: str | None = Non
     the file is not called after it.
     """
     path = Path(path)
-    data, arrays = _read(path)
+    data, arrays = contents(path)
     try:
         with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
             return _policy(data, arrays, zoo.read_settings(path), algo and algo.lower(), env_id)
@@ -66,7 +66,7 @@ def read_sb2(path: str | Path, algo: str | None = None, env_id: str | None = Non
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
 
 
-def _read(path: Path) -> tuple[Mapping[Any, Any], list[Array] | dict[str, Array]]:
+def contents(path: Path) -> tuple[Mapping[Any, Any], list[Array] | dict[str, Array]]:
     """The model's attributes, and its arrays: in order from a pickle, by name from a zip."""
     raw = read_bytes(path)
     if raw.startswith(b"PK"):

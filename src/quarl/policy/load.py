@@ -6,31 +6,36 @@ import re
 from pathlib import Path
 
 from quarl.errors import QuarlError
-from quarl.policy import artifact, legacy, sb3, zoo
+from quarl.policy import artifact, foreign, hub, legacy, sb3, zoo
 from quarl.policy.container import read_bytes, read_members
 from quarl.policy.graph import Policy, QuantizedPolicy
 
 KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
+MAX_HEADER = 2**32
+"""Bytes; what other kinds of files have in the place of a length is far beyond."""
 
 
 def read(path: str | Path, algo: str = "") -> Policy | QuantizedPolicy:
     """The policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
 
-    algo: what the file is said to hold; QuarlError where a training library's file holds another algorithm.
+    path: hub:ORG/NAME is fetched from the Hugging Face hub. algo: what the file is said to hold; QuarlError where a
+    training library's file holds another algorithm.
     """
-    path = Path(path)
+    path = hub.local(Path(path))
     if path.is_dir():
         path = _in_folder(path)
     start = _start(path)
+    # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
+        return artifact.read(path)
     if start.startswith(b"PK"):
         # Both libraries' zips have `data`; only the older one lists its parameters.
         old = "parameter_list" in read_members(path, only=("parameter_list",))
         return legacy.read_sb2(path, algo) if old else sb3.read_zip(path, algo=algo.lower())
     if start.startswith(b"\x80") or path.suffix == ".pkl":
         return legacy.read_sb2(path, algo)
-    if start[8:9] == b"{":  # safetensors: the length of a JSON header, then the header
-        return artifact.read(path)
-    raise QuarlError(f"{path} is not {KINDS}; check the path")
+    weights = f"; quarl inspect {path.name} shows its weights" if foreign.recognise(path) else ""
+    raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
 
 
 def _start(path: Path) -> bytes:

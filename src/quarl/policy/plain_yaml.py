@@ -108,3 +108,28 @@ def _count(value: Any, budget: int) -> int:
     for child in children:
         budget = _count(child, budget - 1)
     return budget
+
+
+def key_lines(path: Path) -> dict[tuple[str | int, ...], int]:
+    """Lines, from 1, of the keys and list entries of a file that `read_yaml` reads, by the keys that lead to them.
+
+    Raises QuarlError where a key stands twice in one mapping: the second would silently take the first one's place.
+    """
+    lines: dict[tuple[str | int, ...], int] = {}
+    root = yaml.compose(read_bytes(path, limit_bytes=YAML_BYTES), Loader=_Loader)
+    waiting: list[tuple[tuple[str | int, ...], yaml.Node | None]] = [((), root)]
+    while waiting:
+        at, node = waiting.pop()
+        if isinstance(node, yaml.SequenceNode):
+            children = [((*at, number), child, child) for number, child in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            children = [((*at, key.value), key, child) for key, child in node.value]
+        else:
+            continue
+        for where, marked, child in children:
+            line = marked.start_mark.line + 1
+            if where in lines:
+                raise QuarlError(f"{path}, line {line}: {where[-1]!r} stands in line {lines[where]} already; keep one")
+            lines[where] = line
+            waiting.append((where, child))
+    return lines

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.container import unpack
+from quarl.policy.container import LIMIT_BYTES, MAX_MEMBERS, unpack
 
 Array = NDArray[Any]
+MAX_NESTING = 4
+"""Dicts in dicts that are searched: a checkpoint has its state dict in the first or second."""
+MAX_ENTRIES = 16 * MAX_MEMBERS
+"""Entries that are looked at: a small file can name one dict many times, each time inside another."""
 
 
 def read_tensors(data: bytes, where: str) -> dict[str, Array]:
@@ -21,19 +26,49 @@ def read_tensors(data: bytes, where: str) -> dict[str, Array]:
     Floating tensors come out as float32. Raises QuarlError for a damaged file and for anything but a flat dict of
     dense CPU tensors; `where` names the file.
     """
-    # Before torch sees it: its zip reader would unpack a bomb, and knows older formats that are not zips at all.
-    if not data.startswith(b"PK"):
-        raise UnsupportedError(
-            f"{where} is no zip: it was saved by PyTorch older than 1.6 or is damaged; load it there and save it again"
-        )
-    unpack(data, where)
     state = _load(data, where)
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise QuarlError(f"{where} holds a {type(state).__name__}, not the parameters of a policy by name")
     return {name: _array(value, f"{where}: {name[:80]!r}") for name, value in state.items()}
 
 
+def read_nested(data: bytes, where: str) -> dict[str, Array]:
+    """The same of a checkpoint: tensors of dicts in dicts, their names joined with dots; the rest is left out."""
+    import torch
+
+    state = _load(data, where)
+    if not isinstance(state, dict):
+        raise QuarlError(f"{where} holds a {type(state).__name__}, not parameters by name")
+    found: dict[str, Array] = {}
+    total = 0
+    for count, (name, value) in enumerate(_entries(state, "", MAX_NESTING)):
+        if count >= MAX_ENTRIES:
+            raise QuarlError(f"{where} has more than {MAX_ENTRIES:,} entries; save the parameters alone")
+        if isinstance(value, torch.Tensor):
+            total += value.numel() * value.element_size()  # a file can name one tensor many times
+            if len(found) >= MAX_MEMBERS or total > LIMIT_BYTES:
+                raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors or {LIMIT_BYTES:,} bytes of them")
+            found[name] = _array(value, f"{where}: {name[:80]!r}")
+    return found
+
+
+def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[str, Any]]:
+    """Every (name, value) of a dict and of those in it, dicts themselves too; keys are text or small numbers."""
+    for key, value in state.items():
+        if isinstance(key, str) or (type(key) is int and abs(key) < 2**31):
+            name = f"{prefix}{str(key)[:200]}"
+            yield name, value
+            if isinstance(value, dict) and levels > 1:
+                yield from _entries(value, f"{name}.", levels - 1)
+
+
 def _load(data: bytes, where: str) -> Any:
+    # Before torch sees it: its zip reader would unpack a bomb, and knows older formats that are not zips at all.
+    if not data.startswith(b"PK"):
+        raise UnsupportedError(
+            f"{where} is no zip: it was saved by PyTorch older than 1.6 or is damaged; load it there and save it again"
+        )
+    unpack(data, where)
     import torch  # here, because readers of files without tensors need not wait for it
 
     with warnings.catch_warnings():

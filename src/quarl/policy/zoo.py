@@ -78,11 +78,13 @@ def read_settings(model: Path) -> Settings:
     """What lies beside the zip `model` in the zoo's layout; empty settings where nothing does."""
     stats = settings_folder(model)
     if stats is None:
-        return Settings(env_id=model.stem if re.search(r"-v[0-9]+$", model.stem) else "")
+        stem = re.sub(rf"^({'|'.join(LAYOUTS)})-", "", model.stem)  # of the hub's ALGO-ENV.zip without its settings
+        return Settings(env_id=stem if re.search(r"-v[0-9]+$", stem) else "")
     config = _document(stats / "config.yml")
     args = _document(stats / "args.yml")
+    named = stats.name if stats != model.parent else ""
     return Settings(
-        env_id=_text(args.get("env") or stats.name, stats / "args.yml", "env"),
+        env_id=_text(args.get("env") or named, stats / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), stats / "args.yml", "env_kwargs"),
         wrappers=wrappers_of(config, stats / "config.yml"),
         normalize=_statistics(config, stats),
@@ -90,9 +92,20 @@ def read_settings(model: Path) -> Settings:
 
 
 def settings_folder(model: Path) -> Path | None:
-    """The folder of config.yml, args.yml and vecnormalize.pkl beside the zip `model`; None where there is none."""
+    """The folder of config.yml, args.yml and vecnormalize.pkl beside the zip `model`; None where there is none.
+
+    In a repository of the Hugging Face hub they lie in the zip's own folder.
+    """
+    if (model.parent / "config.yml").is_file() and (model.parent / "args.yml").is_file():
+        return model.parent
     run = re.sub(r"_[0-9]+$", "", model.resolve().parent.name)
     return next((model.parent / name for name in (model.stem, run) if (model.parent / name).is_dir()), None)
+
+
+def statistics_file(stats: Path) -> Path:
+    """The file of the observations' statistics in a settings folder, whether it is there or not."""
+    pushed = stats / "vec_normalize.pkl"  # as it is called on the hub
+    return pushed if pushed.is_file() else stats / "vecnormalize.pkl"
 
 
 def samples_actions(algo: str, env_id: str) -> bool:
@@ -108,7 +121,7 @@ def _statistics(config: Mapping[str, Any], stats: Path) -> Normalize | None:
 
     The zoo of Stable-Baselines 2 had obs_rms.pkl instead, with the wrapper's default epsilon and clip.
     """
-    path, running = stats / "vecnormalize.pkl", stats / "obs_rms.pkl"
+    path, running = statistics_file(stats), stats / "obs_rms.pkl"
     wanted = config.get("normalize", False) if config else path.is_file() or running.is_file()
     if not wanted:
         return None

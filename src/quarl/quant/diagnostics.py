@@ -68,6 +68,21 @@ def coarsest_grid(q: QParams) -> Array:
     return np.asarray(dequantize(np.arange(q.qmin, q.qmax + 1, dtype=np.float32), one), np.float32)
 
 
+def histogram(x: Array, bins: int = HISTOGRAM_BINS) -> tuple[Array, Array]:
+    """Counts int64 [bins] of the numbers x and the edges float64 [bins + 1], from the smallest to the largest.
+
+    Numbers that lie closer together than float64 can part into bins get a wider range around them.
+    """
+    low, high = float(x.min()), float(x.max())
+    room = bins * 4 * np.spacing(max(abs(low), abs(high)))
+    if high - low < room:
+        # as numpy does for numbers that are all the same
+        reach = max(room, 0.5 if low == high else 0.0)
+        low, high = low - reach, high + reach
+    counts, edges = np.histogram(x.astype(np.float64), bins=bins, range=(low, high))
+    return counts, edges
+
+
 def diagnose(
     x: Array, quantized: Array, *, codes: Array | None = None, q: QParams | None = None, bins: int = HISTOGRAM_BINS
 ) -> Diagnostics:
@@ -77,7 +92,7 @@ def diagnose(
     """
     if x.size == 0 or x.shape != quantized.shape:
         raise ValueError(f"expected two equal shapes with at least one weight, got {x.shape} and {quantized.shape}")
-    counts, edges = np.histogram(x.astype(np.float64), bins=bins)
+    counts, edges = histogram(x, bins)
     return Diagnostics(
         minimum=float(x.min()),
         maximum=float(x.max()),

@@ -11,6 +11,11 @@ ARM = Column(
 )
 RATIO = Column("samples per insert", lambda row: f"{row['samples_per_insert']:g}", "{} samples per insert")
 
+JOULES = (
+    Column("joules", lambda row: "" if row["joules"] is None else f"{row['joules']:,.0f}", optional=True),
+    Column("joules by", lambda row: row["joules_by"] or "", "joules by {}", left=True, optional=True),
+)
+
 ACTORQ: Mapping[str, tuple[Column, ...]] = {
     "actorq": (
         Column("algorithm", field_of("algo"), left=True),
@@ -51,6 +56,7 @@ ACTORQ: Mapping[str, tuple[Column, ...]] = {
         Column("overhead µs", digits_of("overhead_us")),
         Column("updates a version", digits_of("updates_per_version")),
         Column("age p50/p99", lambda row: f"{digits_of('staleness_p50')(row)}/{digits_of('staleness_p99')(row)}"),
+        *JOULES,
     ),
     "bench actorq time-to-reward": (
         Column("task", field_of("task"), left=True),
@@ -64,6 +70,7 @@ ACTORQ: Mapping[str, tuple[Column, ...]] = {
         Column("updates", lambda row: f"{row['updates']:,}"),
         Column("final return", number_of("final_return")),
         Column("quantised", number_of("final_return_quantised")),
+        *JOULES,
     ),
     "bench actorq speed-up": (
         Column("task", field_of("task"), left=True),

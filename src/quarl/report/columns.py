@@ -21,6 +21,8 @@ class Column:
     constant: str = ""
     """Where set and all rows that have a cell agree, this, with {} for the cell, joins the caption instead."""
     left: bool = False
+    optional: bool = False
+    """Whether it is left out where no row has a cell."""
 
 
 def number(value: float | None) -> str:

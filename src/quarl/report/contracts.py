@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quarl.report.inspect_contracts import INSPECT
+from quarl.report.mixed_precision_contracts import MIXED_PRECISION
+from quarl.report.study_contracts import STUDY
+
 Types = tuple[type, ...]
 NULL = type(None)
 
@@ -46,20 +50,7 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "steps": (int,),
         "steps_per_s": (float,),
     },
-    "inspect": {
-        "layer": (str,),
-        "operator": (str,),
-        "shape": (list,),
-        "precision": (str,),
-        "scheme": (str,),
-        "min": (float,),
-        "max": (float,),
-        "range": (float,),
-        "levels": (int,),
-        "sqnr_db": (float, NULL),
-        "saturation": (float,),
-        "histogram": (dict,),
-    },
+    **INSPECT,
     "bench latency": {
         "network": (str,),
         "batch": (int,),
@@ -192,6 +183,8 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "blocked_ms_p99": (float, NULL),
         "bytes_share_of_fp32": (float, NULL),
         "publisher_cpu_share": (float,),
+        "joules": (float, NULL),
+        "joules_by": (str, NULL),
     },
     "bench actorq time-to-reward": {
         "task": (str,),
@@ -208,6 +201,8 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "final_return": (float, NULL),
         "final_return_quantised": (float, NULL),
         "samples_per_insert": (float,),
+        "joules": (float, NULL),
+        "joules_by": (str, NULL),
     },
     "bench actorq speed-up": {
         "task": (str,),
@@ -261,6 +256,27 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "final_return": (float,),
         "final_return_quantised": (float,),
     },
+    **MIXED_PRECISION,
+    "envs": {
+        "suite": (str,),
+        "package": (str,),
+        "version": (str, NULL),
+        "install": (str,),
+        "ids": (int,),
+        "example": (str,),
+        "algorithms": (list,),
+    },
+    "envs id": {
+        "env_id": (str,),
+        "suite": (str,),
+        "observation_space": (str,),
+        "action_space": (str,),
+        "time_limit": (int, NULL),
+        "algo": (str,),
+        "fits": (bool,),
+        "reason": (str,),
+    },
+    **STUDY,
     "doctor": {
         "check": (str,),
         "found": (str,),

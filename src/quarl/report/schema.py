@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quarl.energy import Energy
 from quarl.report.contracts import NULL, ROWS, Types
 
 Row = Mapping[str, Any]
@@ -21,6 +22,22 @@ DOCUMENT: Mapping[str, Types] = {
     "rows": (list,),
 }
 
+ENERGY: Mapping[str, Types] = {
+    "joules": (float,),
+    "co2_g": (float,),
+    "method": (str,),
+    "watts": (float, NULL),
+    "cpu_seconds": (float,),
+    "country": (str,),
+    "grams_per_kwh": (float,),
+}
+"""What --energy adds."""
+WITH_ENERGY: Mapping[str, Types] = {
+    **{key: types for key, types in DOCUMENT.items() if key != "rows"},
+    "energy": (dict,),
+    "rows": (list,),
+}
+
 
 def document(
     command: str,
@@ -30,10 +47,15 @@ def document(
     algo: str | None = None,
     env_id: str | None = None,
     seed: int | None = None,
+    energy: Energy | None = None,
 ) -> Document:
-    """What a --json file holds; numbers that JSON cannot write (NaN, infinity) become null."""
+    """What a --json file holds; numbers that JSON cannot write (NaN, infinity) become null.
+
+    energy: what the run cost, where it was measured; elsewhere the document has no such key.
+    """
     plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
-    return {"command": command, "model": model, "algo": algo, "env_id": env_id, "seed": seed, "rows": plain}
+    head = {"command": command, "model": model, "algo": algo, "env_id": env_id, "seed": seed}
+    return {**head, **({} if energy is None else {"energy": energy.to_json()}), "rows": plain}
 
 
 def to_text(document: Document) -> str:
@@ -46,7 +68,10 @@ def to_text(document: Document) -> str:
 
 def check(document: Document) -> None:
     """Raises ValueError where the document breaks the contract, naming the first key that does."""
-    _check_keys(document, DOCUMENT, "the document")
+    measured = "energy" in document
+    _check_keys(document, WITH_ENERGY if measured else DOCUMENT, "the document")
+    if measured:
+        _check_keys(document["energy"], ENERGY, "energy")
     if document["command"] not in ROWS:
         raise ValueError(f"command is {document['command']!r}, expected one of {', '.join(ROWS)}")
     for number, row in enumerate(document["rows"]):

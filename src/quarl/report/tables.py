@@ -21,11 +21,14 @@ from quarl.report.columns import (
     number_of,
     percent,
     size,
-    spark,
     unless_float,
     verdict,
 )
+from quarl.report.envs_columns import ENVS
+from quarl.report.inspect_columns import INSPECT
+from quarl.report.mixed_precision_columns import MIXED_PRECISION
 from quarl.report.schema import Row
+from quarl.report.study_columns import STUDY
 from quarl.report.sweep_columns import SWEEP
 from quarl.report.train_columns import TRAIN
 
@@ -80,20 +83,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("steps", lambda row: f"{row['steps']:,}"),
         Column("steps/s", lambda row: f"{row['steps_per_s']:,.0f}"),
     ),
-    "inspect": (
-        Column("layer", field_of("layer"), left=True),
-        Column("operator", field_of("operator"), "{} layers", left=True),
-        Column("shape", lambda row: "×".join(map(str, row["shape"]))),
-        Column("precision", field_of("precision"), "{}", left=True),
-        Column("scheme", unless_float("scheme"), "scheme {}", left=True),
-        Column("min", lambda row: f"{row['min']:.4g}"),
-        Column("max", lambda row: f"{row['max']:.4g}"),
-        Column("range", lambda row: f"{row['range']:.4g}"),
-        Column("levels", field_of("levels")),
-        Column("SQNR dB", lambda row: "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"),
-        Column("clipped %", lambda row: f"{100 * row['saturation']:.2g}"),
-        Column("histogram (log)", lambda row: spark(row["histogram"]["counts"]), left=True),
-    ),
+    **INSPECT,
     "bench latency": (
         Column("network", field_of("network"), left=True),
         Column("batch", field_of("batch"), "batch {}"),
@@ -105,7 +95,10 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     ),
     **TRAIN,
     **SWEEP,
+    **STUDY,
     **ACTORQ,
+    **ENVS,
+    **MIXED_PRECISION,
     "doctor": (
         Column("check", field_of("check"), left=True),
         Column("found", field_of("found"), left=True),
@@ -124,7 +117,7 @@ def cells(command: str, rows: Sequence[Row]) -> Cells:
         values = {column.cell(row) for row in rows} - {""}
         if column.constant and len(values) == 1:
             caption.append(column.constant.format(values.pop()))
-        else:
+        elif values or not column.optional:
             shown.append(column)
     return Cells(
         columns=tuple(shown),

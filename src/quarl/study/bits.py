@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from quarl import stats
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig
+from quarl.config.base import METERED
 from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
@@ -37,6 +38,8 @@ from quarl.training.session import Session
 Array = NDArray[Any]
 FP32 = "fp32"
 BATCH = 16
+ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", *METERED)
+"""Options of a training that a cell does not depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +169,7 @@ def _cell(
 ) -> Cell | None:
     name = _name(config, seed, bits)
     training = config.training(seed, bits, n_timesteps, config.output / "runs" / name)
-    settings = {
-        key: value for key, value in asdict(training).items() if key not in ("folder", "json", "resume", "track")
-    }
+    settings = {key: value for key, value in asdict(training).items() if key not in ELSEWHERE}
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
     precisions = list(config.bits) if bits is None and "ptq" in config.methods else []
     settings |= {"episodes": config.episodes, "ptq": precisions}

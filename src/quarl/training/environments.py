@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import gymnasium
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
-from quarl.envs import make
-from quarl.envs.wrappers import wrap
+from quarl.envs import make, resolve
+from quarl.envs.fit import fits, fitting
+from quarl.envs.names import ATARI
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.actor import DQN, LAYOUTS
-from quarl.policy.spaces import Box, Discrete, action_head, from_live, observation_box
+from quarl.policy.spaces import Box, from_live, observation_box
 from quarl.training.hyperparameters import Recipe
 
-CONTINUOUS = "ppo, a2c, ddpg, td3, sac or d4pg"
-DISCRETE = "ppo, a2c or dqn"
+VecEnvName = Literal["auto", "dummy", "native"]
+Say = Callable[[str], None]
 
 
-def make_environments(env_id: str, recipe: Recipe) -> VecEnv:
-    """`recipe.n_envs` environments side by side, as the zoo wraps them: returns are counted inside its wrappers."""
+def make_environments(
+    env_id: str, recipe: Recipe, vec_env: VecEnvName = "auto", say: Say = lambda line: None
+) -> VecEnv:
+    """`recipe.n_envs` environments side by side, as the zoo wraps them: returns are counted inside its wrappers.
 
-    def one() -> gymnasium.Env[Any, Any]:
-        env = make(env_id, env_kwargs=recipe.env_kwargs, trusted=True)
-        return wrap(Monitor(env), recipe.wrappers)
-
-    env: VecEnv = DummyVecEnv([one] * recipe.n_envs)
+    vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
+    auto takes it where it plays the same game. `say` hears of it.
+    """
+    env = _native(env_id, recipe, vec_env, say) or _dummy(env_id, recipe)
     if recipe.normalize is None:
         return env
     try:
@@ -36,14 +38,35 @@ def make_environments(env_id: str, recipe: Recipe) -> VecEnv:
         raise QuarlError(f"normalize is {dict(recipe.normalize)}: {str(error).partition(chr(10))[0]}") from None
 
 
+def _dummy(env_id: str, recipe: Recipe) -> VecEnv:
+    def one() -> gymnasium.Env[Any, Any]:
+        return make(env_id, wrappers=recipe.wrappers, env_kwargs=recipe.env_kwargs, trusted=True, inside=Monitor)
+
+    return DummyVecEnv([one] * recipe.n_envs)
+
+
+def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEnv | None:
+    """The emulator's threads; None where something else is asked for, or where auto finds another game there."""
+    fast = recipe.n_envs > 1 and resolve(env_id, trusted=True) in ATARI.ids
+    if vec_env == "dummy" or (vec_env == "auto" and not fast):
+        return None
+    from quarl.envs.atari_vector import Unfit, make_native  # here: only Atari needs it
+
+    try:
+        env = make_native(env_id, recipe.n_envs, recipe.wrappers, recipe.env_kwargs, same_game=vec_env == "auto")
+    except Unfit as error:
+        if vec_env == "native":
+            raise QuarlError(f"--vec-env native: {error}; use --vec-env dummy") from None
+        return None
+    say("environments: ale-py's own vector environment (--vec-env dummy steps Stable-Baselines3's)")
+    return env
+
+
 def check_spaces(algo: str, env_id: str, env: VecEnv) -> Box:
     """The observations' space; refuses what the algorithm cannot learn in, or what no exported policy can read."""
     observed = from_live(env.observation_space, f"the observation space of {env_id}")
-    actions = from_live(env.action_space, f"the action space of {env_id}")
-    layout = LAYOUTS[algo]
-    if layout is DQN and isinstance(actions, Box):
-        raise UnsupportedError(f"{algo} on {env_id} is n/a: its actions are continuous; use {CONTINUOUS}")
-    if layout.tanh and isinstance(actions, Discrete):
-        raise UnsupportedError(f"{algo} on {env_id} is n/a: its actions are discrete; use {DISCRETE}")
-    action_head(actions, f"the action space of {env_id}", squashed=layout.tanh)
+    if (reason := fits(algo, env.action_space)) is not None:
+        others = fitting(env.action_space)
+        advice = f"; use {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}" if others else ""
+        raise UnsupportedError(f"{algo} on {env_id} is n/a: {reason}{advice}")
     return observation_box(observed, f"the observation space of {env_id}")

@@ -26,6 +26,7 @@ CLASSES: Mapping[str, str] = {
     **{f"{prefix}{name}": f"torch.nn.{name}" for prefix in TORCH for name in FUNCTIONS},
     **{f"{prefix}{name}": f"torch.optim.{name}" for prefix in ("", "th.optim.", "torch.optim.") for name in OPTIMIZERS},
     "RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like.RMSpropTFLike",
+    "WideCNN": "quarl.algorithms.wide_cnn.WideCNN",
 }
 """What a class may be called in a configuration, and where it is."""
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf")
@@ -63,17 +64,21 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
     for name in OURS:
         if name in left:
             raise QuarlError(f"{where}: {name} is no hyper-parameter; options of quarl train say such things")
-    if left.pop("frame_stack", 0):
-        raise UnsupportedError(f"{where}: frame_stack is not supported in training yet; drop it with frame_stack:0")
     for name in CODE:
         if left.pop(name, None):
             raise UnsupportedError(f"{where}: {name} names code of the zoo, which is not run; drop it with {name}:None")
     policy = left.pop("policy", None)
     if policy is not None and policy not in POLICIES:
         raise UnsupportedError(f"{where}: policy {str(policy)[:60]!r} is not supported; {' and '.join(POLICIES)} are")
-    wrappers = wrappers_of({"env_wrapper": left.pop("env_wrapper", None)}, where)
+    stack = left.pop("frame_stack", 0)
+    wrappers = wrappers_of({"env_wrapper": left.pop("env_wrapper", None), "frame_stack": stack}, where)
     kind, std = left.pop("noise_type", None), left.pop("noise_std", None)
     normalize = _normalize(left.pop("normalize", False), left.get("gamma"), where)
+    if stack and normalize is not None and normalize.get("norm_obs", True):
+        raise UnsupportedError(
+            f"{where}: frames are stacked as they are, not normalised; drop frame_stack with frame_stack:0, or write "
+            "normalize:dict(norm_obs=False)"
+        )
     env_kwargs = _dict(left.pop("env_kwargs", {}), "env_kwargs", where)
     n_timesteps = _count(left.pop("n_timesteps", 0), "n_timesteps", where)
     n_envs = _count(left.pop("n_envs", 1), "n_envs", where)

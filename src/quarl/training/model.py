@@ -47,6 +47,12 @@ def build(
         arguments["action_noise"] = _noise(*recipe.noise, env)
     if "policy_kwargs" in arguments:
         arguments["policy_kwargs"] = dict(arguments["policy_kwargs"])  # Stable-Baselines3 adds to it
+        kwargs = arguments["policy_kwargs"]
+        if config.algo == "a2c" and "optimizer_kwargs" in kwargs and "optimizer_class" not in kwargs:
+            # Stable-Baselines3 puts its own in their place, and says nothing
+            raise QuarlError(
+                "a2c ignores optimizer_kwargs without an optimizer_class: add optimizer_class=RMSprop to policy_kwargs"
+            )
     policy = recipe.policy or ("CnnPolicy" if images else "MlpPolicy")
     device = "cpu" if config.device == "auto" and not images else config.device
     with warnings.catch_warnings(record=True) as warned:

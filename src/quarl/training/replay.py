@@ -9,14 +9,18 @@ from numpy.typing import NDArray
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from quarl.errors import QuarlError
+from quarl.training import stacked_frames
 
 Array = NDArray[Any]
-FIELDS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+IMAGES = ("observations", "next_observations")
+FIELDS = (*IMAGES, "actions", "rewards", "dones", "timeouts")
 CURSOR = "cursor"
 
 
 class StoredReplay:
     """A buffer that can be saved: its filled rows [T, N, ...], and where it writes next.
+
+    Stacked frames are saved once each: 0.7 GB instead of the 5.6 that 100,000 steps of an Atari game fill.
 
     Samples are drawn with numpy's global generator, which is in every checkpoint.
     """
@@ -25,10 +29,13 @@ class StoredReplay:
         self.buffer = buffer
 
     def state(self) -> dict[str, Array]:
-        """Views of the filled rows by field, and the cursor."""
+        """The filled rows by field, and the cursor; views, but for stacked frames."""
         buffer = self.buffer
         rows = self._rows(buffer.pos, buffer.full)
         found = {name: getattr(buffer, name)[:rows] for name in FIELDS if hasattr(buffer, name)}
+        packed = stacked_frames.pack(found["observations"], found.get("next_observations"))
+        if packed is not None:
+            found = {name: array for name, array in found.items() if name not in IMAGES} | packed
         return {**found, CURSOR: np.array([buffer.pos, buffer.full], np.int64)}
 
     def load_state(self, state: dict[str, Array]) -> None:
@@ -38,7 +45,8 @@ class StoredReplay:
         rows, room = len(state["actions"]), buffer.buffer_size
         if not 0 <= pos < room or rows != self._rows(pos, bool(full)):
             raise QuarlError(f"its replay holds {rows} rows and this run's has room for {room}")
-        for name in FIELDS:
+        packed = "frames" in state
+        for name in FIELDS if not packed else FIELDS[len(IMAGES) :]:
             here: Array | None = getattr(buffer, name, None)
             saved = state.get(name)
             expected = None if here is None else (rows, *here.shape[1:])
@@ -48,6 +56,9 @@ class StoredReplay:
                     f"the {name} of its replay are {found} and this run's {expected}; resume with the options of the "
                     "first run, such as --n-envs"
                 )
+        if packed:
+            following = buffer.next_observations[:rows] if hasattr(buffer, "next_observations") else None
+            stacked_frames.unpack(state, buffer.observations[:rows], following)
         for name in FIELDS:
             if name in state:
                 getattr(buffer, name)[:rows] = state[name]

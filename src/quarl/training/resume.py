@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import TrainConfig
+from quarl.config.base import METERED
 from quarl.errors import QuarlError
 from quarl.training.run_folder import RunFolder
 
-FREE = ("n_timesteps", "params", "threads", "device", "track", "eval_freq", "save_freq")
+FREE = ("n_timesteps", "vec_env", "params", "threads", "device", "track", "eval_freq", "save_freq")
 """Options that may change; the run's where they are not given."""
-NEW = ("algo", "env", "folder", "resume", "json")
+NEW = ("algo", "env", "folder", "resume", "json", *METERED)
 """Options that say which run it is and what to do with it."""
 COMPARED_LATER = ("qat",)
 """With the checkpoint itself."""
@@ -29,9 +30,9 @@ def resumed(config: TrainConfig, folder: RunFolder) -> TrainConfig:
         if name in NEW or (name in FREE and given):
             found[name] = here
             continue
-        if name not in args:
+        if name not in args and name not in FREE:
             raise QuarlError(f"{where} does not say {name}; it is no run of quarl train")
-        found[name] = _option(args[name], field.default, name)
+        found[name] = _option(args.get(name, field.default), field.default, name)
         if given and name not in COMPARED_LATER and here != found[name]:
             flag = f"--{name.replace('_', '-')}"
             raise QuarlError(f"{flag} is {here} here and {found[name]} in {folder.path}; resume without it")

@@ -65,7 +65,7 @@ class Session:
         self.recipe = recipe = interpret(written, where)
         spec, delay = config.spec(), config.delay(recipe.n_timesteps)
         self.config = dataclasses.replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
-        env = make_environments(config.env, recipe)
+        env = make_environments(config.env, recipe, config.vec_env, self._notes.append)
         with contextlib.ExitStack() as stack:
             stack.callback(env.close)
             images = check_spaces(config.algo, self.env_id, env).is_image
@@ -102,8 +102,12 @@ class Session:
             self._say_notes()
         return self._folder
 
-    def run(self, progress: Progress) -> Ended:
-        """Trains to the end, or to a signal; QuarlError where training diverges, its checkpoints kept."""
+    def run(self, progress: Progress, *, one_stretch: bool = False) -> Ended:
+        """Trains to the end, or to a signal; QuarlError where training diverges, its checkpoints kept.
+
+        one_stretch: or to the next checkpoint of save_freq, with no row. A run in stretches, each of which resumes the
+        one before, is bit for bit the same wherever it was killed: its environments begin anew at every checkpoint.
+        """
         started = time.perf_counter()
         with threads(self.threads), Interrupts(lambda: None) as interrupts:
             config = self.config
@@ -115,6 +119,7 @@ class Session:
                 eval_freq=config.eval_freq,
                 save_freq=config.save_freq,
                 clock_s=self.clock_before,
+                one_stretch=one_stretch,
             )
             progress("training", self.steps_before)
             try:
@@ -133,7 +138,8 @@ class Session:
                 assert self.model.env is not None
                 self.model.env.close()
             if row is None:
-                assert interrupts.number is not None
+                if interrupts.number is None:
+                    return Ended(exit_code=0, message="", row=None)
                 return Ended(exit_code=128 + interrupts.number, message=self._stopped(), row=None)
             return Ended(exit_code=0, message="", row=row)
 

@@ -26,7 +26,7 @@ Progress = Callable[[str, int], None]
 
 
 class Stopped(Exception):
-    """A signal asked for an end; the model is in a state that can be saved."""
+    """A signal or the end of a stretch asked for an end; the model is in a state that can be saved."""
 
 
 class Diverged(QuarlError):
@@ -46,12 +46,13 @@ class Steward(BaseCallback):
         eval_freq: int,
         save_freq: int,
         clock_s: float = 0.0,
+        one_stretch: bool = False,
     ) -> None:
-        """clock_s: of training before this run."""
+        """clock_s: of training before this run. one_stretch: end where the first checkpoint would be saved."""
         super().__init__()
         self.judge, self.keeper, self.interrupts, self.progress = judge, keeper, interrupts, progress
         self.eval_freq, self.save_freq = eval_freq, save_freq
-        self.clock_before = clock_s
+        self.clock_before, self.one_stretch = clock_s, one_stretch
         self.paused_s = 0.0
         self.started = self.shown = time.perf_counter()
         self.shown_steps = self.rollout_steps = 0
@@ -80,6 +81,8 @@ class Steward(BaseCallback):
             self.look()
         if self.save_freq and steps >= self.next_save:
             self.next_save = self._next(self.save_freq)
+            if self.one_stretch:
+                raise Stopped  # whoever catches it saves
             self.save()
 
     def _on_step(self) -> bool:

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from quarl.algorithms.learners import learner_class
 from quarl.errors import QuarlError
 from quarl.literals import Name, read, spell
-from quarl.policy import sb3, zoo
+from quarl.policy import hub, sb3, zoo
 from quarl.policy.actor import FUNCTIONS, TRAINED_RANGES
 from quarl.policy.container import read_members
 from quarl.policy.graph import Policy
@@ -48,6 +48,7 @@ class TrainedAgent:
 
     def __init__(self, path: Path, algo: str) -> None:
         """Reads it; QuarlError where it is another algorithm's, or no model that QuaRL knows."""
+        path = hub.local(path)
         if path.is_dir():
             path = zoo.find_in_run(path)
         self.path = path
@@ -152,7 +153,7 @@ class TrainedAgent:
                     own.copy_(torch.from_numpy(saved))
 
     def _give_statistics(self, wrapper: VecNormalize) -> None:
-        path = self.settings / "vecnormalize.pkl" if self.settings is not None else self.path
+        path = zoo.statistics_file(self.settings) if self.settings is not None else self.path
         saved = read_statistics(path) if path != self.path and path.is_file() else {}
         for name, (mean, variance, count) in saved.items():
             statistics: Any = getattr(wrapper, name, None)

@@ -1,0 +1,225 @@
+"""Pong from pixels with PPO, A2C and DQN: trained, quantised at every width, fine-tuned for 8 and 4 bits. Resumable.
+
+python benchmarks/atari.py [--only ppo] [--minutes 60] [--game Pong]
+
+Training stops with a checkpoint when the minutes are over, and the same command goes on; what is measured stays. Agents
+lie in FOLDER, 7 MB each and a gigabyte of DQN's replay, and are made again by this command; results lie in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl import stats
+from quarl.algorithms import checkpoint
+from quarl.cli import main as quarl
+from quarl.evaluate import Evaluation, evaluate
+from quarl.machine import machine
+from quarl.policy import load
+from quarl.policy.artifact import write_bytes
+from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.npz import read_npz
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.sweep import Settings, sweep
+
+STEPS = {"ppo": 2_500_000, "a2c": 4_000_000, "dqn": 1_500_000}
+"""A fourth of the zoo's budgets and less: enough for Pong."""
+FINE_TUNING = 0.1
+"""Of the steps of a training."""
+BITS = (8, 7, 6, 5, 4, 3, 2)
+QAT_BITS = ("8", "4")
+DQN_TUNING = ("learning_starts:10000", "buffer_size:50000")
+"""The zoo's DQN begins to learn after 100,000 steps: most of what fine-tuning has."""
+RUNNING_EPISODES = 5
+"""Games of an evaluation in the course of training."""
+MARGIN_PCT = 5.0
+EXACT = QuantSpec.parse("fp32")
+
+
+class Over(Exception):
+    """The time is."""
+
+
+class Clock:
+    """The time that is left."""
+
+    def __init__(self, minutes: float) -> None:
+        self.deadline = time.monotonic() + 60 * minutes
+
+    def check(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise Over
+
+    def train(self, words: Sequence[str]) -> None:
+        """Runs `quarl train`; Over where the time ended it, with a checkpoint to go on from."""
+        self.check()
+        alarm = threading.Timer(self.deadline - time.monotonic(), os.kill, (os.getpid(), signal.SIGINT))
+        alarm.daemon = True
+        alarm.start()
+        try:
+            code = quarl(["train", *words])
+        finally:
+            alarm.cancel()
+        if code == 130:
+            raise Over
+        if code:
+            raise SystemExit(code)
+
+
+class Agent:
+    """One algorithm's agents and results."""
+
+    def __init__(self, algo: str, game: str, folder: Path, out: Path, episodes: int, seed: int, workers: int) -> None:
+        self.algo, self.env_id = algo, f"{game}NoFrameskip-v4"
+        self.folder, self.path = folder, out / (f"{algo}.json" if game == "Pong" else f"{algo}-{game}.json")
+        self.settings = Settings(episodes=episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=workers)
+        self.result: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def measure(self, clock: Clock, command: str) -> None:
+        """Does what is missing: training, final games, widths, fine-tuning."""
+        about = {"algo": self.algo, "env_id": self.env_id, "seed": self.settings.seed, "command": command}
+        if "training" not in self.result:
+            run = self.train(clock, self.folder, STEPS[self.algo])
+            self.write(about | {"training": curve(run) | self.final(run / f"{self.env_id}.zip")})
+        run = self.run_in(self.folder)
+        if "ptq" not in self.result:
+            clock.check()
+            self.write({"ptq": self.quantised(run / f"{self.env_id}.zip")})
+        for bits in QAT_BITS:
+            if bits not in self.result.get("qat", {}):
+                row = self.fine_tuned(clock, run / f"{self.env_id}.zip", bits)
+                self.write({"qat": self.result.get("qat", {}) | {bits: row}})
+
+    def write(self, part: dict[str, Any]) -> None:
+        self.result |= part | {"machine": machine()}
+        write_bytes(json.dumps(self.result).encode() + b"\n", self.path)
+
+    def run_in(self, folder: Path) -> Path:
+        return folder / self.algo / f"{self.env_id}_1"
+
+    def train(self, clock: Clock, folder: Path, steps: int, *more: str) -> Path:
+        """The run's folder, trained to its end."""
+        run = self.run_in(folder)
+        saved = trained_steps(run)
+        if saved >= steps:
+            return run
+        words = ["--algo", self.algo, "--env", self.env_id, "-f", str(folder), "-n", str(steps)]
+        words += ["--seed", str(self.settings.seed), "--eval-episodes", str(RUNNING_EPISODES)]
+        words += ["--eval-freq", str(max(steps // 20, 1)), "--save-freq", str(max(steps // 20, 1))]
+        clock.train([*words, "--resume"] if saved else [*words, *more])
+        return run
+
+    def final(self, agent: Path) -> dict[str, Any]:
+        """Whole games of the last agent, not of the best one."""
+        played = self.play(quantize(load.read(agent), EXACT))
+        return {"return": summary(played), "returns": played.returns.tolist(), "lengths": played.lengths.tolist()}
+
+    def play(self, policy: QuantizedPolicy) -> Evaluation:
+        settings = self.settings
+        return evaluate(policy, episodes=settings.episodes, seed=settings.seed, num_workers=settings.num_workers)
+
+    def quantised(self, agent: Path) -> list[dict[str, Any]]:
+        """Rows of fp32, fp16 and every width, with activations quantised at run time and on calibrated grids."""
+        specs = [QuantSpec.parse("fp16")]
+        specs += [QuantSpec.parse(bits, mode=mode) for mode in ("dynamic", "static") for bits in BITS]
+        cells = sweep(load.read(agent), specs, self.settings, lambda label, done: print(label, flush=True))
+        return [cell.row.to_json() | {"returns": cell.evaluation.returns.tolist()} for cell in cells]
+
+    def fine_tuned(self, clock: Clock, agent: Path, bits: str) -> dict[str, Any]:
+        """The agent trained on for the precision, beside the float one in the same games."""
+        steps = int(STEPS[self.algo] * FINE_TUNING)
+        more = ["--qat", bits, "--quant-delay", str(steps // 2), "-i", str(agent)]
+        more += ["--params", *DQN_TUNING] if self.algo == "dqn" else []
+        run = self.train(clock, self.folder / f"qat-{bits}", steps, *more)
+        policy = load.read(run / f"{self.env_id}.quarl")
+        assert isinstance(policy, QuantizedPolicy)
+        played, exact = self.play(policy), np.array(self.result["training"]["returns"])
+        rng = np.random.default_rng(self.settings.seed)
+        return {
+            "precision": policy.spec.precision,
+            "steps": steps,
+            "minutes": curve(run)["minutes"],
+            "measured": played.measured,
+            "return": summary(played),
+            "error_pct": stats.error_pct(exact, played.returns),
+            "noninferior": stats.noninferior(exact, played.returns, MARGIN_PCT, rng).noninferior,
+            "returns": played.returns.tolist(),
+        }
+
+
+def trained_steps(run: Path) -> int:
+    """Environment steps of the newest checkpoint; 0 where there is none."""
+    if not any(run.glob("checkpoint-*")):
+        return 0
+    return int(checkpoint.load_latest(run).facts["counters"]["num_timesteps"])
+
+
+def curve(run: Path) -> dict[str, Any]:
+    """The learning curve: steps, minutes (the steps' share of the training clock) and mean points of evaluations."""
+    found = checkpoint.load_latest(run)
+    steps, minutes = found.facts["counters"]["num_timesteps"], found.state["clock_s"] / 60
+    path = run / "evaluations.npz"
+    played = read_npz(path.read_bytes(), str(path))
+    points = [
+        {"steps": int(at), "minutes": round(minutes * at / steps, 1), "mean": round(float(returns.mean()), 2)}
+        for at, returns in zip(played["timesteps"], played["results"], strict=True)
+    ]
+    return {"steps": int(steps), "updates": found.updates, "minutes": round(minutes, 1), "curve": points}
+
+
+def summary(played: Evaluation) -> dict[str, Any]:
+    found = stats.summary(played.returns, np.random.default_rng(0))
+    return {"mean": found.mean, "std": found.std, "ci_low": found.ci_low, "ci_high": found.ci_high}
+
+
+def show(result: dict[str, Any]) -> None:
+    training = result["training"]
+    final = training["return"]
+    where = f"[{final['ci_low']:.1f}, {final['ci_high']:.1f}]"
+    print(f"{result['algo']} on {result['env_id']}: {final['mean']:.1f} {where} after {training['minutes']} min")
+    for row in result.get("ptq", []):
+        kernels = "measured" if row["measured"] else "simulated"
+        print(f"  {row['precision']:5} {row['mode']:7} {row['mean']:6.1f} E {row['error_pct']:6.1f} % {kernels}")
+    for bits, row in result.get("qat", {}).items():
+        print(f"  QAT {bits} {row['return']['mean']:6.1f} E {row['error_pct']:6.1f} % after {row['minutes']} min")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="algorithms; default: all")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which it stops; default: never")
+    parser.add_argument("--game", default="Pong", help="as in PongNoFrameskip-v4")
+    parser.add_argument("--episodes", type=int, default=20, help="games of every row")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the games")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agents", metavar="FOLDER", type=Path, default=Path("runs/atari"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/atari"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    clock = Clock(min(options.minutes, 60 * 24 * 365))
+    for algo in options.only or STEPS:
+        command = f"python benchmarks/atari.py --only {algo}" + (f" --game {options.game}" * (options.game != "Pong"))
+        agent = Agent(algo, options.game, options.agents, options.out, options.episodes, options.seed, options.workers)
+        try:
+            agent.measure(clock, command)
+        except Over:
+            print("the time is over: the same command goes on", flush=True)
+            break
+        finally:
+            if "training" in agent.result:
+                show(agent.result)
+
+
+if __name__ == "__main__":
+    main()

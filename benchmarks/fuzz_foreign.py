@@ -1,0 +1,128 @@
+"""Tiny valid files of weights that are no policies, and mutators that know their containers."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+from typing import Any
+
+import numpy as np
+import onnx
+import safetensors
+import safetensors.numpy
+import torch
+from ai_edge_litert import schema_py_generated as schema
+from onnx import helper, numpy_helper
+
+import fuzz_mutate as mutate
+import fuzz_seeds as seeds
+from fuzz_frozen import graph, protobuf
+from quarl.engines import litert, onnx_graph
+from quarl.policy.foreign.wire import Wire
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+
+frozen_inside = onnx_inside = protobuf
+PRECISIONS = ("fp32", "fp16", "int8", "int4")
+
+
+def policies() -> list[Any]:
+    return [quantize(seeds.float_policy(), QuantSpec.parse(bits, scheme="per-channel")) for bits in PRECISIONS]
+
+
+def onnx_files() -> tuple[bytes, ...]:
+    """A policy at several precisions, and a graph of operators that QuaRL does not write."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "w": rng.integers(-9, 9, (3, 4)).astype(np.int8),
+        "s": np.float32([1, 2, 3, 4]),
+        "z": np.zeros(4, np.int8),
+        "r": rng.standard_normal((1, 16, 4)).astype(np.float32),
+        "c": rng.standard_normal((2, 3, 1, 1)).astype(np.float16),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
+        helper.make_node("Transpose", ["d"], ["t"], perm=[1, 0]),
+        helper.make_node("Gemm", ["x", "t", "s"], ["g"], transB=1),
+        helper.make_node("LSTM", ["g", "r", "r"], ["l"], hidden_size=4),
+        helper.make_node("ConvTranspose", ["l", "c"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x", "y")]
+    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    other = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], constants))
+    return (*(onnx_graph.write(policy, 1) for policy in policies()), other.SerializeToString())
+
+
+def onnx_opens(data: bytes) -> None:
+    onnx.load_model_from_string(data)
+
+
+def tflite_files() -> tuple[bytes, ...]:
+    return tuple(litert.write(policy) for policy in policies())
+
+
+def tflite_inside(rng: random.Random, data: bytes) -> bytes:
+    """The file with one to four of its numbers, which may be offsets, lengths or scales, changed in place."""
+    out = bytearray(data)
+    for _ in range(rng.randrange(1, 5)):
+        form = rng.choice(("<B", "<H", "<I", "<I", "<Q", "<f"))
+        size = struct.calcsize(form)
+        at = rng.randrange(8, len(out) - size) // size * size
+        old = struct.unpack_from(form, out, at)[0]
+        if form == "<f":
+            struct.pack_into(form, out, at, rng.choice((0.0, -1.0, 1e38, float("inf"), float("nan"))))
+            continue
+        top = 2 ** (8 * size)
+        value = rng.choice((0, 1, top - 1, top // 2, old + rng.randrange(-8, 9), old * 2, rng.randrange(top)))
+        struct.pack_into(form, out, at, value % top)
+    return bytes(out)
+
+
+def tflite_opens(data: bytes) -> None:
+    assert data[4:8] == b"TFL3"
+    model = schema.Model.GetRootAs(data)
+    assert 4 * model.Subgraphs(0).OperatorsLength() < len(data)
+
+
+def frozen_files() -> tuple[bytes, ...]:
+    return (graph(),)
+
+
+def frozen_opens(data: bytes) -> None:
+    for _ in Wire().messages(memoryview(data), 1):
+        pass
+
+
+def torch_files() -> tuple[bytes, ...]:
+    """A state dict, and a checkpoint with one in it."""
+    state = {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2), "c.weight": torch.ones(1, 2, 1, 1).half()}
+    files = []
+    for value in (state, {"epoch": 1, "model": state, "optimizer": {"state": {0: {"step": torch.ones(())}}}}):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        files.append(buffer.getvalue())
+    return tuple(files)
+
+
+def safetensors_files() -> tuple[bytes, ...]:
+    tensors = {"a.weight": np.ones((2, 3), np.float32), "a.bias": np.ones(2, np.float32), "n": np.zeros(2, np.int64)}
+    kernel = {"Dense_0.kernel": np.ones((2, 3), np.float16), "Dense_0.bias": np.ones(3, np.float16)}
+    return safetensors.numpy.save(tensors, {"format": "pt"}), safetensors.numpy.save(kernel)
+
+
+def safetensors_inside(rng: random.Random, data: bytes) -> bytes:
+    """The file with its header or its numbers changed; the header's length is right."""
+    length = int.from_bytes(data[:8], "little")
+    header, numbers = data[8 : 8 + length], data[8 + length :]
+    if rng.random() < 0.2:
+        numbers = mutate.any_bytes(rng, numbers)[: len(numbers)].ljust(len(numbers), b"\0")
+    else:
+        header = mutate.json_tree(rng, header)
+    return len(header).to_bytes(8, "little") + header + numbers
+
+
+def safetensors_opens(data: bytes) -> None:
+    json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    safetensors.deserialize(data)

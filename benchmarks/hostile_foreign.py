@@ -1,0 +1,180 @@
+"""Malicious files of weights that are no policies: code in PyTorch files, paths in ONNX files, lengths everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from ai_edge_litert import schema_py_generated as schema
+from onnx import helper, numpy_helper
+
+import fuzz_foreign as other
+import fuzz_seeds as seeds
+from fuzz_frozen import constant, field, floats, listed, node, varint
+from fuzz_pickle import pickled
+from fuzz_seeds import zipped
+from hostile_pickles import payloads
+
+Files = dict[str, bytes]
+Row = tuple[str, str, Files]
+SIZES = "absurd sizes"
+PRODUCT = node("p", "MatMul", "x", "w")
+
+
+def rows(canary: Path) -> Iterator[Row]:
+    """(mechanism, name, files by relative path, the model first)."""
+    yield from _torch(canary)
+    yield from _onnx()
+    yield from _frozen()
+    yield from _tflite()
+    yield from _safetensors()
+
+
+def _torch(canary: Path) -> Iterator[Row]:
+    mechanism = "pickle of PyTorch"
+    (weights, *_) = other.torch_files()
+    members = seeds.unzipped(weights)
+    member = next(name for name in members if name.endswith("data.pkl"))
+    for kind, payload in payloads(canary).items():
+        yield mechanism, f"state-dict-{kind}", {"m.pt": zipped({**members, member: payload})}
+    yield mechanism, "state-dict-bare", {"m.pt": payloads(canary)["reduce-protocol-2"]}
+    yield mechanism, "state-dict-tail", {"m.pt": weights + payloads(canary)["reduce-protocol-2"]}
+    nested = b"\x80\x02}q\x00" + b"".join(
+        b"}(" + b"".join(b"X\x02\x00\x00\x00%02dh%c" % (key, n) for key in range(60)) + b"uq%c" % (n + 1)
+        for n in range(9)
+    )
+    yield "exponential or quadratic work", "state-dict-nested", {"m.pt": zipped({**members, member: nested + b"."})}
+    deep = b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 30_000 + b"}" + b"s" * 30_000 + b"."
+    yield "exponential or quadratic work", "state-dict-deep", {"m.pt": zipped({**members, member: deep})}
+
+
+def _onnx() -> Iterator[Row]:
+    mechanism = "paths in a model"
+    beside = {"secret.bin": np.ones(8, np.float32).tobytes()}
+    for name, location in {
+        "parent": "../secret.bin",
+        "absolute": "/etc/passwd",
+        "device": "/dev/zero",
+        "inside-out": "a/../../secret.bin",
+        "backslash": "..\\secret.bin",
+        "drive": "C:/secret.bin",
+        "empty": "",
+        "nul": "secret.bin\0.txt",
+        "folder": ".",
+    }.items():
+        yield mechanism, f"onnx-external-{name}", {"m.onnx": _external(location), **beside}
+    for name, entries in {
+        "offset": {"offset": str(2**62)},
+        "negative": {"offset": "-8"},
+        "length": {"length": "9" * 400},
+        "words": {"length": "all"},
+    }.items():
+        yield SIZES, f"onnx-external-{name}", {"m.onnx": _external("secret.bin", **entries), **beside}
+    weight = numpy_helper.from_array(np.ones((2, 2), np.float32), "w")
+    del weight.dims[:]
+    weight.dims.extend([2**31, 2**31])
+    yield SIZES, "onnx-shape", {"m.onnx": _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [weight])}
+    codes = numpy_helper.from_array(np.ones((512, 512), np.int8), "w")
+    scale = numpy_helper.from_array(np.float32(1), "s")
+    nodes = []
+    for number in range(3000):
+        nodes += [helper.make_node("DequantizeLinear", ["w", "s"], [f"d{number}"])]
+        nodes += [helper.make_node("Conv", ["x", f"d{number}", f"d{number - 1}"], [f"y{number}"])]
+        nodes += [helper.make_node("Add", [f"y{number}", f"d{number}"], [f"z{number}"])]
+    yield "exponential or quadratic work", "onnx-copies", {"m.onnx": _model(nodes, [codes, scale])}
+    circle = [helper.make_node("Identity", ["a"], ["b"]), helper.make_node("Identity", ["b"], ["a"])]
+    circle += [helper.make_node("MatMul", ["x", "a"], ["y"])]
+    yield "exponential or quadratic work", "onnx-circle", {"m.onnx": _model(circle, [])}
+    yield "exponential or quadratic work", "onnx-deep", {"m.onnx": _nested(7, 20_000)}
+
+
+def _external(location: str, **entries: str) -> bytes:
+    weight = numpy_helper.from_array(np.zeros((4, 2), np.float32), "w")
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        weight.external_data.add(key=key, value=value)
+    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [weight])
+
+
+def _model(nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> bytes:
+    ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    return bytes(helper.make_model(graph).SerializeToString())
+
+
+def _nested(number: int, depth: int) -> bytes:
+    """Messages in messages; built from the inside, each as long as all that is in it."""
+    parts, length = [], 0
+    for _ in range(depth):
+        head = varint(number << 3 | 2) + varint(length)
+        parts.append(head)
+        length += len(head)
+    return b"".join(reversed(parts))
+
+
+def _frozen() -> Iterator[Row]:
+    terabyte = listed("float32", (2**20, 2**10), 5, floats(1.0))
+    fill = b"".join(
+        constant(f"w{n}", listed("float32", (2**10, 2**10), 5, floats(1.0))) + node(f"p{n}", "MatMul", "x", f"w{n}")
+        for n in range(500)
+    )
+    for name, data in {
+        "length": b"\x0a" + varint(2**64 - 1) + b"abc",
+        "lengths": b"\x0a\xfe\xff\xff\xff\x0f" * 100_000,
+        "number": b"\x0a" + b"\xff" * 100_000,
+        "fill": constant("w", terabyte) + PRODUCT,
+        "fill-together": fill,
+        "shape": constant("w", listed("float32", (2**40, 2**40), 5, floats(1.0))) + PRODUCT,
+    }.items():
+        yield SIZES, f"frozen-{name}", {"m.pb": data}
+    many = node("n", "NoOp") * 200_000
+    reads = b"".join(node(f"i{n}", "Identity", f"i{n + 1}") for n in range(20_000))
+    for name, data in {
+        "nested": _nested(1, 50_000),
+        "fields": b"\x10\x00" * 2**21,
+        "nodes": many,
+        "half-numbers": constant("w", listed("float16", (2**10, 2**11), 13, b"\x01" * 2**21)) + PRODUCT,
+        "chain": reads + node("p", "MatMul", "x", "i0") * 1000,
+        "circle": node("w", "Identity", "w") + PRODUCT,
+        "attributes": field(1, field(1, "w") + field(2, "Const") + field(5, b"") * 2**20) + PRODUCT,
+    }.items():
+        yield "exponential or quadratic work", f"frozen-{name}", {"m.pb": data}
+
+
+def _tflite() -> Iterator[Row]:
+    (valid, *_) = other.tflite_files()
+    model = schema.Model.GetRootAs(valid)
+    graph = model.Subgraphs(0)
+    for name, table, slot in (
+        ("operators", graph._tab, 10),
+        ("tensors", graph._tab, 4),
+        ("subgraphs", model._tab, 8),
+        ("codes", model._tab, 6),
+        ("shape", graph.Tensors(1)._tab, 4),
+    ):
+        at = table.Vector(table.Offset(slot)) - 4  # where the vector's length is
+        for kind, length in (("huge", 2**32 - 1), ("long", len(valid) // 4 - 1)):
+            data = bytearray(valid)
+            data[at : at + 4] = length.to_bytes(4, "little")
+            yield SIZES, f"tflite-{name}-{kind}", {"m.tflite": bytes(data)}
+    everywhere = b"\x08\x00\x00\x00TFL3" + b"\x04\x00\x00\x00" * 50_000
+    yield "exponential or quadratic work", "tflite-itself", {"m.tflite": everywhere}
+
+
+def _safetensors() -> Iterator[Row]:
+    for name, header in {
+        "shape": {"a.weight": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 2**63]}},
+        "zeros": {"a.weight": {"dtype": "F32", "shape": [2**62, 0], "data_offsets": [0, 0]}},
+        "overlap": {n: {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]} for n in ("a.weight", "b.weight")},
+    }.items():
+        text = json.dumps(header).encode()
+        yield SIZES, f"weights-{name}", {"m.safetensors": len(text).to_bytes(8, "little") + text + bytes(4)}
+    yield SIZES, "weights-length", {"m.safetensors": (2**60).to_bytes(8, "little") + b"{}" + bytes(64)}
+    deep = b'{"a":' * 50_000
+    data = len(deep).to_bytes(8, "little") + deep
+    yield "exponential or quadratic work", "weights-deep", {"m.safetensors": data}
+    yield "pickle of PyTorch", "weights-pickle", {"m.safetensors": pickled({})}

@@ -1,0 +1,50 @@
+"""DQN on Pong in mixed precision: an update of policies A, B and C, and whether A learns the same. Resumable.
+
+    python benchmarks/mixed_precision.py [--only updates] [--minutes 90] [--device auto]
+
+Learning takes a million steps and more, whose updates a processor without such numbers makes in days: `--only learning`
+is for a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from actorq_results import RESULTS, Rows, rows_of
+from quarl.cli import main as quarl
+from quarl.machine import machine
+
+PONG = ("--env", "PongNoFrameskip-v4", "-n", "1500000", "--episodes", "20")
+"""With RL Zoo's hyper-parameters."""
+
+
+def measure(name: str, what: str, *words: str) -> Rows:
+    """Rows of `quarl bench mixed-precision`, which goes on where it was stopped; SystemExit where it fails."""
+    folder = RESULTS / f"mixed-precision-{name}"
+    if code := quarl(["bench", "mixed-precision", "--what", what, *words, "-o", str(folder)]):
+        raise SystemExit(code)
+    return rows_of(folder, what)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("updates", "learning"), default="updates")
+    parser.add_argument("--minutes", default="90", help="after which no cell begins")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16", "fp16"], help="that learn")
+    parser.add_argument("--seeds", default="3")
+    options = parser.parse_args()
+    common = ("--minutes", options.minutes, "--device", options.device)
+    if options.only == "updates":
+        rows = measure("updates", "updates", *common)
+    else:
+        words = ("--policies", "A", "--dtypes", *options.dtypes, "--seeds", options.seeds, *PONG)
+        rows = measure("pong", "learning", *words, *common)
+    command = f"python benchmarks/mixed_precision.py --only {options.only}"
+    result = {"benchmark": f"mixed-precision {options.only}", "command": command, "machine": machine(), "rows": rows}
+    (RESULTS / f"mixed-precision-{options.only}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

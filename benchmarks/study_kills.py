@@ -1,0 +1,206 @@
+"""A study that is killed at random moments inside its cells and resumed, against one that nobody disturbs.
+
+python benchmarks/study_kills.py [--kills 20]
+
+The study trains an agent, plays it in float32 and quantised, and trains another for a precision; each cell takes 20
+seconds and more. Half of the kills hit the whole process group, as a terminal or a scheduler does, half the runner
+alone. Each comes at a random moment of a cell that is running, the cells taking turns. In the end all rows have to be
+those of the undisturbed study in everything but time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from quarl.machine import machine
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+STUDY = """\
+name: kills
+episodes: {episodes}
+policies:
+  - {{algo: a2c, env: CartPole-v1, source: train, n_timesteps: {n_timesteps}}}
+methods:
+  - {{method: fp32}}
+  - {{method: ptq, precision: [8, 4]}}
+  - {{method: qat, precision: w4a8}}
+"""
+NUM_CELLS = 5
+"""The training included."""
+ALONE_S = 5.0
+"""For the processes of a runner that was killed to end by themselves."""
+START_S = 120.0
+"""For a run to reach its next cell, beside the time of the cells before."""
+Found = dict[str, dict[str, Any]]
+"""State, seconds and result of each cell by its key."""
+
+
+class Run:
+    """One start of the command in a session of its own."""
+
+    def __init__(self, study: Path, folder: Path) -> None:
+        self.folder, self.rows = folder, folder.with_suffix(".json")
+        code = "import sys; from quarl.cli import main; sys.exit(main(sys.argv[1:]))"
+        words = ["study", "run", str(study), "-o", str(folder), "--json", str(self.rows)]
+        path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+
+    def members(self) -> list[int]:
+        """Processes of the session that are alive: the runner's and, whatever group they are in, all that it began."""
+        found = []
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self.process.pid and fields[0] != "Z":
+                    found.append(int(name))
+        return found
+
+    def kill(self, *, alone: bool) -> float:
+        """SIGKILL for the runner, or for its group too; seconds until everything that it began had ended."""
+        if alone:
+            self.process.kill()
+        else:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        began = time.monotonic()
+        while self.members() and time.monotonic() < began + ALONE_S:
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def finish(self, timeout: float) -> int:
+        return self.process.wait(timeout)
+
+
+def cells(folder: Path) -> Found:
+    """What the study's database holds, in the study's order."""
+    if not (folder / "study.sqlite").is_file():
+        return {}
+    with contextlib.closing(sqlite3.connect(folder / "study.sqlite", timeout=30)) as database:
+        try:
+            rows = database.execute("SELECT key, state, started, seconds, row FROM cells ORDER BY place").fetchall()
+        except sqlite3.OperationalError:  # before its tables are there
+            return {}
+    names = ("state", "started", "seconds", "row")
+    return {key: dict(zip(names, values, strict=True)) for key, *values in rows}
+
+
+def killed(run: Run, place: int, rng: random.Random, seconds: list[float], *, alone: bool) -> dict[str, Any]:
+    """Waits until the cell at that place runs, and kills at a random moment of it."""
+    deadline = time.monotonic() + START_S + 3 * sum(seconds)
+    while True:
+        found = list(cells(run.folder).values())
+        if found and found[place]["state"] == "running":
+            break
+        if run.process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"cell {place} does not come to run: {[cell['state'] for cell in found]}")
+        time.sleep(0.02)
+    wait = rng.uniform(0, 0.9 * seconds[place])
+    time.sleep(wait)
+    before = cells(run.folder)
+    inside = list(before.values())[place]["state"] == "running"
+    gone_s = run.kill(alone=alone)
+    left, after = run.members(), cells(run.folder)
+    lost = [key for key, cell in before.items() if cell["state"] == "done" and after.get(key) != cell]
+    return {
+        "cell": place,
+        "after_s": round(wait, 2),
+        "inside": inside,
+        "alone": alone,
+        "gone_s": round(gone_s, 2),
+        "left_running": len(left),
+        "lost": len(lost),
+    }
+
+
+def measure(folder: Path, *, kills: int, episodes: int, n_timesteps: int, seed: int) -> dict[str, Any]:
+    """The undisturbed study, the one that is killed, and what of their rows differs."""
+    study = folder / "kills.yml"
+    study.write_text(STUDY.format(episodes=episodes, n_timesteps=n_timesteps))
+    plain = Run(study, folder / "undisturbed")
+    if plain.finish(3600):
+        raise SystemExit("the undisturbed study failed")
+    undisturbed = cells(plain.folder)
+    seconds = [cell["seconds"] for cell in undisturbed.values()]
+    rng, moments = random.Random(seed), []
+    disturbed = folder / "killed"
+    for number in range(kills):
+        run = Run(study, disturbed)
+        moments.append(killed(run, number * NUM_CELLS // kills, rng, seconds, alone=bool(number % 2)))
+        print(json.dumps(moments[-1]), flush=True)
+    last = Run(study, disturbed)
+    code = last.finish(3600)
+    finished = cells(disturbed)
+    equal = code == 0 and _rows(plain.rows) == _rows(last.rows)
+    results = code == 0 and [_result(cell) for cell in undisturbed.values()] == [
+        _result(cell) for cell in finished.values()
+    ]
+    return {
+        "kills": kills,
+        "inside_a_cell": sum(moment["inside"] for moment in moments),
+        "cell_seconds": [round(value, 1) for value in seconds],
+        "finished_cells_lost": sum(moment["lost"] for moment in moments),
+        "processes_left": sum(moment["left_running"] for moment in moments),
+        "slowest_end_s": max(moment["gone_s"] for moment in moments),
+        "resumed": kills if code == 0 else 0,
+        "rows_equal": equal,
+        "returns_equal": results,
+        "moments": moments,
+    }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows without their column of time."""
+    return [
+        {key: value for key, value in row.items() if key != "seconds"} for row in json.loads(path.read_text())["rows"]
+    ]
+
+
+def _result(cell: dict[str, Any]) -> dict[str, Any]:
+    """Every episode's return and the rest of what the cell found, without minutes."""
+    return {key: value for key, value in json.loads(cell["row"] or "{}").items() if key != "minutes"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kills inside the cells of a study.")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=4000, help="of a cell: 20 seconds and more")
+    parser.add_argument("--n-timesteps", type=int, default=400_000, help="of a training: 20 seconds and more")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS / "study-kills.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="quarl-study-kills-") as folder:
+        found = measure(
+            Path(folder),
+            kills=options.kills,
+            episodes=options.episodes,
+            n_timesteps=options.n_timesteps,
+            seed=options.seed,
+        )
+    result = {"benchmark": "study killed", "command": "make bench-study-kills", "machine": machine(), **found}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in found.items() if key != "moments"}))
+    sound = found["rows_equal"] and found["returns_equal"]
+    sys.exit(not (sound and not found["finished_cells_lost"] and not found["processes_left"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Throughput of a study: every agent at nine precisions, 20 episodes each, in one command, against a loop over SB3.
+
+python benchmarks/study_speed.py [--agents FOLDER] [--only CartPole ...] [--jobs 2]
+
+The study is `quarl study run` over all agents; its seconds count everything, from reading an agent and recording its
+calibration observations to the last row on the disk. The loop is what users of Stable-Baselines3 write: for each of the
+nine precisions `evaluate_policy` over 20 episodes, in torch on one thread, with 1, 4 or 16 environments side by side,
+whichever is quickest for the agent; loading the agent and making environments is not counted. It is timed with the
+float policy, as which a fake-quantised one takes as long a step. But that plays other episodes, so `ratio` gives the
+loop as many environment steps as the study's cells really played; `ratio_float` takes nine float evaluations as they
+are.
+
+Stable-Baselines3 executes what its files hold; give it only files you trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pickle
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+
+import agents
+from fidelity import sb3_model
+from quarl.envs import make
+from quarl.machine import machine
+from quarl.policy.load import read
+
+RESULTS = Path(__file__).resolve().parent / "results"
+BITS = "[fp16, 8, 7, 6, 5, 4, 3, 2]"
+NUM_PRECISIONS = 9
+EPISODES = 20
+SIDE_BY_SIDE = (1, 4, 16)
+CLASSIC = ("CartPole", "Acrobot", "MountainCar")
+"""Tasks whose step costs next to nothing: there the study has to be twice as fast, elsewhere as fast."""
+
+
+def study_of(trained: list[agents.Trained], folder: Path) -> str:
+    """The study file."""
+    lines = ["name: speed", f"episodes: {EPISODES}", f"agents: {folder.resolve()}", "policies:"]
+    for agent in trained:
+        algo = agent.algo.replace("ppo2", "ppo")
+        lines.append(f'  - {{algo: {algo}, env: {agent.env_id}, source: "zoo:{agent.kind}"}}')
+    lines += ["methods:", "  - {method: fp32}", f"  - {{method: ptq, precision: {BITS}}}"]
+    return "\n".join(lines) + "\n"
+
+
+def run_study(trained: list[agents.Trained], folder: Path, work: Path, jobs: int) -> dict[str, Any]:
+    """Wall time of the command, and for each agent the seconds from the end of the one before it to its own."""
+    work.mkdir()
+    (work / "speed.yml").write_text(study_of(trained, folder))
+    code = "import sys; from quarl.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["study", "run", str(work / "speed.yml"), "-o", str(work / "out"), "--jobs", str(jobs)]
+    began, start = time.time(), time.perf_counter()
+    subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
+    wall_s = time.perf_counter() - start
+    with contextlib.closing(sqlite3.connect(work / "out" / "study.sqlite")) as database:
+        cells = database.execute(
+            "SELECT algo, env_id, source, state, started, seconds, row FROM cells ORDER BY place"
+        ).fetchall()
+    found: dict[str, dict[str, Any]] = {}
+    for algo, env_id, source, state, started, seconds, row in cells:
+        one = found.setdefault(f"{source.partition(':')[2]}-{algo}-{env_id}", {"cells": [], "states": [], "steps": 0})
+        one["cells"].append((started, started + seconds))
+        one["states"].append(state)
+        one["steps"] += json.loads(row)["env_steps"] if row else 0
+    before = min(cell[0] for one in found.values() for cell in one["cells"])
+    startup_s = before - began
+    for one in found.values():
+        end = max(cell[1] for cell in one["cells"])
+        one["seconds"] = end - before
+        one["in_cells_s"] = sum(cell[1] - cell[0] for cell in one["cells"])
+        before = end
+    return {"wall_s": wall_s, "startup_s": startup_s, "jobs": jobs, "agents": found}
+
+
+def loop_of(agent: agents.Trained) -> dict[str, float]:
+    """Seconds and environment steps of one `evaluate_policy` over 20 episodes, at each number of environments."""
+    model, policy = sb3_model(agent), read(agent.path)
+    source = policy.provenance
+
+    def one() -> gymnasium.Env[Any, Any]:
+        return Monitor(make(source.env_id, wrappers=source.wrappers, env_kwargs=source.env_kwargs))
+
+    found: dict[str, float] = {}
+    for num_envs in SIDE_BY_SIDE:
+        envs: VecEnv = DummyVecEnv([one] * num_envs)
+        statistics = agent.path / agent.env_id / "vecnormalize.pkl"
+        if statistics.exists():
+            saved = pickle.loads(statistics.read_bytes())
+            envs = VecNormalize(envs, training=False, norm_reward=False, clip_obs=saved.clip_obs, epsilon=saved.epsilon)
+            envs.obs_rms = saved.obs_rms
+        envs.seed(0)
+        start = time.perf_counter()
+        _, lengths = evaluate_policy(model, envs, EPISODES, return_episode_rewards=True, warn=False)
+        found[f"seconds_{num_envs}"] = time.perf_counter() - start
+        found[f"steps_{num_envs}"] = sum(lengths)
+        envs.close()
+    return found
+
+
+def compare(agent: agents.Trained, ours: dict[str, Any]) -> dict[str, Any]:
+    """One row: the study's seconds for the agent, and the loop's."""
+    row: dict[str, Any] = {
+        "agent": agent.name,
+        "classic": agent.env_id.startswith(CLASSIC),
+        "cells_done": ours["states"].count("done"),
+        "study_s": round(ours["seconds"], 3),
+        "in_cells_s": round(ours["in_cells_s"], 3),
+        "steps": ours["steps"],
+    }
+    if agent.kind != "sb3":  # Stable-Baselines3 cannot load its predecessor's files
+        return row | dict.fromkeys(("loop_s", "best_of", "loop_us_per_step", "ratio", "ratio_float", "met"))
+    loop = loop_of(agent)
+    best = min(SIDE_BY_SIDE, key=lambda n: loop[f"seconds_{n}"])
+    loop_s = NUM_PRECISIONS * loop[f"seconds_{best}"]
+    per_step = min(loop[f"seconds_{n}"] / loop[f"steps_{n}"] for n in SIDE_BY_SIDE)
+    bar = 2.0 if row["classic"] else 1.0
+    ratio = per_step * ours["steps"] / ours["seconds"]
+    return row | {
+        "loop_s": round(loop_s, 3),
+        "best_of": best,
+        "loop_us_per_step": round(1e6 * per_step, 2),
+        "ratio": round(ratio, 2),
+        "ratio_float": round(loop_s / ours["seconds"], 2),
+        "met": ratio >= bar,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=Path, default=agents.DEFAULT_FOLDER)
+    parser.add_argument("--only", nargs="*", default=[], help="words in the names of agents; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="of a second run of the study, beside the one with 1")
+    parser.add_argument("--out", type=Path, default=RESULTS / "study-speed.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    trained = [
+        agent
+        for agent in agents.find(options.agents)
+        if not options.only or any(word in agent.name for word in options.only)
+    ]
+    with tempfile.TemporaryDirectory(prefix="quarl-study-speed-") as folder:
+        alone = run_study(trained, options.agents, Path(folder) / "alone", 1)
+        print(f"study, one job: {alone['wall_s']:.1f} s", flush=True)
+        together = run_study(trained, options.agents, Path(folder) / "together", options.jobs)
+        print(f"study, {options.jobs} jobs: {together['wall_s']:.1f} s", flush=True)
+    rows = []
+    for agent in trained:
+        rows.append(compare(agent, alone["agents"][agent.name.replace("ppo2", "ppo")]))
+        print(json.dumps(rows[-1]), flush=True)
+    compared = [row for row in rows if row["loop_s"] is not None]
+    result = {
+        "benchmark": "study speed",
+        "command": "make bench-study-speed",
+        "machine": machine(),
+        "precisions": NUM_PRECISIONS,
+        "episodes": EPISODES,
+        "agents": len(rows),
+        "cells": NUM_PRECISIONS * len(rows),
+        "wall_s": round(alone["wall_s"], 1),
+        "startup_s": round(alone["startup_s"], 1),
+        "jobs": options.jobs,
+        "wall_jobs_s": round(together["wall_s"], 1),
+        "loop_s": round(sum(row["loop_s"] for row in compared), 1),
+        "study_of_the_same_agents_s": round(sum(row["study_s"] for row in compared), 1),
+        "met": all(row["met"] for row in compared),
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key not in ("rows", "machine")}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The Nature CNN in other widths: its kernels and strides (Mnih et al. 2015), as many filters as are asked for."""
+
+from __future__ import annotations
+
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import Tensor, nn
+
+from quarl.errors import QuarlError
+from quarl.policy.actor import NATURE_CNN
+
+
+class WideCNN(BaseFeaturesExtractor):
+    """Features [B, features_dim] of images [B, C, H, W]: three convolutions and a dense layer, with ReLUs.
+
+    Its parameters have the names that those of Stable-Baselines3's NatureCNN have.
+    """
+
+    def __init__(self, observation_space: spaces.Box, features_dim: int = 128, filters: int = 128) -> None:
+        """filters: of each convolution."""
+        if len(observation_space.shape) != 3:
+            raise QuarlError(f"WideCNN reads images, and these observations are of shape {observation_space.shape}")
+        super().__init__(observation_space, features_dim)
+        channels, *size = observation_space.shape
+        layers: list[nn.Module] = []
+        for _, kernel, stride in NATURE_CNN:
+            layers += [nn.Conv2d(channels, filters, kernel, stride), nn.ReLU()]
+            channels, size = filters, [(length - kernel) // stride + 1 for length in size]
+            if min(size) < 1:
+                raise QuarlError(f"images of {observation_space.shape[1:]} are too small for the Nature CNN's kernels")
+        self.cnn = nn.Sequential(*layers, nn.Flatten())
+        self.linear = nn.Sequential(nn.Linear(filters * size[0] * size[1], features_dim), nn.ReLU())
+
+    def forward(self, observations: Tensor) -> Tensor:
+        features: Tensor = self.linear(self.cnn(observations))
+        return features

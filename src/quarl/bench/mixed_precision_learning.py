@@ -1,0 +1,155 @@
+"""Whether a learner in bfloat16 or float16 reaches what one in float32 reaches: whole trainings, seed by seed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl import stats
+from quarl.bench.cells import Cell, Cells
+from quarl.config.base import METERED
+from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
+from quarl.errors import QuarlError
+from quarl.evaluate import evaluate
+from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.load import read
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.training.run_folder import BEST
+from quarl.training.session import Session
+
+Array = NDArray[Any]
+BATCH = 16
+ELSEWHERE = ("folder", "json", "resume", "track", *METERED)
+"""Options of a training that a cell does not depend on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One precision over its seeds: the contract of `quarl bench mixed-precision --what learning --json`."""
+
+    policy: str
+    filters: int
+    width: int
+    dtype: str
+    env_id: str
+    seeds: int
+    env_steps: int
+    """Of each training."""
+    updates: int
+    episodes: int
+    """Of each seed's best agent."""
+    before: float
+    """Mean return of the same networks before training."""
+    mean: float
+    ci_low: float
+    """Ends of the 95 % interval over seeds and their episodes."""
+    ci_high: float
+    difference: float | None
+    """To float32, paired by seed and episode; None for it."""
+    difference_low: float | None
+    difference_high: float | None
+    equal: bool | None
+    """Whether the difference's interval holds 0."""
+    minutes: float
+    """Of a training, on average."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def learning(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
+    """A row for every policy and precision of which a seed is there; those that are missing are trained in time."""
+    rows: list[Row] = []
+    for policy in config.chosen():
+        found: dict[str, dict[int, Cell]] = {}
+        for seed in range(config.seed, config.seed + config.seeds):
+            for dtype in config.dtypes:
+                cell = _cell(config, policy, dtype, seed, cells)
+                if cell is not None:
+                    found.setdefault(dtype, {})[seed] = cell
+        rows += [_row(config, policy, dtype, found) for dtype in found]
+    return rows
+
+
+def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, cells: Cells) -> Cell | None:
+    name = f"learning-{policy.replace(',', 'x')}-{dtype}-{seed}"
+    training = config.training(policy, dtype, seed, config.output / "runs" / name)
+    settings = {key: value for key, value in asdict(training).items() if key not in ELSEWHERE}
+    settings |= {"episodes": config.episodes}
+    return cells.get(name, settings, partial(train, config, policy, dtype, seed, training.folder))
+
+
+def train(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, folder: Path) -> Cell:
+    """One training, and the returns of its best agent."""
+    shutil.rmtree(folder, ignore_errors=True)  # what is there was broken off
+    session = Session(config.training(policy, dtype, seed, folder), lambda line: None)
+    before = _play(config, session.judge.exact(session.model), seed)
+    ended = session.run(lambda label, done: None)
+    if ended.row is None:
+        if ended.exit_code > 128:
+            raise KeyboardInterrupt
+        raise QuarlError(f"{folder.name}: {ended.message}")
+    agent = quantize(read(session.folder().path / f"{BEST}.zip"), QuantSpec.parse("fp32"))
+    returns = _play(config, agent, seed)
+    shutil.rmtree(folder, ignore_errors=True)  # checkpoints hold replay
+    return {
+        "env_steps": ended.row.timesteps,
+        "updates": ended.row.updates,
+        "minutes": ended.row.clock_s / 60,
+        "before": before.tolist(),
+        "returns": returns.tolist(),
+    }
+
+
+def _play(config: MixedPrecisionConfig, policy: QuantizedPolicy, seed: int) -> Array:
+    played = evaluate(
+        policy,
+        episodes=config.episodes,
+        seed=seed,
+        env_id=config.env,
+        batch=min(config.episodes, BATCH),
+        stochastic=False,
+    )
+    return played.returns
+
+
+def _row(config: MixedPrecisionConfig, policy: str, dtype: str, found: Mapping[str, Mapping[int, Cell]]) -> Row:
+    own, base = found[dtype], found.get("fp32", {})
+    filters, width = sizes(policy)
+    values = stats.over_seeds([_returns(cell) for cell in own.values()], np.random.default_rng(0))
+    pairs = [(own[seed], base[seed]) for seed in own if seed in base and dtype != "fp32"]
+    difference = None
+    if pairs:
+        difference = stats.over_seeds([_returns(a) - _returns(b) for a, b in pairs], np.random.default_rng(0))
+    return Row(
+        policy=policy,
+        filters=filters,
+        width=width,
+        dtype=dtype,
+        env_id=config.env,
+        seeds=len(own),
+        env_steps=max(cell["env_steps"] for cell in own.values()),
+        updates=max(cell["updates"] for cell in own.values()),
+        episodes=config.episodes,
+        before=float(np.mean([cell["before"] for cell in own.values()])),
+        mean=values.point,
+        ci_low=values.low,
+        ci_high=values.high,
+        difference=None if difference is None else difference.point,
+        difference_low=None if difference is None else difference.low,
+        difference_high=None if difference is None else difference.high,
+        equal=None if difference is None else difference.low <= 0 <= difference.high,
+        minutes=float(np.mean([cell["minutes"] for cell in own.values()])),
+    )
+
+
+def _returns(cell: Cell) -> Array:
+    return np.asarray(cell["returns"], np.float64)

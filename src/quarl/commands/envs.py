@@ -1,0 +1,35 @@
+"""`quarl envs`: suites and what they bring, or one environment and which algorithms fit."""
+
+from __future__ import annotations
+
+import difflib
+
+from quarl.commands import terminal
+from quarl.config import EnvsConfig
+from quarl.envs import catalog
+from quarl.errors import QuarlError
+from quarl.report import schema
+
+
+def run(config: EnvsConfig) -> None:
+    """Prints one row a suite, or one an algorithm where an environment is named."""
+    if config.env:
+        rows = catalog.describe(config.env[0])
+        document = schema.document("envs id", [row.to_json() for row in rows], env_id=rows[0].env_id)
+        terminal.show("envs id", document["rows"], rows[0].env_id)
+    else:
+        suites = [row.to_json() for row in catalog.suites(config.suite)]
+        if not suites:
+            raise _unknown(str(config.suite))
+        document = schema.document("envs", suites)
+        terminal.show("envs", document["rows"], "Suites of environments")
+        if config.suite is not None:
+            terminal.say(", ".join(catalog.ids_of(config.suite)))
+    terminal.finish(config, document)
+
+
+def _unknown(suite: str) -> QuarlError:
+    names = catalog.names()
+    near = difflib.get_close_matches(suite, names, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return QuarlError(f"unknown suite {suite!r}; {meant}(known: {', '.join(names)})")

@@ -1,0 +1,162 @@
+"""`quarl study report`: a study's rows as tables, figures and one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from quarl.commands import terminal
+from quarl.config import StudyReportConfig
+from quarl.errors import QuarlError
+from quarl.machine import machine
+from quarl.policy.artifact import write_bytes
+from quarl.report import page, schema, style, tables
+from quarl.report.markdown import to_markdown
+from quarl.report.schema import Row
+from quarl.report.study_figures import bits_against_return, spread_against_error
+from quarl.study import rows, spread, summaries
+from quarl.study.cells import DONE, TRAIN
+from quarl.study.groups import groups
+from quarl.study.store import Record, Store
+
+TITLES: Mapping[str, str] = {
+    "study errors": "Return and error",
+    "study sweet spots": "Sweet spots",
+    "study qat": "Trained for the precision",
+    "study actorq": "ActorQ",
+    "study spread": "Does wider mean worse?",
+    "study excluded": "Not measured",
+}
+"""Of the tables by their command, in the page's order."""
+MARGIN_PCT = 5.0
+"""The study file's default."""
+
+
+def run(config: StudyReportConfig) -> int:
+    """Writes report.html, tables.md, rows.json and a JSON file a table into the study's folder."""
+    with Store(config.folder) as store:
+        name, document = store.study()
+        records = store.records()
+    margin = float(document.get("margin", MARGIN_PCT))
+    found = [row.to_json() for row in rows.rows(records, margin)]
+    measured = schema.document("study", found)
+    done = [row for row in measured["rows"] if row["state"] == DONE]
+    if not done:
+        raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")
+    made, figures = _tables(records, margin), {}
+    points = spread.points(groups(records))
+    if any(row["method"] in ("ptq", "qat") for row in done):
+        figures["bits"] = bits_against_return(done, f"{name}: return at each precision")
+    for measure in spread.SPREADS if points else ():
+        title = f"{name}: error against {measure} of weights"
+        figures[f"spread-{measure}"] = spread_against_error(points, made["study spread"], measure, title)
+    _write(config, name, str(document.get("about", "")), records, measured, made, figures)
+    for command, shown in made.items():
+        if shown:
+            terminal.show(command, shown, TITLES[command])
+    terminal.say(f"report: {config.folder / 'report.html'}")
+    terminal.finish(config, measured)
+    return 0
+
+
+def _tables(records: Sequence[Record], margin: float) -> dict[str, Sequence[Row]]:
+    """Rows of each table by its command; numbers that JSON cannot write are None."""
+    found = groups(records)
+    points = spread.points(found)
+    made = {
+        "study errors": summaries.errors(found) if any(one.method == "ptq" for one in found) else [],
+        "study sweet spots": summaries.sweet_spots(found, margin),
+        "study qat": summaries.trained(found, margin),
+        "study actorq": summaries.actorq(records),
+        "study spread": spread.correlations(points),
+        "study excluded": summaries.excluded(records),
+    }
+    return {command: schema.document(command, rows)["rows"] for command, rows in made.items()}
+
+
+def _write(
+    config: StudyReportConfig,
+    name: str,
+    about: str,
+    records: Sequence[Record],
+    measured: schema.Document,
+    made: Mapping[str, Sequence[Row]],
+    figures: Mapping[str, Figure],
+) -> None:
+    folder = config.folder
+    shown = {command: rows for command, rows in made.items() if rows}
+    write_bytes(schema.to_text(measured).encode(), folder / "rows.json")
+    for command, rows_of in shown.items():
+        text = schema.to_text(schema.document(command, rows_of))
+        write_bytes(text.encode(), folder / f"{command.partition(' ')[2].replace(' ', '-')}.json")
+    every = [(TITLES[command], tables.cells(command, rows_of)) for command, rows_of in shown.items()]
+    markdown = "\n".join(to_markdown(table, heading) for heading, table in every)
+    write_bytes(f"# {name}\n\n{about}\n\n{markdown}".encode(), folder / "tables.md")
+    for title, figure in figures.items():
+        style.save(figure, folder / f"{title}.png")
+    text = page.render(
+        title=f"{name}: a study of quantisation",
+        facts=_facts(about, records),
+        sentences=_sentences(made),
+        tables=every,
+        figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
+        command=config.command_line(),
+        machine=_machine(),
+    )
+    write_bytes(text.encode(), folder / "report.html")
+
+
+CAPTIONS: Mapping[str, str] = {
+    "bits": "Mean return at each precision with 95 % intervals; the band is that of fp32, squares are float formats.",
+    "spread": "Each point is a policy. Errors up to 10 % are drawn to scale, larger ones by their logarithm.",
+}
+
+
+def _facts(about: str, records: Sequence[Record]) -> dict[str, str]:
+    played = [record for record in records if record.method != TRAIN]
+    agents = {(record.algo, record.env_id, record.source) for record in played}
+    done = sum(record.state == DONE for record in played)
+    minutes = sum(record.seconds or 0.0 for record in records) / 60
+    facts = {"about": about} if about else {}
+    return facts | {
+        "policies": f"{len(agents)}, of {len({agent[:2] for agent in agents})} pairs of algorithm and environment",
+        "cells": f"{done:,} of {len(played):,} measured",
+        "time": f"{minutes:,.1f} minutes of cells",
+    }
+
+
+def _sentences(made: Mapping[str, Sequence[Row]]) -> list[str]:
+    """What the tables show, in words."""
+    found = []
+    spots = made["study sweet spots"]
+    for scheme in dict.fromkeys(row["scheme"] for row in spots):
+        some = [row for row in spots if row["scheme"] == scheme]
+        at = [sum(row["sweet_spot"] is not None and row["sweet_spot"] <= bits for row in some) for bits in (8, 6, 4)]
+        found.append(
+            f"Scheme {scheme}: of {len(some)} policies {at[0]} keep their return down to 8 bits, {at[1]} to 6, "
+            f"{at[2]} to 4."
+        )
+    for row in made["study spread"]:
+        if row["correlation"] is not None and row["bits"] == 8 and row["spread"] == "range":
+            shows = "excludes" if row["low"] > 0 or row["high"] < 0 else "contains"
+            found.append(
+                f"Wider weights, larger error? At 8 bits with scheme {row['scheme']} the rank correlation is "
+                f"{row['correlation']:+.2f} over {row['agents']} policies; its interval {shows} 0."
+            )
+    left_out = sum(row["cells"] for row in made["study excluded"])
+    if left_out:
+        found.append(f"{left_out} cells were not measured; the last table says why.")
+    return found or ["Every cell was measured."]
+
+
+def _machine() -> dict[str, str]:
+    facts: dict[str, Any] = machine()
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    return {
+        "processor": f"{facts['cpu']}, {facts['cores']} cores",
+        "system": f"{facts['os']}, Python {facts['python']}",
+        "versions": versions,
+        "date": facts["date"],
+    }

@@ -1,0 +1,112 @@
+"""What `quarl bench mixed-precision` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from tyro.conf import arg
+
+from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder, hyperparameters
+from quarl.config.train import TrainConfig
+from quarl.errors import QuarlError
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+POLICIES = {"A": (128, 128), "B": (512, 512), "C": (1024, 2048)}
+"""Filters of each of three convolutions and width of the dense layer, as in the original's experiment."""
+MAX_WIDTH = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPrecisionConfig(MeteredConfig):
+    """DQN on images in mixed precision: how long an update takes, and whether it learns the same.
+
+    Matrix products are autocast, weights and optimiser stay in float32, fp16 has its loss scaled. Finished cells lie as
+    JSON files in the output folder: the same command again goes on where the last one stopped.
+    """
+
+    verb: ClassVar[str] = "bench mixed-precision"
+
+    what: Literal["updates", "learning"] = "updates"
+    """What to measure: milliseconds of an update, or returns of trained agents."""
+    policies: Annotated[
+        tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: A B C; learning: A)")
+    ] = ()
+    """A (128,128), B (512,512), C (1024,2048) or other FILTERS,WIDTH: three convolutions with so many filters each, in
+    kernels and strides those of the Nature CNN, and a dense layer of that width."""
+    dtypes: Annotated[tuple[Dtype, ...], arg(metavar="NAME ...")] = ("fp32", "bf16", "fp16")
+    """What updates compute in; fp32 is what the others are compared with."""
+    env: Annotated[str, arg(metavar="ID")] = "PongNoFrameskip-v4"
+    """Gymnasium id of an environment with images; replay holds its frames."""
+    batch_size: int = 32
+    """Replay samples of one update."""
+    seconds: float = 60.0
+    """Of updates for each precision of a policy. Where not even three fit, the time is extrapolated from small
+    batches."""
+    params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
+    """Hyper-parameters of learning over the tuned ones, as for quarl train."""
+    n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
+    """Environment steps of a training."""
+    seeds: int = 3
+    """Trainings in each precision, with seeds from --seed on."""
+    episodes: int = 30
+    """Episodes that each trained agent plays; those of a seed are the same in every precision."""
+    threads: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all cores)")] = None
+    """Threads of the learner."""
+    device: Annotated[str, arg(metavar="NAME")] = "auto"
+    """The learner's device; auto is the GPU where there is one."""
+    minutes: float = 90.0
+    """With this much time spent no new cell is begun; the same command goes on later."""
+    seed: int = 0
+    """The first seed."""
+    output: Output = Path("quarl-bench-mixed-precision")
+    """Folder of the cells and tables."""
+
+    def check(self) -> None:
+        super().check()
+        at_least_one(batch_size=self.batch_size, seeds=self.seeds, episodes=self.episodes)
+        if not self.seconds > 0 or not self.minutes > 0:
+            raise QuarlError("--seconds and --minutes must be above 0")
+        if not self.dtypes:
+            raise QuarlError("--dtypes needs at least one name, as in --dtypes fp32 bf16")
+        if "policy_kwargs" in hyperparameters(self.params, str):
+            raise QuarlError("--params policy_kwargs is what --policies says: drop it")
+        for policy in self.chosen():
+            self.training(policy, self.dtypes[0], self.seed, self.output).check()
+        check_folder(self.output)
+
+    def chosen(self) -> tuple[str, ...]:
+        """Names of the policies."""
+        return self.policies or (tuple(POLICIES) if self.what == "updates" else ("A",))
+
+    def training(self, policy: str, dtype: Dtype, seed: int, folder: Path) -> TrainConfig:
+        """One training."""
+        filters, width = sizes(policy)
+        extractor = f"features_extractor_kwargs=dict(filters={filters}, features_dim={width})"
+        shape = f"policy_kwargs:dict(features_extractor_class=WideCNN, {extractor}, net_arch=[])"
+        return TrainConfig(
+            algo="dqn",
+            env=self.env,
+            n_timesteps=self.n_timesteps,
+            params=(*self.params, f"batch_size:{self.batch_size}", shape),
+            learner_dtype=dtype,
+            folder=folder,
+            eval_freq=max(self.n_timesteps // 10, 1),
+            eval_episodes=10,
+            save_freq=0,
+            threads=self.threads,
+            device=self.device,
+            seed=seed,
+        )
+
+
+def sizes(policy: str) -> tuple[int, int]:
+    """(filters, width of the dense layer) of a policy by its name."""
+    if policy in POLICIES:
+        return POLICIES[policy]
+    words = policy.split(",")
+    if len(words) != 2 or not all(word.isdecimal() and 1 <= int(word) <= MAX_WIDTH for word in words):
+        known = ", ".join(f"{name} ({filters},{width})" for name, (filters, width) in POLICIES.items())
+        raise QuarlError(f"--policies {policy!r} is none of {known} and not FILTERS,WIDTH, as in 64,256")
+    return int(words[0]), int(words[1])

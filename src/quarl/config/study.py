@@ -1,0 +1,99 @@
+"""What `quarl study run`, `quarl study status` and `quarl study report` can be told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
+
+from quarl.config.base import Config, Flag, Output, at_least_one, check_folder
+from quarl.errors import QuarlError
+
+FOLDER = Path("quarl-study")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRunConfig(Config):
+    """Measure every cell of a study that is missing: algorithms x tasks x methods x precisions x seeds.
+
+    A finished cell is kept whatever happens afterwards; the same command goes on where the last one ended.
+    """
+
+    verb: ClassVar[str] = "study run"
+    positional: ClassVar[tuple[str, ...]] = ("study",)
+
+    study: Positional[Annotated[str, arg(metavar="STUDY", help_behavior_hint="(required)")]] = ""
+    """A study file, or one that comes with QuaRL: smoke, paper-ptq, paper-qat, paper-actorq."""
+    agents: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: what the study says)")] = None
+    """Where its zoo: sources lie."""
+    jobs: int = 1
+    """Cells at a time, each on one core."""
+    dry_run: Flag = False
+    """Check the study, show what would be measured, and measure nothing."""
+    minutes: float = math.inf
+    """No cell begins after so long; the same command goes on."""
+    seed: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the study's seeds)")] = None
+    """Only this seed, in place of the study's."""
+    only: Annotated[tuple[str, ...], arg(metavar="ALGO/ENV ...", help_behavior_hint="(default: all)")] = ()
+    """Policies whose cells are measured now."""
+    retry_failed: Flag = False
+    """Measure cells again that failed."""
+    output: Output = FOLDER
+    """Folder of the study: its rows, agents that it trained, and later its report."""
+
+    def check(self) -> None:
+        super().check()
+        if not self.study:
+            raise QuarlError("STUDY is missing: name a file, or one that comes with QuaRL, as in quarl study run smoke")
+        at_least_one(jobs=self.jobs)
+        if not self.minutes >= 0:
+            raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
+        if self.seed is not None and self.seed < 0:
+            raise QuarlError(f"--seed must not be negative, got {self.seed}")
+        for word in self.only:
+            if "/" not in word:
+                raise QuarlError(f"--only {word!r} is not ALGO/ENV, as in dqn/CartPole-v1")
+        check_folder(self.output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FolderConfig(Config):
+    """A verb about what a study has measured."""
+
+    positional: ClassVar[tuple[str, ...]] = ("folder",)
+
+    folder: Positional[Annotated[Path, arg(metavar="DIR")]] = FOLDER
+    """Folder of the study."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyStatusConfig(_FolderConfig):
+    """Show how far a study is; it may be running."""
+
+    verb: ClassVar[str] = "study status"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReportConfig(_FolderConfig):
+    """Make tables, figures and a page of what a study has measured so far."""
+
+    verb: ClassVar[str] = "study report"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """Measure a whole study, resumably: run it, see how far it is, make its report."""
+
+    verb: ClassVar[str] = "study"
+
+    chosen: OmitArgPrefixes[
+        OmitSubcommandPrefixes[
+            Annotated[StudyRunConfig, subcommand("run")]
+            | Annotated[StudyStatusConfig, subcommand("status")]
+            | Annotated[StudyReportConfig, subcommand("report")]
+        ]
+    ]
+    """What to do."""

@@ -1,0 +1,152 @@
+"""What a run costs: joules and grams of CO2, never without how they were found.
+
+Where the processor's own counters can be read (RAPL), energy is what they count, for the whole processor. Elsewhere it
+is processor time times watts: those that the user states, or codecarbon's guess. Of codecarbon serve its reader of the
+counters, its guess and its table of grams a kilowatt-hour. Its trackers do not: without counters they take the load of
+the machine for that of the run, and they lock, write files and may report over the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from quarl.energy.sources import JOULES_PER_KWH, Source, cpu_seconds, find
+from quarl.errors import QuarlError
+
+__all__ = ["OFF", "Asked", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
+WORLD = "world"
+"""What stands for the country where none is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """What a run cost: `energy` of a --json document."""
+
+    joules: float
+    co2_g: float
+    method: str
+    """How the joules were found."""
+    watts: float | None
+    """Of a busy core; None where counters were read."""
+    cpu_seconds: float
+    """Processor time of the run with all its processes."""
+    country: str
+    """ISO 3166 code of three letters, or `world`."""
+    grams_per_kwh: float
+    """Of CO2-equivalents, for that country's electricity."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Asked(Protocol):
+    """The options of a verb that say whether and how to measure."""
+
+    @property
+    def energy(self) -> bool: ...
+    @property
+    def energy_watts(self) -> float | None: ...
+    @property
+    def energy_country(self) -> str | None: ...
+
+
+class Meter:
+    """Counts from when it is made."""
+
+    def __init__(self, sources: Sequence[Source] = (), country: str = WORLD, grams: float = 0.0) -> None:
+        """sources: none measure nothing; grams: of CO2 a kilowatt-hour."""
+        self._sources, self._country, self._grams = sources, country, grams
+        self._began = cpu_seconds() if sources else 0.0
+        self.cost: Energy | None = None
+        """All in all, once the meter was stopped; None where nothing is measured."""
+
+    @property
+    def method(self) -> str | None:
+        """How joules are found; None where nothing is measured."""
+        return " + ".join(source.method for source in self._sources) or None
+
+    def joules(self) -> float | None:
+        """So far; None where nothing is measured."""
+        return sum(source.joules() for source in self._sources) if self._sources else None
+
+    def stop(self) -> None:
+        """Reads it for the last time."""
+        joules = self.joules()
+        if joules is None:
+            return
+        self.cost = Energy(
+            joules=joules,
+            co2_g=joules / JOULES_PER_KWH * self._grams,
+            method=self.method or "",
+            watts=next((source.watts for source in self._sources if source.watts is not None), None),
+            cpu_seconds=cpu_seconds() - self._began,
+            country=self._country,
+            grams_per_kwh=self._grams,
+        )
+        for source in self._sources:
+            source.close()
+
+
+OFF = Meter()
+"""Measures nothing."""
+
+
+@contextlib.contextmanager
+def meter(asked: Asked) -> Iterator[Meter]:
+    """A meter that counts inside and has its `cost` behind; OFF where none was asked for.
+
+    QuarlError before anything runs where codecarbon is missing or does not know the country.
+    """
+    if not asked.energy:
+        yield OFF
+        return
+    grams = grams_per_kwh(_package(), asked.energy_country)
+    # a verb without such an option computes on the processor
+    device: str = getattr(asked, "device", "cpu")
+    found = Meter(find(asked.energy_watts, gpus=device != "cpu"), asked.energy_country or WORLD, grams)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def grams_per_kwh(package: Path, country: str | None) -> float:
+    """Grams of CO2-equivalents of a kilowatt-hour, by the tables in codecarbon's folder; None: the world's average."""
+    tables = package / "data" / "private_infra"
+    try:
+        if country is None:
+            return float(json.loads((tables / "carbon_intensity_per_source.json").read_text())["world_average"])
+        known = json.loads((tables / "global_energy_mix.json").read_text())
+        if country in known:
+            return float(known[country]["carbon_intensity"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise QuarlError(
+            f"codecarbon says nothing of the electricity of {country or 'the world'} "
+            f"({type(error).__name__}: {error}); pip install 'quarl[energy]' brings a release that does"
+        ) from None
+    raise QuarlError(f"codecarbon has no country {country!r}: --energy-country is an ISO code, as in FRA, DEU or USA")
+
+
+def sentence(cost: Mapping[str, Any]) -> str:
+    """An `energy` in words: the figure, and beside it how it was found."""
+    where = "world average" if cost["country"] == WORLD else cost["country"]
+    return (
+        f"energy: {cost['joules']:,.0f} J, {cost['co2_g']:.3g} g CO2 "
+        f"({cost['method']}; {cost['cpu_seconds']:,.1f} s of processor time; "
+        f"{where}, {cost['grams_per_kwh']:.4g} g/kWh)"
+    )
+
+
+def _package() -> Path:
+    """codecarbon's folder."""
+    spec = importlib.util.find_spec("codecarbon")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places:
+        raise QuarlError("--energy needs an extra: pip install 'quarl[energy]'")
+    return Path(places[0])

@@ -1,0 +1,104 @@
+"""Atari games: what the preprocessing of Stable-Baselines3 needs from the emulator, and whole games for evaluation.
+
+Training sees what the zoo's `AtariWrapper` makes of a game: up to 30 no-ops at its start, every action held for four
+frames and the brighter of the last two shown, a lost life as an end, FIRE pressed where a life waits for it, 84 x 84
+grey pixels, and rewards cut to their sign. Evaluation plays the same, but whole games for their points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+
+Wrappers = Sequence[tuple[str, Mapping[str, Any]]]
+SKIPPING = ("AtariWrapper", "MaxAndSkipEnv")
+"""Wrappers that hold an action for several frames."""
+Kind = TypeVar("Kind", bound=gymnasium.Env[Any, Any])
+
+
+def emulator_arguments(spec: EnvSpec, wrappers: Wrappers, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the emulator: those given, and no frames skipped in it where a wrapper does that.
+
+    ALE/Pong-v5 skips four frames itself and shows the last of them. With the wrapper's four that would be sixteen, and
+    without the wrapper sprites that flicker would be missing in half of the frames. So the wrapper skips, and the
+    emulator gives it every frame. Sticky actions are drawn for every frame either way: the game stays the same.
+    """
+    arguments = dict(given)
+    if isinstance(frames := arguments.get("frameskip"), list):  # JSON and YAML have no tuples
+        arguments["frameskip"] = tuple(frames)
+    skips = any(name.rpartition(".")[2] in SKIPPING for name, _ in wrappers)
+    if skips and "frameskip" not in arguments and spec.kwargs.get("frameskip") != 1:
+        arguments["frameskip"] = 1
+    return arguments
+
+
+class Points(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Next to the emulator: counts the points of a game, whatever wrappers around it make of rewards."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.points = 0.0
+        """Of the game that is being played, or was last."""
+        self.games = 0
+        """Games that have ended."""
+        self.last = 0.0
+        """Points of the last one of them."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.points = 0.0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.points += float(reward)
+        if terminated or truncated:
+            self.games, self.last = self.games + 1, self.points
+        return observation, reward, terminated, truncated, info
+
+
+class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Outside of all wrappers: an episode is a game with all its lives, and its rewards are the game's points.
+
+    Where a wrapper ends an episode with a life, the next life is begun as training begins it (a no-op, FIRE, an empty
+    stack of frames), and the game goes on. So the zoo counts too: its scores are those of a monitor next to the
+    emulator. An agent that never had to press FIRE itself would otherwise wait for its second life for half an hour.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        counter = _inside(env, Points)
+        assert counter is not None
+        self._counter = counter
+        self._lives = _inside(env, EpisodicLifeEnv)
+        self._paid = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self._lives is not None:
+            self._lives.was_real_done = True  # a game that was left in its middle does not go on
+        self._paid = 0.0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = self.env.step(action)
+        points = self._counter.points
+        if terminated and not truncated and self._lives is not None and not self._lives.was_real_done:
+            games = self._counter.games
+            following, info = self.env.reset()
+            terminated = self._counter.games > games  # the steps that begin a life can end the game
+            points = self._counter.last if terminated else self._counter.points
+            observation = observation if terminated else following
+        reward, self._paid = points - self._paid, points
+        return observation, reward, terminated, truncated, info
+
+
+def _inside(env: gymnasium.Env[Any, Any], kind: type[Kind]) -> Kind | None:
+    """The wrapper of that kind in a chain of them."""
+    while not isinstance(env, kind):
+        if not isinstance(env, gymnasium.Wrapper):
+            return None
+        env = env.env
+    return env

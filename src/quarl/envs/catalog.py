@@ -1,0 +1,176 @@
+"""The catalogue: every suite with what it brings and whether it is installed, and one environment in detail."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, registry
+
+from quarl.envs import make
+from quarl.envs.fit import ALGORITHMS, fits, fitting
+from quarl.envs.names import LQR_STEPS, SUITES, is_tombstone, resolve
+from quarl.envs.suite_tasks import TASKS
+from quarl.errors import QuarlError
+from quarl.machine import version
+from quarl.policy.spaces import from_live, observation_box
+
+BUILT_IN = (
+    ("classic", "gymnasium.envs.classic_control", "CartPole-v1"),
+    ("toy-text", "gymnasium.envs.toy_text", "FrozenLake-v1"),
+)
+"""Suites that are always there: name, where their environments live, an example."""
+CORE = "gymnasium"
+EPISODE_FRAMES = "max_num_frames_per_episode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRow:
+    """One suite: the contract of `quarl envs --json`."""
+
+    suite: str
+    package: str
+    version: str | None
+    """Of the package; None where it is not installed."""
+    install: str
+    """The command that installs it; empty where it is installed."""
+    ids: int
+    example: str
+    algorithms: list[str]
+    """Those that can learn in the example; empty where the suite is not installed."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRow:
+    """One algorithm on one environment: the contract of `quarl envs ID --json`."""
+
+    env_id: str
+    suite: str
+    observation_space: str
+    action_space: str
+    time_limit: int | None
+    """Steps after which an episode is truncated; None: the environment never does that."""
+    algo: str
+    fits: bool
+    reason: str
+    """Why it does not; empty where it does."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def suites(only: str | None = None) -> list[SuiteRow]:
+    """One row a suite, the built-in ones first; none where there is no suite called `only`."""
+    rows = [
+        SuiteRow(
+            suite=name,
+            package=CORE,
+            version=version(CORE),
+            install="",
+            ids=len(ids_of(name)),
+            example=example,
+            algorithms=_learners(example),
+        )
+        for name, _, example in BUILT_IN
+        if only in (None, name)
+    ]
+    for suite in (suite for suite in SUITES if only in (None, suite.extra)):
+        found = version(suite.distribution)
+        rows.append(
+            SuiteRow(
+                suite=suite.extra,
+                package=suite.distribution,
+                version=found,
+                install="" if found else f"pip install 'quarl[{suite.extra}]'",
+                ids=len(ids_of(suite.extra)),
+                example=suite.example,
+                algorithms=_learners(suite.example) if found else [],
+            )
+        )
+    return rows
+
+
+def names() -> tuple[str, ...]:
+    """Names of all suites."""
+    return (*(name for name, *_ in BUILT_IN), *(suite.extra for suite in SUITES))
+
+
+def ids_of(suite: str) -> tuple[str, ...]:
+    """Living ids of a suite, installed or not."""
+    listed = next((known.ids for known in SUITES if known.extra == suite), ())
+    package = next((package for name, package, _ in BUILT_IN if name == suite), "")
+    package = package or next(known.package for known in SUITES if known.extra == suite)
+    return listed or tuple(sorted(env_id for env_id, spec in registry.items() if _lives_in(spec, package)))
+
+
+def describe(env_id: str) -> list[FitRow]:
+    """One row an algorithm for the environment, which is made once, as it is and without wrappers."""
+    living = resolve(env_id, trusted=True)
+    env = make(env_id, trusted=True)
+    try:
+        spec, observed = env.spec, _observed(env.observation_space)
+        reasons = {algo: observed or fits(algo, env.action_space) or "" for algo in ALGORITHMS}
+        return [
+            FitRow(
+                env_id=living,
+                suite=_suite(living, spec),
+                observation_space=" ".join(str(env.observation_space).split()),
+                action_space=" ".join(str(env.action_space).split()),
+                time_limit=_time_limit(living, spec),
+                algo=algo,
+                fits=not reason,
+                reason=reason,
+            )
+            for algo, reason in reasons.items()
+        ]
+    finally:
+        env.close()
+
+
+def _learners(env_id: str) -> list[str]:
+    """Algorithms that fit; none where the environment cannot be made after all."""
+    try:
+        env = make(env_id)
+    except QuarlError:
+        return []
+    try:
+        return [] if _observed(env.observation_space) else list(fitting(env.action_space))
+    finally:
+        env.close()
+
+
+def _observed(space: gymnasium.Space[Any]) -> str:
+    """Why no policy can read the observations; empty where one can."""
+    try:
+        observation_box(from_live(space, "the observation space"), "the observation space")
+    except QuarlError as error:
+        return str(error)
+    return ""
+
+
+def _suite(env_id: str, spec: EnvSpec | None) -> str:
+    listed = (suite.extra for suite in SUITES if env_id in suite.ids)
+    packages = [(name, package) for name, package, _ in BUILT_IN] + [(s.extra, s.package) for s in SUITES]
+    lives = (name for name, package in packages if spec is not None and _lives_in(spec, package))
+    return next(listed, None) or next(lives, "your own")
+
+
+def _time_limit(env_id: str, spec: EnvSpec | None) -> int | None:
+    """In steps of the environment, where its registration, its emulator or its suite says so."""
+    if spec is None:
+        return None
+    frames = spec.kwargs.get(EPISODE_FRAMES)
+    skip = spec.kwargs.get("frameskip")
+    if isinstance(frames, int) and isinstance(skip, int):
+        return frames // skip
+    if env_id in TASKS:
+        return LQR_STEPS
+    return spec.max_episode_steps
+
+
+def _lives_in(spec: EnvSpec, package: str) -> bool:
+    return isinstance(spec.entry_point, str) and spec.entry_point.startswith(package) and not is_tombstone(spec)

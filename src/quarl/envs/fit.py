@@ -1,0 +1,32 @@
+"""Which algorithm can learn in which space of actions: one rule for training, listings and studies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.policy.actor import DQN, LAYOUTS
+from quarl.policy.spaces import Box, Discrete, action_head, from_live
+
+ALGORITHMS = tuple(LAYOUTS)
+"""In the order in which they are shown."""
+
+
+def fits(algo: str, action_space: Any) -> str | None:
+    """None where `algo` can learn in gymnasium's `action_space`; else the reason, which makes the cell n/a."""
+    layout = LAYOUTS[algo]
+    try:
+        actions = from_live(action_space, "the action space")
+        if layout is DQN and isinstance(actions, Box):
+            return f"{algo} needs a discrete action space"
+        if layout.tanh and isinstance(actions, Discrete):
+            return f"{algo} needs a continuous action space"
+        action_head(actions, "the action space", squashed=layout.tanh)
+    except QuarlError as error:
+        return str(error)
+    return None
+
+
+def fitting(action_space: Any) -> tuple[str, ...]:
+    """The algorithms that can learn in the space."""
+    return tuple(algo for algo in ALGORITHMS if fits(algo, action_space) is None)

@@ -1,0 +1,18 @@
+"""Tables as Markdown, for those who write about them."""
+
+from __future__ import annotations
+
+from quarl.report.tables import Cells
+
+
+def to_markdown(table: Cells, heading: str) -> str:
+    """The table under its heading, its caption below."""
+    heads = [column.head or " " for column in table.columns]
+    rules = [":---" if column.left else "---:" for column in table.columns]
+    lines = [_line(heads), _line(rules), *(_line(row) for row in table.rows)]
+    caption = f"\n{table.caption}\n" if table.caption else ""
+    return f"## {heading}\n\n" + "\n".join(lines) + f"\n{caption}"
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,141 @@
+"""Columns of a study's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from quarl.quant.spec import FLOAT_BITS
+from quarl.report.columns import Column, digits_of, field_of, interval, number_of, times_of, verdict
+from quarl.report.schema import Row
+
+_AGENT = (
+    Column("algorithm", field_of("algo"), left=True),
+    Column("environment", field_of("env_id"), left=True),
+    Column("agent", field_of("source"), "agents from {}", left=True),
+)
+SCHEME = Column(
+    "scheme",
+    lambda row: row["scheme"] if row["method"] == "ptq" and row["precision"] not in FLOAT_BITS else "",
+    "scheme {}",
+    left=True,
+)
+SEEDS = Column("seeds", field_of("seeds"), "seeds: {}")
+
+
+def _verdict(row: Row) -> str:
+    if row["state"] != "done":
+        return "n/a" if row["state"] == "na" else str(row["state"])
+    return "" if row["noninferior"] is None else verdict(row)
+
+
+def _error(name: str) -> tuple[Column, ...]:
+    """A relative error with its interval."""
+
+    def ends(row: Row) -> str:
+        return interval(row, f"error_{name}_low", f"error_{name}_high")
+
+    return Column(f"E_{name} %", number_of(f"error_{name}_pct")), Column("its interval", ends)
+
+
+def _widths(row: Row) -> str:
+    """Widths from wide to narrow, in brackets where they are not shown to be non-inferior."""
+    marks = zip(row["widths"], row["noninferior"], strict=True)
+    return " ".join(f"{width}" if good else f"({width})" for width, good in marks)
+
+
+def _correlated(row: Row) -> str:
+    return "–" if row["low"] is None else f"[{row['low']:+.2f}, {row['high']:+.2f}]"
+
+
+def _share(key: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[key]:,}" if row[key] else ""
+
+
+STUDY: Mapping[str, tuple[Column, ...]] = {
+    "study": (
+        *_AGENT,
+        Column("method", field_of("method"), left=True),
+        Column("precision", field_of("precision"), left=True),
+        SCHEME,
+        Column("mode", lambda row: row["mode"] if row["method"] == "ptq" else "", "{} activations", left=True),
+        Column("seed", field_of("seed"), "seed {}"),
+        Column("episodes", field_of("episodes"), "{} episodes each"),
+        Column("return", number_of("mean")),
+        Column("95 % interval", interval),
+        Column("E %", number_of("error_pct")),
+        Column("verdict", _verdict, left=True),
+        Column("kernels", lambda row: {True: "measured", False: "simulated", None: ""}[row["measured"]], left=True),
+        Column("seconds", lambda row: "–" if row["seconds"] is None else f"{row['seconds']:.2f}"),
+    ),
+    "study status": (
+        *_AGENT,
+        Column("method", field_of("method"), left=True),
+        Column("cells", field_of("cells")),
+        Column("done", _share("done")),
+        Column("failed", _share("failed")),
+        Column("n/a", _share("na")),
+        Column("running", _share("running")),
+        Column("to do", _share("todo")),
+        Column("minutes", lambda row: f"{row['minutes']:.1f}"),
+    ),
+    "study errors": (
+        *_AGENT,
+        Column("scheme", field_of("scheme"), "scheme {}", left=True),
+        Column("mode", field_of("mode"), "{} activations", left=True),
+        Column("agents", lambda row: str(row["agents"]) if row["agents"] > 1 else ""),
+        SEEDS,
+        Column("fp32", number_of("fp32")),
+        Column("its interval", lambda row: interval(row, "fp32_low", "fp32_high")),
+        Column("fp16", number_of("fp16")),
+        *_error("fp16"),
+        Column("int8", number_of("int8")),
+        *_error("int8"),
+    ),
+    "study sweet spots": (
+        *_AGENT,
+        Column("scheme", field_of("scheme"), "scheme {}", left=True),
+        Column("mode", field_of("mode"), "{} activations", left=True),
+        SEEDS,
+        Column("bits, in brackets: not shown non-inferior", _widths, left=True),
+        Column("sweet spot", lambda row: "none" if row["sweet_spot"] is None else f"{row['sweet_spot']} bits"),
+    ),
+    "study spread": (
+        Column("spread of weights", field_of("spread"), left=True),
+        Column("bits", field_of("bits")),
+        Column("scheme", field_of("scheme"), left=True),
+        Column("agents", field_of("agents")),
+        Column("pairs", field_of("pairs"), "{} pairs of algorithm and environment"),
+        Column("Spearman's ρ", lambda row: "–" if row["correlation"] is None else f"{row['correlation']:+.2f}"),
+        Column("95 % interval", _correlated),
+    ),
+    "study qat": (
+        *_AGENT,
+        Column("trained for", field_of("precision"), left=True),
+        SEEDS,
+        Column("fp32", number_of("fp32")),
+        Column("ptq", number_of("ptq")),
+        Column("E_ptq %", number_of("error_ptq_pct")),
+        Column("qat", number_of("qat")),
+        *_error("qat"),
+    ),
+    "study actorq": (
+        Column("algorithm", field_of("algo"), left=True),
+        Column("environment", field_of("env_id"), left=True),
+        Column("actors", field_of("precision"), left=True),
+        SEEDS,
+        Column("return", number_of("mean")),
+        Column("95 % interval", interval),
+        Column("target", number_of("target")),
+        Column("reached", lambda row: "–" if row["target"] is None else f"{row['reached']} of {row['seeds']}"),
+        Column("seconds", digits_of("seconds")),
+        Column("× fp32", lambda row: f"{'≥ ' if row['at_least'] else ''}{times_of('speedup')(row)}"),
+    ),
+    "study excluded": (
+        *_AGENT,
+        Column("method", field_of("method"), left=True),
+        Column("cells", field_of("cells")),
+        Column("", lambda row: "n/a" if row["state"] == "na" else str(row["state"]), left=True),
+        Column("reason", field_of("reason"), left=True),
+    ),
+}
+"""By the `command` of the document."""

@@ -1,0 +1,121 @@
+"""Figures of a study: return against bits, a panel a policy, and error against the spread of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+from quarl.quant.spec import FLOAT_BITS
+from quarl.report import style
+from quarl.report.schema import Row
+
+COLUMNS = 3
+"""Panels side by side."""
+LINEAR_PCT = 10.0
+"""Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
+TICKS_PCT = (-1000, -100, -10, 0, 10, 100, 1000)
+SPREADS: Mapping[str, str] = {
+    "range": "largest minus smallest weight",
+    "peak": "largest weight over their standard deviation",
+}
+
+
+def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
+    """Mean returns over seeds against precision, a line a method and scheme, a panel a policy, over fp32's interval.
+
+    rows: of the study, those that are done.
+    """
+    agents = list(dict.fromkeys(_agent(row) for row in rows if row["method"] in ("ptq", "qat")))
+    columns = min(len(agents), COLUMNS) or 1
+    height = -(-len(agents) // columns) or 1
+    with style.look():
+        drawn = style.figure(7.2, 0.6 + 1.9 * height)
+        lines: dict[str, str] = {}
+        for number, agent in enumerate(agents):
+            axes = drawn.add_subplot(height, columns, number + 1)
+            _panel(axes, [row for row in rows if _agent(row) == agent], lines)
+            axes.set_title(f"{agent[0]} {agent[1]}", fontsize=8)
+            axes.tick_params(labelsize=6)
+        for label, colour in lines.items():
+            drawn.axes[0].plot([], [], color=colour, label=label)
+        if lines:
+            drawn.axes[0].legend(fontsize=6)
+        drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
+        drawn.supylabel("return", fontsize=9)
+    return drawn
+
+
+def _agent(row: Row) -> tuple[str, str, str]:
+    return row["algo"], row["env_id"], row["source"]
+
+
+def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
+    """lines: colours by label, shared by all panels; labels that are new here are added."""
+    base = [row for row in rows if row["method"] == "fp32"]
+    if base:
+        low, high = (float(np.mean([row[key] for row in base])) for key in ("ci_low", "ci_high"))
+        axes.axhspan(low, high, color=style.MUTED, alpha=0.3, linewidth=0)
+        axes.axhline(float(np.mean([row["mean"] for row in base])), color=style.MUTED, linewidth=1)
+    others = [row for row in rows if row["method"] in ("ptq", "qat")]
+    order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
+    for label in dict.fromkeys(_line(row) for row in others if row["precision"] not in FLOAT_BITS):
+        colour = lines.setdefault(label, style.SERIES[len(lines) % len(style.SERIES)])
+        members = [row for row in others if _line(row) == label and row["precision"] not in FLOAT_BITS]
+        names = [name for name in order if any(row["precision"] == name for row in members)]
+        groups = [[row for row in members if row["precision"] == name] for name in names]
+        mean = np.array([np.mean([row["mean"] for row in group]) for group in groups])
+        ends = [np.array([np.mean([row[key] for row in group]) for group in groups]) for key in ("ci_low", "ci_high")]
+        spread = np.maximum([mean - ends[0], ends[1] - mean], 0)
+        x = [order.index(name) for name in names]
+        axes.errorbar(x, mean, yerr=spread, color=colour, marker="o", markersize=3, elinewidth=0.8, linewidth=1.2)
+    floats = [row for row in others if row["precision"] in FLOAT_BITS]
+    x = [order.index(row["precision"]) for row in floats]
+    axes.plot(x, [row["mean"] for row in floats], "s", color=style.MUTED, markersize=3)
+    axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
+
+
+def _line(row: Row) -> str:
+    static = " static" if row["mode"] == "static" and row["method"] == "ptq" else ""
+    return f"{row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
+
+
+def _width(precision: str) -> tuple[int, int]:
+    """Bits of a weight, float formats first."""
+    if precision in FLOAT_BITS:
+        return FLOAT_BITS[precision], 1
+    return int("".join(filter(str.isdecimal, precision.partition("a")[0]))), 0
+
+
+def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spread: str, title: str) -> Figure:
+    """A point a policy: E against one measure of the spread of its weights, a panel a width, a colour a scheme."""
+    widths = sorted({row["bits"] for row in points}, reverse=True)
+    schemes = list(dict.fromkeys(row["scheme"] for row in points))
+    rho = {(row["bits"], row["scheme"]): row["correlation"] for row in correlations if row["spread"] == spread}
+    with style.look():
+        drawn = style.figure(7.2, 2.9)
+        panels = drawn.subplots(1, max(len(widths), 1), sharey=True, squeeze=False)[0]
+        for axes, bits in zip(panels, widths, strict=False):
+            for number, scheme in enumerate(schemes):
+                some = [row for row in points if (row["bits"], row["scheme"]) == (bits, scheme)]
+                found = rho.get((bits, scheme))
+                label = scheme if found is None else f"{scheme}, ρ = {found:+.2f}"
+                x, y = [row[spread] for row in some], [row["error_pct"] for row in some]
+                axes.plot(x, y, "o", color=style.SERIES[number], markersize=4, alpha=0.75, label=label)
+            axes.axhline(0, color=style.MUTED, linewidth=0.8)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.set_yscale("symlog", linthresh=LINEAR_PCT)
+            axes.yaxis.set_major_locator(FixedLocator(TICKS_PCT))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.set_title(f"{bits} bits", fontsize=9)
+            axes.legend(fontsize=7)
+        panels[0].set_ylabel("E, %")
+        drawn.supxlabel(SPREADS[spread], fontsize=9)
+        drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return drawn

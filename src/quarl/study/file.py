@@ -1,0 +1,230 @@
+"""A study file: the policies, methods, precisions and seeds whose product is the study, read as data.
+
+name: two-tasks
+episodes: 100                                      # of every cell
+policies:
+  - {algo: dqn, env: CartPole-v1, source: "zoo:sb3"}
+  - {algo: ppo, env: Acrobot-v1, source: train, n_timesteps: 100000}
+methods:
+  - {method: fp32}
+  - {method: ptq, precision: [fp16, 8, 4], scheme: [default, naive]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quarl.config import ActorQConfig
+from quarl.config.base import METERED
+from quarl.config.train import LEARNERS
+from quarl.errors import QuarlError
+from quarl.policy.plain_yaml import key_lines, read_yaml
+from quarl.quant.spec import QuantSpec
+from quarl.quant.training import QatSpec
+from quarl.study.entries import MethodEntry, PolicyEntry, Study
+
+SHIPPED = Path(__file__).with_name("shipped")
+METHODS = ("fp32", "ptq", "qat", "actorq")
+MODES = ("dynamic", "static")
+SET_BY_CELLS = ("algo", "env", "actor_precision", "seed", "output", "json", "resume", "plan", "track", *METERED)
+"""Options of `quarl actorq` that a cell sets itself."""
+ACTORQ = tuple(f.name for f in dataclasses.fields(ActorQConfig) if f.name not in SET_BY_CELLS)
+KEYS = ("name", "about", "episodes", "margin", "seeds", "limits", "agents", "policies", "methods")
+POLICY = ("algo", "env", "source", "na", "n_timesteps", "params", "seeds", "episodes", "actorq")
+OF_METHOD: Mapping[str, tuple[str, ...]] = {
+    "fp32": (),
+    "ptq": ("precision", "scheme", "mode"),
+    "qat": ("precision", "fine_tune", "quant_delay"),
+    "actorq": ("precision", *ACTORQ),
+}
+Where = tuple[str | int, ...]
+
+
+def shipped() -> list[str]:
+    """Names of the studies that come with QuaRL."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yml"))
+
+
+def read(name: str, agents: Path | None = None) -> Study:
+    """The study in the file `name`, or the one of that name that comes with QuaRL.
+
+    agents: the folder of its zoo: sources, in place of the one that the file names; a shipped study's is the working
+    directory.
+    """
+    own = name in shipped()
+    path = SHIPPED / f"{name}.yml" if own else Path(name)
+    if not own and not path.exists():
+        near = difflib.get_close_matches(name, shipped(), n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise QuarlError(f"no study file {name}; {meant}the studies that come with QuaRL are {', '.join(shipped())}")
+    document = read_yaml(path)
+    return _Reader(path, key_lines(path)).study(document, agents, Path() if own else path.parent)
+
+
+class _Reader:
+    """Values of a file, checked; a mistake is one line that names its line."""
+
+    def __init__(self, path: Path, lines: Mapping[Where, int]) -> None:
+        self.path, self.lines = path, lines
+
+    def study(self, document: Mapping[str, Any], agents: Path | None, home: Path) -> Study:
+        self.keys(document, KEYS, (), "a study")
+        for key in ("policies", "methods"):
+            if not isinstance(document.get(key), list) or not document[key]:
+                raise self.wrong((key,) if key in document else (), f"{key} is missing: a list of at least one")
+        limits = self.mapping(document, "limits", ())
+        self.keys(limits, ("minutes", "memory_gb"), ("limits",), "limits")
+        margin = self.number(document, "margin", 5.0, ())
+        if margin >= 100:
+            raise self.wrong(("margin",), f"margin is a percentage between 0 and 100, got {margin:g}")
+        methods = tuple(self.method(entry, ("methods", k)) for k, entry in enumerate(document["methods"]))
+        if not any(entry.method == "fp32" for entry in methods):
+            for entry in methods:
+                if entry.method in ("ptq", "qat"):
+                    raise QuarlError(
+                        f"{self.path}, line {entry.line}: {entry.method} is compared with fp32; add {{method: fp32}}"
+                    )
+        return Study(
+            path=self.path,
+            name=self.text(document, "name", (), default=self.path.stem),
+            about=self.text(document, "about", (), default=""),
+            episodes=self.count(document, "episodes", 100, ()),
+            margin=margin,
+            seeds=self.seeds(document, ()) or (0,),
+            minutes=self.number(limits, "minutes", 60.0, ("limits",)),
+            memory_gb=self.number(limits, "memory_gb", 4.0, ("limits",)),
+            agents=agents or home / self.text(document, "agents", (), default="."),
+            policies=tuple(self.policy(entry, ("policies", k)) for k, entry in enumerate(document["policies"])),
+            methods=methods,
+            document=document,
+        )
+
+    def policy(self, entry: Any, at: Where) -> PolicyEntry:
+        self.keys(entry, POLICY, at, "a policy")
+        algo, env = self.text(entry, "algo", at), self.text(entry, "env", at)
+        if algo not in LEARNERS:
+            near = difflib.get_close_matches(algo.lower(), LEARNERS, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise self.wrong((*at, "algo"), f"unknown algorithm {algo!r}{meant} (known: {', '.join(LEARNERS)})")
+        sources = self.words(entry, "source", at)
+        for source in sources:
+            kind, colon, rest = source.partition(":")
+            if source != "train" and not (colon and rest and kind in ("zoo", "hub")):
+                raise self.wrong(
+                    (*at, "source"), f"source {source!r} is none of train, zoo:FOLDER and hub:OWNER/REPOSITORY"
+                )
+        na = self.text(entry, "na", at, default="")
+        if not sources and not na:
+            raise self.wrong(at, "source is missing: train, zoo:FOLDER or hub:OWNER/REPOSITORY, or na: and a reason")
+        options = self.mapping(entry, "actorq", at)
+        self.keys(options, ACTORQ, (*at, "actorq"), "quarl actorq")
+        return PolicyEntry(
+            line=self.lines[at],
+            algo=algo,
+            env=env,
+            sources=sources,
+            na=na,
+            n_timesteps=self.count(entry, "n_timesteps", None, at),
+            params=self.mapping(entry, "params", at),
+            seeds=self.seeds(entry, at),
+            episodes=self.count(entry, "episodes", None, at),
+            actorq=options,
+        )
+
+    def method(self, entry: Any, at: Where) -> MethodEntry:
+        if not isinstance(entry, Mapping) or entry.get("method") not in METHODS:
+            found = entry.get("method") if isinstance(entry, Mapping) else entry
+            raise self.wrong(at, f"unknown method {str(found)[:60]!r}; use {', '.join(METHODS)}")
+        method: str = entry["method"]
+        self.keys(entry, ("method", *OF_METHOD[method]), at, method)
+        found = MethodEntry(
+            line=self.lines[at],
+            method=method,
+            precisions=self.words(entry, "precision", at) or ("fp32",),
+            schemes=self.words(entry, "scheme", at) or ("default",),
+            modes=self.words(entry, "mode", at) or ("dynamic",),
+            fine_tune=self.number(entry, "fine_tune", None, at),
+            quant_delay=self.count(entry, "quant_delay", None, at),
+            options={key: value for key, value in entry.items() if key in ACTORQ and method == "actorq"},
+        )
+        if method != "fp32" and "precision" not in entry:
+            raise self.wrong(at, f"{method} needs precision: one, or a list")
+        for mode in found.modes:
+            if mode not in MODES:
+                raise self.wrong((*at, "mode"), f"mode must be dynamic or static, got {mode!r}")
+        try:
+            for text in found.precisions:
+                for scheme in found.schemes:
+                    QatSpec.parse(text) if method == "qat" else QuantSpec.parse(text, scheme=scheme)
+        except QuarlError as error:
+            raise self.wrong(at, str(error)) from None
+        return found
+
+    def keys(self, found: Any, known: Sequence[str], at: Where, what: str) -> None:
+        """Refuses what is no mapping, and the first key that nothing is known about."""
+        if not isinstance(found, Mapping):
+            raise self.wrong(at, f"{what} is settings by name, as in {{{known[0]}: ...}}, got {str(found)[:60]!r}")
+        for key in found:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known[:12])}"
+                raise self.wrong((*at, key), f"unknown key {str(key)[:60]!r} of {what}; {meant}")
+
+    def text(self, found: Mapping[str, Any], key: str, at: Where, default: str | None = None) -> str:
+        value = found.get(key, default)
+        if not isinstance(value, str) or len(value) > 400 or (key not in ("about", "na") and not value.isprintable()):
+            raise self.wrong((*at, key) if key in found else at, f"{key} must be a word, got {str(value)[:60]!r}")
+        return " ".join(value.split())
+
+    def words(self, found: Mapping[str, Any], key: str, at: Where) -> tuple[str, ...]:
+        """One word or number, or a list of them, as words; none where the key is missing."""
+        value = found.get(key, [])
+        listed = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, str | int) and not isinstance(one, bool) for one in listed):
+            raise self.wrong((*at, key), f"{key} must be a word or a list of words, got {str(value)[:60]!r}")
+        return tuple(str(one) for one in listed)
+
+    def mapping(self, found: Mapping[str, Any], key: str, at: Where) -> Mapping[str, Any]:
+        value = found.get(key, {})
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise self.wrong((*at, key), f"{key} must be values by name, got {str(value)[:60]!r}")
+        return value
+
+    def seeds(self, found: Mapping[str, Any], at: Where) -> tuple[int, ...] | None:
+        value = found.get("seeds")
+        if value is None:
+            return None
+        if not isinstance(value, list) or not value or not all(type(seed) is int and seed >= 0 for seed in value):
+            raise self.wrong((*at, "seeds"), f"seeds must be a list of numbers from 0 on, got {str(value)[:60]!r}")
+        return tuple(value)
+
+    def count(self, found: Mapping[str, Any], key: str, default: Any, at: Where) -> Any:
+        """A whole number from 1 on, which YAML often spells 1e6; `default` where the key is missing."""
+        value = self.number(found, key, default, at)
+        if value is not None and (value != int(value) or value < 1):
+            raise self.wrong((*at, key), f"{key} must be a whole number from 1 on, got {value}")
+        return None if value is None else int(value)
+
+    def number(self, found: Mapping[str, Any], key: str, default: Any, at: Where) -> Any:
+        """A number above 0; `default` where the key is missing."""
+        value = found.get(key, default)
+        if value is None:
+            return None
+        if isinstance(value, str):  # YAML takes 1e6 for a word: it has no point
+            try:
+                value = float(value)
+            except ValueError:
+                value = math.nan
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**53:
+            raise self.wrong((*at, key), f"{key} must be a number above 0, got {str(found[key])[:60]!r}")
+        return value
+
+    def wrong(self, at: Where, message: str) -> QuarlError:
+        while at and at not in self.lines:
+            at = at[:-1]
+        return QuarlError(f"{self.path}{f', line {self.lines[at]}' if at else ''}: {message}")

@@ -1,0 +1,179 @@
+"""A household: the process that holds one policy with its calibration observations, and forks one process a cell.
+
+A cell costs a fork, not the seconds of imports, and its crash, its memory and its end are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quarl.envs import resolve
+from quarl.errors import QuarlError
+from quarl.evaluate import played_on
+from quarl.policy import load
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.quant.spec import QuantSpec
+from quarl.study.play import calibration, play
+from quarl.study.processes import Outcome, attempt, end_with, kill_group, settle
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """What a household begins with."""
+
+    path: Path | None
+    """The agent's file; None: it is on the hub."""
+    hub: str
+    """Its repository."""
+    algo: str
+    """What the file is said to hold; empty where nothing is said."""
+    env_id: str
+    """The living one."""
+    identity: Mapping[str, Any]
+    seed: int
+    folder: Path
+    """The study's."""
+    calibrate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """What a cell is."""
+
+    key: str
+    spec: QuantSpec
+    episodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Said when the policy is there, or why it is not."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Said of a cell that has its process."""
+
+    key: str
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Said of a cell whose process has ended: what it said before, or its exit code."""
+
+    key: str
+    outcome: Outcome | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What all cells of a policy share."""
+
+    policy: Policy
+    observations: Array | None
+    seed: int
+    env_id: str | None
+    """None: the policy says which."""
+
+    def play(self, job: Play) -> dict[str, Any]:
+        return play(self.policy, job.spec, self.observations, episodes=job.episodes, seed=self.seed, env_id=self.env_id)
+
+
+def keep(link: Connection, life: Connection, home: Home) -> None:
+    """A household's main: makes everything ready, then plays what the runner sends until it closes the link."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    outcome = attempt(partial(_prepare, home))
+    link.send(Ready(outcome.error))
+    if outcome.found is None:
+        return
+    held: _Held = outcome.found
+    # What is here stays here: its pages are shared with every cell as long as nobody touches them.
+    gc.collect()
+    gc.freeze()
+    cells: dict[Connection, tuple[str, int]] = {}
+    while True:
+        for source in wait([link, *cells]):
+            assert isinstance(source, Connection)
+            if source in cells:
+                key, process = cells.pop(source)
+                link.send(_over(source, key, process))
+                continue
+            try:
+                job = link.recv()
+            except (EOFError, OSError):
+                for _, process in cells.values():
+                    kill_group(process)
+                return
+            source, process = _fork(job, held, link, life)
+            cells[source] = job.key, process
+            link.send(Begun(job.key, process))
+
+
+def _prepare(home: Home) -> _Held:
+    path = home.path
+    if path is None:
+        from quarl.policy import hub  # here: an extra
+
+        path = hub.fetch(home.hub)
+    policy = load.read(path, home.algo)
+    if isinstance(policy, QuantizedPolicy):
+        raise QuarlError(f"{path} is quantised already ({policy.spec.precision}); give the float policy")
+    trained_on = policy.provenance.env_id
+    if trained_on and resolve(trained_on) != home.env_id:
+        raise QuarlError(f"{path} was trained on {trained_on}, not on {home.env_id}: correct the study")
+    env_id = None if trained_on else home.env_id
+    played_on(policy, env_id)
+    if not home.calibrate:
+        return _Held(policy, None, home.seed, env_id)
+    observations = calibration(policy, home.identity, home.seed, env_id, home.folder)
+    return _Held(policy, observations, home.seed, env_id)
+
+
+def _fork(job: Play, held: _Held, link: Connection, life: Connection) -> tuple[Connection, int]:
+    """The end of a pipe on which the cell's process says its outcome, and the process."""
+    source, sink = Pipe(duplex=False)
+    parent = os.getpid()
+    process = os.fork()
+    if process == 0:
+        # nothing of the household's own code runs on in this process, whatever happens
+        code = 1
+        try:
+            link.close()
+            source.close()
+            settle(parent)
+            end_with(life)
+            sink.send(attempt(partial(held.play, job)))
+            code = 0
+        finally:
+            os._exit(code)
+    sink.close()
+    with contextlib.suppress(OSError):  # both do it: neither may be late
+        os.setpgid(process, process)
+    return source, process
+
+
+def _over(source: Connection, key: str, process: int) -> Over:
+    outcome: Outcome | None = None
+    with contextlib.suppress(EOFError, OSError):
+        outcome = source.recv()
+    source.close()
+    _, status = os.waitpid(process, 0)
+    return Over(key, outcome, os.waitstatus_to_exitcode(status))

@@ -1,0 +1,244 @@
+"""The plan: a study's policies times its methods, precisions and seeds, each cell checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quarl.envs import make, resolve
+from quarl.envs.fit import fits
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.quant.spec import QuantSpec
+from quarl.quant.training import QatSpec
+from quarl.study import source
+from quarl.study.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, Cell, key_of
+from quarl.study.entries import MethodEntry, PolicyEntry, Study
+from quarl.study.runs import actorq_config, training_config
+from quarl.study.source import Agent
+
+EXACT = QuantSpec.parse("fp32")
+UNCHECKED = Path("runs")
+"""Stands for the folder of a training whose options are only checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policy:
+    """One agent with one seed, about to go through the methods."""
+
+    study: Study
+    entry: PolicyEntry
+    env_id: str
+    """The living one."""
+    seed: int
+    agent: Agent | None
+    """None where its cells are n/a."""
+
+    @property
+    def episodes(self) -> int:
+        return self.entry.episodes or self.study.episodes
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What all its cells share."""
+        shown = self.agent.source if self.agent is not None else next(iter(self.entry.sources), "none")
+        return {
+            "algo": self.entry.algo,
+            "env_id": self.entry.env,
+            "source": shown,
+            "seed": self.seed,
+            "episodes": self.episodes,
+            "agent": self.agent,
+        }
+
+    @property
+    def training(self) -> str:
+        """Key of the training that makes the agent; empty where there is none."""
+        made_here = self.agent is not None and self.agent.kind == TRAIN
+        return key_of(TRAIN, self.agent.identity) if made_here and self.agent is not None else ""
+
+    def check(self, config: Callable[[], Any]) -> None:
+        """Makes the configuration of a training and checks it; a mistake names the line of the policy."""
+        try:
+            config().check()
+        except QuarlError as error:
+            raise type(error)(f"{self.study.at(self.entry.line)}: {error}") from None
+        except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs
+            where = self.study.at(self.entry.line)
+            raise QuarlError(f"{where}: an option of a training is malformed: {error}") from None
+
+
+def plan(study: Study, seed: int | None = None) -> list[Cell]:
+    """All cells in the order in which they are measured, trainings before what needs them.
+
+    seed: only this one, in place of the study's. Raises QuarlError, naming the line, for ids and options that nothing
+    can make sense of; what is well formed and cannot be measured is a cell that says why.
+    """
+    cells: list[Cell] = []
+    lines: dict[tuple[str, ...] | str, int] = {}
+    spaces: dict[str, tuple[Any, str]] = {}
+    for entry in study.policies:
+        try:
+            env_id = resolve(entry.env)
+        except QuarlError as error:
+            raise QuarlError(f"{study.at(entry.line)}: {error}") from None
+        for number in (seed,) if seed is not None else entry.seeds or study.seeds:
+            for cell in _of_policy(study, entry, env_id, number, spaces):
+                other = lines.get(cell.label) or lines.get(cell.key)
+                if other is not None:
+                    raise QuarlError(
+                        f"{study.at(entry.line)}: {cell.title} from {cell.source} is the same cell as one of line "
+                        f"{other}; keep one"
+                    )
+                lines[cell.label] = lines[cell.key] = entry.line
+                cells.append(cell)
+    return cells
+
+
+def _of_policy(
+    study: Study, entry: PolicyEntry, env_id: str, seed: int, spaces: dict[str, tuple[Any, str]]
+) -> Iterator[Cell]:
+    """The cells of one policy with one seed, its training first where one of them needs it."""
+    agent, na = None, entry.na
+    if entry.sources:
+        na = _unfit(entry.algo, env_id, spaces)
+        if not na:
+            agent = source.locate(study, entry, env_id, seed)
+            na = "" if agent is not None else entry.na
+    policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
+    made = [cell for method in study.methods for cell in _METHODS[method.method](policy, method)]
+    if na:
+        made = [_refused(cell, na) for cell in made]
+    if agent is not None and any(cell.needs for cell in made):
+        training = Cell(**policy.about, method=TRAIN, precision="fp32", work=agent.identity)
+        policy.check(partial(training_config, training.work, UNCHECKED))
+        yield training
+    yield from made
+
+
+def _unfit(algo: str, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
+    """Why the algorithm cannot act in the environment; empty where it can. Spaces are made once."""
+    if env_id not in spaces:
+        try:
+            env = make(env_id)
+            spaces[env_id] = env.action_space, ""
+            env.close()
+        except QuarlError as error:  # an extra that is not installed
+            spaces[env_id] = None, str(error)
+    space, why = spaces[env_id]
+    return why or fits(algo, space) or ""
+
+
+def _refused(cell: Cell, why: str) -> Cell:
+    # nothing else tells the cells of agents apart that are not there
+    return dataclasses.replace(cell, na=why, needs="", agent=None, work={"label": list(cell.label)})
+
+
+def _fp32(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    yield _play(policy, EXACT)
+
+
+def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """Every precision under every scheme and mode; float formats, which have none, once."""
+    specs: dict[QuantSpec, None] = {}
+    for mode in method.modes:
+        for scheme in method.schemes:
+            for text in method.precisions:
+                spec = QuantSpec.parse(text, scheme=scheme, mode="static" if mode == "static" else "dynamic")
+                specs[QuantSpec.parse(text) if spec.float_type is not None else spec] = None
+    for spec in specs:
+        yield _play(policy, spec)
+
+
+def _play(policy: _Policy, spec: QuantSpec) -> Cell:
+    return Cell(
+        **policy.about,
+        method=FP32 if spec == EXACT else PTQ,
+        precision=spec.precision,
+        scheme=spec.scheme.name,
+        mode=spec.mode,
+        needs=policy.training,
+        work={
+            "agent": None if policy.agent is None else policy.agent.identity,
+            "env_id": policy.env_id,
+            "spec": spec.to_json(),
+            "seed": policy.seed,
+            "episodes": policy.episodes,
+        },
+    )
+
+
+def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """Training for every precision: from scratch or, with fine_tune, from the agent."""
+    agent, share = policy.agent, method.fine_tune
+    for text in method.precisions:
+        precision = QatSpec.parse(text).precision
+        cell = Cell(**policy.about, method=QAT, precision=precision, mode="static", work={"qat": precision})
+        why = "" if agent is None else _untrainable(agent, share)
+        if agent is None or why:
+            yield _refused(cell, why)
+            continue
+        recipe = source.training(policy.entry, policy.env_id, policy.seed)
+        if share is not None:
+            recipe |= source.lengths(max(round(share * (agent.n_timesteps or 1)), 1))
+        work = {
+            **recipe,
+            "qat": precision,
+            "quant_delay": method.quant_delay,
+            "from": None if share is None else agent.identity,
+            "episodes": policy.episodes,
+        }
+        policy.check(partial(training_config, work, UNCHECKED))
+        yield dataclasses.replace(cell, needs="" if share is None else policy.training, work=work)
+
+
+def _untrainable(agent: Agent, share: float | None) -> str:
+    """Why no quantisation-aware training can start from the agent; empty where one can."""
+    if share is None:
+        return "" if agent.kind == TRAIN else "its training is not part of the study: give qat a share, fine_tune: 0.1"
+    if agent.path is not None and agent.path.suffix != ".zip":
+        return "fine-tuning starts from a Stable-Baselines3 zip, and this agent is of Stable-Baselines 2"
+    if agent.n_timesteps is None:
+        return "fine_tune is a share of the agent's training, whose length is not known: give the policy n_timesteps"
+    return ""
+
+
+def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """ActorQ training with actors of every precision; what is played in the end is the learner's policy."""
+    entry = policy.entry
+    options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
+    options |= {**method.options, **entry.actorq}
+    options["params"] = {**entry.params, **_params(method.options), **_params(entry.actorq)}
+    for text in method.precisions:
+        work = {
+            "algo": entry.algo,
+            "env_id": policy.env_id,
+            "options": options,
+            "precision": text,
+            "seed": policy.seed,
+            "episodes": policy.episodes,
+        }
+        cell = Cell(**policy.about, method=ACTORQ, precision=QuantSpec.parse(text).precision, work=work)
+        try:
+            policy.check(partial(actorq_config, work, UNCHECKED))
+        except UnsupportedError as error:  # an algorithm that learns on-policy
+            cell = _refused(cell, str(error).partition(": ")[2])
+        yield cell
+
+
+def _params(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = options.get("params", {})
+    if not isinstance(found, Mapping):
+        raise QuarlError(f"params of actorq are values by name, got {str(found)[:60]!r}")
+    return found
+
+
+_METHODS: Mapping[str, Callable[[_Policy, MethodEntry], Iterator[Cell]]] = {
+    FP32: _fp32,
+    PTQ: _ptq,
+    QAT: _qat,
+    ACTORQ: _actorq,
+}

@@ -1,0 +1,44 @@
+"""The trainings of a study as the verbs know them: `quarl train` and `quarl actorq`, from what a cell's work says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quarl.config import ActorQConfig, TrainConfig
+
+
+def training_config(work: Mapping[str, Any], folder: Path, trained_agent: Path | None = None) -> TrainConfig:
+    """The `quarl train` of a training or of a quantisation-aware cell."""
+    return TrainConfig(
+        algo=work["algo"],
+        env=work["env_id"],
+        n_timesteps=work["n_timesteps"],
+        params=_words(work["params"]),
+        qat=work.get("qat"),
+        quant_delay=work.get("quant_delay"),
+        trained_agent=trained_agent,
+        folder=folder,
+        eval_freq=work["eval_freq"],
+        save_freq=work["save_freq"],
+        seed=work["seed"],
+    )
+
+
+def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
+    """The `quarl actorq` of a cell."""
+    return ActorQConfig(
+        algo=work["algo"],
+        env=work["env_id"],
+        actor_precision=work["precision"],
+        seed=work["seed"],
+        params=_words(work["options"]["params"]),
+        output=folder,
+        **{name: value for name, value in work["options"].items() if name != "params"},
+    )
+
+
+def _words(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """NAME:VALUE, as on the command line."""
+    return tuple(f"{name}:{value}" for name, value in params.items())

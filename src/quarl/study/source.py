@@ -1,0 +1,126 @@
+"""Where an agent comes from: a zoo folder, the Hugging Face hub, or a training that the study does itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.policy import zoo
+from quarl.policy.container import read_bytes
+from quarl.policy.plain_yaml import read_yaml
+from quarl.study.entries import PolicyEntry, Study
+from quarl.training import tuned
+
+TRAIN, ZOO, HUB = "train", "zoo", "hub"
+CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}
+"""Other names that a zoo has for an algorithm's folder: Stable-Baselines 2 called its PPO so."""
+BESIDE = ("config.yml", "args.yml", "vecnormalize.pkl", "obs_rms.pkl")
+"""Files beside an agent on which its actions may depend."""
+STRETCHES, EVALUATIONS = 10, 20
+"""Of a training, at most."""
+FEWEST_STEPS = 2000
+"""Of a stretch: to begin one takes about a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """One agent, before anything of it is read."""
+
+    source: str
+    """train, zoo:FOLDER or hub:REPOSITORY."""
+    identity: Mapping[str, Any]
+    """What determines it, in plain values: the hash of its files, its repository, or its training."""
+    path: Path | None = None
+    """None where it is yet to be trained or fetched."""
+    algo: str
+    """What its folder calls the algorithm."""
+    n_timesteps: int | None
+    """Environment steps that it was trained for, where that is known."""
+
+    @property
+    def kind(self) -> str:
+        return self.source.partition(":")[0]
+
+
+def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | None:
+    """The agent from the first source that has one; None where none has and the entry says what that means.
+
+    A repository of the hub is not asked for: that takes a network, and is left to the cells.
+    """
+    missing: QuarlError | None = None
+    for source in entry.sources:
+        kind, _, rest = source.partition(":")
+        if kind == TRAIN:
+            recipe = training(entry, env_id, seed)
+            return Agent(source=source, identity=recipe, algo=entry.algo, n_timesteps=recipe["n_timesteps"])
+        if kind == HUB:
+            return Agent(source=source, identity={"hub": rest}, algo="", n_timesteps=entry.n_timesteps)
+        try:
+            return _in_zoo(study.agents / rest, entry, source)
+        except QuarlError as error:
+            missing = missing or error
+    if entry.na:
+        return None
+    raise QuarlError(f"{study.at(entry.line)}: {missing}; say where agents are with --agents")
+
+
+def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
+    """Everything on which a training's result depends, RL Zoo's tuned hyper-parameters included."""
+    found = tuned.read(entry.algo, env_id).written
+    n_timesteps = entry.n_timesteps or int(found["n_timesteps"])
+    return {
+        "algo": entry.algo,
+        "env_id": env_id,
+        "tuned": found,
+        "params": dict(entry.params),
+        "seed": seed,
+        **lengths(n_timesteps),
+    }
+
+
+def lengths(n_timesteps: int) -> dict[str, int]:
+    """Environment steps of a training, of its stretches from one checkpoint to the next, and between evaluations."""
+    return {
+        "n_timesteps": n_timesteps,
+        "save_freq": max(n_timesteps // STRETCHES, FEWEST_STEPS),
+        "eval_freq": max(n_timesteps // EVALUATIONS, min(n_timesteps // 2, FEWEST_STEPS), 1),
+    }
+
+
+def _in_zoo(folder: Path, entry: PolicyEntry, source: str) -> Agent:
+    missing: QuarlError | None = None
+    for name in CALLED.get(entry.algo, (entry.algo,)):
+        try:
+            path = zoo.find(folder, name, entry.env)
+        except QuarlError as error:
+            missing = missing or error
+            continue
+        identity = {"sha256": _digest(path), "format": path.suffix}
+        return Agent(source=source, identity=identity, path=path, algo=name, n_timesteps=_steps(entry, path))
+    assert missing is not None
+    raise missing
+
+
+def _digest(path: Path) -> str:
+    """Of the agent's file and what lies beside it."""
+    total = hashlib.sha256(read_bytes(path))
+    beside = zoo.settings_folder(path)
+    for name in BESIDE if beside is not None else ():
+        if beside is not None and (beside / name).is_file():
+            total.update(name.encode() + hashlib.sha256(read_bytes(beside / name)).digest())
+    return total.hexdigest()
+
+
+def _steps(entry: PolicyEntry, path: Path) -> int | None:
+    """Environment steps of its training, as the study or its config.yml says."""
+    if entry.n_timesteps is not None:
+        return entry.n_timesteps
+    beside = zoo.settings_folder(path)
+    if beside is None or not (beside / "config.yml").is_file():
+        return None
+    steps = read_yaml(beside / "config.yml").get("n_timesteps")
+    return int(steps) if isinstance(steps, int | float) and not isinstance(steps, bool) and 1 <= steps < 2**53 else None

@@ -1,0 +1,206 @@
+"""A study's tables: errors as the paper's tables have them, sweet spots, training for a precision, time to reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from quarl import stats
+from quarl.report.schema import Row
+from quarl.stats import Interval
+from quarl.study.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN
+from quarl.study.groups import Agent, Group
+from quarl.study.rows import returns
+from quarl.study.store import Record
+
+FP16, INT8 = "fp16", "int8"
+MEAN = "mean"
+"""Stands for the environment in the row of an algorithm's mean."""
+Grid = tuple[str, str]
+"""Scheme and mode."""
+
+
+def errors(found: Sequence[Group]) -> list[Row]:
+    """Return in fp32, fp16 and int8 with E, one row a policy and scheme, then each algorithm's mean of E."""
+    grids = list(dict.fromkeys((one.scheme, one.mode) for one in found if one.precision == INT8 and one.method == PTQ))
+    made: list[Row] = []
+    for algo in dict.fromkeys(one.agent.algo for one in found):
+        for grid in grids or [("default", "dynamic")]:
+            agents = list(dict.fromkeys(one.agent for one in found if one.agent.algo == algo))
+            columns = [_columns(found, agent, grid) for agent in agents]
+            rows = [_error_row(agent, grid, some) for agent, some in zip(agents, columns, strict=True)]
+            made += rows
+            if len(rows) > 1:
+                made.append(_mean_row(algo, grid, columns))
+    return made
+
+
+def _columns(found: Sequence[Group], agent: Agent, grid: Grid) -> dict[str, Group | None]:
+    return {
+        FP32: _find(found, agent, FP32, FP32),
+        FP16: _find(found, agent, PTQ, FP16),
+        INT8: _find(found, agent, PTQ, INT8, grid),
+    }
+
+
+def _find(found: Sequence[Group], agent: Agent, method: str, precision: str, grid: Grid | None = None) -> Group | None:
+    return next(
+        (
+            one
+            for one in found
+            if (one.agent, one.method, one.precision) == (agent, method, precision)
+            and grid in (None, (one.scheme, one.mode))
+        ),
+        None,
+    )
+
+
+def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Row:
+    row: dict[str, Any] = {**_about(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
+    row["seeds"] = max(len(one.records) for one in columns.values() if one is not None) if any(columns.values()) else 0
+    exact = columns[FP32]
+    row |= _interval(FP32, None if exact is None else exact.mean(), point=FP32)
+    for name in (FP16, INT8):
+        one = columns[name]
+        row[name] = None if one is None else one.mean().point
+        row |= _interval(f"error_{name}", None if one is None else one.error(), point=f"error_{name}_pct")
+    return row
+
+
+def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]]) -> Row:
+    """Mean of E over the policies that have both, as the paper's tables end."""
+    row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
+    row |= {"agents": len(columns), "seeds": 0, **_interval(FP32, None, point=FP32)}
+    for name in (FP16, INT8):
+        members = [one for some in columns if (one := some[name]) is not None and one.pairs]
+        # a seed's episodes are as good as another's for what is asked here: these agents, not others
+        pairs = [tuple(np.concatenate(side) for side in zip(*one.pairs, strict=True)) for one in members]
+        usable = [(pair[0], pair[1]) for pair in pairs if pair[0].mean() != 0]
+        error = stats.mean_error_interval(usable, np.random.default_rng(0)) if usable else None
+        row[name] = None
+        row |= _interval(f"error_{name}", error, point=f"error_{name}_pct")
+    return row
+
+
+def _about(agent: Agent) -> dict[str, Any]:
+    return {"algo": agent.algo, "env_id": agent.env_id, "source": agent.source}
+
+
+def _interval(name: str, found: Interval | None, *, point: str) -> dict[str, Any]:
+    if found is None:
+        return {point: None, f"{name}_low": None, f"{name}_high": None}
+    return {point: found.point, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def sweet_spots(found: Sequence[Group], margin_pct: float) -> list[Row]:
+    """The smallest width whose every wider width is non-inferior, one row a policy and scheme."""
+    members: dict[tuple[Agent, str, str], list[Group]] = {}
+    for one in found:
+        if one.bits is not None and one.pairs:
+            members.setdefault((one.agent, one.scheme, one.mode), []).append(one)
+    made: list[Row] = []
+    for (agent, scheme, mode), some in members.items():
+        ordered = sorted(some, key=lambda one: one.bits or 0, reverse=True)
+        widths = [one.bits for one in ordered]
+        good = [bool(one.noninferior(margin_pct)) for one in ordered]
+        reach = next((number for number, fine in enumerate(good) if not fine), len(good))
+        made.append(
+            {
+                **_about(agent),
+                "scheme": scheme,
+                "mode": mode,
+                "seeds": max(len(one.records) for one in some),
+                "widths": widths,
+                "noninferior": good,
+                "sweet_spot": widths[reach - 1] if reach else None,
+            }
+        )
+    return made
+
+
+def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
+    """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision."""
+    made: list[Row] = []
+    for one in found:
+        if one.method != QAT:
+            continue
+        exact = _find(found, one.agent, FP32, FP32)
+        names = (one.precision, one.precision.partition("a8")[0].replace("w", "int"))
+        candidates = [_find(found, one.agent, PTQ, name) for name in names]
+        ptq = next((other for other in candidates if other is not None), None)
+        ptq_error = None if ptq is None else ptq.error()
+        made.append(
+            {
+                **_about(one.agent),
+                "precision": one.precision,
+                "seeds": len(one.records),
+                "fp32": None if exact is None else exact.mean().point,
+                "ptq": None if ptq is None else ptq.mean().point,
+                "error_ptq_pct": None if ptq_error is None else ptq_error.point,
+                "qat": one.mean().point,
+                **_interval("error_qat", one.error(), point="error_qat_pct"),
+                "noninferior": one.noninferior(margin_pct),
+            }
+        )
+    return made
+
+
+def actorq(records: Sequence[Record]) -> list[Row]:
+    """ActorQ trainings over seeds: what the learner's policy scores, when it reached the target, and how much sooner.
+
+    Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
+    their geometric mean.
+    """
+    members: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        if record.method == ACTORQ and record.state == DONE:
+            members.setdefault((record.algo, record.env_id, record.precision), []).append(record)
+    return list(_actorq(members))
+
+
+def _actorq(members: dict[tuple[str, str, str], list[Record]]) -> Iterator[Row]:
+    for (algo, env_id, precision), some in members.items():
+        facts = [record.found or {} for record in some]
+        mean = stats.over_seeds([returns(record) for record in some], np.random.default_rng(0))
+        other = members.get((algo, env_id, FP32), [])
+        same = {record.seed: record.found or {} for record in other}
+        against = [(same[record.seed], record.found or {}) for record in some if record.seed in same]
+        ratios = [_seconds(exact) / _seconds(own) for exact, own in against]
+        # whoever was stopped short of the target would have taken longer
+        clear = precision != FP32 and all(own["reached_s"] is not None for _, own in against)
+        faster = math.exp(float(np.mean(np.log(ratios)))) if ratios and clear else None
+        yield {
+            "algo": algo,
+            "env_id": env_id,
+            "precision": precision,
+            "seeds": len(some),
+            "mean": mean.point,
+            "ci_low": mean.low,
+            "ci_high": mean.high,
+            "target": facts[0]["target"],
+            "reached": sum(fact["reached_s"] is not None for fact in facts),
+            "seconds": math.exp(float(np.mean([math.log(_seconds(fact)) for fact in facts]))),
+            "speedup": faster,
+            "at_least": any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
+        }
+
+
+def _seconds(found: Any) -> float:
+    reached = found["reached_s"]
+    return max(float(found["clock_s"] if reached is None else reached), 1e-3)
+
+
+def excluded(records: Sequence[Record]) -> list[Row]:
+    """Cells that have no result and never will by themselves, with why: n/a, and failed."""
+    counts: dict[tuple[str, ...], int] = {}
+    for record in records:
+        if record.state in (NA, FAILED) and record.method != TRAIN:
+            about = (record.algo, record.env_id, record.source, record.method, record.state, record.error or "")
+            counts[about] = counts.get(about, 0) + 1
+    names = ("algo", "env_id", "source", "method", "state", "reason")
+    order = ("algo", "env_id", "source", "method", "cells", "state", "reason")
+    found = [{**dict(zip(names, about, strict=True)), "cells": count} for about, count in counts.items()]
+    return [{name: row[name] for name in order} for row in found]

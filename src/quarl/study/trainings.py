@@ -1,0 +1,159 @@
+"""Cells that train: float agents, quantisation-aware ones, and ActorQ runs, each in a process of its own.
+
+Trainings run in stretches from checkpoint to checkpoint, and each goes on from what the one before has saved, killed or
+not: so a training that was killed ends in the very agent of one that was not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from quarl.algorithms import checkpoint
+from quarl.config import TrainConfig
+from quarl.errors import QuarlError
+from quarl.policy import artifact, load
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.study.cells import ACTORQ, QAT, TRAIN
+from quarl.study.play import returns, weights
+from quarl.study.processes import attempt, end_with, print_to, settle
+from quarl.study.runs import actorq_config, training_config
+from quarl.training.outcome import Row
+from quarl.training.run_folder import BEST, RunFolder
+from quarl.training.session import Session
+
+SIGNALLED = 128
+"""Exit codes above are this and a signal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a cell that trains begins with."""
+
+    method: str
+    work: Mapping[str, Any]
+    study: Path
+    """The study's folder."""
+    folder: Path
+    """The cell's own, in it."""
+    start: Path | None
+    """The agent that is fine-tuned; None: from scratch, or from the hub."""
+    hub: str
+    """Its repository there."""
+
+
+def run_alone(job: Training, sink: Connection, life: Connection, log: Path, parent: int) -> None:
+    """The process's main: trains, and says what came of it."""
+    settle(parent)
+    print_to(log)
+    end_with(life)
+    sink.send(attempt(partial(WORK[job.method], job)))
+
+
+def train(job: Training) -> dict[str, Any]:
+    """A float agent: where its best is, relative to the study."""
+    run, row = _train(training_config(job.work, job.folder))
+    agent = run.path / f"{BEST}.zip"
+    return {"agent": os.path.relpath(agent, job.study), **_length(row)}
+
+
+def train_quantised(job: Training) -> dict[str, Any]:
+    """An agent trained with fake quantisation, played in integers."""
+    start = job.start
+    if job.hub:
+        from quarl.policy import hub  # here: an extra
+
+        start = hub.fetch(job.hub)
+    run, row = _train(training_config(job.work, job.folder, start))
+    best = run.path / f"{BEST}.quarl"  # a run may be too short for an evaluation after quantisation began
+    policy = artifact.read(best if best.is_file() else run.integers)
+    assert isinstance(policy, QuantizedPolicy)
+    return {**_played(job, policy), **_length(row)}
+
+
+def run_actorq(job: Training) -> dict[str, Any]:
+    """A learner with quantised actors; what is played is the learner's policy, in float."""
+    from quarl.actorq.supervisor import Supervisor, checkpoints  # here: other trainings need no learner
+
+    config = actorq_config(job.work, job.folder)
+    if checkpoints(config):
+        config = replace(config, resume=True)
+    else:
+        shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to go on from
+    supervisor = Supervisor(config, _print)
+    for _ in supervisor.run():
+        pass
+    ended = supervisor.result
+    if ended.exit_code > SIGNALLED:
+        raise SystemExit(ended.exit_code)
+    if ended.exit_code:
+        raise QuarlError(ended.message.partition("; go on with")[0])
+    policy = load.read(job.folder / "policy-fp32.safetensors")
+    assert isinstance(policy, QuantizedPolicy)
+    names = ("clock_s", "reached_s", "updates")
+    facts = {name: ended.summary[name] for name in names}
+    return {**_played(job, policy), **facts, "target": config.target, "trained_steps": ended.summary["timesteps"]}
+
+
+WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {
+    TRAIN: train,
+    QAT: train_quantised,
+    ACTORQ: run_actorq,
+}
+
+
+def _played(job: Training, policy: QuantizedPolicy) -> dict[str, Any]:
+    exact: Policy = policy
+    env_id = None if policy.provenance.env_id else job.work["env_id"]
+    found = returns(policy, episodes=job.work["episodes"], seed=job.work["seed"], env_id=env_id)
+    return {**found, **weights(exact)}
+
+
+def _length(row: Row) -> dict[str, Any]:
+    return {"trained_steps": row.timesteps, "minutes": row.clock_s / 60}
+
+
+def _train(config: TrainConfig) -> tuple[RunFolder, Row]:
+    """The run's folder and its row, after as many stretches as are left."""
+    steps = -1
+    while True:
+        session = Session(_from_here(config), _print)
+        ended = session.run(lambda label, done: None, one_stretch=True)
+        if ended.row is not None:
+            return session.folder(), ended.row
+        if ended.exit_code:
+            raise SystemExit(ended.exit_code)
+        if session.model.num_timesteps <= steps:
+            raise QuarlError("no checkpoint can be written, so training cannot go on: free some space")
+        steps = session.model.num_timesteps
+
+
+def _from_here(config: TrainConfig) -> TrainConfig:
+    """What goes on with the run from the last end of a stretch; `config` itself where there is none."""
+    try:
+        run = RunFolder.latest(config.folder, config.algo, config.env)
+        saved = checkpoint.load_latest(run.path)
+        if config.n_timesteps is not None and _steps(saved) >= config.n_timesteps:
+            # killed in its last evaluation: the last stretch is trained again, whose end is the same
+            saved.path.unlink()
+            saved = checkpoint.load_latest(run.path)
+        if _steps(saved) > 0:
+            return TrainConfig(algo=config.algo, env=config.env, folder=config.folder, resume=True)
+    except QuarlError:  # nothing has been saved, or all of it is damaged
+        pass
+    shutil.rmtree(config.folder, ignore_errors=True)
+    return config
+
+
+def _steps(saved: checkpoint.Checkpoint) -> int:
+    return int(saved.facts["counters"]["num_timesteps"])
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,100 @@
+"""Stacked images of a replay, each frame once: a fourth to an eighth of the bytes, and exactly the same images back.
+
+A stack of four frames shares three of them with the stack before it, and what comes after a step is mostly the next
+observation. Both are looked for in the numbers themselves, so that whatever does not repeat is kept whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError
+
+Array = NDArray[Any]
+NAMES = ("frames", "begins", "stacks")
+NEXT_NAMES = ("jumps", "next_stacks")
+CHUNK = 256
+"""Rows that are compared at a time: their truth values stay small."""
+
+
+def pack(observations: Array, following: Array | None) -> dict[str, Array] | None:
+    """The stacks [T, N, S, H, W] and those that followed them, in fewer bytes; None where there is little to save.
+
+    frames [T, N, H, W]: the newest of each stack. begins [T, N]: where a stack does not continue the one before; these
+    are in stacks [K, S, H, W]. jumps, next_stacks: the same for the following ones, where there are any.
+    """
+    if observations.ndim != 5 or observations.dtype != np.uint8 or observations.shape[2] < 2 or not len(observations):
+        return None
+    begins = _begins(observations)
+    jumps = None if following is None else _jumps(observations, following)
+    if begins.mean() > 0.5 or (jumps is not None and jumps.mean() > 0.5):
+        return None
+    packed = {
+        "frames": np.ascontiguousarray(observations[:, :, -1]),
+        "begins": begins,
+        "stacks": observations[begins],
+    }
+    if following is not None and jumps is not None:
+        packed |= {"jumps": jumps, "next_stacks": following[jumps]}
+    return packed
+
+
+def unpack(packed: Mapping[str, Array], observations: Array, following: Array | None) -> None:
+    """The inverse of `pack`, into arrays of the same shapes; QuarlError where the parts do not fit them."""
+    _check(packed, observations.shape, has_following=following is not None)
+    frames, begins, stacks = (packed[name] for name in NAMES)
+    taken = 0
+    for t, begin in enumerate(begins):
+        if t:
+            observations[t, :, :-1] = observations[t - 1, :, 1:]
+        observations[t, :, -1] = frames[t]
+        if begin.any():
+            number = int(begin.sum())
+            observations[t, begin] = stacks[taken : taken + number]
+            taken += number
+    if following is not None:
+        following[:, :, :-1] = observations[:, :, 1:]
+        following[:-1, :, -1] = observations[1:, :, -1]
+        following[packed["jumps"]] = packed["next_stacks"]
+
+
+def _begins(observations: Array) -> Array:
+    """bool [T, N]: where a stack is not the one before, moved on by a frame."""
+    begins = np.ones(observations.shape[:2], bool)
+    for start in range(1, len(observations), CHUNK):
+        now = observations[start : start + CHUNK, :, :-1]
+        before = observations[start - 1 : start - 1 + len(now), :, 1:]
+        begins[start : start + len(now)] = (now != before).any(axis=(2, 3, 4))
+    return begins
+
+
+def _jumps(observations: Array, following: Array) -> Array:
+    """bool [T, N]: where what followed is not the observation, moved on by the newest frame of the next one."""
+    jumps = np.ones(observations.shape[:2], bool)
+    for start in range(0, len(observations) - 1, CHUNK):
+        stop = min(start + CHUNK, len(observations) - 1)
+        moved = (following[start:stop, :, :-1] != observations[start:stop, :, 1:]).any(axis=(2, 3, 4))
+        newest = (following[start:stop, :, -1] != observations[start + 1 : stop + 1, :, -1]).any(axis=(2, 3))
+        jumps[start:stop] = moved | newest
+    return jumps
+
+
+def _check(packed: Mapping[str, Array], shape: tuple[int, ...], *, has_following: bool) -> None:
+    wanted: dict[str, tuple[int, ...]] = {}
+    for mask, kept in (("begins", "stacks"), *((NEXT_NAMES,) if has_following else ())):
+        found = packed.get(mask)
+        if found is None or found.dtype != np.bool_ or found.shape != shape[:2]:
+            raise QuarlError(f"its replay has no {mask} that fit this run's, {shape[:2]}")
+        wanted[kept] = (int(found.sum()), *shape[2:])
+    wanted["frames"] = (*shape[:2], *shape[3:])
+    for name, expected in wanted.items():
+        array = packed.get(name)
+        if array is None or array.dtype != np.uint8 or array.shape != expected:
+            saved = None if array is None else array.shape
+            raise QuarlError(f"the {name} of its replay are {saved} and this run's {expected}")
+    if not packed["begins"][0].all():
+        raise QuarlError("its replay begins in the middle of a stack of frames")

@@ -1,0 +1,39 @@
+"""A folder of small agents, and studies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stable_baselines3 import A2C, DQN
+
+
+@pytest.fixture(scope="session")
+def small_agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """zoo/dqn/CartPole-v1_1 and zoo/a2c/CartPole-v1_1: untrained, so that episodes are short."""
+    folder = tmp_path_factory.mktemp("agents")
+    made = {
+        "dqn": DQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, buffer_size=1, device="cpu", seed=0),
+        "a2c": A2C("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, device="cpu", seed=0),
+    }
+    for algo, model in made.items():
+        run = folder / "zoo" / algo / "CartPole-v1_1"
+        run.mkdir(parents=True)
+        model.save(run / "CartPole-v1.zip")
+    return folder
+
+
+@pytest.fixture
+def study_file(tmp_path: Path, small_agents: Path) -> Callable[..., Path]:
+    """Writes a study of `small_agents`: policies and methods as YAML lines, and what stands before them."""
+
+    def write(policies: str, methods: str, head: str = "", name: str = "study.yml") -> Path:
+        path = tmp_path / name
+        text = f"name: small\nagents: {small_agents}\nepisodes: 6\n{head}\npolicies:\n"
+        text += "".join(f"  - {line}\n" for line in policies.strip().splitlines())
+        text += "methods:\n" + "".join(f"  - {line}\n" for line in methods.strip().splitlines())
+        path.write_text(text)
+        return path
+
+    return write

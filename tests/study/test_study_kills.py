@@ -1,0 +1,20 @@
+"""A tenth of benchmarks/study_kills.py: kills inside cells, and rows that do not show them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "study_kills.py"
+
+
+def test_a_study_that_is_killed_inside_its_cells_ends_in_the_rows_of_one_that_is_not(tmp_path: Path):
+    words = ["--kills", "2", "--episodes", "100", "--n-timesteps", "5000", "--out", str(tmp_path / "found.json")]
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["kills"], found["resumed"], found["rows_equal"], found["returns_equal"]) == (2, 2, True, True)
+    assert (found["finished_cells_lost"], found["processes_left"]) == (0, 0)
+    assert found["slowest_end_s"] < 2

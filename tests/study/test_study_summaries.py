@@ -1,0 +1,246 @@
+"""A study's tables by hand: errors, sweet spots, training for a precision, time to reward, and the rank correlation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quarl.cli import main
+from quarl.report import schema, tables
+from quarl.report.markdown import to_markdown
+from quarl.report.study_figures import bits_against_return, spread_against_error
+from quarl.study import rows, spread, summaries
+from quarl.study.groups import groups
+from quarl.study.spread import spearman
+from quarl.study.store import Record
+
+Write = Callable[..., Path]
+WEIGHTS = {"weight_min": -1.0, "weight_max": 3.0, "weight_std": 0.5}
+
+
+def done(precision: str, returns: list[float], *, method: str = "ptq", **changes: Any) -> Record:
+    """A finished cell of ddpg on Hopper."""
+    made: dict[str, Any] = {
+        "key": "",
+        "algo": "ddpg",
+        "env_id": "Hopper",
+        "source": "zoo:sb3",
+        "method": "fp32" if precision == "fp32" and method == "ptq" else method,
+        "precision": precision,
+        "scheme": "default",
+        "mode": "dynamic",
+        "seed": 0,
+        "episodes": len(returns),
+        "state": "done",
+        "error": None,
+        "seconds": 1.0,
+        "peak_mb": 1.0,
+        "found": {"returns": returns, "measured": True, "file_bytes": 9, **WEIGHTS},
+    }
+    found = {**made["found"], **changes.pop("found", {})}
+    assert not changes.keys() - made.keys()
+    return Record(**{**made, "found": found, **changes})
+
+
+def checked(command: str, found: Any) -> list[Any]:
+    schema.check(schema.document(command, found))
+    table = tables.cells(command, schema.document(command, found)["rows"])
+    assert len(table.rows) == len(found)
+    return list(found)
+
+
+def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
+    records = [
+        done("fp32", [100.0, 100.0]),
+        done("int8", [99.0, 99.0]),
+        done("fp32", [200.0, 200.0], seed=1),
+        done("int8", [100.0, 100.0], seed=1),
+        done("int8", [50.0, 50.0], source="zoo:sb2"),
+        done("int4", [], state="failed", error="why", found={}),
+        done("fp32", [1.0], method="train"),
+    ]
+    found = rows.rows(records, 5.0)
+    checked("study", [row.to_json() for row in found])
+    assert [row.error_pct for row in found] == [0.0, 1.0, 0.0, 50.0, None, None]
+    assert [row.noninferior for row in found] == [True, True, True, False, None, None]
+    assert [row.state for row in found] == ["done"] * 5 + ["failed"]
+    assert [row.mean for row in found][-2:] == [50.0, None]
+    assert (found[1].weight_min, found[1].weight_max, found[1].weight_std) == (-1.0, 3.0, 0.5)
+
+
+def test_rows_have_the_contract_s_keys_in_its_order():
+    assert [field.name for field in dataclasses.fields(rows.Row)] == list(schema.ROWS["study"])
+    assert [field.name for field in dataclasses.fields(rows.Status)] == list(schema.ROWS["study status"])
+
+
+def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
+    # Breakout and BeamRider of the paper's DQN table: 63.55 and 22.05 %, fp16 -1.40 and 11.03
+    breakout = [done("fp32", [214.0]), done("fp16", [217.0]), done("int8", [78.0])]
+    beam = [done("fp32", [925.0]), done("fp16", [823.0]), done("int8", [721.0])]
+    naive = [dataclasses.replace(breakout[2], scheme="naive")]
+    beam = [dataclasses.replace(record, env_id="BeamRider") for record in beam]
+    found = checked("study errors", summaries.errors(groups([*breakout, *naive, *beam])))
+    assert [(row["env_id"], row["scheme"]) for row in found] == [
+        ("Hopper", "default"),
+        ("BeamRider", "default"),
+        ("mean", "default"),
+        ("Hopper", "naive"),
+        ("BeamRider", "naive"),
+        ("mean", "naive"),
+    ]
+    assert [round(row["error_int8_pct"], 2) for row in found[:3]] == [63.55, 22.05, 42.80]
+    assert [round(row["error_fp16_pct"], 2) for row in found[:3]] == [-1.40, 11.03, 4.81]
+    assert found[4]["int8"] is None  # measured with the other scheme only
+    assert (found[0]["fp32"], found[0]["int8"], found[2]["fp32"]) == (214.0, 78.0, None)
+    assert found[0]["error_int8_low"] == pytest.approx(63.55, abs=0.01)  # one episode has no spread
+
+
+def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
+    widths = {8: 100.0, 7: 99.0, 6: 90.0, 5: 100.0, 4: 10.0}
+    records = [done("fp32", [100.0, 100.0]), *(done(f"int{bits}", [mean] * 2) for bits, mean in widths.items())]
+    records.append(done("int8", [50.0, 50.0], scheme="naive"))
+    ours, naive = checked("study sweet spots", summaries.sweet_spots(groups(records), 5.0))
+    assert ours["widths"] == [8, 7, 6, 5, 4]
+    assert ours["noninferior"] == [True, True, False, True, False]
+    assert (ours["sweet_spot"], naive["sweet_spot"]) == (7, None)
+
+
+def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
+    records = [done("fp32", [100.0, 100.0], seed=seed) for seed in (0, 1)]
+    records += [done("int8", [mean, mean], seed=seed) for seed, mean in ((0, 99.0), (1, 97.0))]
+    records += [done("int4", [mean, mean], seed=seed) for seed, mean in ((0, 100.0), (1, 80.0))]
+    eight, four = (group for group in groups(records) if group.method == "ptq")
+    assert eight.mean().point == 98.0
+    assert eight.error() is not None
+    assert eight.error().point == pytest.approx(2.0)
+    assert (eight.noninferior(5.0), four.noninferior(5.0)) == (True, False)
+
+
+def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
+    records = [done("fp32", [100.0]), done("int4", [60.0]), done("w4a8", [95.0], method="qat")]
+    (row,) = checked("study qat", summaries.trained(groups(records), 5.0))
+    assert (row["fp32"], row["ptq"], row["qat"]) == (100.0, 60.0, 95.0)
+    assert (row["error_ptq_pct"], row["error_qat_pct"]) == (40.0, 5.0)
+
+
+def run(precision: str, seed: int, clock_s: float, reached_s: float | None) -> Record:
+    facts = {"clock_s": clock_s, "reached_s": reached_s, "target": 90.0}
+    return done(precision, [95.0], method="actorq", seed=seed, found=facts)
+
+
+def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
+    records = [run("fp32", 0, 100.0, 80.0), run("fp32", 1, 90.0, 20.0), run("int8", 0, 50.0, 40.0)]
+    records += [run("int8", 1, 50.0, 2.5)]
+    exact, eight = checked("study actorq", summaries.actorq(records))
+    assert (exact["seconds"], exact["speedup"], exact["reached"]) == (pytest.approx(40.0), None, 2)
+    assert eight["speedup"] == pytest.approx(4.0)  # of 2 and 8
+    assert eight["at_least"] is False
+
+
+def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
+    exact, eight = summaries.actorq([run("fp32", 0, 100.0, None), run("int8", 0, 60.0, 50.0)])
+    assert (eight["speedup"], eight["at_least"], exact["reached"]) == (2.0, True, 0)
+    _, eight = summaries.actorq([run("fp32", 0, 100.0, 80.0), run("int8", 0, 60.0, None)])
+    assert (eight["speedup"], eight["at_least"]) == (None, None)  # nothing can be said
+
+
+def test_what_was_not_measured_is_listed_with_its_reason():
+    records = [
+        done("fp32", [], state="na", error="budget", found={}),
+        done("int8", [], state="na", error="budget", found={}),
+        done("int4", [], state="na", error="budget", found={}),
+        done("int4", [], state="failed", error="why", scheme="naive", found={}),
+        done("int2", [1.0]),
+    ]
+    found = checked("study excluded", summaries.excluded(records))
+    assert [(row["method"], row["cells"], row["state"], row["reason"]) for row in found] == [
+        ("fp32", 1, "na", "budget"),
+        ("ptq", 2, "na", "budget"),
+        ("ptq", 1, "failed", "why"),
+    ]
+
+
+numbers = st.integers(-5, 5).map(float)
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=12))
+def test_the_rank_correlation_is_scipy_s(both: list[tuple[float, float]]):
+    x, y = (list(side) for side in zip(*both, strict=True))
+    found = spearman(x, y, num_resamples=50)
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.point == pytest.approx(scipy.stats.spearmanr(x, y).statistic, abs=1e-12)
+        assert -1 - 1e-12 <= found.low <= found.high <= 1 + 1e-12
+
+
+def test_the_correlation_s_interval_excludes_0_where_the_order_is_the_same_and_contains_it_where_there_is_none():
+    x = list(range(20))
+    same = spearman(x, [value**3 for value in x])
+    assert (same.point, same.low, same.high) == (1.0, 1.0, 1.0)
+    mixed = spearman(x, np.random.default_rng(1).permutation(20).tolist())
+    assert mixed.low < 0 < mixed.high
+
+
+def test_points_have_both_spreads_and_the_figures_draw_them():
+    records = []
+    for number, env_id in enumerate(("A", "B", "C", "D")):
+        found = {"weight_min": -2.0 - number, "weight_max": 1.0, "weight_std": 0.5}
+        for scheme in ("default", "naive"):
+            about = {"env_id": env_id, "found": found, "scheme": scheme}
+            records += [done(f"int{bits}", [100.0 - number * (9 - bits)] * 2, **about) for bits in (8, 6, 4)]
+        records.append(done("fp32", [100.0, 100.0], env_id=env_id))
+    found = spread.points(groups(records))
+    assert len(found) == 4 * 2 * 3
+    assert (found[0]["range"], found[0]["peak"]) == (3.0, 4.0)
+    correlated = checked("study spread", spread.correlations(found))
+    assert {row["correlation"] for row in correlated} == {1.0}
+    assert {row["pairs"] for row in correlated} == {4}
+    drawn = spread_against_error(found, correlated, "range", "title")
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["8 bits", "6 bits", "4 bits"]
+    rows_of = schema.document("study", [row.to_json() for row in rows.rows(records, 5.0)])["rows"]
+    assert len(bits_against_return(rows_of, "title").axes) == 4
+
+
+def test_markdown_is_the_table_as_the_terminal_has_it():
+    table = tables.cells("study excluded", summaries.excluded([done("int8", [], state="na", error="a|b", found={})]))
+    text = to_markdown(table, "Not measured")
+    assert text.splitlines()[0] == "## Not measured"
+    assert "| ddpg | Hopper | ptq | 1 | n/a | a\\|b |" in text
+    assert "agents from zoo:sb3" in text
+
+
+def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp_path: Path, capsys: Any):
+    policies = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}\n{algo: ddpg, env: CartPole-v1, source: train}"
+    methods = "{method: fp32}\n{method: ptq, precision: [fp16, 8, 4], scheme: [default, naive]}"
+    path = study_file(policies, methods)
+    out = tmp_path / "out"
+    assert main(["study", "run", str(path), "-o", str(out), "--minutes", "0"]) == 0
+    assert main(["study", "report", str(out)]) == 2
+    assert "no cell of" in capsys.readouterr().err
+    assert main(["study", "run", str(path), "-o", str(out)]) == 0
+    assert main(["study", "report", str(out), "--json", str(tmp_path / "rows.json")]) == 0
+    shown = capsys.readouterr().out
+    for title in ("Return and error", "Sweet spots", "Does wider mean worse?", "Not measured"):
+        assert title in shown
+    document = json.loads((tmp_path / "rows.json").read_text())
+    schema.check(document)
+    assert document == json.loads((out / "rows.json").read_text())
+    for name in ("errors", "sweet-spots", "spread", "excluded"):
+        schema.check(json.loads((out / f"{name}.json").read_text()))
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert "ddpg needs a continuous action space" in page
+    assert len(page) < 1_000_000
+    assert "## Return and error" in (out / "tables.md").read_text()
+    assert {path.name for path in out.glob("*.png")} == {"bits.png", "spread-range.png", "spread-peak.png"}

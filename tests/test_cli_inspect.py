@@ -1,0 +1,169 @@
+"""`quarl inspect` of files that are no policies, of several models, and of the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from stable_baselines3 import DQN, PPO
+
+import networks
+from quarl.cli import main, parse
+from quarl.config import InspectConfig
+from quarl.engines import litert, onnx_graph
+from quarl.policy import artifact
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.report import schema
+
+PLAIN = "Scheme default needs observations and weights alone give none: rounded by per-channel."
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One policy in every format, and a zoo folder with a DQN and a PPO agent."""
+    folder = tmp_path_factory.mktemp("files")
+    policy = networks.dense([4, 16, 2])
+    exact = quantize(policy, QuantSpec.parse("fp32"))
+    artifact.write(policy, folder / "policy.safetensors")
+    artifact.write(quantize(policy, QuantSpec.parse("int4", scheme="per-channel")), folder / "int4.quarl")
+    (folder / "p.onnx").write_bytes(onnx_graph.write(exact))
+    (folder / "p.tflite").write_bytes(litert.write(exact))
+    named = {f"{op.name}.{part}": getattr(op, part) for op in policy.linear for part in ("weight", "bias")}
+    (folder / "p.safetensors").write_bytes(safetensors.numpy.save(named))
+    torch.save({name: torch.from_numpy(np.array(array)) for name, array in named.items()}, folder / "p.pt")
+    for kind in (DQN, PPO):
+        run = folder / "zoo" / kind.__name__.lower() / "CartPole-v1_1"
+        run.mkdir(parents=True)
+        options = {"policy_kwargs": {"net_arch": [8]}, "device": "cpu", "seed": 0}
+        kind("MlpPolicy", "CartPole-v1", **options).save(run / "CartPole-v1.zip")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def inspected(*words: object) -> dict:
+    assert main(["inspect", *map(str, words), "--json", "rows.json"]) == 0
+    document = json.loads(Path("rows.json").read_text())
+    schema.check(document)
+    return document
+
+
+@pytest.mark.parametrize("name", ["p.onnx", "p.tflite", "p.safetensors", "p.pt"])
+def test_a_file_of_weights_has_the_rows_of_the_policy_that_it_was_written_from(files: Path, capsys, name: str):
+    document = inspected(files / name, "--bits", 4)
+    shown = capsys.readouterr().out
+    assert PLAIN in shown
+    assert (document["command"], document["algo"], document["env_id"]) == ("inspect", None, None)
+    line = Path("quarl-inspect/output.txt").read_text()
+    wanted = inspected(files / "policy.safetensors", "--bits", 4, "--scheme", "per-channel")
+    assert PLAIN not in capsys.readouterr().out
+    anonymous = [{**row, "layer": ""} for row in document["rows"]]
+    assert anonymous == [{**row, "layer": ""} for row in wanted["rows"]]
+    assert Path("quarl-inspect/output.txt").read_text() == line.replace(name, "policy.safetensors")
+
+
+def test_no_scheme_is_replaced_where_float_formats_have_none(files: Path, capsys):
+    inspected(files / "p.pt", "--bits", "fp16")
+    assert PLAIN not in capsys.readouterr().out
+
+
+def test_several_models_have_a_row_each_with_their_layers_in_it(files: Path, capsys):
+    names = ["policy.safetensors", "p.onnx", "int4.quarl"]
+    document = inspected(*(files / name for name in names), "--bits", 8)
+    shown = capsys.readouterr().out
+    assert document["command"] == "inspect models"
+    assert [row["model"] for row in document["rows"]] == names
+    assert [row["precision"] for row in document["rows"]] == ["int8", "int8", "int4"]
+    first, second, third = document["rows"]
+    keys = ("weights", "min", "max", "std", "spread", "sqnr_db", "histogram")
+    assert [first[key] for key in keys] == [second[key] for key in keys]
+    assert third["sqnr_db"] is None  # it is what it is
+    assert [layer["shape"] for layer in first["layers"]] == [[16, 4], [2, 16]]
+    assert PLAIN in shown
+    lines = Path("quarl-inspect/output.txt").read_text().splitlines()
+    assert [line.partition(" : ")[0] for line in lines] == names
+    assert all(line in shown for line in lines)
+    assert Path("quarl-inspect/weights.png").is_file()
+    (repeat,) = [line for line in shown.splitlines() if line.startswith("repeat: ")]
+    assert parse(repeat.split()[2:]).models() == [(str(files / name),) for name in names]
+
+
+def test_models_of_a_zoo_are_named_by_algorithm_and_environment(files: Path):
+    document = inspected("dqn/CartPole-v1", "ppo/CartPole-v1", "-f", files / "zoo")
+    assert [row["model"] for row in document["rows"]] == ["dqn/CartPole-v1", "ppo/CartPole-v1"]
+    dqn = files / "zoo/dqn/CartPole-v1_1"
+    alone = inspected("dqn/CartPole-v1", "-f", files / "zoo", "--scheme", "naive")
+    assert alone == {**inspected("dqn", "CartPole-v1", "-f", files / "zoo", "--scheme", "naive")}
+    both = inspected(dqn, files / "zoo/ppo/CartPole-v1_1")
+    assert [row["model"] for row in both["rows"]] == [str(dqn), str(files / "zoo/ppo/CartPole-v1_1")]
+
+
+def test_words_of_a_model_are_paths_or_pairs():
+    def models(*words: str, folder: Path | None = None):
+        return InspectConfig(model=words, folder=folder).models()
+
+    zoo = Path("logs")
+    assert models("a.zip") == [("a.zip",)]
+    assert models("a.zip", "b.zip") == [("a.zip",), ("b.zip",)]
+    assert models("dqn", "ALE/Pong-v5", folder=zoo) == [("dqn", "ALE/Pong-v5")]
+    assert models("dqn/ALE/Pong-v5", "ppo/CartPole-v1", folder=zoo) == [("dqn", "ALE/Pong-v5"), ("ppo", "CartPole-v1")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "MODEL is missing"),
+        ("dqn -f {}/zoo", "-f FOLDER goes with ALGO ENV, or with words ALGO/ENV"),
+        ("dqn CartPole-v1 ppo -f {}/zoo", "got 'dqn'"),
+        ("dqn/CartPole-v1 / -f {}/zoo", "got ''"),
+        ("dqn/CartPole-v1 a2c/CartPole-v1 -f {}/zoo", "no folder .*a2c"),
+        ("{}/p.pt {}/absent.pt", "no file .*absent.pt"),
+        ("{}/p.pt hub:org", "names no repository"),
+    ],
+)
+def test_mistakes_are_one_line(files: Path, capsys, words: str, said: str):
+    assert main(["inspect", *words.format(files, files).split()]) == 2
+    error = capsys.readouterr().err
+    assert re.search(said, error)
+    assert len(error.splitlines()) == 1
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["p.onnx", "p.tflite"])
+def test_verbs_that_need_a_policy_say_which_one_looks_at_weights(files: Path, capsys, name: str):
+    assert main(["eval", str(files / name)]) == 2
+    assert f"quarl inspect {name} shows its weights" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_run_shows_all_its_weights(files: Path, capsys, tmp_path: Path):
+    from sb3_contrib import QRDQN
+
+    QRDQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, device="cpu").save("qrdqn.zip")
+    document = inspected("qrdqn.zip")
+    assert "Not a policy that QuaRL runs" in capsys.readouterr().out
+    assert {tuple(row["shape"]) for row in document["rows"]} == {(8, 4), (400, 8)}
+
+
+def test_an_agent_of_the_hub_is_a_model_of_every_verb(files: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("huggingface_hub", reason="it comes with the extra hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(Path("cache").absolute()))
+    storage = Path("cache/models--org--dqn-CartPole-v1")
+    (storage / "snapshots/c0ffee").mkdir(parents=True)
+    (storage / "refs").mkdir()
+    (storage / "refs/main").write_text("c0ffee")
+    agent = (files / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes()
+    (storage / "snapshots/c0ffee/dqn-CartPole-v1.zip").write_bytes(agent)
+    document = inspected("hub:org/dqn-CartPole-v1", files / "p.pt")
+    assert [row["model"] for row in document["rows"]] == ["dqn-CartPole-v1.zip", "p.pt"]
+    assert main(["eval", "hub:org/dqn-CartPole-v1", "--episodes", "1", "--json", "eval.json"]) == 0
+    assert json.loads(Path("eval.json").read_text())["env_id"] == "CartPole-v1"
