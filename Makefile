@@ -15,7 +15,7 @@ demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
