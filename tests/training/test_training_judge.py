@@ -31,14 +31,14 @@ def judge(tmp_path, **options):
 def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):
     found = judge(tmp_path)
     steps = [(5.0, 10), (4.0, 20), (5.0, 30), (6.0, 40)]
-    assert [found._improves(*entry) for entry in steps] == [True, False, False, True]
+    assert [found._improves(*entry, quantised=False) for entry in steps] == [True, False, False, True]
     assert found.best == (6.0, 40)
 
 
 def test_agents_before_the_delay_do_not_stand_for_the_precision(tmp_path):
     found = judge(tmp_path, qat="4", quant_delay=100)
-    steps = [(500.0, 50), (30.0, 100), (20.0, 150), (40.0, 200)]
-    assert [found._improves(*entry) for entry in steps] == [True, True, False, True]
+    steps = [(500.0, 50, False), (30.0, 100, True), (20.0, 150, True), (40.0, 200, True)]
+    assert [found._improves(mean, at, quantised=acts) for mean, at, acts in steps] == [True, True, False, True]
 
 
 def test_a_resumed_judge_knows_what_the_first_one_found(tmp_path):
@@ -56,6 +56,15 @@ def test_the_best_agent_s_integers_are_kept_too(tmp_path):
     run = tmp_path / "logs/dqn/CartPole-v1_1"
     assert isinstance(load.read(run / "best_model.quarl"), QuantizedPolicy)
     assert not isinstance(load.read(run / "best_model.zip"), QuantizedPolicy)
+
+
+def test_a_delay_that_is_over_before_learning_begins_waits_for_ranges(tmp_path):
+    """Warm-up steps are random: nothing has passed through the network by the first evaluation."""
+    more = ["--eval-freq", "64", "--eval-episodes", "2", "--qat", "w4a8", "--quant-delay", "0"]
+    row = train(tmp_path, "dqn", "CartPole-v1", 256, *more, evaluations=True)
+    assert row["mean_quantised"] is not None
+    assert row["best_timesteps"] > 100
+    assert isinstance(load.read(tmp_path / "logs/dqn/CartPole-v1_1/best_model.quarl"), QuantizedPolicy)
 
 
 def test_generators_go_on_as_if_nothing_had_been_drawn():

@@ -119,7 +119,7 @@ class Template:
         from quarl import qat
 
         out[:] = 0
-        if qat.is_active(model):
+        if qat.is_ready(model):
             grids = qat.trained_grids(model, self.initial)
             assert self.trained is not None
             out[0] = 1

@@ -13,7 +13,7 @@ stand for earlier versions of what is trained. Critics and value networks are no
 
 from quarl.qat.convert import convert, layer_bits, trained_grids
 from quarl.qat.delay import QuantDelay
-from quarl.qat.prepare import follow, is_active, prepare, spec_of
+from quarl.qat.prepare import follow, is_active, is_ready, prepare, spec_of
 from quarl.quant.training import QatSpec
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "convert",
     "follow",
     "is_active",
+    "is_ready",
     "layer_bits",
     "prepare",
     "spec_of",

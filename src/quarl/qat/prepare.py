@@ -62,6 +62,15 @@ def is_active(model: BaseAlgorithm) -> bool:
     return any(table.active for table in tables_of(model.policy).values())
 
 
+def is_ready(model: BaseAlgorithm) -> bool:
+    """Whether fake quantisation acts and training has seen values, so that `convert` knows every range.
+
+    An off-policy algorithm whose delay is over before its first update acts quantised, but has seen none yet.
+    """
+    originals = [table for name, table in tables_of(model.policy).items() if not name.endswith(TARGET)]
+    return is_active(model) and all(table.grids or not table.site_of_row for table in originals)
+
+
 def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     """To be called between rollouts: puts the ranges seen so far in force, and fake quantisation once `active`.
 

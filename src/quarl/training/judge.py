@@ -42,13 +42,17 @@ class Judge:
         self._lengths: list[Any] = []
         self.best: tuple[float, int] | None = None
         """(mean return, environment steps) of the best agent so far."""
+        self._best_quantised = False
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step."""
         found = [entry for entry in zip(*self._folder().read_evaluations(), strict=True) if entry[0] <= timesteps]
         self.timesteps, self._returns, self._lengths = [[entry[k] for entry in found] for k in range(3)]
+        delay = self.config.quant_delay
+        kept = delay is not None and (self._folder().path / f"{BEST}.quarl").is_file()
         for step, returns, _ in found:
-            self._improves(float(np.mean(returns)), step)
+            quantised = kept and delay is not None and step >= delay
+            self._improves(float(np.mean(returns)), step, quantised=quantised)
 
     def look(self, model: BaseAlgorithm) -> float:
         """The mean return now; evaluations.npz and, where it is the best so far, best_model.zip are written."""
@@ -60,26 +64,22 @@ class Judge:
         self._lengths.append(played.lengths)
         folder, mean = self._folder(), float(played.returns.mean())
         folder.write_evaluations(self.timesteps, self._returns, self._lengths)
-        if self._improves(mean, model.num_timesteps):
+        ready = qat.is_ready(model)
+        if self._improves(mean, model.num_timesteps, quantised=ready):
             folder.write_agent(model, f"{BEST}.zip")
-            if qat.is_active(model):
+            if ready:
                 folder.write_integers(policy, f"{BEST}.quarl")
         return mean
 
-    def _improves(self, mean: float, step: int) -> bool:
+    def _improves(self, mean: float, step: int, *, quantised: bool) -> bool:
         """Whether the agent at `step` is the best so far, which it is from then on.
 
         What was trained with quantisation is better than anything before: the run is for that.
         """
-        if self.best is not None:
-            mean_before, step_before = self.best
-            if (self._quantised(step), mean) <= (self._quantised(step_before), mean_before):
-                return False
-        self.best = mean, step
+        if self.best is not None and (quantised, mean) <= (self._best_quantised, self.best[0]):
+            return False
+        self.best, self._best_quantised = (mean, step), quantised
         return True
-
-    def _quantised(self, step: int) -> bool:
-        return self.config.quant_delay is not None and step >= self.config.quant_delay
 
     def conclude(self, model: BaseAlgorithm, integers: QuantizedPolicy | None) -> dict[str, Any]:
         """Return of the float policy, and of the integers it was trained for, on the same fresh episodes."""
@@ -93,8 +93,8 @@ class Judge:
         return {**summary, **{f"{name}_quantised": found.get(name) for name in names}}
 
     def acting(self, model: BaseAlgorithm) -> QuantizedPolicy:
-        """What the learner's rollouts compute: float32, or integers once quantisation-aware training is that far."""
-        return self.integers(model) if qat.is_active(model) else self.exact(model)
+        """What the learner's rollouts compute: float32, or integers once quantisation-aware training knows them."""
+        return self.integers(model) if qat.is_ready(model) else self.exact(model)
 
     def exact(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """The float32 policy."""
