@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report import style
@@ -107,6 +107,7 @@ def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spr
                 axes.plot(x, y, "o", color=style.SERIES[number], markersize=4, alpha=0.75, label=label)
             axes.axhline(0, color=style.MUTED, linewidth=0.8)
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_yscale("symlog", linthresh=LINEAR_PCT)
