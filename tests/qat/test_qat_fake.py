@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from quarl.policy.graph import ActivationGrid
-from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_tensor_grid
+from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_step, on_tensor_grid
 from quarl.quant.affine import QParams, choose_qparams, fake_quantize
 from quarl.quant.spec import integer_range
 
@@ -45,7 +45,7 @@ def test_weights_lie_on_the_grids_that_calibration_chooses(
     ours = WeightGrids(bits, symmetric, per_channel).params(torch.from_numpy(weight))
     wide = np.abs(rows).max(axis=1) > 1e-30  # a row of zeros has any scale
     np.testing.assert_allclose(ours.scale.numpy()[wide], q.scale[wide], rtol=3e-7)
-    quantized = WeightGrids(bits, symmetric, per_channel)(torch.from_numpy(weight)).numpy()
+    quantized = WeightGrids(bits, symmetric, per_channel)(torch.from_numpy(weight))[0].numpy()
     expected = fake_quantize(
         weight, QParams(ours.scale.numpy(), 0 if symmetric else ours.zero_point.numpy(), ours.qmin, ours.qmax)
     )
@@ -54,8 +54,16 @@ def test_weights_lie_on_the_grids_that_calibration_chooses(
 
 def test_a_weights_gradient_passes_whole_as_its_grid_covers_it():
     weight = torch.randn(4, 8, requires_grad=True)
-    WeightGrids(3)(weight).sum().backward()
+    WeightGrids(3)(weight)[0].sum().backward()
     assert torch.equal(weight.grad, torch.ones(4, 8))
+
+
+def test_a_bias_has_whole_steps_of_its_channel_s_sums_and_its_gradient_passes():
+    bias = torch.tensor([0.26, -0.24, 10.0], requires_grad=True)
+    rounded = on_step(bias, torch.tensor([0.5, 0.5, 0.3]))
+    assert rounded.tolist() == pytest.approx([0.5, 0.0, 9.9])
+    rounded.sum().backward()
+    assert bias.grad.tolist() == [1, 1, 1]
 
 
 def test_a_learned_steps_gradient_is_that_of_the_paper():

@@ -57,10 +57,11 @@ class WeightGrids:
     symmetric: bool = True
     per_channel: bool = True
 
-    def __call__(self, weight: Tensor) -> Tensor:
-        """The weight on its grids, which cover it: gradients pass whole."""
-        quantized: Tensor = _Rounded.apply(weight, self.params(weight))  # type: ignore[no-untyped-call]
-        return quantized
+    def __call__(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight on its grids, which cover it, so that gradients pass whole; their scale [out or 1, 1, ...]."""
+        params = self.params(weight)
+        quantized: Tensor = _Rounded.apply(weight, params)  # type: ignore[no-untyped-call]
+        return quantized, params.scale
 
     def params(self, weight: Tensor) -> QParams:
         """Scale, and zero point where it is not 0, [out or 1, 1, ...]."""
@@ -80,6 +81,26 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, q: QParams) -> Tensor:
         return _moved(x, q)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def on_step(bias: Tensor, step: Tensor) -> Tensor:
+    """bias [out] as integers count it, in steps [out or 1] of the layer's sums; gradients pass whole."""
+    if not torch.is_grad_enabled():
+        return torch.div(bias, step).round_().mul_(step)
+    stepped: Tensor = _Stepped.apply(bias, step)  # type: ignore[no-untyped-call]
+    return stepped
+
+
+class _Stepped(torch.autograd.Function):
+    """Numbers in whole steps, with a gradient of 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+        return torch.div(x, step).round_().mul_(step)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

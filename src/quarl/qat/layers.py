@@ -22,7 +22,8 @@ class QatLinear(nn.Linear):
         if torch.compiler.is_exporting():  # an extracted policy is the float one; its grids are taken from the tables
             return super().forward(x)
         quant = self.quant
-        return quant.behind(functional.linear(quant.before(x), quant.weight(self), self.bias))
+        weight, bias = quant.parameters(self)
+        return quant.behind(functional.linear(quant.before(x), weight, bias))
 
 
 class QatConv2d(nn.Conv2d):
@@ -34,7 +35,8 @@ class QatConv2d(nn.Conv2d):
         if torch.compiler.is_exporting():
             return super().forward(x)
         quant = self.quant
-        return quant.behind(self._conv_forward(quant.before(x), quant.weight(self), self.bias))
+        weight, bias = quant.parameters(self)
+        return quant.behind(self._conv_forward(quant.before(x), weight, bias))
 
 
 def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: bool) -> RangeTable:

@@ -8,7 +8,7 @@ from typing import Any
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, final_linear
-from quarl.policy.grids import fixed_grid, grid_rules, pixel_grid, wide_bits
+from quarl.policy.grids import GridRule, fixed_grid, grid_rules, pixel_grid, wide_bits
 from quarl.qat.networks import Graph
 from quarl.quant.training import QatSpec
 
@@ -40,6 +40,8 @@ class LayerPlan:
     bits: int
     before: Site | None = None
     behind: Site | None = None
+    source: Site | None = None
+    """Whose grid the layer's input lies on, whoever put it there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class NetworkPlan:
                     bits=layer["bits"],
                     before=layer["before"] and Site(**layer["before"]),
                     behind=layer["behind"] and Site(**layer["behind"]),
+                    source=layer["source"] and Site(**layer["source"]),
                 )
                 for layer in data["layers"]
             )
@@ -98,24 +101,28 @@ class _Planning:
         final = final_linear(self.policy)
         for op in self.policy.linear:
             if not self._skips(op.name):
+                value, rule = self._value(op.inputs[0])
+                # what a layer before it made are integers already
+                reads = rule is not None and rule.kind != "layer"
                 yield LayerPlan(
                     path=self.graph.path(op.name),
                     bits=self.spec.bits_of(last=op.name in final),
-                    before=self._before(op.inputs[0]),
+                    before=self._site(value) if reads else None,
                     behind=self._site(op.name) if op.name in self.rules else None,
+                    source=self._site(value) if rule is not None else None,
                 )
 
     def _skips(self, layer: str) -> bool:
         path = self.graph.path(layer)
         return self.spec.skips(f"{self.network}.{path}" if self.network else path)
 
-    def _before(self, name: str) -> Site | None:
-        """The quantiser of what a layer reads; None where it reads integers that a layer before it made."""
+    def _value(self, name: str) -> tuple[str, GridRule | None]:
+        """The value whose grid `name` lies on, and the rule of that grid; None where it is not quantised."""
         rule = self.rules.get(name)
         while rule is not None and rule.kind == "same":
             name = rule.source
             rule = self.rules[name]
-        return None if rule is None or rule.kind == "layer" else self._site(name)
+        return name, rule
 
     def _site(self, name: str) -> Site:
         rule, bits = self.rules[name], self.spec.activation_bits or 8

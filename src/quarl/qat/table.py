@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import wide_grid
-from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_tensor_grid
+from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_step, on_tensor_grid
 from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.quant.affine import choose_qparams
 from quarl.quant.training import QatSpec
 
+Parameters = tuple[Tensor, Tensor | None]
+"""Weight and bias."""
 MOMENTUM = 0.01
 """Weight of the newest batch in the moving average of its extent."""
 
@@ -56,8 +58,8 @@ class RangeTable(nn.Module):
         """What `grids` were made of."""
         self.seen: set[int] = set()
         self.active = False
-        self.cache: dict[int, tuple[int | Tensor, Tensor]] = {}
-        """Fake-quantised weights by place, with a mark of what they were made of: rollouts need them many times."""
+        self.cache: dict[int, tuple[int | Tensor, Parameters]] = {}
+        """Fake-quantised parameters by place, with a mark of what they were made of: rollouts need them many times."""
 
     def observe(self, row: int, x: Tensor) -> None:
         """Moves the range of a row towards the extent of x."""
@@ -154,17 +156,17 @@ class LayerQuantizer:
         self.plan: LayerPlan = table.plan.layers[place]
         self.grids = WeightGrids(self.plan.bits, table.spec.symmetric, table.spec.per_channel)
 
-    def weight(self, layer: nn.Linear | nn.Conv2d) -> Tensor:
-        """The layer's weight as it computes with it."""
-        weight, table = layer.weight, self.table
+    def parameters(self, layer: nn.Linear | nn.Conv2d) -> Parameters:
+        """The layer's weight and bias as it computes with them."""
+        weight, bias, table = layer.weight, layer.bias, self.table
         if not table.active:
-            return weight
+            return weight, bias
         if torch.is_grad_enabled() or (table.training and not self.target):
-            return self.quantized(weight)
+            return self.quantized(weight, bias)
         known = table.cache.get(self.place)
         if known is None or not self._is_of(known[0], layer):
-            mark = layer.bias.detach().clone() if self.target and layer.bias is not None else weight._version
-            known = table.cache[self.place] = mark, self.quantized(weight)
+            mark = bias.detach().clone() if self.target and bias is not None else weight._version
+            known = table.cache[self.place] = mark, self.quantized(weight, bias)
         return known[1]
 
     def _is_of(self, mark: int | Tensor, layer: nn.Linear | nn.Conv2d) -> bool:
@@ -176,11 +178,17 @@ class LayerQuantizer:
             return bool(torch.equal(mark, layer.bias))
         return not self.target and bool(mark == layer.weight._version)
 
-    def quantized(self, weight: Tensor) -> Tensor:
-        """The weight on its grids."""
+    def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
+        """The weight on its grids, and the bias on that of the layer's sums where these are integers."""
         if self.table.learned:
-            return on_learned_grid(weight, self._log_step(), 0, self.plan.bits, symmetric=True)
-        return self.grids(weight)
+            step = self._log_step()
+            rounded, scale = on_learned_grid(weight, step, 0, self.plan.bits, symmetric=True), step.detach().exp()
+        else:
+            rounded, scale = self.grids(weight)
+        if bias is not None and self.plan.source is not None and self.plan.behind is not None:
+            grid = self.table.grid_of(self.plan.source)
+            bias = bias if grid is None else on_step(bias, scale.flatten() * grid.scale)
+        return rounded, bias
 
     def learned_scale(self) -> NDArray[Any]:
         """float32 [out]: the steps of the weight, where they are learned."""
