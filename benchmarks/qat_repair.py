@@ -18,7 +18,7 @@ from quarl.cli import main as quarl
 
 TASKS: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     "CartPole-v1": ("4", 10_000, 1_500, ("learning_rate:1e-4",)),
-    "MountainCar-v0": ("5", 24_000, 1_500, ("learning_rate:1e-4",)),
+    "MountainCar-v0": ("5", 24_000, 1_500, ("learning_rate:1e-4", "exploration_initial_eps:0.07")),
 }
 """By environment: bits, steps (the zoo trained 50,000 and 120,000), steps before quantisation acts (DQN begins to learn
 after 1,000), hyper-parameters over the zoo's; chosen on seeds from 100 on."""
