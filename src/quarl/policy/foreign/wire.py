@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-MAX_FIELDS = 400_000
+MAX_FIELDS = 200_000
 """Of one file. A frozen graph of a policy has a few thousand; a small file can have one in every two bytes."""
 MAX_VARINT = 10
 """Bytes of a 64-bit number, seven bits in each."""
