@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.cli import main, parse
-from quarl.machine import instruction_sets, machine
+from quarl.machine import machine, multiplies
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Rows = list[dict[str, Any]]
@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 
 def learner_dtype() -> str:
     """bf16 where the processor multiplies it, else fp32."""
-    return "bf16" if {"amx-bf16", "avx512-bf16", "neon-bf16"} & set(instruction_sets()) else "fp32"
+    return "bf16" if multiplies("bf16") else "fp32"
 
 
 def measure(words: Sequence[str], folder: Path) -> Rows:

@@ -9,11 +9,9 @@ is for a GPU.
 from __future__ import annotations
 
 import argparse
-import json
 
-from actorq_results import RESULTS, Rows, rows_of
+from actorq_results import RESULTS, Rows, rows_of, write
 from quarl.cli import main as quarl
-from quarl.machine import machine
 
 PONG = ("--env", "PongNoFrameskip-v4", "-n", "1500000", "--episodes", "20")
 """With RL Zoo's hyper-parameters."""
@@ -42,8 +40,7 @@ def main() -> None:
         words = ("--policies", "A", "--dtypes", *options.dtypes, "--seeds", options.seeds, *PONG)
         rows = measure("pong", "learning", *words, *common)
     command = f"python benchmarks/mixed_precision.py --only {options.only}"
-    result = {"benchmark": f"mixed-precision {options.only}", "command": command, "machine": machine(), "rows": rows}
-    (RESULTS / f"mixed-precision-{options.only}.json").write_text(json.dumps(result, indent=1) + "\n")
+    write(f"mixed-precision-{options.only}", command, rows=rows)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run."""
+SIGNALLED = 128
+"""Exit codes above are this and a signal."""
 
 
 class Interrupted(BaseException):

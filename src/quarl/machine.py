@@ -34,6 +34,8 @@ INSTRUCTION_SETS = {
 """What the system calls an instruction set that matters here, and what we call it."""
 INT8_DOT = ("avx-vnni", "avx512-vnni", "amx-int8", "neon-dotprod", "neon-i8mm")
 """Any of these multiplies and adds four 8-bit integers in one step, without saturation in between."""
+MULTIPLIERS = {"bf16": {"amx-bf16", "avx512-bf16", "neon-bf16"}, "fp16": {"avx512-fp16"}}
+"""Any of these multiplies such numbers."""
 PACKAGES = (
     "numpy",
     "torch",
@@ -94,6 +96,11 @@ def instruction_sets() -> list[str]:
         flags = {line.split(":")[0].rpartition(".")[2] for line in lines if line.endswith(": 1")}
         flags = {flag.removesuffix("_0") for flag in flags} | ({"asimd"} if platform.machine() == "arm64" else set())
     return list(dict.fromkeys(ours for theirs, ours in INSTRUCTION_SETS.items() if theirs in flags))
+
+
+def multiplies(dtype: str) -> bool:
+    """Whether the processor multiplies fp32, bf16 or fp16 numbers itself; others it converts to fp32 and back."""
+    return dtype == "fp32" or bool(MULTIPLIERS[dtype] & set(instruction_sets()))
 
 
 def usable_cores() -> int:

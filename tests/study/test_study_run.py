@@ -127,6 +127,30 @@ def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_wi
     ]
 
 
+def test_an_agent_of_the_hub_is_fetched_by_the_processes_that_need_it(
+    study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    commit = "0" * 40
+    storage = tmp_path / "cache/models--org--dqn-CartPole-v1"
+    (storage / "refs").mkdir(parents=True)
+    (storage / "refs/main").write_text(commit)
+    (storage / "snapshots" / commit).mkdir(parents=True)
+    agent = small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
+    (storage / "snapshots" / commit / "dqn-CartPole-v1.zip").write_bytes(agent.read_bytes())
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    policy = "{algo: dqn, env: CartPole-v1, source: 'hub:org/dqn-CartPole-v1', n_timesteps: 4000}"
+    methods = f"{FP32}\n{{method: qat, precision: w4a8, fine_tune: 0.5}}"
+    rows = run(study_file(policy, methods))
+    assert [(row["source"], row["method"], row["state"]) for row in rows] == [
+        ("hub:org/dqn-CartPole-v1", "fp32", "done"),
+        ("hub:org/dqn-CartPole-v1", "qat", "done"),
+    ]
+    (near,) = run(study_file(DQN, FP32), folder="near")
+    assert rows[0]["mean"] == near["mean"]
+
+
 def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
     policy = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 100000}"
     run(study_file(policy, FP32, "limits: {memory_gb: 0.05}"))
@@ -140,7 +164,6 @@ def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
 def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_path: Path):
     home = Home(
         path=small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip",
-        hub="",
         algo="dqn",
         env_id="CartPole-v1",
         identity={},

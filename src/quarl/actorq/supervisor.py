@@ -24,7 +24,7 @@ from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
-from quarl.interrupt import Interrupts
+from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 
 RING_ROWS = 4096
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _stopped(self, when: str) -> tuple[int, str]:
         assert self.signal is not None
-        return 128 + self.signal, f"stopped {when}; {self._go_on()}"
+        return SIGNALLED + self.signal, f"stopped {when}; {self._go_on()}"
 
     def _go_on(self) -> str:
         return f"go on with --resume -o {self.config.output}"

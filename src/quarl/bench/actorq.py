@@ -20,6 +20,7 @@ from quarl.config import ActorQConfig
 from quarl.config.base import METERED
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
+from quarl.interrupt import SIGNALLED
 
 Array = NDArray[Any]
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
@@ -29,8 +30,6 @@ ADDED = (
     *("pull_s", "deserialize_s", "load_s", "wait_s", "stale_s"),
 )
 """Of an actor's part of a row of metrics: what adds up over the run."""
-SIGNALLED = 128
-"""Exit codes above are this and a signal."""
 LEARNER_S = ("train_s", "insert_s", "push_s", "wait_s")
 ELSEWHERE = ("json", "output", "resume", "plan", *METERED)
 """Options that a cell does not depend on."""

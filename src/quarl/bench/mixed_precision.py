@@ -7,7 +7,7 @@ share the model: how long an update takes does not depend on the weights' values
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from stable_baselines3.common.utils import get_device
 from quarl.algorithms.precision import Precision
 from quarl.bench.cells import Cell, Cells
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
-from quarl.machine import instruction_sets, usable_cores
+from quarl.machine import multiplies, usable_cores
 from quarl.training.session import Session, threads
 
 Array = NDArray[Any]
@@ -35,11 +35,6 @@ MIN_UPDATES, MAX_UPDATES = 3, 2_000
 PROBES = (2, 4)
 """Rows of the small batches that say whether MIN_UPDATES whole ones fit into the time."""
 RESAMPLES = 2_000
-NATIVE: Mapping[str, set[str]] = {
-    "bf16": {"amx-bf16", "avx512-bf16", "neon-bf16"},
-    "fp16": {"avx512-fp16"},
-}
-"""Instruction sets that multiply these numbers; without them they are converted to float32 and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +200,7 @@ def _native(dtype: str, device: torch.device) -> bool:
     if device.type == "cuda":
         least = {"fp32": (0, 0), "fp16": (7, 0), "bf16": (8, 0)}[dtype]
         return torch.cuda.get_device_capability(device) >= least
-    return dtype == "fp32" or bool(NATIVE[dtype] & set(instruction_sets()))
+    return multiplies(dtype)
 
 
 @dataclass(frozen=True, slots=True)

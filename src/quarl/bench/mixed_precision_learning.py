@@ -18,6 +18,7 @@ from quarl.config.base import METERED
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
+from quarl.interrupt import SIGNALLED
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.load import read
 from quarl.ptq import quantize
@@ -94,7 +95,7 @@ def train(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, fo
     before = _play(config, session.judge.exact(session.model), seed)
     ended = session.run(lambda label, done: None)
     if ended.row is None:
-        if ended.exit_code > 128:
+        if ended.exit_code > SIGNALLED:
             raise KeyboardInterrupt
         raise QuarlError(f"{folder.name}: {ended.message}")
     agent = quantize(read(session.folder().path / f"{BEST}.zip"), QuantSpec.parse("fp32"))

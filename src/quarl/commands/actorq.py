@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,7 @@ def run(config: ActorQConfig) -> int:
     with energy.meter(config) as meter:
         result = _train(config)
     if result.message:
-        print(f"quarl: {result.message}", file=sys.stderr)
+        terminal.note(result.message)
     if result.summary:
         document = schema.document(
             "actorq", [result.summary], env_id=config.env, algo=config.algo, seed=config.seed, energy=meter.cost

@@ -10,7 +10,6 @@ from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
 from quarl.inspection import Layer, inspect
-from quarl.machine import machine
 from quarl.policy import artifact
 from quarl.policy.artifact import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -98,7 +97,7 @@ def _write(
         tables=[("Returns, latency and size", tables.cells("ptq", rows))],
         figures=drawn,
         command=config.command_line(),
-        machine=_machine(),
+        machine=page.machine_lines(),
     )
     write_bytes(text.encode(), folder / "report.html")
 
@@ -130,17 +129,4 @@ def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict
         "weights": f"{policy.num_weights:,} in {len(policy.linear)} layers",
         "episodes": f"{config.episodes} at every precision, seed {config.seed}, the same starts for each",
         "actions": "sampled" if provenance.stochastic else "deterministic",
-    }
-
-
-def _machine() -> dict[str, str]:
-    """`machine()` as lines of the page."""
-    facts = machine()
-    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    return {
-        "processor": f"{facts['cpu']}, {facts['cores']} cores",
-        "instruction sets": " ".join(facts["instruction_sets"]),
-        "system": f"{facts['os']}, Python {facts['python']}",
-        "versions": versions,
-        "date": facts["date"],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from quarl import __version__
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.errors import QuarlError
+from quarl.interrupt import SIGNALLED
 from quarl.report import schema
 from quarl.study import file, rows
 from quarl.study.cells import DONE, FAILED, NA, TODO, TRAIN, Cell
@@ -20,8 +20,6 @@ from quarl.study.entries import Study
 from quarl.study.plan import plan
 from quarl.study.runner import Runner
 from quarl.study.store import NAME, Record, Store, locked
-
-SIGNALLED = 128
 
 
 def run(config: StudyRunConfig | StudyStatusConfig | StudyReportConfig) -> int | None:
@@ -55,12 +53,13 @@ def _run(config: StudyRunConfig) -> int:
         with terminal.progress(sum(runner.states[cell.key] == TODO for cell in chosen)) as progress:
             signal = runner.run(chosen, progress)
         if signal is not None:
-            _say(f"stopped by a signal; go on with {config.command_line()}")
+            terminal.note(f"stopped by a signal; go on with {config.command_line()}")
             return SIGNALLED + signal
         records = store.records()
     if runner.left:
-        _say(f"the time is over with {runner.left} cells to go: repeat the command to go on")
-    _show(config, study, [record for record in records if record.key in {cell.key for cell in chosen}])
+        terminal.note(f"the time is over with {runner.left} cells to go: repeat the command to go on")
+    asked = {cell.key for cell in chosen}
+    _show(config, study, [record for record in records if record.key in asked])
     return 0
 
 
@@ -134,7 +133,3 @@ def _show_status(config: StudyRunConfig | StudyStatusConfig, found: Sequence[row
     document = schema.document("study status", [row.to_json() for row in found])
     terminal.show("study status", document["rows"], title)
     terminal.finish(config, document)
-
-
-def _say(line: str) -> None:
-    print(f"quarl: {line}", file=sys.stderr, flush=True)

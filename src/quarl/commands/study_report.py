@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
-from quarl.machine import machine
 from quarl.policy.artifact import write_bytes
 from quarl.report import page, schema, style, tables
 from quarl.report.markdown import to_markdown
@@ -18,6 +16,7 @@ from quarl.report.schema import Row
 from quarl.report.study_figures import bits_against_return, spread_against_error
 from quarl.study import rows, spread, summaries
 from quarl.study.cells import DONE, TRAIN
+from quarl.study.entries import MARGIN_PCT
 from quarl.study.groups import groups
 from quarl.study.store import Record, Store
 
@@ -30,8 +29,6 @@ TITLES: Mapping[str, str] = {
     "study excluded": "Not measured",
 }
 """Of the tables by their command, in the page's order."""
-MARGIN_PCT = 5.0
-"""The study file's default."""
 
 
 def run(config: StudyReportConfig) -> int:
@@ -103,7 +100,7 @@ def _write(
         tables=every,
         figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
         command=config.command_line(),
-        machine=_machine(),
+        machine=page.machine_lines(),
     )
     write_bytes(text.encode(), folder / "report.html")
 
@@ -149,14 +146,3 @@ def _sentences(made: Mapping[str, Sequence[Row]]) -> list[str]:
     if left_out:
         found.append(f"{left_out} cells were not measured; the last table says why.")
     return found or ["Every cell was measured."]
-
-
-def _machine() -> dict[str, str]:
-    facts: dict[str, Any] = machine()
-    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    return {
-        "processor": f"{facts['cpu']}, {facts['cores']} cores",
-        "system": f"{facts['os']}, Python {facts['python']}",
-        "versions": versions,
-        "date": facts["date"],
-    }

@@ -87,9 +87,7 @@ class TrainConfig(MeteredConfig):
     def check(self) -> None:
         super().check()
         if self.algo not in LEARNERS:
-            near = difflib.get_close_matches(self.algo.lower(), LEARNERS, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnsupportedError(f"unknown algorithm {self.algo!r}{meant} (known: {', '.join(LEARNERS)})")
+            raise UnsupportedError(unknown_algorithm(self.algo))
         optional = {name: getattr(self, name) for name in ("n_timesteps", "n_envs", "threads")}
         at_least_one(eval_episodes=self.eval_episodes, **{n: v for n, v in optional.items() if v is not None})
         for name in ("eval_freq", "save_freq", "seed", "quant_delay"):
@@ -152,3 +150,10 @@ QAT_OPTIONS = (
     "qat_skip",
 )
 """What goes with `qat` only."""
+
+
+def unknown_algorithm(algo: str) -> str:
+    """What is said of a name that is none of LEARNERS."""
+    near = difflib.get_close_matches(algo.lower(), LEARNERS, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown algorithm {algo!r}{meant} (known: {', '.join(LEARNERS)})"

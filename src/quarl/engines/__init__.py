@@ -42,6 +42,14 @@ def load(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> 
     return loaded
 
 
+def load_fitting(policy: QuantizedPolicy) -> Engine:
+    """LiteRT, or the reference, which simulates, where no kernel of LiteRT runs the policy."""
+    try:
+        return load(policy, "litert")
+    except UnsupportedError:
+        return load(policy, "reference")
+
+
 def run_all(engine: Engine, observations: Array) -> Array:
     """Outputs [n, out] of any number of observations [n, *shape], the last batch padded with its first row."""
     pieces = []

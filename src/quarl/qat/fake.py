@@ -89,22 +89,8 @@ class _Rounded(torch.autograd.Function):
 
 def on_step(bias: Tensor, step: Tensor) -> Tensor:
     """bias [out] as integers count it, in steps [out or 1] of the layer's sums; gradients pass whole."""
-    if not torch.is_grad_enabled():
-        return torch.div(bias, step).round_().mul_(step)
-    stepped: Tensor = _Stepped.apply(bias, step)  # type: ignore[no-untyped-call]
-    return stepped
-
-
-class _Stepped(torch.autograd.Function):
-    """Numbers in whole steps, with a gradient of 1."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
-        return torch.div(x, step).round_().mul_(step)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    rounded: Tensor = _Rounded.apply(bias, QParams(step, 0, *integer_range(32)))  # type: ignore[no-untyped-call]
+    return rounded
 
 
 class _LearnedStep(torch.autograd.Function):

@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from quarl.machine import machine
 from quarl.report.style import INK, to_svg
 from quarl.report.tables import Cells
 
@@ -44,6 +45,19 @@ def render(
         command=command,
         machine=machine,
     )
+
+
+def machine_lines() -> dict[str, str]:
+    """This machine, as `render` shows it."""
+    facts = machine()
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    return {
+        "processor": f"{facts['cpu']}, {facts['cores']} cores",
+        "instruction sets": " ".join(facts["instruction_sets"]),
+        "system": f"{facts['os']}, Python {facts['python']}",
+        "versions": versions,
+        "date": facts["date"],
+    }
 
 
 def _inline(figure: Figure) -> Markup:

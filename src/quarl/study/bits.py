@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl import stats
+from quarl import engines, stats
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig
 from quarl.config.base import METERED
@@ -31,7 +31,6 @@ from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.sweep import EXACT, Settings, record
 from quarl.training import tuned
-from quarl.training.judge import engine_for
 from quarl.training.run_folder import BEST
 from quarl.training.session import Session
 
@@ -208,13 +207,12 @@ def _quantised(config: SweepConfig, path: Path, seed: int) -> Iterator[dict[str,
 
 
 def _play(config: SweepConfig, policy: QuantizedPolicy, method: str, bits: str, seed: int) -> dict[str, Any]:
-    engine = engine_for(policy)
     played = evaluate(
         policy,
         episodes=config.episodes,
         seed=seed,
         env_id=config.env,
-        engine=engine,
+        engine=engines.load_fitting(policy).name,
         batch=min(config.episodes, BATCH),
         stochastic=False,
     )

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MARGIN_PCT = 5.0
+"""Of a study that names none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:

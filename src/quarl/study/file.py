@@ -21,12 +21,12 @@ from typing import Any
 
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED
-from quarl.config.train import LEARNERS
+from quarl.config.train import LEARNERS, unknown_algorithm
 from quarl.errors import QuarlError
 from quarl.policy.plain_yaml import key_lines, read_yaml
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
-from quarl.study.entries import MethodEntry, PolicyEntry, Study
+from quarl.study.entries import MARGIN_PCT, MethodEntry, PolicyEntry, Study
 
 SHIPPED = Path(__file__).with_name("shipped")
 METHODS = ("fp32", "ptq", "qat", "actorq")
@@ -79,7 +79,7 @@ class _Reader:
                 raise self.wrong((key,) if key in document else (), f"{key} is missing: a list of at least one")
         limits = self.mapping(document, "limits", ())
         self.keys(limits, ("minutes", "memory_gb"), ("limits",), "limits")
-        margin = self.number(document, "margin", 5.0, ())
+        margin = self.number(document, "margin", MARGIN_PCT, ())
         if margin >= 100:
             raise self.wrong(("margin",), f"margin is a percentage between 0 and 100, got {margin:g}")
         methods = tuple(self.method(entry, ("methods", k)) for k, entry in enumerate(document["methods"]))
@@ -108,9 +108,7 @@ class _Reader:
         self.keys(entry, POLICY, at, "a policy")
         algo, env = self.text(entry, "algo", at), self.text(entry, "env", at)
         if algo not in LEARNERS:
-            near = difflib.get_close_matches(algo.lower(), LEARNERS, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise self.wrong((*at, "algo"), f"unknown algorithm {algo!r}{meant} (known: {', '.join(LEARNERS)})")
+            raise self.wrong((*at, "algo"), unknown_algorithm(algo))
         sources = self.words(entry, "source", at)
         for source in sources:
             kind, colon, rest = source.partition(":")

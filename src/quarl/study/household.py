@@ -35,10 +35,8 @@ Array = NDArray[Any]
 class Home:
     """What a household begins with."""
 
-    path: Path | None
-    """The agent's file; None: it is on the hub."""
-    hub: str
-    """Its repository."""
+    path: Path
+    """The agent's file, or hub:REPOSITORY."""
     algo: str
     """What the file is said to hold; empty where nothing is said."""
     env_id: str
@@ -128,12 +126,7 @@ def keep(link: Connection, life: Connection, home: Home) -> None:
 
 
 def _prepare(home: Home) -> _Held:
-    path = home.path
-    if path is None:
-        from quarl.policy import hub  # here: an extra
-
-        path = hub.fetch(home.hub)
-    policy = load.read(path, home.algo)
+    path, policy = home.path, load.read(home.path, home.algo)
     if isinstance(policy, QuantizedPolicy):
         raise QuarlError(f"{path} is quantised already ({policy.spec.precision}); give the float policy")
     trained_on = policy.provenance.env_id

@@ -57,8 +57,7 @@ class _Policy:
     @property
     def training(self) -> str:
         """Key of the training that makes the agent; empty where there is none."""
-        made_here = self.agent is not None and self.agent.kind == TRAIN
-        return key_of(TRAIN, self.agent.identity) if made_here and self.agent is not None else ""
+        return "" if self.agent is None or self.agent.kind != TRAIN else key_of(TRAIN, self.agent.identity)
 
     def check(self, config: Callable[[], Any]) -> None:
         """Makes the configuration of a training and checks it; a mistake names the line of the policy."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl import engines
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.policy.artifact import write_bytes
 from quarl.policy.container import read_bytes
@@ -43,7 +43,7 @@ def play(policy: Policy, spec: QuantSpec, observations: Array | None, **settings
 
 def returns(policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None) -> dict[str, Any]:
     """What the policy scores, episode by episode, and on what it ran."""
-    engine = fitting_engine(policy)
+    engine = engines.load_fitting(policy)
     waves = -(-episodes // MAX_BATCH)
     played = evaluate(
         policy,
@@ -60,14 +60,6 @@ def returns(policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | 
         "env_steps": played.num_steps,
         "returns": played.returns.tolist(),
     }
-
-
-def fitting_engine(policy: QuantizedPolicy) -> engines.Engine:
-    """LiteRT, or the reference, which simulates, where no kernel runs the policy's precision."""
-    try:
-        return engines.load(policy, "litert")
-    except UnsupportedError:
-        return engines.load(policy, "reference")
 
 
 def weights(policy: Policy) -> dict[str, float]:

@@ -20,7 +20,6 @@ from quarl.study.cells import ACTORQ, DONE, FAILED, FP32, PTQ, TODO, TRAIN, Cell
 from quarl.study.crew import Bounds, Crew, Ended, Prepared
 from quarl.study.household import Home, Play
 from quarl.study.processes import Outcome
-from quarl.study.source import HUB
 from quarl.study.store import Finished, Store
 from quarl.study.trainings import Training
 
@@ -110,7 +109,6 @@ class Runner:
         assert cell.agent is not None
         return Home(
             path=self._agent(cell),
-            hub=_repository(cell),
             algo=cell.agent.algo,
             env_id=cell.work["env_id"],
             identity=cell.agent.identity,
@@ -128,14 +126,14 @@ class Runner:
             study=self.folder,
             folder=self.folder / "runs" / key,
             start=self._agent(cell) if goes_on else None,
-            hub=_repository(cell) if goes_on else "",
         )
 
-    def _agent(self, cell: Cell) -> Path | None:
-        """The file of the cell's agent; None where it is on the hub."""
+    def _agent(self, cell: Cell) -> Path:
+        """The file of the cell's agent, or hub:REPOSITORY."""
         if cell.needs:
             return self.folder / str(self.store.found(cell.needs)["agent"])
-        return None if cell.agent is None else cell.agent.path
+        assert cell.agent is not None
+        return cell.agent.path or Path(cell.agent.source)
 
     def _hear(self, event: Prepared | Ended) -> None:
         if isinstance(event, Ended):
@@ -177,11 +175,6 @@ def _home_of(cell: Cell) -> str:
     """Names the household of a cell that is played: agent and seed."""
     identity: Mapping[str, Any] = {} if cell.agent is None else cell.agent.identity
     return f"{identity} {cell.work['env_id']} {cell.seed}"
-
-
-def _repository(cell: Cell) -> str:
-    """Of the hub, where the cell's agent lies there."""
-    return cell.agent.source.partition(":")[2] if cell.agent is not None and cell.agent.kind == HUB else ""
 
 
 def _wrappers(cells: Iterable[Cell]) -> list[str]:

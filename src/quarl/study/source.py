@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.policy import zoo
+from quarl.policy import hub, zoo
 from quarl.policy.container import read_bytes
 from quarl.policy.plain_yaml import read_yaml
 from quarl.study.entries import PolicyEntry, Study
@@ -18,7 +18,7 @@ from quarl.training import tuned
 TRAIN, ZOO, HUB = "train", "zoo", "hub"
 CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}
 """Other names that a zoo has for an algorithm's folder: Stable-Baselines 2 called its PPO so."""
-BESIDE = ("config.yml", "args.yml", "vecnormalize.pkl", "obs_rms.pkl")
+BESIDE = (*hub.BESIDE, "obs_rms.pkl")
 """Files beside an agent on which its actions may depend."""
 STRETCHES, EVALUATIONS = 10, 20
 """Of a training, at most."""

@@ -18,6 +18,7 @@ from typing import Any
 from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
+from quarl.interrupt import SIGNALLED
 from quarl.policy import artifact, load
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.study.cells import ACTORQ, QAT, TRAIN
@@ -27,9 +28,6 @@ from quarl.study.runs import actorq_config, training_config
 from quarl.training.outcome import Row
 from quarl.training.run_folder import BEST, RunFolder
 from quarl.training.session import Session
-
-SIGNALLED = 128
-"""Exit codes above are this and a signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +41,7 @@ class Training:
     folder: Path
     """The cell's own, in it."""
     start: Path | None
-    """The agent that is fine-tuned; None: from scratch, or from the hub."""
-    hub: str
-    """Its repository there."""
+    """The agent that is fine-tuned, or hub:REPOSITORY; None: from scratch."""
 
 
 def run_alone(job: Training, sink: Connection, life: Connection, log: Path, parent: int) -> None:
@@ -65,12 +61,7 @@ def train(job: Training) -> dict[str, Any]:
 
 def train_quantised(job: Training) -> dict[str, Any]:
     """An agent trained with fake quantisation, played in integers."""
-    start = job.start
-    if job.hub:
-        from quarl.policy import hub  # here: an extra
-
-        start = hub.fetch(job.hub)
-    run, row = _train(training_config(job.work, job.folder, start))
+    run, row = _train(training_config(job.work, job.folder, job.start))
     best = run.path / f"{BEST}.quarl"  # a run may be too short for an evaluation after quantisation began
     policy = artifact.read(best if best.is_file() else run.integers)
     assert isinstance(policy, QuantizedPolicy)

@@ -18,7 +18,6 @@ from quarl import engines, qat, stats
 from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.config import TrainConfig
 from quarl.envs.seeds import Stream
-from quarl.errors import UnsupportedError
 from quarl.evaluate import Evaluation, evaluate
 from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -117,19 +116,10 @@ class Judge:
             episodes=episodes,
             seed=self.config.seed,
             env_id=self.config.env,
-            engine=engine_for(policy),
+            engine=engines.load_fitting(policy).name,
             batch=min(episodes, BATCH),
             stream=stream,
         )
-
-
-def engine_for(policy: QuantizedPolicy) -> str:
-    """LiteRT, where it runs the policy's precision; else the reference, which simulates it."""
-    try:
-        engines.load(policy, "litert")
-    except UnsupportedError:
-        return "reference"
-    return "litert"
 
 
 @contextlib.contextmanager

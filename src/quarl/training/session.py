@@ -20,7 +20,7 @@ from quarl import qat
 from quarl.config import TrainConfig
 from quarl.envs import resolve
 from quarl.errors import QuarlError
-from quarl.interrupt import Interrupts
+from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
 from quarl.training import tuned
@@ -140,7 +140,7 @@ class Session:
             if row is None:
                 if interrupts.number is None:
                     return Ended(exit_code=0, message="", row=None)
-                return Ended(exit_code=128 + interrupts.number, message=self._stopped(), row=None)
+                return Ended(exit_code=SIGNALLED + interrupts.number, message=self._stopped(), row=None)
             return Ended(exit_code=0, message="", row=row)
 
     def _learn(self, steward: Steward) -> None:
