@@ -68,6 +68,17 @@ def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
     assert "2 trainings to go" in capsys.readouterr().out
 
 
+def test_a_training_that_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: Any):
+    # the later option counts
+    words = [*WORDS, "--algo", "dqn", "-n", "200", "--seeds", "2", "--methods", "ptq", "-o", str(tmp_path)]
+    assert main([*words, "--params", "learning_rate:1e30", "learning_starts:20"]) == 2
+    said = capsys.readouterr().err
+    for name in ("fp32-0", "fp32-1"):
+        assert f"failed: {name}: training diverged" in said
+    assert "trainings failed: fp32-0, fp32-1" in said
+    assert not list((tmp_path / "cells").iterdir())
+
+
 def played(method: str, precision: str, seed: int, returns: list[float]) -> Played:
     return Played(method, QuantSpec.parse(precision), seed, np.array(returns), True, 100, 1.0)
 

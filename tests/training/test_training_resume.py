@@ -117,6 +117,7 @@ def stop_at(monkeypatch, steps):
 
 @pytest.mark.parametrize(("algo", "done"), [("ppo", 512), ("dqn", 699)])
 def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path, capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patched:
         stop_at(patched, 700)
         assert main(words(algo, "CartPole-v1", 1024)) == 130
@@ -126,7 +127,7 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
     # PPO's half rollout is played anew; DQN's steps are in replay, all but the one that was broken off
     assert checkpoint.load_latest(tmp_path / f"logs/{algo}/CartPole-v1_1").facts["counters"]["num_timesteps"] == done
     assert load.read(tmp_path / f"logs/{algo}/CartPole-v1_1").provenance.algo == algo
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     assert main([*command.split(), "--json", "row.json"]) == 0
 
 

@@ -27,6 +27,8 @@ class Cells:
         self.deadline = time.monotonic() + 60 * minutes
         self.missing = 0
         """Cells that were asked for after the time was over."""
+        self.failed: list[str] = []
+        """Names of cells that could not be measured, where that is no reason to stop."""
 
     def get(self, name: str, settings: Mapping[str, Any], measure: Callable[[], Cell]) -> Cell | None:
         """The cell of that name, measured now where it is not there; None where the time is over."""

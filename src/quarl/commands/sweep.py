@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from quarl import energy
 from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import SweepConfig
+from quarl.errors import QuarlError
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema, style
 from quarl.report.sweep_figure import return_against_bits
@@ -15,7 +17,8 @@ from quarl.study import bits
 
 
 def run(config: SweepConfig) -> None:
-    """Trains and measures what is missing, within the time, and shows everything that is there."""
+    """Trains and measures what is missing, within the time, and shows everything that is there; raises QuarlError
+    where trainings failed."""
     with energy.meter(config) as meter:
         config.output.mkdir(parents=True, exist_ok=True)
         cells = Cells(config.output, config.minutes, terminal.note, meter)
@@ -23,8 +26,14 @@ def run(config: SweepConfig) -> None:
             played = bits.sweep(config, cells, progress)
     if cells.missing:
         terminal.say(f"the time is over with {cells.missing} trainings to go: repeat the command to go on")
-    if not any(one.method == "fp32" for one in played):
-        return
+    if any(one.method == bits.FP32 for one in played):
+        _show(config, played, meter)
+    if cells.failed:
+        names = ", ".join(cells.failed)
+        raise QuarlError(f"trainings failed: {names}; {config.output / bits.LOG} may say more")
+
+
+def _show(config: SweepConfig, played: Sequence[bits.Played], meter: energy.Meter) -> None:
     about = partial(schema.document, algo=config.algo, env_id=bits.env_id(config), seed=config.seed)
     rows = about("sweep", [row.to_json() for row in bits.rows(config, played)], energy=meter.cost)
     summary = about("sweep summary", [row.to_json() for row in bits.summaries(config, played)])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.study.alone import Errands, Failed
 from quarl.sweep import EXACT, Settings, record
 from quarl.training import tuned
 from quarl.training.run_folder import BEST
@@ -36,6 +37,8 @@ from quarl.training.session import Session
 
 Array = NDArray[Any]
 FP32 = "fp32"
+LOG = "sweep.log"
+"""What the trainings print, in the sweep's folder."""
 BATCH = 16
 ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", *METERED)
 """Options of a training that a cell does not depend on."""
@@ -131,18 +134,21 @@ def sweep(
     wanted: list[tuple[int, str | None]] = [(seed, None) for seed in _seeds(config)]
     if "qat" in config.methods:
         wanted += [(seed, bits) for bits in config.bits for seed in _seeds(config)]
-    processes = ProcessPoolExecutor(config.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1)
     found: list[Cell | None] = []
-    with processes, ThreadPoolExecutor(config.jobs) as threads:
-        waiting = [threads.submit(_cell, config, cells, processes, n_timesteps, *each) for each in wanted]
+    with ThreadPoolExecutor(config.jobs) as threads, Errands(config.output / LOG) as errands:
+        waiting = [threads.submit(_cell, config, cells, errands, n_timesteps, *each) for each in wanted]
         try:
-            for future in waiting:
-                found.append(future.result())
+            for future, each in zip(waiting, wanted, strict=True):
+                try:
+                    found.append(future.result())
+                except Failed as error:  # the others are not to blame
+                    cells.say(f"failed: {error}")
+                    cells.failed.append(_name(config, *each))
+                    found.append(None)
                 progress("trainings", 1)
         except BaseException:
             for future in waiting:
                 future.cancel()
-            processes.shutdown(wait=False, cancel_futures=True)
             raise
     played = [one for cell, (seed, _) in zip(found, wanted, strict=True) if cell for one in _played(config, cell, seed)]
     order = [FP32, *(spec.precision for spec in map(config.spec, config.bits))]
@@ -164,7 +170,7 @@ def _name(config: SweepConfig, seed: int, bits: str | None) -> str:
 
 
 def _cell(
-    config: SweepConfig, cells: Cells, processes: Executor, n_timesteps: int, seed: int, bits: str | None
+    config: SweepConfig, cells: Cells, errands: Errands, n_timesteps: int, seed: int, bits: str | None
 ) -> Cell | None:
     name = _name(config, seed, bits)
     training = config.training(seed, bits, n_timesteps, config.output / "runs" / name)
@@ -172,7 +178,8 @@ def _cell(
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
     precisions = list(config.bits) if bits is None and "ptq" in config.methods else []
     settings |= {"episodes": config.episodes, "ptq": precisions}
-    return cells.get(name, settings, lambda: processes.submit(measure, config, n_timesteps, seed, bits).result())
+    work = partial(measure, config, n_timesteps, seed, bits)
+    return cells.get(name, settings, lambda: errands.run(name, work))
 
 
 def measure(config: SweepConfig, n_timesteps: int, seed: int, bits: str | None) -> Cell:
@@ -185,7 +192,7 @@ def measure(config: SweepConfig, n_timesteps: int, seed: int, bits: str | None) 
     session = Session(config.training(seed, bits, n_timesteps, folder), lambda line: None)
     ended = session.run(lambda label, done: None)
     if ended.row is None:
-        raise QuarlError(f"{name}: {ended.message}; the same command trains it anew")
+        raise QuarlError(ended.message)
     run = session.folder().path
     if bits is None:
         played = list(_quantised(config, run / f"{BEST}.zip", seed))

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from quarl.study.alone import Alone
 from quarl.study.household import Begun, Home, Over, Play, Ready
 from quarl.study.nursery import Nursery
 from quarl.study.processes import Outcome, ended, kill_group, memory_mb, one_thread
-from quarl.study.trainings import Training, run_alone
+from quarl.study.trainings import Training, do
 
 LOG = "study.log"
 LOOK_S = 0.5
 """Between two looks at the time and memory of processes."""
 GRACE_S = 8.0
 """For ActorQ's own processes to leave after a signal."""
-EXIT_S = 2.0
-"""For a training to exit after its last word."""
 UNKNOWN = 0
 """Group of a cell whose process is being made."""
 
@@ -86,7 +84,7 @@ class Crew:
         self._nursery = Nursery(self._life, folder / LOG, env_ids, wrappers)
         self._running: dict[str, _Running] = {}
         self._homes: dict[str, _Household] = {}
-        self._alone: dict[Connection, tuple[str, BaseProcess]] = {}
+        self._alone: dict[Connection, tuple[str, Alone]] = {}
         self._looked = 0.0
 
     @property
@@ -114,15 +112,10 @@ class Crew:
 
     def train(self, key: str, job: Training) -> None:
         """Begins a cell that trains."""
-        context = multiprocessing.get_context("spawn")
-        source, sink = context.Pipe(duplex=False)
-        arguments = (job, sink, self._life, self.folder / LOG, os.getpid())
-        process = context.Process(target=run_alone, args=arguments, name=f"quarl-{job.method}")
         with one_thread():
-            process.start()
-        sink.close()
-        self._alone[source] = key, process
-        self._running[key] = _Running(group=process.pid or UNKNOWN, since=time.monotonic())
+            begun = Alone(job.method, partial(do, job), self._life, self.folder / LOG)
+        self._alone[begun.source] = key, begun
+        self._running[key] = _Running(group=begun.group, since=time.monotonic())
 
     def keep_only(self, names: Collection[str]) -> None:
         """Ends the households that have nothing to play any more."""
@@ -142,16 +135,8 @@ class Crew:
         self._bound()
 
     def _hear_training(self, source: Connection) -> Ended:
-        key, process = self._alone.pop(source)
-        outcome: Outcome | None = None
-        with contextlib.suppress(EOFError, OSError):
-            outcome = source.recv()
-        source.close()
-        process.join(EXIT_S)
-        kill_group(process.pid or UNKNOWN)
-        process.kill()
-        process.join()
-        return self._ended(key, outcome or Outcome(None, ended(process.exitcode or 0)))
+        key, training = self._alone.pop(source)
+        return self._ended(key, training.hear())
 
     def _hear_household(self, name: str) -> Iterator[Prepared | Ended]:
         home = self._homes[name]
@@ -201,7 +186,7 @@ class Crew:
 
     def leave(self, keys: Collection[str]) -> None:
         """Lets these trainings, whose own processes are not to be left behind, end in good order."""
-        leaving = [process for key, process in self._alone.values() if key in keys]
+        leaving = [training.process for key, training in self._alone.values() if key in keys]
         for process in leaving:
             with contextlib.suppress(OSError):
                 os.kill(process.pid or os.getpid(), signal.SIGTERM)
@@ -217,9 +202,9 @@ class Crew:
     def close(self) -> None:
         """Nothing that was begun is left."""
         self.kill()
-        for _, process in self._alone.values():
-            process.kill()
-            process.join()
+        for _, training in self._alone.values():
+            training.end()
+            training.process.join()
         for home in self._homes.values():
             home.link.close()
         self._nursery.close()

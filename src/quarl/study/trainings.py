@@ -10,8 +10,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from quarl.policy import artifact, load
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.study.cells import ACTORQ, QAT, TRAIN
 from quarl.study.play import returns, weights
-from quarl.study.processes import attempt, end_with, print_to, settle
 from quarl.study.runs import actorq_config, training_config
 from quarl.training.outcome import Row
 from quarl.training.run_folder import BEST, RunFolder
@@ -44,12 +41,9 @@ class Training:
     """The agent that is fine-tuned, or hub:REPOSITORY; None: from scratch."""
 
 
-def run_alone(job: Training, sink: Connection, life: Connection, log: Path, parent: int) -> None:
-    """The process's main: trains, and says what came of it."""
-    settle(parent)
-    print_to(log)
-    end_with(life)
-    sink.send(attempt(partial(WORK[job.method], job)))
+def do(job: Training) -> dict[str, Any]:
+    """What came of it."""
+    return WORK[job.method](job)
 
 
 def train(job: Training) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""Work in processes of its own: what it returns, how it fails, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from quarl.study.alone import Errands, Failed
+
+
+def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_path: Path):
+    with Errands(tmp_path / "log") as errands:
+        assert errands.run("a", partial(pow, 7, 2)) == 49
+        assert errands.run("b", partial(os.write, 1, b"said\n")) == 5
+    assert (tmp_path / "log").read_text() == "said\n"
+
+
+def test_work_that_fails_says_how(tmp_path: Path):
+    with Errands(tmp_path / "log") as errands:
+        with pytest.raises(Failed, match="a: ValueError: invalid literal"):
+            errands.run("a", partial(int, "x"))
+        with pytest.raises(Failed, match="b: its process ended with exit code 3"):
+            errands.run("b", partial(os._exit, 3))
+        with pytest.raises(Failed, match="c: its process was ended by SIGKILL"):
+            errands.run("c", partial(os.kill, 0, 9))  # its own group
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+def test_leaving_the_block_ends_what_runs(tmp_path: Path):
+    heard: list[str] = []
+
+    def wait() -> None:
+        try:
+            errands.run("a", partial(time.sleep, 600))
+        except Failed as error:
+            heard.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    with Errands(tmp_path / "log") as errands:
+        thread.start()
+        until = time.monotonic() + 60
+        while not errands._running and time.monotonic() < until:
+            time.sleep(0.01)
+    thread.join(60)
+    assert heard == ["a: its process was ended by SIGKILL"]
