@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from actorq_results import RESULTS
+from actorq_results import RESULTS, verdict, write
 from quarl.cli import main as quarl
 from quarl.interrupt import SIGNALLED
 from quarl.machine import machine
 
 ALL = ("8", "7", "6", "5", "4", "3", "2")
 SOME = ("8", "4", "2")
+LOSS_PCT = 5.0
 ONE_SEED = ("--seeds", "1")
 TASKS: dict[str, tuple[str, ...]] = {
     "ppo-CartPole-v1": ("--algo", "ppo", "--env", "CartPole-v1", "--bits", *ALL),
@@ -61,7 +67,73 @@ def main() -> None:
         shutil.rmtree(own / "runs", ignore_errors=True)  # agents and checkpoints: large, and made again by the command
         about = {"command": f"python benchmarks/qat_bits.py --only {task}", "machine": machine()}
         (own / "about.json").write_text(json.dumps(about) + "\n")
+    judge(folder)
     raise SystemExit(max(codes))
+
+
+def judge(folder: Path) -> None:
+    """The table of all tasks that are there, and how it stands against what is asked of trained precision."""
+    rows = []
+    for task in TASKS:
+        path = folder / task / "summary.json"
+        if path.exists():
+            rows += compared(task, json.loads(path.read_text())["rows"])
+    bars = []
+    for name, asked in QUESTIONS.items():
+        found = [asked(row) for row in rows]
+        answers = [answer for answer in found if answer is not None]
+        if answers:
+            what = f"share of {len(answers)} pairs of task and precision: {name}"
+            bars.append(verdict(what, sum(answers) / len(answers), BARS.get(name, 1.0), at_least=True))
+    write("qat-bits", "make bench-qat-bits", rows=rows, bars=bars)
+
+
+def compared(task: str, summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Post-training quantisation and training for the precision side by side, at every precision that has both."""
+    found = {(row["method"], row["precision"]): row for row in summary}
+    exact = found["fp32", "fp32"]
+    rows = []
+    for (method, precision), qat in found.items():
+        if method == "qat" and ("ptq", precision) in found:
+            row = {"task": task, "precision": precision, "seeds": qat["seeds"], "fp32": exact["mean"]}
+            for name, one in (("ptq", found["ptq", precision]), ("qat", qat)):
+                row |= {name: one["mean"]}
+                row |= {f"{name}_{key}": one[key] for key in ("error_pct", "error_low", "error_high", "noninferior")}
+            rows.append(row | {key: qat[key] for key in ("gain", "gain_low", "gain_high")})
+    return rows
+
+
+def better_where_ptq_loses(row: dict[str, Any]) -> bool | None:
+    return row["gain_low"] > 0 if row["ptq_error_pct"] > LOSS_PCT else None
+
+
+def noninferior_elsewhere(row: dict[str, Any]) -> bool | None:
+    return row["qat_noninferior"] if row["ptq_error_pct"] <= LOSS_PCT else None
+
+
+def noninferior_at(precision: str, row: dict[str, Any]) -> bool | None:
+    """Where the float32 agents solve the task."""
+    if row["precision"] != precision or row["fp32"] < SOLVED.get(row["task"].split("-", 1)[1], math.inf):
+        return None
+    return row["qat_noninferior"]
+
+
+SOLVED = {
+    "CartPole-v1": 475.0,
+    "Acrobot-v1": -100.0,
+    "LunarLander-v3": 200.0,
+    "MountainCarContinuous-v0": 90.0,
+    "Pendulum-v1": -200.0,
+}
+"""Gymnasium's thresholds; it has none for Pendulum, whose best controllers reach about -150."""
+QUESTIONS: dict[str, Callable[[dict[str, Any]], bool | None]] = {
+    "QAT better where PTQ loses more than 5 %": better_where_ptq_loses,
+    "QAT non-inferior where PTQ does not": noninferior_elsewhere,
+    "4-bit QAT non-inferior where float32 solves the task": partial(noninferior_at, "int4"),
+    "3-bit QAT non-inferior where float32 solves the task": partial(noninferior_at, "int3"),
+}
+BARS = {"3-bit QAT non-inferior where float32 solves the task": 2 / 3}
+"""Of questions that need not hold everywhere."""
 
 
 if __name__ == "__main__":
