@@ -24,6 +24,9 @@ ALL = ("8", "7", "6", "5", "4", "3", "2")
 SOME = ("8", "4", "2")
 LOSS_PCT = 5.0
 ONE_SEED = ("--seeds", "1")
+AGENTS = Path(__file__).resolve().parents[2] / "shared/agents/sb3"
+AGENT = str(AGENTS / "ddpg/HopperBulletEnv-v0_1/HopperBulletEnv-v0.zip")
+"""Trained on, not anew."""
 TASKS: dict[str, tuple[str, ...]] = {
     "ppo-CartPole-v1": ("--algo", "ppo", "--env", "CartPole-v1", "--bits", *ALL),
     "dqn-CartPole-v1": ("--algo", "dqn", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4"),
@@ -34,6 +37,10 @@ TASKS: dict[str, tuple[str, ...]] = {
     "ppo-LunarLander-v3": ("--algo", "ppo", "--env", "LunarLander-v3", "-n", "500000", "--bits", *ALL),
     "ddpg-MountainCarContinuous-v0": (
         *("--algo", "ddpg", "--env", "MountainCarContinuous-v0", "-n", "60000", "--bits", *SOME, *ONE_SEED),
+    ),
+    "ddpg-HopperBulletEnv-v0": (
+        *("--algo", "ddpg", "--env", "HopperBulletEnv-v0", "-n", "30000", "--bits", *SOME, *ONE_SEED),
+        *("--quant-delay", "3000", "--params", "learning_starts:2000", "-i", AGENT),
     ),
     "d4pg-cartpole-balance": (
         *("--algo", "d4pg", "--env", "dm_control/cartpole-balance-v0", "-n", "25000", "--bits", *SOME, *ONE_SEED),

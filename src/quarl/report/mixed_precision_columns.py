@@ -48,7 +48,7 @@ MIXED_PRECISION: Mapping[str, tuple[Column, ...]] = {
         *_POLICY,
         Column("environment", field_of("env_id"), "on {}", left=True),
         _DTYPE,
-        Column("seeds", field_of("seeds"), "{} seeds"),
+        Column("seeds", field_of("seeds"), "seeds: {}"),
         Column("steps", lambda row: f"{row['env_steps']:,}", "{} steps each"),
         Column("updates", lambda row: f"{row['updates']:,}", "{} updates each"),
         Column("episodes", field_of("episodes"), "{} episodes each"),

@@ -27,7 +27,7 @@ SWEEP: Mapping[str, tuple[Column, ...]] = {
     ),
     "sweep summary": (
         *_BITS,
-        Column("seeds", field_of("seeds"), "{} seeds"),
+        Column("seeds", field_of("seeds"), "seeds: {}"),
         Column("return", number_of("mean")),
         Column("95 % interval", interval),
         Column("E %", number_of("error_pct")),
