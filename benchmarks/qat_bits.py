@@ -24,9 +24,8 @@ ALL = ("8", "7", "6", "5", "4", "3", "2")
 SOME = ("8", "4", "2")
 LOSS_PCT = 5.0
 ONE_SEED = ("--seeds", "1")
-AGENTS = Path(__file__).resolve().parents[2] / "shared/agents/sb3"
-AGENT = str(AGENTS / "ddpg/HopperBulletEnv-v0_1/HopperBulletEnv-v0.zip")
-"""Trained on, not anew."""
+AGENT = "../shared/agents/sb3/ddpg/HopperBulletEnv-v0_1/HopperBulletEnv-v0.zip"
+"""Trained on, not anew; as seen from the project's folder, where the benchmark runs."""
 TASKS: dict[str, tuple[str, ...]] = {
     "ppo-CartPole-v1": ("--algo", "ppo", "--env", "CartPole-v1", "--bits", *ALL),
     "dqn-CartPole-v1": ("--algo", "dqn", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4"),
