@@ -3,8 +3,8 @@
     python benchmarks/qat_correctness.py [--only ppo-mlp ...]
 
 A row trains a model of 64-64 units (or NatureCNN) until quantisation has acted for 1,000 updates and more, converts it,
-and plays 10,000 steps. Images are those of CarRacing-v3. Training is slow enough for policies that answer differently to
-different observations: equal actions of a policy that always does the same would show nothing. Rows that are there stay.
+and plays 10,000 steps. Images are those of CarRacing-v3. Training is so slow that policies answer differently to
+different observations: equal actions of one that always does the same would show nothing. Rows that are there stay.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEPS = {"ppo": 14 * 1024, "a2c": 12_000}
 """Of the others: OFF_STEPS. Half of them before quantisation acts."""
 OFF_STEPS = 2_600
 LEARNING_RATE = {"mlp": 1e-4, "cnn": 1e-5}
-"""Of the others and CNNs; faster, they drive the actions of a policy to their bounds within these steps."""
+"""Faster training drives the actions of a policy to their bounds within these steps."""
 
 
 def train(algo: str, network: str, spec: str) -> Any:
