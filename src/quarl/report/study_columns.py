@@ -19,7 +19,6 @@ SCHEME = Column(
     "scheme {}",
     left=True,
 )
-SEEDS = Column("seeds", field_of("seeds"), "seeds: {}")
 
 
 def _verdict(row: Row) -> str:
@@ -48,9 +47,11 @@ def _correlated(row: Row) -> str:
 
 
 def _share(key: str) -> Callable[[Row], str]:
+    """A count; nothing where there is nothing to count, as seeds of a mean over agents."""
     return lambda row: f"{row[key]:,}" if row[key] else ""
 
 
+SEEDS = Column("seeds", _share("seeds"), "seeds: {}")
 STUDY: Mapping[str, tuple[Column, ...]] = {
     "study": (
         *_AGENT,
