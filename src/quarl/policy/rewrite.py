@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,21 +67,46 @@ def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Polic
 
 def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[Balance]:
     """The factors of `equalize`, in the order of the graph. Whatever the weights become, they keep the actions."""
+    found = []
+    for source, chain, consumers in readings(policy):
+        values_of = np.abs(values[source]).max(axis=0)
+        extent = values_of.reshape(values_of.shape[0] if chain is None else chain.weight.shape[0], -1).max(axis=1)
+        reads = [np.abs(as_float32(op.weight)).max(axis=0).reshape(len(extent), -1).max(axis=1) for op in consumers]
+        scale = factors(extent, np.max(reads, axis=0), alpha)
+        names = tuple(op.name for op in consumers)
+        found.append(Balance(source, scale, None if chain is None else chain.name, names))
+    return found
+
+
+def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]]:
+    """Each value whose channels can be balanced, the layer that can divide them, and all layers that read them.
+
+    None stands for an operator of its own, at the observation.
+    """
     readers = _readers(policy)
     ops = {op.name: op for op in policy.ops}
-    found = []
     for source in dict.fromkeys(op.inputs[0] for op in policy.linear):
         consumers = [op for op in (ops[name] for name in readers[source]) if isinstance(op, Dense | Conv2d)]
         if len(consumers) != len(readers[source]):
             continue
         chain = _producer(ops, readers, source)
         first = not any(isinstance(ops[name], Dense | Conv2d) for name in _ancestors(ops, source))
-        if chain is None and not (first and all(isinstance(op, Dense) for op in consumers)):
-            continue
-        scale = _scales(values[source], consumers, alpha, channels=None if chain is None else chain.weight.shape[0])
-        names = tuple(op.name for op in consumers)
-        found.append(Balance(source, scale, None if chain is None else chain.name, names))
-    return found
+        if chain is not None or (first and all(isinstance(op, Dense) for op in consumers)):
+            yield source, chain, consumers
+
+
+def factors(extent: Array, weight: Array, alpha: float) -> Array:
+    """s [C] of channels that reach `extent` [C] and are read with weights of up to `weight` [C].
+
+    1 on average, and for channels that are silent or unread.
+    """
+    extent, weight = extent.astype(np.float64), weight.astype(np.float64)
+    alive = (extent > 0) & (weight > 0)
+    scale = np.ones(len(extent))
+    scale[alive] = extent[alive] ** alpha / weight[alive] ** (1 - alpha)
+    if alive.any():
+        scale[alive] /= np.exp(np.log(scale[alive]).mean())
+    return scale
 
 
 def equalized(policy: Policy, found: Iterable[Balance]) -> Policy:
@@ -156,19 +181,6 @@ def _producer(ops: Mapping[str, Op], readers: Mapping[str, list[str]], name: str
         if name in ops and len(readers[name]) != 1:
             return None
     return None
-
-
-def _scales(x: Array, consumers: list[Linear], alpha: float, channels: int | None) -> Array:
-    """s [C] for input values x [N, C, ...]; 1 on average, and for channels that are silent or unread."""
-    extent = np.abs(x).max(axis=0).reshape(channels or x.shape[1], -1).max(axis=1).astype(np.float64)
-    reads = [np.abs(as_float32(op.weight)).max(axis=0).reshape(len(extent), -1).max(axis=1) for op in consumers]
-    weight = np.max(reads, axis=0).astype(np.float64)
-    alive = (extent > 0) & (weight > 0)
-    scale = np.ones(len(extent))
-    scale[alive] = extent[alive] ** alpha / weight[alive] ** (1 - alpha)
-    if alive.any():
-        scale[alive] /= np.exp(np.log(scale[alive]).mean())
-    return scale
 
 
 def _columns_times(op: Linear, scale: Array) -> Array:

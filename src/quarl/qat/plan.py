@@ -9,6 +9,7 @@ from typing import Any
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, final_linear
 from quarl.policy.grids import GridRule, fixed_grid, grid_rules, pixel_grid, wide_bits
+from quarl.policy.rewrite import readings
 from quarl.qat.networks import Graph
 from quarl.quant.training import QatSpec
 
@@ -42,6 +43,8 @@ class LayerPlan:
     behind: Site | None = None
     source: Site | None = None
     """Whose grid the layer's input lies on, whoever put it there."""
+    feeds: tuple[str, ...] = ()
+    """Paths of the layers that read this one's output behind a ReLU, where nobody else does: see qat.balance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class NetworkPlan:
                     before=layer["before"] and Site(**layer["before"]),
                     behind=layer["behind"] and Site(**layer["behind"]),
                     source=layer["source"] and Site(**layer["source"]),
+                    feeds=tuple(layer["feeds"]),
                 )
                 for layer in data["layers"]
             )
@@ -98,7 +102,7 @@ class _Planning:
         self.row_of: dict[str, int] = {}
 
     def layers(self) -> Iterable[LayerPlan]:
-        final = final_linear(self.policy)
+        final, feeds = final_linear(self.policy), self._feeds()
         for op in self.policy.linear:
             if not self._skips(op.name):
                 value, rule = self._value(op.inputs[0])
@@ -110,7 +114,18 @@ class _Planning:
                     before=self._site(value) if reads else None,
                     behind=self._site(op.name) if op.name in self.rules else None,
                     source=self._site(value) if rule is not None else None,
+                    feeds=feeds.get(op.name, ()),
                 )
+
+    def _feeds(self) -> dict[str, tuple[str, ...]]:
+        """By layer: the layers it feeds through a ReLU, all of them and itself quantised by channels."""
+        found = {}
+        for _, chain, consumers in readings(self.policy) if self.spec.per_channel else ():
+            if chain is not None and not any(self._skips(op.name) for op in (chain, *consumers)):
+                rule = self.rules.get(chain.name)
+                if rule is not None and rule.function == "relu":
+                    found[chain.name] = tuple(self.graph.path(op.name) for op in consumers)
+        return found
 
     def _skips(self, layer: str) -> bool:
         path = self.graph.path(layer)

@@ -8,6 +8,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import get_parameters_by_name
 
 from quarl.errors import QuarlError
+from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.networks import graphs_of, networks_of
 from quarl.qat.plan import plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
@@ -74,19 +75,26 @@ def is_ready(model: BaseAlgorithm) -> bool:
 def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     """To be called between rollouts: puts the ranges seen so far in force, and fake quantisation once `active`.
 
-    Target networks get the ranges of their originals with the switch, later ones as they get weights. Returns whether
-    this call has switched fake quantisation on.
+    With the switch, channels are balanced in the weights themselves, which keeps what the networks compute, and target
+    networks get the ranges of their originals; later ones they get as they get weights. Returns whether this call has
+    switched fake quantisation on.
     """
     switches = active and not is_active(model)
     tables = tables_of(model.policy)
     networks = networks_of(model.policy)
+    apart = shared(model.policy) if switches else set()
+    found: dict[str, Factors] = {}
     for name, table in tables.items():
         original = name.removesuffix(TARGET)
         if original == name and switches:
+            found[name] = factors_of(table, networks[name], apart)
+            holder: Any = networks[name] if hasattr(networks[name], "optimizer") else model.policy
+            balance(table, networks[name], found[name], holder.optimizer)
             table.switch_on(model.num_timesteps, networks[name])
         elif original == name:
             table.follow()
         elif switches:  # originals come before their targets
+            balance(table, networks[name], found[original])
             table.load_state_dict(tables[original].state_dict())
         else:
             table.refresh()

@@ -44,6 +44,10 @@ class RangeTable(nn.Module):
         self.register_buffer("running_range", torch.zeros(plan.rows, 2, device=device))
         self.register_buffer("seen_range", torch.zeros(plan.rows, 2, device=device))
         self.register_buffer("switched_at", torch.tensor(-1.0, dtype=torch.float64, device=device))
+        for place, layer in enumerate(plan.layers):
+            if layer.feeds:
+                channels = len(layers[layer.path].weight)
+                self.register_buffer(_extent(place), torch.zeros(channels, device=device))
         self.learned = spec.ranges == "lsq"
         if self.learned:
             self.activation_steps = nn.Parameter(torch.zeros(plan.rows, device=device))
@@ -70,6 +74,16 @@ class RangeTable(nn.Module):
             ends[0].lerp_(low, weight)
         ends[1].lerp_(high, weight)
         self.seen.add(row)
+
+    def observe_channels(self, place: int, row: int, y: Tensor) -> None:
+        """Moves what the channels of a layer reach above 0 towards that of its outputs y [N, C, ...]."""
+        extent = self.extent_of(place)
+        weight = MOMENTUM if row in self.seen else 1.0
+        extent.lerp_(y.detach().amax((0, *range(2, y.ndim))).clamp_(min=0), weight)
+
+    def extent_of(self, place: int) -> Tensor:
+        """[C]: what the channels of a layer that feeds others reach."""
+        return self.get_buffer(_extent(place))
 
     def follow(self) -> None:
         """Puts what has been seen in force."""
@@ -121,6 +135,10 @@ class RangeTable(nn.Module):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
         self.refresh()
+
+
+def _extent(place: int) -> str:
+    return f"extent_{place}"
 
 
 def fixed(site: Site) -> ActivationGrid:
@@ -205,7 +223,12 @@ class LayerQuantizer:
 
     def behind(self, y: Tensor) -> Tensor:
         """The layer's output as it leaves it."""
-        return y if self.plan.behind is None else self._at(self.plan.behind, y)
+        table = self.table
+        if self.plan.behind is None:
+            return y
+        if self.plan.feeds and not table.active and table.training and torch.is_grad_enabled():
+            table.observe_channels(self.place, self.plan.behind.row, y)
+        return self._at(self.plan.behind, y)
 
     def _at(self, site: Site, x: Tensor) -> Tensor:
         table = self.table

@@ -1,0 +1,83 @@
+"""Channels brought to similar extents in a network's own weights, right before fake quantisation begins to act.
+
+What post-training quantisation does to a copy (policy.rewrite.equalize), training does to the weights it goes on with:
+behind a ReLU the factor of a channel goes from the rows of one layer into the columns of the next (Nagel et al. 2019,
+section 4.1; Xiao et al. 2023, equation 4). Factors are powers of two, so that what the network computes in float32
+stays the same bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quarl.policy.rewrite import factors
+from quarl.qat.table import RangeTable
+
+ALPHA = 0.5
+"""As in the default scheme: half of the difficulty is left to activations, half goes to weights."""
+MOMENTS = {"exp_avg": 1, "momentum_buffer": 1, "grad_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2}
+"""What optimisers remember of gradients, and the power of a gradient that it is."""
+Factors = Mapping[int, Tensor]
+"""[C] by place of the layer in the plan."""
+
+
+def shared(policy: nn.Module) -> set[int]:
+    """Identities of the modules that a policy reaches by several names, as an extractor of actor and critic."""
+    counted = Counter(id(module) for _, module in policy.named_modules(remove_duplicate=False))
+    return {module for module, count in counted.items() if count > 1}
+
+
+def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factors:
+    """The factors of the layers that feed others through a ReLU; apart: modules to leave alone."""
+    found = {}
+    for place, layer in enumerate(table.plan.layers):
+        if not layer.feeds or id(network.get_submodule(layer.path)) in apart:
+            continue
+        extent = table.extent_of(place).cpu().numpy()
+        reads = [_columns(network.get_submodule(path), len(extent)).abs().amax((0, 2)) for path in layer.feeds]
+        scale = factors(extent, torch.stack(reads).amax(0).detach().cpu().numpy(), ALPHA)
+        found[place] = torch.as_tensor(np.exp2(np.round(np.log2(scale))), dtype=torch.float32, device=reads[0].device)
+    return found
+
+
+def balance(table: RangeTable, network: nn.Module, found: Factors, optimizer: Any = None) -> None:
+    """Moves the factors through the network's weights, and through what the optimiser remembers of them.
+
+    The ranges that the table has seen become those of the scaled values.
+    """
+    for place, scale in found.items():
+        layer = table.plan.layers[place]
+        rows: Any = network.get_submodule(layer.path)
+        parameters = [(rows.weight, 1 / scale.reshape(-1, *(1,) * (rows.weight.ndim - 1)))]
+        if rows.bias is not None:
+            parameters.append((rows.bias, 1 / scale))
+        for path in layer.feeds:
+            weight: Any = network.get_submodule(path).weight
+            parameters.append((weight, _like(weight, scale)))
+        for parameter, factor in parameters:
+            with torch.no_grad():
+                parameter.mul_(factor)
+            for name, power in MOMENTS.items():
+                remembered = {} if optimizer is None else optimizer.state.get(parameter, {})
+                if isinstance(remembered.get(name), Tensor):
+                    remembered[name].div_(factor**power)
+        if layer.behind is not None:
+            table.seen_range[layer.behind.row, 1] = (table.extent_of(place) / scale).max()
+
+
+def _columns(layer: Any, channels: int) -> Tensor:
+    """A layer's weight [out, C, ...]: a flattened image has several columns for each channel."""
+    weight: Tensor = layer.weight
+    return weight.reshape(len(weight), channels, -1)
+
+
+def _like(weight: Tensor, scale: Tensor) -> Tensor:
+    """The factor of each column of the weight, in its shape."""
+    of_columns = scale.repeat_interleave(weight.shape[1] // len(scale))
+    return of_columns.reshape(1, -1, *(1,) * (weight.ndim - 2))
