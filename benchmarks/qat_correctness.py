@@ -38,7 +38,7 @@ CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "sac": (SAC, CONTINUOUS, OFF_POLICY),
     "d4pg": (D4PG, CONTINUOUS, {**OFF_POLICY, "v_min": -200.0, "v_max": 200.0}),
 }
-STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 50_000, "dqn-mlp": 20_000}
+STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 50_000}
 """Of the others: OFF_STEPS. Half of them before quantisation acts."""
 OFF_STEPS = 2_600
 LEARNING_RATE = {"mlp": 1e-4, "cnn": 1e-5}
