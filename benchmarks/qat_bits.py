@@ -55,18 +55,16 @@ TASKS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="tasks; default: all")
+    parser.add_argument("--only", nargs="*", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--minutes", type=float, default=140.0, help="after which no training begins")
     parser.add_argument("--jobs", default="2")
     options = parser.parse_args()
     folder = RESULTS / "qat-bits"
     codes, begun = [], time.monotonic()
-    for task, words in TASKS.items():
-        if options.only and task not in options.only:
-            continue
+    for task in options.only:
         own = folder / task
         left = max(options.minutes - (time.monotonic() - begun) / 60, 0)
-        command = ["sweep", "--seeds", "3", *words, "--jobs", options.jobs, "--minutes", str(left)]
+        command = ["sweep", "--seeds", "3", *TASKS[task], "--jobs", options.jobs, "--minutes", str(left)]
         codes.append(quarl([*command, "-o", str(own)]))
         if codes[-1] > SIGNALLED:
             break
@@ -85,12 +83,12 @@ def judge(folder: Path) -> None:
         if path.exists():
             rows += compared(task, json.loads(path.read_text())["rows"])
     bars = []
-    for name, asked in QUESTIONS.items():
+    for name, (asked, bar) in QUESTIONS.items():
         found = [asked(row) for row in rows]
         answers = [answer for answer in found if answer is not None]
         if answers:
             what = f"share of {len(answers)} pairs of task and precision: {name}"
-            bars.append(verdict(what, sum(answers) / len(answers), BARS.get(name, 1.0), at_least=True))
+            bars.append(verdict(what, sum(answers) / len(answers), bar, at_least=True))
     write("qat-bits", "make bench-qat-bits", rows=rows, bars=bars)
 
 
@@ -132,14 +130,13 @@ SOLVED = {
     "Pendulum-v1": -200.0,
 }
 """Gymnasium's thresholds; it has none for Pendulum, whose best controllers reach about -150."""
-QUESTIONS: dict[str, Callable[[dict[str, Any]], bool | None]] = {
-    "QAT better where PTQ loses more than 5 %": better_where_ptq_loses,
-    "QAT non-inferior where PTQ does not": noninferior_elsewhere,
-    "4-bit QAT non-inferior where float32 solves the task": partial(noninferior_at, "int4"),
-    "3-bit QAT non-inferior where float32 solves the task": partial(noninferior_at, "int3"),
+QUESTIONS: dict[str, tuple[Callable[[dict[str, Any]], bool | None], float]] = {
+    "QAT better where PTQ loses more than 5 %": (better_where_ptq_loses, 1.0),
+    "QAT non-inferior where PTQ does not": (noninferior_elsewhere, 1.0),
+    "4-bit QAT non-inferior where float32 solves the task": (partial(noninferior_at, "int4"), 1.0),
+    "3-bit QAT non-inferior where float32 solves the task": (partial(noninferior_at, "int3"), 2 / 3),
 }
-BARS = {"3-bit QAT non-inferior where float32 solves the task": 2 / 3}
-"""Of questions that need not hold everywhere."""
+"""What is asked of a row, None where it is not, and the share of rows that has to answer yes."""
 
 
 if __name__ == "__main__":

@@ -62,4 +62,4 @@ class Interrupts:
         self._kill()
         if os.isatty(2):
             os.write(2, b"\x1b[?25h")  # the live view had hidden the cursor
-        os._exit(128 + number)
+        os._exit(SIGNALLED + number)

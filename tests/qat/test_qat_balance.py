@@ -20,10 +20,10 @@ RELU = {"policy_kwargs": {"activation_fn": torch.nn.ReLU}}
 MODELS: dict[str, Any] = {"ppo": RELU, "dqn": {}, "td3": {}, "sac": {}, "d4pg": {}}
 
 
-def trained(algo: str, spec: str = "4") -> Any:
+def trained(algo: str) -> Any:
     """A model whose ranges are known and whose quantisation has not acted."""
     model = make(algo, **MODELS[algo])
-    qat.prepare(model, spec)
+    qat.prepare(model, "4")
     return model.learn(160, callback=qat.QuantDelay(10**6, allow_inactive=True))
 
 
@@ -47,7 +47,7 @@ def outputs(model: Any, observations: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("algo", MODELS)
-def test_networks_and_targets_compute_the_same_bits_with_balanced_weights(algo: str, monkeypatch: Any):
+def test_networks_and_targets_compute_the_same_bits_with_balanced_weights(algo: str):
     model = trained(algo)
     space = model.observation_space
     rows = np.stack([space.sample() for _ in range(64)]).clip(-3, 3).astype(np.float32)
@@ -105,6 +105,12 @@ def test_what_the_optimiser_remembers_is_scaled_with_the_weights():
     assert torch.equal(state["exp_avg_sq"], before[2] / factor**2)
 
 
+def switches_without_a_trace(model: Any) -> None:
+    before = {name: value.clone() for name, value in model.policy.named_parameters()}
+    follow(model, active=True)
+    assert all(torch.equal(before[name], value) for name, value in model.policy.named_parameters())
+
+
 @pytest.mark.parametrize("what", ["tanh", "per tensor", "nothing seen"])
 def test_what_cannot_be_balanced_stays_as_it_was(what: str):
     if what == "tanh":
@@ -118,15 +124,11 @@ def test_what_cannot_be_balanced_stays_as_it_was(what: str):
     else:
         model = make("dqn")
         qat.prepare(model, "4")
-    before = {name: value.clone() for name, value in model.policy.named_parameters()}
-    follow(model, active=True)
-    assert all(torch.equal(before[name], value) for name, value in model.policy.named_parameters())
+    switches_without_a_trace(model)
 
 
 def test_an_extractor_that_the_value_network_shares_is_left_alone():
     model = PPO("CnnPolicy", Pictures(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
     qat.prepare(model, "4")
     model.learn(32, callback=qat.QuantDelay(10**6, allow_inactive=True))
-    before = {name: value.clone() for name, value in model.policy.named_parameters()}
-    follow(model, active=True)
-    assert all(torch.equal(before[name], value) for name, value in model.policy.named_parameters())
+    switches_without_a_trace(model)

@@ -110,7 +110,7 @@ class D4PGPolicy(TD3Policy):
     actor: D4PGActor
     actor_target: D4PGActor
     critic: CategoricalCritic  # type: ignore[assignment]  # SB3's is a sibling of it, not a base
-    critic_target: CategoricalCritic  # type: ignore[assignment]
+    critic_target: CategoricalCritic  # type: ignore[assignment]  # as above
 
     def __init__(
         self,

@@ -43,6 +43,12 @@ def networks_of(policy: nn.Module) -> dict[str, nn.Module]:
     return networks or {ON_POLICY_NETWORK: policy}
 
 
+def optimizer_of(policy: Any, network: Any) -> torch.optim.Optimizer:
+    """The optimiser of a policy's network: its own, or that of the policy which has one for all."""
+    optimizer: torch.optim.Optimizer = (network if hasattr(network, "optimizer") else policy).optimizer
+    return optimizer
+
+
 def graphs_of(model: Any, *, critic: bool) -> dict[str, list[Graph]]:
     """The graphs of each network by its name; target networks compute what their originals do."""
     algo = algorithm(model)

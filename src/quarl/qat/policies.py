@@ -18,7 +18,7 @@ from quarl.algorithms.d4pg_policy import D4PGPolicy
 from quarl.errors import UnsupportedError
 from quarl.policy.actor import TRAINED_RANGES
 from quarl.qat.layers import install
-from quarl.qat.networks import networks_of
+from quarl.qat.networks import networks_of, optimizer_of
 from quarl.qat.plan import NetworkPlan
 from quarl.qat.table import RangeTable
 from quarl.quant.training import QatSpec
@@ -54,8 +54,7 @@ class QatPolicy(BasePolicy):
             table = install(network, plan, spec, target=target)
             steps = list(table.parameters())
             if steps and not target:
-                holder: Any = network if hasattr(network, "optimizer") else self
-                holder.optimizer.param_groups[0]["params"].extend(steps)
+                optimizer_of(self, network).param_groups[0]["params"].extend(steps)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), KEY: self.qat}

@@ -9,7 +9,7 @@ from stable_baselines3.common.utils import get_parameters_by_name
 
 from quarl.errors import QuarlError
 from quarl.qat.balance import Factors, balance, factors_of, shared
-from quarl.qat.networks import graphs_of, networks_of
+from quarl.qat.networks import graphs_of, networks_of, optimizer_of
 from quarl.qat.plan import plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
 from quarl.quant.training import QatSpec
@@ -88,8 +88,7 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
         original = name.removesuffix(TARGET)
         if original == name and switches:
             found[name] = factors_of(table, networks[name], apart)
-            holder: Any = networks[name] if hasattr(networks[name], "optimizer") else model.policy
-            balance(table, networks[name], found[name], holder.optimizer)
+            balance(table, networks[name], found[name], optimizer_of(model.policy, networks[name]))
             table.switch_on(model.num_timesteps, networks[name])
         elif original == name:
             table.follow()

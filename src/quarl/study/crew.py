@@ -17,7 +17,7 @@ from quarl.study.alone import Alone
 from quarl.study.household import Begun, Home, Over, Play, Ready
 from quarl.study.nursery import Nursery
 from quarl.study.processes import Outcome, ended, kill_group, memory_mb, one_thread
-from quarl.study.trainings import Training, do
+from quarl.study.trainings import WORK, Training
 
 LOG = "study.log"
 LOOK_S = 0.5
@@ -113,7 +113,7 @@ class Crew:
     def train(self, key: str, job: Training) -> None:
         """Begins a cell that trains."""
         with one_thread():
-            begun = Alone(job.method, partial(do, job), self._life, self.folder / LOG)
+            begun = Alone(job.method, partial(WORK[job.method], job), self._life, self.folder / LOG)
         self._alone[begun.source] = key, begun
         self._running[key] = _Running(group=begun.group, since=time.monotonic())
 

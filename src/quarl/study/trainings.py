@@ -41,11 +41,6 @@ class Training:
     """The agent that is fine-tuned, or hub:REPOSITORY; None: from scratch."""
 
 
-def do(job: Training) -> dict[str, Any]:
-    """What came of it."""
-    return WORK[job.method](job)
-
-
 def train(job: Training) -> dict[str, Any]:
     """A float agent: where its best is, relative to the study."""
     run, row = _train(training_config(job.work, job.folder))
