@@ -3,8 +3,8 @@
     python benchmarks/qat_correctness.py [--only ppo-mlp ...]
 
 A row trains a model of 64-64 units (or NatureCNN) until quantisation has acted for 1,000 updates and more, converts it,
-and plays 10,000 steps. Images are those of CarRacing-v3. Training is so slow that policies answer differently to
-different observations: equal actions of one that always does the same would show nothing. Rows that are there stay.
+and plays 10,000 steps. Images are those of CarRacing-v3. Equal actions of a policy that always does the same would show
+nothing: training is slow, and a CNN's outputs begin with mean 0 and standard deviation 1. Rows that are there stay.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 
 OFF_STEPS = 2_600
 LEARNING_RATE = {"mlp": 1e-4, "cnn": 1e-5}
 """Of continuous actions and CNNs: faster, they end at the bounds, or as one action for everything, in so few steps."""
+LAST = {"ppo": "action_net", "a2c": "action_net", "dqn": "q_net"}
+"""Where a policy has the layer of its outputs; actors of continuous actions: actor.mu."""
+RANDOM_STEPS = 500
 
 
 def train(algo: str, network: str, spec: str) -> Any:
@@ -64,18 +67,41 @@ def train(algo: str, network: str, spec: str) -> Any:
             settings["policy_kwargs"] = {"net_arch": [64, 64]}
     steps = STEPS.get(f"{algo}-{network}", OFF_STEPS)
     model = cls("MlpPolicy" if network == "mlp" else "CnnPolicy", env, seed=0, device="cpu", **settings)
+    if network == "cnn":
+        standardize(model, LAST.get(algo, "actor.mu"))
     qat.prepare(model, spec)
     return model.learn(steps, callback=qat.QuantDelay(steps // 2))
 
 
-def rollout(model: Any, num: int) -> np.ndarray:
+@torch.no_grad()
+def standardize(model: Any, place: str) -> None:
+    """Scale the layer of the outputs to mean 0 and deviation 1 over random actions (Mishkin & Matas 2016, LSUV).
+
+    SB3 begins with outputs of about 0.01 (PPO, A2C) or a bias's choice for every image.
+    """
+    last = [module for module in model.policy.get_submodule(place).modules() if isinstance(module, torch.nn.Linear)][-1]
+    outputs: list[torch.Tensor] = []
+    hook = last.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    rows = rollout(model, RANDOM_STEPS, random=True)
+    for k in range(0, len(rows), 50):
+        model.predict(rows[k : k + 50], deterministic=True)
+    hook.remove()
+    deviation, mean = torch.std_mean(torch.cat(outputs), dim=0)
+    last.weight /= deviation[:, None]
+    last.bias.sub_(mean).div_(deviation)
+    for network in ("q_net", "actor"):
+        if hasattr(model.policy, f"{network}_target") and (own := getattr(model.policy, network)) is not None:
+            getattr(model.policy, f"{network}_target").load_state_dict(own.state_dict())
+
+
+def rollout(model: Any, num: int, *, random: bool = False) -> np.ndarray:
     """What the model sees, as its environment gives it."""
     env = model.get_env()
     row = env.reset()
     rows = np.empty((num, *row.shape[1:]), row.dtype)
     for place in range(num):
         rows[place] = row[0]
-        action, _ = model.predict(row, deterministic=False)
+        action = [env.action_space.sample()] if random else model.predict(row, deterministic=False)[0]
         row, *_ = env.step(action)
     return rows
 

@@ -13,10 +13,13 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.buffers import NStepReplayBuffer
+from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import Tensor
 
+import quarl
 from quarl.algorithms.d4pg import D4PG, QUARL_2020, clip_rows, project
 from quarl.algorithms.d4pg_policy import D4PGPolicy
 from quarl.errors import QuarlError
@@ -258,6 +261,22 @@ def test_a_loaded_model_acts_as_the_saved_one_and_goes_on(tmp_path: Path):
     policy.save(str(tmp_path / "policy.pth"))
     alone = D4PGPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
     np.testing.assert_array_equal(alone.predict(observations)[0], policy.predict(observations)[0])
+
+
+def test_on_images_each_network_begins_with_a_cnn_of_its_own(tmp_path: Path):
+    images = FakeImageEnv(discrete=False, n_channels=3, channel_first=True)
+    learner = D4PG("CnnPolicy", images, device="cpu", learning_starts=8, batch_size=8, buffer_size=100)
+    networks = (learner.actor, learner.critic)
+    before = [weights(network).clone() for network in networks]
+    learner.learn(12)
+    assert isinstance(learner.actor.features_extractor, NatureCNN)
+    assert learner.actor.features_extractor is not learner.critic.features_extractor
+    assert not any(torch.equal(old, weights(new)) for old, new in zip(before, networks, strict=True))
+    learner.save(tmp_path / "agent.zip")
+    rows = np.stack([images.observation_space.sample() for _ in range(20)])
+    expected, _ = D4PG.load(tmp_path / "agent.zip", device="cpu").predict(rows, deterministic=True)
+    actions, _ = quarl.load(tmp_path / "agent.zip").predict(rows)
+    np.testing.assert_allclose(actions, expected, atol=1e-5)
 
 
 def test_n_steps_choose_a_replay_that_sums_them():

@@ -11,6 +11,7 @@ from learners import ALGORITHMS, Pictures, make
 from stable_baselines3 import A2C, DQN, PPO, SAC
 
 from quarl import engines, qat
+from quarl.algorithms.d4pg import D4PG
 from quarl.errors import QuarlError
 from quarl.policy import sb3
 from quarl.policy.artifact import read, write
@@ -92,7 +93,7 @@ def test_affine_weights_reach_the_reference():
     agree(trained("dqn", qat.QatSpec.parse("w4a8", affine=True)), "reference")
 
 
-@pytest.mark.parametrize(("cls", "continuous"), [(PPO, False), (A2C, True), (DQN, False), (SAC, True)])
+@pytest.mark.parametrize(("cls", "continuous"), [(PPO, False), (A2C, True), (DQN, False), (SAC, True), (D4PG, True)])
 def test_a_network_on_images_acts_as_its_integers_do(cls: Any, continuous: bool):
     small = {"n_steps": 16} if cls in (PPO, A2C) else {"learning_starts": 8, "buffer_size": 200, "batch_size": 8}
     small |= {"batch_size": 16} if cls is PPO else {}

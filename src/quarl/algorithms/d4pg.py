@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import GymEnv, ReplayBufferSamples, S
 from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
 from torch import Tensor, nn
 
-from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGPolicy
+from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGCnnPolicy, D4PGPolicy
 from quarl.errors import QuarlError
 
 QUARL_2020: dict[str, Any] = {
@@ -61,7 +61,7 @@ class D4PG(OffPolicyAlgorithm):
     penalty were tried on DM Control, not swept.
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": D4PGPolicy}
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": D4PGPolicy, "CnnPolicy": D4PGCnnPolicy}
     policy: D4PGPolicy
     actor: D4PGActor
     actor_target: D4PGActor

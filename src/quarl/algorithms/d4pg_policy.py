@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.preprocessing import get_action_dim
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import Tensor, nn
@@ -159,6 +159,15 @@ class D4PGPolicy(TD3Policy):
             del data[name]
         v_min, v_max, num_atoms = self.support
         return data | {"v_min": v_min, "v_max": v_max, "num_atoms": num_atoms}
+
+
+class D4PGCnnPolicy(D4PGPolicy):
+    """On images: actor and critic begin with a NatureCNN each."""
+
+    def __init__(
+        self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
 
 
 def initialise(layer: nn.Linear) -> nn.Linear:

@@ -14,7 +14,7 @@ from stable_baselines3.td3.policies import CnnPolicy as TD3CnnPolicy
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from quarl.algorithms.d4pg_policy import D4PGPolicy
+from quarl.algorithms.d4pg_policy import D4PGCnnPolicy, D4PGPolicy
 from quarl.errors import UnsupportedError
 from quarl.policy.actor import TRAINED_RANGES
 from quarl.qat.layers import install
@@ -96,6 +96,10 @@ class QatD4PGPolicy(QatPolicy, D4PGPolicy):
     """D4PG."""
 
 
+class QatD4PGCnnPolicy(QatPolicy, D4PGCnnPolicy):
+    """D4PG on images."""
+
+
 CLASSES: Mapping[type[BasePolicy], type[QatPolicy]] = {
     ActorCriticPolicy: QatActorCriticPolicy,
     ActorCriticCnnPolicy: QatActorCriticCnnPolicy,
@@ -106,6 +110,7 @@ CLASSES: Mapping[type[BasePolicy], type[QatPolicy]] = {
     SACPolicy: QatSACPolicy,
     SACCnnPolicy: QatSACCnnPolicy,
     D4PGPolicy: QatD4PGPolicy,
+    D4PGCnnPolicy: QatD4PGCnnPolicy,
 }
 """Each policy class, and the one that carries quantisation-aware training as well."""
 
