@@ -47,7 +47,7 @@ def elsewhere(tmp_path, monkeypatch):
         ("--seed -1", "--seed must not be negative"),
         ("--params lr", "'lr' is not NAME:VALUE"),
         ("--params lr:open('x')", "is not NAME:VALUE"),
-        ("--params lerning_rate:1e-3", "PPO has no hyper-parameter 'lerning_rate'; did you mean learning_rate"),
+        ("--params lerning_rate:1e-3", "PPO has no hyper-parameter 'lerning_rate'; did you mean 'learning_rate'"),
         ("--params frame_stack:4 normalize:True", "frames are stacked as they are, not normalised"),
         ("--vec-env native", "--vec-env native: CartPole-v1 is no Atari game; use --vec-env dummy"),
         ("--params env_wrapper:os.system", "'os.system' is not supported"),

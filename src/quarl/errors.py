@@ -1,7 +1,18 @@
 """The one exception a user can cause: a line that says what, where, and the fix."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 MAX_LINE = 600
 """Characters of a message; names out of a file can be of any length."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What ends the message of an unknown name: "; did you mean 'ppo'?", or nothing where no known one is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class QuarlError(Exception):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-
 from quarl.commands import terminal
 from quarl.config import EnvsConfig
 from quarl.envs import catalog
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, did_you_mean
 from quarl.report import schema
 
 
@@ -30,6 +28,4 @@ def run(config: EnvsConfig) -> None:
 
 def _unknown(suite: str) -> QuarlError:
     names = catalog.names()
-    near = difflib.get_close_matches(suite, names, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return QuarlError(f"unknown suite {suite!r}; {meant}(known: {', '.join(names)})")
+    return QuarlError(f"unknown suite {suite!r}{did_you_mean(suite, names)} (known: {', '.join(names)})")

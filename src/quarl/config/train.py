@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,7 +10,7 @@ from tyro.conf import arg
 
 from quarl import literals
 from quarl.config.base import Flag, MeteredConfig, at_least_one, check_folder, hyperparameters
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.training import QatSpec, Ranges
 
 LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
@@ -154,6 +153,4 @@ QAT_OPTIONS = (
 
 def unknown_algorithm(algo: str) -> str:
     """What is said of a name that is none of LEARNERS."""
-    near = difflib.get_close_matches(algo.lower(), LEARNERS, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown algorithm {algo!r}{meant} (known: {', '.join(LEARNERS)})"
+    return f"unknown algorithm {algo!r}{did_you_mean(algo.lower(), LEARNERS)} (known: {', '.join(LEARNERS)})"

@@ -13,7 +13,6 @@ methods:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED
 from quarl.config.train import LEARNERS, unknown_algorithm
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.plain_yaml import key_lines, read_yaml
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -59,9 +58,7 @@ def read(name: str, agents: Path | None = None) -> Study:
     own = name in shipped()
     path = SHIPPED / f"{name}.yml" if own else Path(name)
     if not own and not path.exists():
-        near = difflib.get_close_matches(name, shipped(), n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise QuarlError(f"no study file {name}; {meant}the studies that come with QuaRL are {', '.join(shipped())}")
+        raise QuarlError(f"no study file {name}{did_you_mean(name, shipped())} (QuaRL's own: {', '.join(shipped())})")
     document = read_yaml(path)
     return _Reader(path, key_lines(path)).study(document, agents, Path() if own else path.parent)
 
@@ -169,9 +166,8 @@ class _Reader:
             raise self.wrong(at, f"{what} is settings by name, as in {{{known[0]}: ...}}, got {str(found)[:60]!r}")
         for key in found:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known[:12])}"
-                raise self.wrong((*at, key), f"unknown key {str(key)[:60]!r} of {what}; {meant}")
+                meant = did_you_mean(str(key), known) or f"; known: {', '.join(known[:12])}"
+                raise self.wrong((*at, key), f"unknown key {str(key)[:60]!r} of {what}{meant}")
 
     def text(self, found: Mapping[str, Any], key: str, at: Where, default: str | None = None) -> str:
         value = found.get(key, default)

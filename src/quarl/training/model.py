@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from quarl.algorithms.learners import DOUBLE, learner_class
 from quarl.algorithms.precision import Precision
 from quarl.config import TrainConfig
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, did_you_mean
 from quarl.training.hyperparameters import OURS, Recipe
 
 HEADS = ("action_net", "value_net")
@@ -38,9 +37,7 @@ def build(
     known = inspect.signature(cls.__init__).parameters.keys() - {"self", "policy", *OURS}
     for name in arguments:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{meant}")
+            raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{did_you_mean(name, known)}")
     if recipe.noise is not None:
         if "action_noise" not in inspect.signature(cls.__init__).parameters:
             raise QuarlError(f"{config.algo} takes no action noise; drop it with --params noise_type:None")
