@@ -41,7 +41,7 @@ CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 50_000}
 """Of the others: OFF_STEPS. Half of them before quantisation acts."""
 OFF_STEPS = 2_600
-LEARNING_RATE = {"mlp": 1e-4, "cnn": 3e-6}
+LEARNING_RATE = {"mlp": 1e-4, "cnn": 3e-6, "ddpg-cnn": 1e-7, "td3-cnn": 1e-7}
 """Of continuous actions and CNNs: faster, they end at the bounds, or as one action for everything, in so few steps."""
 LAST = {"ppo": "action_net", "a2c": "action_net", "dqn": "q_net"}
 """Where a policy has the layer of its outputs; actors of continuous actions: actor.mu."""
@@ -58,7 +58,7 @@ def train(algo: str, network: str, spec: str) -> Any:
     env = gymnasium.make(env_id, **env_kwargs)
     settings = dict(settings)
     if network == "cnn" or worlds is CONTINUOUS:
-        settings["learning_rate"] = LEARNING_RATE[network]
+        settings["learning_rate"] = LEARNING_RATE.get(f"{algo}-{network}", LEARNING_RATE[network])
     if algo in ("ddpg", "td3"):
         size = env.action_space.shape[0]
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
