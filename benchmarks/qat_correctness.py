@@ -3,8 +3,9 @@
     python benchmarks/qat_correctness.py [--only ppo-mlp ...]
 
 A row trains a model of 64-64 units (or NatureCNN) until quantisation has acted for 1,000 updates and more, converts it,
-and plays 10,000 steps. Images are those of CarRacing-v3. Equal actions of a policy that always does the same would show
-nothing: training is slow, and a CNN's outputs begin with mean 0 and standard deviation 1. Rows that are there stay.
+and plays 10,000 steps. Images are those that LunarLander-v3 is drawn with. Equal actions of a policy that always does
+the same would show nothing: training is slow, and a CNN's outputs begin with mean 0 and standard deviation 1. Rows that
+are there stay.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import argparse
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.wrappers import AddRenderObservation, ResizeObservation
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.noise import NormalActionNoise
 
@@ -26,8 +29,8 @@ from quarl.policy.graph import QuantizedPolicy
 
 OBSERVATIONS = 10_000
 UPDATES = 1_000
-DISCRETE = {"mlp": ("LunarLander-v3", {}), "cnn": ("CarRacing-v3", {"continuous": False})}
-CONTINUOUS = {"mlp": ("Pendulum-v1", {}), "cnn": ("CarRacing-v3", {})}
+DISCRETE = {"mlp": "LunarLander-v3", "cnn": "LunarLander-v3"}
+CONTINUOUS = {"mlp": "Pendulum-v1", "cnn": "LunarLanderContinuous-v3"}
 OFF_POLICY = {"learning_starts": 500, "batch_size": 32}
 CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "ppo": (PPO, DISCRETE, {"n_steps": 256, "batch_size": 64}),
@@ -41,8 +44,11 @@ CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 50_000}
 """Of the others: OFF_STEPS. Half of them before quantisation acts."""
 OFF_STEPS = 2_600
-LEARNING_RATE = {"mlp": 1e-4, "cnn": 3e-6, "ddpg-cnn": 1e-7, "td3-cnn": 1e-7}
-"""Of continuous actions and CNNs: faster, they end at the bounds, or as one action for everything, in so few steps."""
+LEARNING_RATE = {("mlp", True): 1e-4, ("cnn", False): 3e-6, ("cnn", True): 1e-7}
+"""By network and whether actions are continuous. Faster, they end at the bounds, or as one action for everything:
+features of similar images differ little, so the layer that tells them apart has large weights."""
+DETERMINISTIC = ("ddpg", "td3", "d4pg")
+"""Half of the actions of their rollouts on images are random, since nothing else varies them."""
 LAST = {"ppo": "action_net", "a2c": "action_net", "dqn": "q_net"}
 """Where a policy has the layer of its outputs; actors of continuous actions: actor.mu."""
 RANDOM_STEPS = 500
@@ -51,14 +57,13 @@ BATCH = 64
 
 def train(algo: str, network: str, spec: str) -> Any:
     """A model whose quantisation has acted for UPDATES updates."""
-    import gymnasium
-
     cls, worlds, settings = CLASSES[algo]
-    env_id, env_kwargs = worlds[network]
-    env = gymnasium.make(env_id, **env_kwargs)
     settings = dict(settings)
+    env = gymnasium.make(worlds[network], render_mode="rgb_array")
+    if network == "cnn":
+        env = ResizeObservation(AddRenderObservation(env), (84, 84))
     if network == "cnn" or worlds is CONTINUOUS:
-        settings["learning_rate"] = LEARNING_RATE.get(f"{algo}-{network}", LEARNING_RATE[network])
+        settings["learning_rate"] = LEARNING_RATE[network, worlds is CONTINUOUS]
     if algo in ("ddpg", "td3"):
         size = env.action_space.shape[0]
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
@@ -81,7 +86,7 @@ def standardize(model: Any, algo: str) -> None:
     SB3 begins with outputs of about 0.01 (PPO, A2C) or a bias's choice for every image.
     """
     last = output_layer(model, algo)
-    outputs = predicted(model, last, rollout(model, RANDOM_STEPS, random=True))[1]
+    outputs = predicted(model, last, rollout(model, RANDOM_STEPS, 1.0))[1]
     deviation, mean = torch.std_mean(outputs, dim=0)
     last.weight /= deviation[:, None]
     last.bias.sub_(mean).div_(deviation)
@@ -106,14 +111,16 @@ def predicted(model: Any, layer: torch.nn.Linear, rows: np.ndarray) -> tuple[np.
     return actions, torch.cat(outputs)
 
 
-def rollout(model: Any, num: int, *, random: bool = False) -> np.ndarray:
-    """What the model sees, as its environment gives it."""
+def rollout(model: Any, num: int, random_share: float) -> np.ndarray:
+    """What the model sees, as its environment gives it, where such a share of the actions is random."""
     env = model.get_env()
+    rng = np.random.default_rng(0)
     row = env.reset()
     rows = np.empty((num, *row.shape[1:]), row.dtype)
     for place in range(num):
         rows[place] = row[0]
-        action = [env.action_space.sample()] if random else model.predict(row, deterministic=False)[0]
+        by_chance = rng.random() < random_share
+        action = [env.action_space.sample()] if by_chance else model.predict(row, deterministic=False)[0]
         row, *_ = env.step(action)
     return rows
 
@@ -122,7 +129,7 @@ def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
     """One row: agreement of the model's own predictions with both engines'."""
     model = train(algo, network, spec)
     acted = gradient_steps(model) - updates_before(model)
-    rows = rollout(model, OBSERVATIONS)
+    rows = rollout(model, OBSERVATIONS, 0.5 if network == "cnn" and algo in DETERMINISTIC else 0.0)
     expected, scores = predicted(model, output_layer(model, algo), rows)
     policy = qat.convert(model)
     found: dict[str, Any] = {
