@@ -12,9 +12,11 @@ from stable_baselines3 import A2C, DQN, PPO, SAC
 
 from quarl import engines, qat
 from quarl.algorithms.d4pg import D4PG
+from quarl.engines.reference import Reference
 from quarl.errors import QuarlError
 from quarl.policy import sb3
 from quarl.policy.artifact import read, write
+from quarl.qat.layers import QatConv2d
 
 
 def observations(model: Any, num: int = 400) -> np.ndarray:
@@ -107,6 +109,29 @@ def test_a_network_on_images_acts_as_its_integers_do(cls: Any, continuous: bool)
         expected, _ = model.predict(rows, deterministic=True)
         actions = policy.head(outputs)
         assert (actions == expected).all() if not continuous else np.abs(actions - expected).max() <= 0.02
+
+
+@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
+def test_convolutions_give_the_codes_of_integers_without_exception(ranges: Any):
+    """Summed in float32, 40 of these 960,000 numbers and more end on another code."""
+    model = DQN("CnnPolicy", Pictures(), seed=0, device="cpu", learning_starts=8, buffer_size=200, batch_size=8)
+    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges=ranges))
+    model.learn(48, callback=qat.QuantDelay(16))
+    policy = qat.convert(model)
+    found: dict[str, Any] = {}
+    for name, layer in model.q_net.named_modules():
+        if isinstance(layer, QatConv2d):
+            layer.register_forward_hook(
+                lambda layer, inputs, output, name=name: found.update({f"q_net.{name}": output})
+            )
+    rows = np.random.default_rng(0).integers(0, 256, (300, *model.observation_space.shape), np.uint8)
+    with torch.no_grad():
+        model.q_net(torch.from_numpy(rows))
+    assert len(found) == 3
+    expected = Reference(policy, batch=1).trace(rows)
+    for name, ours in found.items():
+        steps = (ours.numpy().clip(0) - expected[name].clip(0)) / policy.grids[name].scale
+        assert np.abs(steps).max() < 0.01
 
 
 def test_pixels_lose_nothing_in_front_of_the_first_layer():

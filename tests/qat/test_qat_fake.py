@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from quarl.policy.graph import ActivationGrid
-from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_step, on_tensor_grid
+from quarl.qat.fake import WeightGrids, first_log_step, in_steps, on_learned_grid, on_step, on_tensor_grid
 from quarl.quant.affine import QParams, choose_qparams, fake_quantize
 from quarl.quant.spec import integer_range
 
@@ -64,6 +64,15 @@ def test_a_bias_has_whole_steps_of_its_channel_s_sums_and_its_gradient_passes():
     assert rounded.tolist() == pytest.approx([0.5, 0.0, 9.9])
     rounded.sum().backward()
     assert bias.grad.tolist() == [1, 1, 1]
+
+
+def test_numbers_on_a_grid_are_counted_and_their_gradient_is_that_of_a_quotient():
+    steps = torch.tensor([[0.1], [0.3]])
+    x = (torch.arange(-127, 128) * steps).requires_grad_()
+    counted = in_steps(x, steps)
+    assert torch.equal(counted, torch.arange(-127.0, 128).expand(2, -1))
+    (counted * steps).sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones_like(x))
 
 
 def test_a_learned_steps_gradient_is_that_of_the_paper():

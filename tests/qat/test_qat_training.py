@@ -121,7 +121,7 @@ def test_the_value_network_is_quantised_where_asked_for():
     qat.prepare(model, qat.QatSpec.parse("w2a8", critic=True))
     model.learn(384, callback=qat.QuantDelay(0))
     layer = model.policy.value_net
-    assert len(np.unique(layer.quant.parameters(layer)[0].detach().numpy())) <= 3
+    assert len(np.unique(layer.quant.parameters(layer).weight.detach().numpy())) <= 3
 
 
 def test_bits_of_the_output_and_layers_left_out():
@@ -130,8 +130,8 @@ def test_bits_of_the_output_and_layers_left_out():
     model.learn(256, callback=qat.QuantDelay(0))
     first, skipped = model.policy.mlp_extractor.policy_net[0], model.policy.mlp_extractor.policy_net[2]
     last = model.policy.action_net
-    assert len(np.unique(np.abs(first.quant.parameters(first)[0][0].detach().numpy()))) <= 2
-    assert len(np.unique(np.abs(last.quant.parameters(last)[0][0].detach().numpy()))) > 20
+    assert len(np.unique(np.abs(first.quant.parameters(first).weight[0].detach().numpy()))) <= 2
+    assert len(np.unique(np.abs(last.quant.parameters(last).weight[0].detach().numpy()))) > 20
     assert type(skipped) is torch.nn.Linear
 
 

@@ -19,18 +19,22 @@ from quarl.quant.affine import TINY, QParams
 from quarl.quant.spec import integer_range
 
 
-def _moved(x: Tensor, q: QParams) -> Tensor:
+def _moved(x: Tensor, q: QParams, quotient: Tensor | None = None) -> Tensor:
     """quant.affine.fake_quantize in one piece of memory, which counts where every layer is rounded at every step."""
     low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
-    return torch.div(x, q.scale).round_().clamp_(low, high).mul_(q.scale)
+    steps = torch.div(x, q.scale) if quotient is None else quotient
+    return steps.round_().clamp_(low, high).mul_(q.scale)
 
 
-def on_tensor_grid(x: Tensor, grid: ActivationGrid) -> Tensor:
-    """x on the grid of one value."""
+def on_tensor_grid(x: Tensor, grid: ActivationGrid, quotient: Tensor | None = None) -> Tensor:
+    """x on the grid of one value.
+
+    quotient: x / grid.scale as integer kernels have it, which is overwritten; x is then for the gradient alone.
+    """
     q = QParams(grid.scale, grid.zero_point, *integer_range(grid.bits, symmetric=False))
     if not torch.is_grad_enabled():
-        return _moved(x, q)
-    moved: Tensor = _Clipped.apply(x, q)  # type: ignore[no-untyped-call]
+        return _moved(x, q, quotient)
+    moved: Tensor = _Clipped.apply(x, q, quotient)  # type: ignore[no-untyped-call]
     return moved
 
 
@@ -38,15 +42,15 @@ class _Clipped(torch.autograd.Function):
     """fake_quantize, whose gradient is 1 for what rounds to a code of the grid and 0 beyond."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, q: QParams) -> Tensor:
+    def forward(ctx: Any, x: Tensor, q: QParams, quotient: Tensor | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.ends = (q.qmin - q.zero_point - 0.5) * q.scale, (q.qmax - q.zero_point + 0.5) * q.scale
-        return _moved(x, q)
+        return _moved(x, q, quotient)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        return torch.ops.aten.hardtanh_backward(gradient, x, *ctx.ends), None
+        return torch.ops.aten.hardtanh_backward(gradient, x, *ctx.ends), None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,33 @@ def on_step(bias: Tensor, step: Tensor) -> Tensor:
     return rounded
 
 
+def in_steps(x: Tensor, step: Tensor | float) -> Tensor:
+    """x, which lies on a grid of that step, as the whole numbers that count it; gradients pass as of a quotient."""
+    counted: Tensor = _Counted.apply(x, step)  # type: ignore[no-untyped-call]
+    return counted
+
+
+class _Counted(torch.autograd.Function):
+    """x / step to the nearest whole number, with the gradient of x / step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor | float) -> Tensor:
+        ctx.step = step
+        return torch.div(x, step).round_()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / ctx.step, None
+
+
 class _LearnedStep(torch.autograd.Function):
     """x on a grid whose step is learned (Esser et al. 2020, equations 1 to 3)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor, zero_point: int, qmin: int, qmax: int) -> Tensor:
-        steps = x / step
+    def forward(
+        ctx: Any, x: Tensor, step: Tensor, zero_point: int, qmin: int, qmax: int, quotient: Tensor | None
+    ) -> Tensor:
+        steps = x / step if quotient is None else quotient
         codes = (steps.round() + zero_point).clamp(qmin, qmax)
         ctx.save_for_backward(steps, codes)
         ctx.bounds = zero_point, qmin, qmax
@@ -115,17 +140,21 @@ class _LearnedStep(torch.autograd.Function):
         inside = (unclipped >= qmin) & (unclipped <= qmax)
         centred = codes - zero_point
         of_step = gradient * torch.where(inside, centred - steps, centred) * ctx.share
-        return gradient * inside, of_step.sum_to_size(ctx.step_shape), None, None, None
+        return gradient * inside, of_step.sum_to_size(ctx.step_shape), None, None, None, None
 
 
-def on_learned_grid(x: Tensor, log_step: Tensor, zero_point: int, bits: int, *, symmetric: bool) -> Tensor:
-    """x on the grid of step exp(log_step), which broadcasts against x.
+def on_learned_grid(
+    x: Tensor, log_step: Tensor, zero_point: int, bits: int, *, symmetric: bool, quotient: Tensor | None = None
+) -> Tensor:
+    """x on the grid of step exp(log_step), which broadcasts against x; quotient: as for `on_tensor_grid`.
 
     The logarithm is what is learned: Adam's steps have the learning rate's size, whatever the parameter's (Jain et al.
     2020, section 4).
     """
     qmin, qmax = integer_range(bits, symmetric=symmetric)
-    learned: Tensor = _LearnedStep.apply(x, log_step.exp(), zero_point, qmin, qmax)  # type: ignore[no-untyped-call]
+    learned: Tensor = _LearnedStep.apply(  # type: ignore[no-untyped-call]
+        x, log_step.exp(), zero_point, qmin, qmax, quotient
+    )
     return learned
 
 

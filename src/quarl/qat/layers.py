@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,9 +23,7 @@ class QatLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():  # an extracted policy is the float one; its grids are taken from the tables
             return super().forward(x)
-        quant = self.quant
-        weight, bias = quant.parameters(self)
-        return quant.behind(functional.linear(quant.before(x), weight, bias))
+        return _computed(self, x, functional.linear)
 
 
 class QatConv2d(nn.Conv2d):
@@ -34,9 +34,20 @@ class QatConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
             return super().forward(x)
-        quant = self.quant
-        weight, bias = quant.parameters(self)
-        return quant.behind(self._conv_forward(quant.before(x), weight, bias))
+        return _computed(self, x, self._conv_forward)
+
+
+def _computed(
+    layer: QatLinear | QatConv2d, x: Tensor, sums: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+) -> Tensor:
+    quant = layer.quant
+    parameters = quant.parameters(layer)
+    x = quant.before(x)
+    if parameters.step is None:
+        return quant.behind(sums(x, parameters.weight, parameters.bias))
+    counted = sums(quant.counted(x), parameters.weight, parameters.bias)
+    multiplier = parameters.multiplier
+    return quant.behind(counted * parameters.step, None if multiplier is None else counted.detach() * multiplier)
 
 
 def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: bool) -> RangeTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,29 @@ from torch import Tensor, nn
 
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import wide_grid
-from quarl.qat.fake import WeightGrids, first_log_step, on_learned_grid, on_step, on_tensor_grid
+from quarl.qat.fake import WeightGrids, first_log_step, in_steps, on_learned_grid, on_step, on_tensor_grid
 from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.quant.affine import choose_qparams
 from quarl.quant.training import QatSpec
 
-Parameters = tuple[Tensor, Tensor | None]
-"""Weight and bias."""
+FLOAT_SUMS = 256
+"""Products that a dense layer may sum as they are. Where sums are longer, or as many as a convolution's, one in ten
+inputs has a float32 sum whose rounding error leads to another code than the integer's. Whole numbers have no such error
+up to 2^24."""
 MOMENTUM = 0.01
 """Weight of the newest batch in the moving average of its extent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a layer computes with: numbers on their grids, or these in steps, whose sums are then exact."""
+
+    weight: Tensor
+    bias: Tensor | None
+    step: Tensor | None = None
+    """Of the layer's sums, [out] as these broadcast, where weight and bias are counted."""
+    multiplier: Tensor | None = None
+    """From such sums to steps of the output's grid, float32 as integer kernels have it."""
 
 
 class RangeTable(nn.Module):
@@ -178,7 +192,7 @@ class LayerQuantizer:
         """The layer's weight and bias as it computes with them."""
         weight, bias, table = layer.weight, layer.bias, self.table
         if not table.active:
-            return weight, bias
+            return Parameters(weight, bias)
         if torch.is_grad_enabled() or (table.training and not self.target):
             return self.quantized(weight, bias)
         known = table.cache.get(self.place)
@@ -197,16 +211,44 @@ class LayerQuantizer:
         return not self.target and bool(mark == layer.weight._version)
 
     def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
-        """The weight on its grids, and the bias on that of the layer's sums where these are integers."""
+        """The weight on its grids, and the bias on that of the layer's sums where these are integers.
+
+        Long or many sums are of whole numbers, but under autocast: float16 ends at 65,504.
+        """
         if self.table.learned:
             step = self._log_step()
             rounded, scale = on_learned_grid(weight, step, 0, self.plan.bits, symmetric=True), step.detach().exp()
         else:
             rounded, scale = self.grids(weight)
-        if bias is not None and self.plan.source is not None and self.plan.behind is not None:
-            grid = self.table.grid_of(self.plan.source)
-            bias = bias if grid is None else on_step(bias, scale.flatten() * grid.scale)
-        return rounded, bias
+        source = self._source()
+        if source is None:
+            return Parameters(rounded, bias)
+        step = scale.flatten() * source.scale
+        if bias is not None and self.plan.behind is not None:
+            bias = on_step(bias, step)
+        if (weight.ndim == 2 and weight.shape[1] <= FLOAT_SUMS) or torch.is_autocast_enabled(weight.device.type):
+            return Parameters(rounded, bias)
+        if bias is not None:
+            bias = in_steps(bias, step) if self.plan.behind is not None else bias / step
+        behind = None if self.plan.behind is None else self.table.grid_of(self.plan.behind)
+        multiplier = None if behind is None else (scale.double().flatten() * source.scale / behind.scale).float()
+        shape = -1, *(1,) * (weight.ndim - 2)
+        return Parameters(
+            in_steps(rounded, scale),
+            bias,
+            step.reshape(shape),
+            None if multiplier is None else multiplier.reshape(shape),
+        )
+
+    def counted(self, x: Tensor) -> Tensor:
+        """The layer's input in steps of its grid."""
+        source = self._source()
+        assert source is not None  # it was there when the parameters were counted
+        return in_steps(x, source.scale)
+
+    def _source(self) -> ActivationGrid | None:
+        """The grid that the layer's input lies on, if any."""
+        return None if self.plan.source is None else self.table.grid_of(self.plan.source)
 
     def learned_scale(self) -> NDArray[Any]:
         """float32 [out]: the steps of the weight, where they are learned."""
@@ -221,19 +263,19 @@ class LayerQuantizer:
         """The layer's input as it reads it."""
         return x if self.plan.before is None else self._at(self.plan.before, x)
 
-    def behind(self, y: Tensor) -> Tensor:
-        """The layer's output as it leaves it."""
+    def behind(self, y: Tensor, quotient: Tensor | None = None) -> Tensor:
+        """The layer's output as it leaves it; quotient: y in steps of its grid, where that is known better."""
         table = self.table
         if self.plan.behind is None:
             return y
         if self.plan.feeds and not table.active and table.training and torch.is_grad_enabled():
             table.observe_channels(self.place, self.plan.behind.row, y)
-        return self._at(self.plan.behind, y)
+        return self._at(self.plan.behind, y, quotient)
 
-    def _at(self, site: Site, x: Tensor) -> Tensor:
+    def _at(self, site: Site, x: Tensor, quotient: Tensor | None = None) -> Tensor:
         table = self.table
         if site.row < 0:
-            return on_tensor_grid(x, fixed(site)) if table.active else x
+            return on_tensor_grid(x, fixed(site), quotient) if table.active else x
         learns = table.learns(site)
         if site.observes and table.training and torch.is_grad_enabled() and not (learns and table.active):
             table.observe(site.row, x)
@@ -241,5 +283,6 @@ class LayerQuantizer:
         if grid is None or not table.active:
             return x
         if learns:
-            return on_learned_grid(x, table.activation_steps[site.row], grid.zero_point, site.bits, symmetric=False)
-        return on_tensor_grid(x, grid)
+            step = table.activation_steps[site.row]
+            return on_learned_grid(x, step, grid.zero_point, site.bits, symmetric=False, quotient=quotient)
+        return on_tensor_grid(x, grid, quotient)
