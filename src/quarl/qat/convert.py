@@ -15,7 +15,7 @@ from quarl.policy.grids import GridRule, bias_step, fixed_grid, grid_rules, pixe
 from quarl.ptq import on_grids
 from quarl.qat.plan import Site
 from quarl.qat.prepare import is_active, spec_of
-from quarl.qat.table import LayerQuantizer
+from quarl.qat.quantizer import LayerQuantizer
 from quarl.quant.spec import integer_range
 from quarl.quant.training import QatSpec
 

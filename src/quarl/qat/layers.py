@@ -11,7 +11,8 @@ from torch.nn import functional
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.actor import TRAINED_RANGES
 from quarl.qat.plan import NetworkPlan
-from quarl.qat.table import LayerQuantizer, RangeTable
+from quarl.qat.quantizer import LayerQuantizer
+from quarl.qat.table import RangeTable
 from quarl.quant.training import QatSpec
 
 

@@ -9,20 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import wide_grid
-from quarl.qat.fake import WeightGrids, first_log_step, in_steps, on_learned_grid, on_step, on_tensor_grid
-from quarl.qat.plan import LayerPlan, NetworkPlan, Site
+from quarl.qat.fake import first_log_step
+from quarl.qat.plan import NetworkPlan, Site
 from quarl.quant.affine import choose_qparams
 from quarl.quant.training import QatSpec
 
-FLOAT_SUMS = 256
-"""Products that a dense layer may sum as they are. Where sums are longer, or as many as a convolution's, one in ten
-inputs has a float32 sum whose rounding error leads to another code than the integer's. Whole numbers have no such error
-up to 2^24."""
 MOMENTUM = 0.01
 """Weight of the newest batch in the moving average of its extent."""
 
@@ -178,111 +173,3 @@ def _grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict
         for row, scale, zero_point in zip(rows, q.scale.tolist(), q.zero_point.tolist(), strict=True):
             grids[row] = ActivationGrid(scale=scale, zero_point=zero_point, bits=bits)
     return grids
-
-
-class LayerQuantizer:
-    """What happens to one layer's input, weight and output; `target` says that it is part of a target network."""
-
-    def __init__(self, table: RangeTable, place: int, *, target: bool) -> None:
-        self.table, self.place, self.target = table, place, target
-        self.plan: LayerPlan = table.plan.layers[place]
-        self.grids = WeightGrids(self.plan.bits, table.spec.symmetric, table.spec.per_channel)
-
-    def parameters(self, layer: nn.Linear | nn.Conv2d) -> Parameters:
-        """The layer's weight and bias as it computes with them."""
-        weight, bias, table = layer.weight, layer.bias, self.table
-        if not table.active:
-            return Parameters(weight, bias)
-        if torch.is_grad_enabled() or (table.training and not self.target):
-            return self.quantized(weight, bias)
-        known = table.cache.get(self.place)
-        if known is None or not self._is_of(known[0], layer):
-            mark = bias.detach().clone() if self.target and bias is not None else weight._version
-            known = table.cache[self.place] = mark, self.quantized(weight, bias)
-        return known[1]
-
-    def _is_of(self, mark: int | Tensor, layer: nn.Linear | nn.Conv2d) -> bool:
-        """Whether a weight that was rounded under this mark is still the layer's.
-
-        Stable-Baselines3 writes target networks without a trace in `_version`; but biases come with their weights.
-        """
-        if isinstance(mark, Tensor) and layer.bias is not None:
-            return bool(torch.equal(mark, layer.bias))
-        return not self.target and bool(mark == layer.weight._version)
-
-    def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
-        """The weight on its grids, and the bias on that of the layer's sums where these are integers.
-
-        Long or many sums are of whole numbers, but under autocast: float16 ends at 65,504.
-        """
-        if self.table.learned:
-            step = self._log_step()
-            rounded, scale = on_learned_grid(weight, step, 0, self.plan.bits, symmetric=True), step.detach().exp()
-        else:
-            rounded, scale = self.grids(weight)
-        source = self._source()
-        if source is None:
-            return Parameters(rounded, bias)
-        step = scale.flatten() * source.scale
-        if bias is not None and self.plan.behind is not None:
-            bias = on_step(bias, step)
-        if (weight.ndim == 2 and weight.shape[1] <= FLOAT_SUMS) or torch.is_autocast_enabled(weight.device.type):
-            return Parameters(rounded, bias)
-        if bias is not None:
-            bias = in_steps(bias, step) if self.plan.behind is not None else bias / step
-        behind = None if self.plan.behind is None else self.table.grid_of(self.plan.behind)
-        multiplier = None if behind is None else (scale.double().flatten() * source.scale / behind.scale).float()
-        shape = -1, *(1,) * (weight.ndim - 2)
-        return Parameters(
-            in_steps(rounded, scale),
-            bias,
-            step.reshape(shape),
-            None if multiplier is None else multiplier.reshape(shape),
-        )
-
-    def counted(self, x: Tensor) -> Tensor:
-        """The layer's input in steps of its grid."""
-        source = self._source()
-        assert source is not None  # it was there when the parameters were counted
-        return in_steps(x, source.scale)
-
-    def _source(self) -> ActivationGrid | None:
-        """The grid that the layer's input lies on, if any."""
-        return None if self.plan.source is None else self.table.grid_of(self.plan.source)
-
-    def learned_scale(self) -> NDArray[Any]:
-        """float32 [out]: the steps of the weight, where they are learned."""
-        scale: NDArray[Any] = self._log_step().detach().exp().flatten().cpu().numpy()
-        return scale
-
-    def _log_step(self) -> Tensor:
-        step: Tensor = self.table.weight_steps[self.place]
-        return step
-
-    def before(self, x: Tensor) -> Tensor:
-        """The layer's input as it reads it."""
-        return x if self.plan.before is None else self._at(self.plan.before, x)
-
-    def behind(self, y: Tensor, quotient: Tensor | None = None) -> Tensor:
-        """The layer's output as it leaves it; quotient: y in steps of its grid, where that is known better."""
-        table = self.table
-        if self.plan.behind is None:
-            return y
-        if self.plan.feeds and not table.active and table.training and torch.is_grad_enabled():
-            table.observe_channels(self.place, self.plan.behind.row, y)
-        return self._at(self.plan.behind, y, quotient)
-
-    def _at(self, site: Site, x: Tensor, quotient: Tensor | None = None) -> Tensor:
-        table = self.table
-        if site.row < 0:
-            return on_tensor_grid(x, fixed(site), quotient) if table.active else x
-        learns = table.learns(site)
-        if site.observes and table.training and torch.is_grad_enabled() and not (learns and table.active):
-            table.observe(site.row, x)
-        grid = table.grids.get(site.row)
-        if grid is None or not table.active:
-            return x
-        if learns:
-            step = table.activation_steps[site.row]
-            return on_learned_grid(x, step, grid.zero_point, site.bits, symmetric=False, quotient=quotient)
-        return on_tensor_grid(x, grid, quotient)
