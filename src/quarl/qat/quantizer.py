@@ -14,9 +14,9 @@ from quarl.qat.plan import LayerPlan, Site
 from quarl.qat.table import Parameters, RangeTable, fixed
 
 FLOAT_SUMS = 256
-"""Products that a dense layer may sum as they are. Where sums are longer, or as many as a convolution's, one in ten
-inputs has a float32 sum whose rounding error leads to another code than the integer's. Whole numbers have no such error
-up to 2^24."""
+"""Products that a network of dense layers may sum as they are, which is faster where it is small. Where sums are
+longer, or as many as for an image, one in ten inputs has a float32 sum whose rounding error leads to another code than the
+integer's. Whole numbers have no such error up to 2^24."""
 
 
 class LayerQuantizer:
@@ -52,7 +52,7 @@ class LayerQuantizer:
     def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
         """The weight on its grids, and the bias on that of the layer's sums where these are integers.
 
-        Long or many sums are of whole numbers, but under autocast: float16 ends at 65,504.
+        Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504.
         """
         if self.table.learned:
             step = self._log_step()
@@ -65,7 +65,8 @@ class LayerQuantizer:
         step = scale.flatten() * source.scale
         if bias is not None and self.plan.behind is not None:
             bias = on_step(bias, step)
-        if (weight.ndim == 2 and weight.shape[1] <= FLOAT_SUMS) or torch.is_autocast_enabled(weight.device.type):
+        short = weight[0].numel() <= FLOAT_SUMS and not self.table.of_images
+        if short or torch.is_autocast_enabled(weight.device.type):
             return Parameters(rounded, bias)
         if bias is not None:
             bias = in_steps(bias, step) if self.plan.behind is not None else bias / step

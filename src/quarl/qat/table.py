@@ -57,6 +57,7 @@ class RangeTable(nn.Module):
             if layer.feeds:
                 channels = len(layers[layer.path].weight)
                 self.register_buffer(_extent(place), torch.zeros(channels, device=device))
+        self.of_images = any(isinstance(layer, nn.Conv2d) for layer in layers.values())
         self.learned = spec.ranges == "lsq"
         if self.learned:
             self.activation_steps = nn.Parameter(torch.zeros(plan.rows, device=device))
