@@ -15,8 +15,8 @@ from quarl.qat.table import Parameters, RangeTable, fixed
 
 FLOAT_SUMS = 256
 """Products that a network of dense layers may sum as they are, which is faster where it is small. Where sums are
-longer, or as many as for an image, one in ten inputs has a float32 sum whose rounding error leads to another code than the
-integer's. Whole numbers have no such error up to 2^24."""
+longer, or as many as for an image, one in ten inputs has a float32 sum whose rounding error leads to another code than
+the integer's. Whole numbers have no such error up to 2^24."""
 
 
 class LayerQuantizer:
