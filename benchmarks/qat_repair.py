@@ -21,8 +21,8 @@ TASKS: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     "MountainCar-v0": ("5", 24_000, 1_500, ("learning_rate:1e-4", "exploration_initial_eps:0.07")),
 }
 """By environment: bits, steps (at most a fifth of the zoo's 50,000 and 120,000, in whole rollouts), steps before
-quantisation acts, hyper-parameters over the zoo's; chosen on seeds from 100 on. DQN begins to learn after 1,000 steps or
-`learning_starts`: what the old agent did until then is the replay's first content."""
+quantisation acts, hyper-parameters over the zoo's; chosen on seeds from 100 on. DQN begins to learn after 1,000
+steps, or `learning_starts`: what the old agent did until then is the replay's first content."""
 WANTED_PCT = 5.0
 
 
