@@ -55,8 +55,9 @@ class LayerQuantizer:
         Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504.
         """
         if self.table.learned:
-            step = self._log_step()
-            rounded, scale = on_learned_grid(weight, step, 0, self.plan.bits, symmetric=True), step.detach().exp()
+            log_step = self._log_step()
+            rounded = on_learned_grid(weight, log_step, 0, self.plan.bits, symmetric=True)
+            scale = log_step.detach().exp()
         else:
             rounded, scale = self.grids(weight)
         source = self._source()
