@@ -154,13 +154,13 @@ def measure(folder: Path, *, kills: int, episodes: int, n_timesteps: int, seed: 
         _result(cell) for cell in finished.values()
     ]
     return {
-        "kills": len(moments),
+        "kills": kills,
         "inside_a_cell": sum(moment["inside"] for moment in moments),
         "cell_seconds": [round(value, 1) for value in seconds],
         "finished_cells_lost": sum(moment["lost"] for moment in moments),
         "processes_left": sum(moment["left_running"] for moment in moments),
         "slowest_end_s": max(moment["gone_s"] for moment in moments),
-        "resumed": len(moments) if code == 0 else 0,
+        "resumed": kills if code == 0 else 0,
         "rows_equal": equal,
         "returns_equal": results,
         "moments": moments,
