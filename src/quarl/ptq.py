@@ -66,18 +66,27 @@ def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None)
         raise QuarlError(
             f"calibration observations are {observations.shape[1:]} each, the policy expects {policy.observation_shape}"
         )
-    return _Calibration(rewritten(policy, spec, observations), spec, observations).run()
+    return _Calibration(*_rewritten(policy, spec, observations), spec, observations).run()
 
 
 def rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> Policy:
     """The float32 policy whose weights `quantize` rounds: the same actions, after the scheme's rewrites."""
+    return _rewritten(policy, spec, observations)[0]
+
+
+def _rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> tuple[Policy, dict[str, Array]]:
+    """That policy, and all its values on the observations."""
     if spec.scheme.center_scores:
         policy = center_scores(policy)
+    values = as_float(policy, observations)
     if spec.scheme.equalize is not None:
-        policy = equalize(policy, as_float(policy, observations), spec.scheme.equalize)
+        policy = equalize(policy, values, spec.scheme.equalize)
+        values = as_float(policy, observations)
     if spec.mode == "dynamic" and spec.activation_bits is not None:
-        policy = pin_saturated(policy, as_float(policy, observations))
-    return policy
+        pinned = pin_saturated(policy, values)
+        if pinned is not policy:
+            policy, values = pinned, as_float(pinned, observations)
+    return policy, values
 
 
 def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[LayerWeights, ...]:
@@ -130,9 +139,8 @@ def on_grids(
 class _Calibration:
     """One pass over the operators with calibration values on both roads."""
 
-    def __init__(self, policy: Policy, spec: QuantSpec, observations: Array) -> None:
-        self.policy, self.spec = policy, spec
-        self.float_values = as_float(policy, observations)
+    def __init__(self, policy: Policy, float_values: dict[str, Array], spec: QuantSpec, observations: Array) -> None:
+        self.policy, self.spec, self.float_values = policy, spec, float_values
         self.values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
         self.static = spec.mode == "static" and spec.activation_bits is not None
         self.grids: dict[str, ActivationGrid] = {}

@@ -143,7 +143,9 @@ def as_float(policy: Policy, observations: Array) -> dict[str, Array]:
         inputs = [values[name] for name in op.inputs]
         if isinstance(op, Dense | Conv2d):
             weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
-            values[op.name] = fold(op, unfold(op, inputs[0]) @ weight.T + op.bias, inputs[0].shape[1:])
+            sums = unfold(op, inputs[0]) @ weight.T
+            sums += op.bias
+            values[op.name] = fold(op, sums, inputs[0].shape[1:])
         else:
             values[op.name] = apply(op, inputs)
     return values
@@ -154,7 +156,7 @@ def apply(op: Op, inputs: list[Array]) -> Array:
     x = inputs[0]
     match op:
         case Activation():
-            return FUNCTIONS[op.kind](x).astype(np.float32)
+            return FUNCTIONS[op.kind](x).astype(np.float32, copy=False)
         case Normalize():
             return op(x)
         case Scale():

@@ -146,7 +146,7 @@ def pin_saturated(policy: Policy, values: Mapping[str, Array]) -> Policy:
                 pinned = Normalize(f"{op.name}.pinned", (op.name,), zeros, zeros + (1 + 2.0**-14) ** -2, 0.0, 1.0)
                 ops.append(pinned)
                 renamed[op.name] = pinned.name
-    return replace(policy, ops=tuple(ops))
+    return replace(policy, ops=tuple(ops)) if renamed else policy
 
 
 def _readers(policy: Policy) -> dict[str, list[str]]:

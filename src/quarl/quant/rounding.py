@@ -7,6 +7,7 @@ algorithm 1, after Hassibi & Stork's optimal brain surgeon).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantiz
 Array = NDArray[Any]
 DAMPING = 0.01
 """Share of H's mean diagonal added to its diagonal: what calibration never saw is rounded to nearest."""
-BLOCK = 128
+BLOCK = 32
 """Columns whose updates are gathered before the rest of the matrix sees them."""
 
 
@@ -36,37 +37,39 @@ def output_aware_qparams(weight: Array, h: Array, bits: int, shrinks: Array) -> 
     The scale of each channel is the best of the full range times `shrinks`.
     """
     high = np.abs(weight).max(axis=1, keepdims=True)
+    tried = high * np.reshape(shrinks, (-1, 1, 1))
+    grids = choose_qparams(-tried, tried, bits, symmetric=True)
     best = np.full(len(weight), np.inf)
-    chosen = np.ones((len(weight), 1))
-    for shrink in shrinks:
-        error = weight - fake_quantize(weight, choose_qparams(-high * shrink, high * shrink, bits, symmetric=True))
+    chosen = grids.scale[0].copy()
+    for scale in grids.scale:
+        error = weight - fake_quantize(weight, replace(grids, scale=scale))
         loss = np.einsum("ok,ok->o", error @ h, error)
         better = loss < best
-        chosen[better], best[better] = shrink, loss[better]
-    return choose_qparams(-high * chosen, high * chosen, bits, symmetric=True)
+        chosen[better], best[better] = scale[better], loss[better]
+    return replace(grids, scale=chosen)
 
 
 def gptq(weight: Array, h: Array, q: QParams) -> Array:
-    """Codes [out, K] of weight [out, K] on the grid q (per-channel arrays [out, 1]), rounded output-aware.
+    """Codes [out, K] of weight [out, K] on the symmetric grid q (scale [out, 1]), rounded output-aware.
 
     Columns are taken in order of falling diag(H), so that the directions that matter most are rounded first, while
     the most columns are still free to make up for it. Float codes, as `quantize` gives them.
     """
     order = np.argsort(-np.diag(h), kind="stable")
-    w = weight[:, order].astype(np.float64)
     # Upper Cholesky factor of H^-1: row i holds how an error in column i spreads over the columns after it.
     inverse = np.linalg.inv(h[np.ix_(order, order)])
     spread = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    w = weight.T[order].astype(np.float64)  # transposed: a column of the weight lies in one piece
+    row = replace(q, scale=q.scale[:, 0])
     codes = np.empty_like(w)
-    for start in range(0, w.shape[1], BLOCK):
-        stop = min(start + BLOCK, w.shape[1])
-        errors = np.empty((len(w), stop - start))
+    errors = np.empty_like(w)
+    for start in range(0, len(w), BLOCK):
+        stop = min(start + BLOCK, len(w))
         for i in range(start, stop):
-            column = quantize(w[:, i : i + 1], q)
-            codes[:, i : i + 1] = column
-            errors[:, i - start] = (w[:, i] - dequantize(column, q)[:, 0]) / spread[i, i]
-            w[:, i + 1 : stop] -= np.outer(errors[:, i - start], spread[i, i + 1 : stop])
-        w[:, stop:] -= errors @ spread[start:stop, stop:]
-    result = np.empty_like(codes)
-    result[:, order] = codes
+            codes[i] = quantize(w[i], row)
+            errors[i] = (w[i] - dequantize(codes[i], row)) / spread[i, i]
+            w[i + 1 : stop] -= spread[i, i + 1 : stop, None] * errors[i]
+        w[stop:] -= spread[start:stop, stop:].T @ errors[start:stop]
+    result = np.empty(weight.shape)
+    result[:, order] = codes.T
     return result
