@@ -17,6 +17,7 @@ from quarl.quant.spec import QuantSpec
 from quarl.report import schema
 from quarl.study import bits
 from quarl.study.bits import Played
+from quarl.study.store import locked
 
 WORDS = [
     "sweep",
@@ -66,6 +67,13 @@ def test_other_options_are_not_taken_for_the_same_cell(tmp_path: Path, capsys: A
 def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
     assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path)]) == 0
     assert "2 trainings to go" in capsys.readouterr().out
+
+
+def test_two_sweeps_in_one_folder_exclude_each_other(tmp_path: Path, capsys: Any):
+    with locked(tmp_path):
+        assert main([*WORDS, "-o", str(tmp_path)]) == 2
+    assert f"another quarl run is at work in {tmp_path}" in capsys.readouterr().err
+    assert list((tmp_path / "cells").iterdir()) == []
 
 
 def test_a_training_that_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: Any):

@@ -278,4 +278,4 @@ def test_mistakes_are_one_line_and_leave_nothing(study_file: Write, tmp_path: Pa
     assert [found.name for found in tmp_path.iterdir()] == ["study.yml"]
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
-        assert "another quarl study run is at work in out" in fails(capsys, "run", path, "-o", "out")
+        assert "another quarl run is at work in out" in fails(capsys, "run", path, "-o", "out")

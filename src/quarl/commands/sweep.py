@@ -14,6 +14,7 @@ from quarl.policy.artifact import write_bytes
 from quarl.report import schema, style
 from quarl.report.sweep_figure import return_against_bits
 from quarl.study import bits
+from quarl.study.store import locked
 
 
 def run(config: SweepConfig) -> None:
@@ -22,7 +23,7 @@ def run(config: SweepConfig) -> None:
     with energy.meter(config) as meter:
         config.output.mkdir(parents=True, exist_ok=True)
         cells = Cells(config.output, config.minutes, terminal.note, meter)
-        with terminal.progress(bits.num_cells(config)) as progress:
+        with locked(config.output), terminal.progress(bits.num_cells(config)) as progress:
             played = bits.sweep(config, cells, progress)
     if cells.missing:
         terminal.say(f"the time is over with {cells.missing} trainings to go: repeat the command to go on")

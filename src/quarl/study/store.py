@@ -82,13 +82,13 @@ class Finished:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """No second run of the study in this folder, inside; the system takes the lock from whoever is killed."""
-    with (folder / "study.lock").open("a") as file:
+    """No second run in this folder, inside; the system takes the lock from whoever is killed."""
+    with (folder / "quarl.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise QuarlError(
-                f"another quarl study run is at work in {folder}: wait for it, or choose another folder with -o"
+                f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o"
             ) from None
         yield
 
