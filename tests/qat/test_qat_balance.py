@@ -82,6 +82,21 @@ def test_factors_by_hand():
     assert (found[3:] == found[3]).all()
 
 
+def test_channels_that_fell_silent_long_ago_keep_their_weights():
+    model = trained("dqn")
+    table, network, layers = layers_of(model, "q_net")
+    with torch.no_grad():
+        table.extent_of(0)[:2] = torch.tensor([1e-38, 1e-42])  # where an average ends that lost 1 % at each update
+        layers[1].weight[:, 2] = 1e-40
+    before = layers[0].weight.detach().clone()
+    assert factors_of(table, network, set())[0][:3].tolist() == [1.0, 1.0, 1.0]
+    follow(model, active=True)
+    assert torch.equal(layers[0].weight[:3], before[:3])
+    for parameter, state in model.policy.optimizer.state.items():
+        assert parameter.isfinite().all()
+        assert state["exp_avg_sq"].isfinite().all()
+
+
 def test_the_range_in_force_is_that_of_the_scaled_channels():
     model = trained("dqn")
     table, _, layers = layers_of(model, "q_net")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quarl.policy.rewrite import factors
@@ -21,6 +22,10 @@ from quarl.qat.table import RangeTable
 
 ALPHA = 0.5
 """As in the default scheme: half of the difficulty is left to activations, half goes to weights."""
+NEGLIGIBLE = 2.0**-16
+"""Of the largest channel's extent. The average of a channel that has fallen silent goes on falling, by a hundred orders
+of magnitude in a long training; squares of factors made for it would not be finite. What rounds to nothing beside
+the others keeps its weights."""
 MOMENTS = {"exp_avg": 1, "momentum_buffer": 1, "grad_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2}
 """What optimisers remember of gradients, and the power of a gradient that it is."""
 Factors = Mapping[int, Tensor]
@@ -39,10 +44,10 @@ def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factor
     for place, layer in enumerate(table.plan.layers):
         if not layer.feeds or id(network.get_submodule(layer.path)) in apart:
             continue
-        extent = table.extent_of(place).cpu().numpy()
+        extent = table.extent_of(place)
         reads = [_columns(network.get_submodule(path), len(extent)).abs().amax((0, 2)) for path in layer.feeds]
-        scale = factors(extent, torch.stack(reads).amax(0).detach().cpu().numpy(), ALPHA)
-        found[place] = torch.as_tensor(np.exp2(np.round(np.log2(scale))), dtype=torch.float32, device=reads[0].device)
+        scale = factors(_noticeable(extent), _noticeable(torch.stack(reads).amax(0)), ALPHA)
+        found[place] = torch.as_tensor(np.exp2(np.round(np.log2(scale))), dtype=torch.float32, device=extent.device)
     return found
 
 
@@ -69,6 +74,12 @@ def balance(table: RangeTable, network: nn.Module, found: Factors, optimizer: An
                     remembered[name].div_(factor**power)
         if layer.behind is not None:
             table.seen_range[layer.behind.row, 1] = (table.extent_of(place) / scale).max()
+
+
+def _noticeable(extent: Tensor) -> NDArray[Any]:
+    """extent [C] with 0 for channels that are as good as silent."""
+    found: NDArray[Any] = torch.where(extent < NEGLIGIBLE * extent.max(), 0, extent).detach().cpu().numpy()
+    return found
 
 
 def _columns(layer: Any, channels: int) -> Tensor:

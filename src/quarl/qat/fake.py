@@ -13,44 +13,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from quarl.policy.graph import ActivationGrid
 from quarl.quant.affine import TINY, QParams
 from quarl.quant.spec import integer_range
 
 
-def _moved(x: Tensor, q: QParams, quotient: Tensor | None = None) -> Tensor:
-    """quant.affine.fake_quantize in one piece of memory, which counts where every layer is rounded at every step."""
-    low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
-    steps = torch.div(x, q.scale) if quotient is None else quotient
-    return steps.round_().clamp_(low, high).mul_(q.scale)
+def _put_on_grid(x: Tensor, q: QParams, quotient: Tensor | None = None) -> Tensor:
+    """x, overwritten with its quant.affine.fake_quantize, whatever autograd knows of it.
+
+    A gradient is then that of how x came about: what computed it must not look at its result again. Functions of our
+    own around operators as small as these would take longer than they do. quotient: x / q.scale, if it is known better;
+    overwritten too.
+    """
+    numbers = x.detach()
+    steps = numbers.div_(q.scale) if quotient is None else quotient
+    steps.round_().clamp_(q.qmin - q.zero_point, q.qmax - q.zero_point)
+    torch.mul(steps, q.scale, out=numbers)
+    return x
 
 
 def on_tensor_grid(x: Tensor, grid: ActivationGrid, quotient: Tensor | None = None) -> Tensor:
-    """x on the grid of one value.
+    """x on the grid of one value; its gradient is 1 for what rounds to a code of the grid and 0 beyond.
 
     quotient: x / grid.scale as integer kernels have it, which is overwritten; x is then for the gradient alone.
     """
     q = QParams(grid.scale, grid.zero_point, *integer_range(grid.bits, symmetric=False))
-    if not torch.is_grad_enabled():
-        return _moved(x, q, quotient)
-    moved: Tensor = _Clipped.apply(x, q, quotient)  # type: ignore[no-untyped-call]
-    return moved
-
-
-class _Clipped(torch.autograd.Function):
-    """fake_quantize, whose gradient is 1 for what rounds to a code of the grid and 0 beyond."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, q: QParams, quotient: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.ends = (q.qmin - q.zero_point - 0.5) * q.scale, (q.qmax - q.zero_point + 0.5) * q.scale
-        return _moved(x, q, quotient)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        return torch.ops.aten.hardtanh_backward(gradient, x, *ctx.ends), None, None
+    ends = (q.qmin - q.zero_point - 0.5) * q.scale, (q.qmax - q.zero_point + 0.5) * q.scale
+    return _put_on_grid(functional.hardtanh(x, *ends), q, quotient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +55,7 @@ class WeightGrids:
     def __call__(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The weight on its grids, which cover it, so that gradients pass whole; their scale [out or 1, 1, ...]."""
         params = self.params(weight)
-        quantized: Tensor = _Rounded.apply(weight, params)  # type: ignore[no-untyped-call]
-        return quantized, params.scale
+        return _put_on_grid(weight.clone(), params), params.scale
 
     def params(self, weight: Tensor) -> QParams:
         """Scale, and zero point where it is not 0, [out or 1, 1, ...]."""
@@ -79,41 +69,16 @@ class WeightGrids:
         return QParams(scale, (qmin - low / scale).round().clamp_(qmin, qmax), qmin, qmax)
 
 
-class _Rounded(torch.autograd.Function):
-    """fake_quantize with a gradient of 1."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, q: QParams) -> Tensor:
-        return _moved(x, q)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
 def on_step(bias: Tensor, step: Tensor) -> Tensor:
     """bias [out] as integers count it, in steps [out or 1] of the layer's sums; gradients pass whole."""
-    rounded: Tensor = _Rounded.apply(bias, QParams(step, 0, *integer_range(32)))  # type: ignore[no-untyped-call]
-    return rounded
+    return _put_on_grid(bias.clone(), QParams(step, 0, *integer_range(32)))
 
 
 def in_steps(x: Tensor, step: Tensor | float) -> Tensor:
     """x, which lies on a grid of that step, as the whole numbers that count it; gradients pass as of a quotient."""
-    counted: Tensor = _Counted.apply(x, step)  # type: ignore[no-untyped-call]
+    counted = torch.div(x, step)
+    counted.detach().round_()
     return counted
-
-
-class _Counted(torch.autograd.Function):
-    """x / step to the nearest whole number, with the gradient of x / step."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor | float) -> Tensor:
-        ctx.step = step
-        return torch.div(x, step).round_()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient / ctx.step, None
 
 
 class _LearnedStep(torch.autograd.Function):
