@@ -97,7 +97,7 @@ class Store:
     """An open database."""
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
-        """create: make it where it is missing; QuarlError otherwise, and where it is damaged or of a newer QuaRL."""
+        """create: make it where it is missing, inside `locked`; QuarlError otherwise, or if it is damaged or newer."""
         self.path = folder / NAME
         if not create and not self.path.is_file():
             raise QuarlError(f"no study in {folder} ({NAME} is missing): quarl study run STUDY -o {folder} makes one")
@@ -110,8 +110,6 @@ class Store:
                 )
             if version == 0:
                 self._make(create=create)
-            # a log beside the file: those who read never wait for the one who writes
-            self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
 
     def close(self) -> None:
@@ -206,6 +204,8 @@ class Store:
             raise QuarlError(f"{self.path} holds no study: quarl study run STUDY -o {self.path.parent} begins one")
         if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
             raise QuarlError(f"{self.path} is a database of something else: choose another folder with -o")
+        # a log beside the file, from now on: those who read never wait for the one who writes
+        self._db.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
             for statement in TABLES.strip().removesuffix(";").split(";"):
                 self._db.execute(statement)
