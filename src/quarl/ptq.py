@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
 from quarl.errors import QuarlError
+from quarl.policy.fit import SHRINKS, cast, fit, nearest, with_codes
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.grids import RANGES, bias_step, fixed_grid, grid_rules, pixel_grid, wide_bits, wide_grid
 from quarl.policy.layers import LayerWeights
@@ -25,26 +25,17 @@ from quarl.policy.operators import (
     Dense,
     Linear,
     Op,
-    QuantizedTensor,
     as_float32,
 )
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
 from quarl.quant import affine
-from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize_rows, quarl_2020
+from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize_rows
 from quarl.quant.observers import observer
-from quarl.quant.packing import storage_dtype
-from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
 from quarl.quant.spec import QuantSpec, integer_range
 
 Array = NDArray[Any]
-FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
-SHRINKS = np.linspace(1.0, 0.3, 15)
-"""Ranges, as fractions of the largest weight, among which output-aware scales are chosen."""
 SATURATING = np.geomspace(0.9, 0.02, 24)
 """The same for the inputs of tanh and sigmoid, which flatten whatever is far from 0."""
-MAX_ROWS = 20_000
-"""Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
-ROWS_AT_ONCE = 64
 
 
 def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None) -> QuantizedPolicy:
@@ -106,7 +97,7 @@ def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[Layer
 
 def _rounded(op: Linear, spec: QuantSpec) -> Linear:
     """The layer in a precision that needs no observations."""
-    return _nearest(op, spec) if spec.float_type is None else _cast(op, spec.float_type)
+    return nearest(op, spec) if spec.float_type is None else cast(op, spec.float_type)
 
 
 def on_grids(
@@ -127,11 +118,11 @@ def on_grids(
         if isinstance(op, Dense | Conv2d) and op.name in bits:
             scale = scales.get(op.name)
             if scale is None:
-                op = _nearest(op, replace(spec, weight_bits=bits[op.name]))
+                op = nearest(op, replace(spec, weight_bits=bits[op.name]))
             else:
                 q = QParams(scale[:, None], 0, *integer_range(bits[op.name]))
                 weight = as_float32(op.weight).reshape(len(scale), -1)
-                op = _with_codes(op, affine.quantize(weight, q), q, bits[op.name])
+                op = with_codes(op, affine.quantize(weight, q), q, bits[op.name])
         ops.append(op)
     return _with(policy, spec, ops, grids)
 
@@ -162,7 +153,7 @@ class _Calibration:
         x = self._quantized_input(op.inputs[0])
         columns = unfold(op, x).reshape(-1, int(np.prod(op.weight.shape[1:])))
         target = self.float_values[op.name]
-        fitted = _fit(op, columns, self.spec)
+        fitted = fit(op, columns, self.spec)
         weight = as_float32(fitted.weight).reshape(fitted.weight.shape[0], -1)
         value = fold(op, unfold(op, x) @ weight.T + op.bias, x.shape[1:])
         if self.spec.scheme.bias_correction:
@@ -223,70 +214,6 @@ class _Calibration:
             narrower = (choose_qparams(low * s, high * s, bits, symmetric=False) for s in SATURATING)
             q = min((q, *narrower), key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()))
         return ActivationGrid(scale=float(q.scale), zero_point=int(q.zero_point), bits=bits)
-
-
-def _fit(op: Linear, columns: Array, spec: QuantSpec) -> Linear:
-    """The layer with integer weights, rounded as the scheme says; columns are its inputs [N, K]."""
-    if spec.scheme.rounding == "nearest":
-        return _nearest(op, spec)
-    stride = max(1, len(columns) // MAX_ROWS)
-    h = second_moment(columns[::stride])
-    weight = as_float32(op.weight).reshape(op.weight.shape[0], -1).astype(np.float64)
-    q = output_aware_qparams(weight, h, spec.weight_bits, SHRINKS)
-    return _with_codes(op, gptq(weight, h, q), q, spec.weight_bits)
-
-
-def _nearest(op: Linear, spec: QuantSpec) -> Linear:
-    """The layer with each weight at its nearest code, on the scheme's grid."""
-    weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
-    scheme = spec.scheme
-    if scheme.original:
-        # The original treated convolutions per output channel and everything else per tensor.
-        rows = weight if isinstance(op, Conv2d) else weight.reshape(1, -1)
-        pairs = [quarl_2020(row, spec.weight_bits) for row in rows]
-        codes = np.stack([codes for codes, _ in pairs]).reshape(weight.shape)
-        scale = np.array([step for _, step in pairs], np.float32)[:, None]
-        return _with_codes(op, codes, QParams(scale, np.zeros_like(scale), 0, 0), spec.weight_bits)
-    watch = observer(scheme.observer, bits=spec.weight_bits, symmetric=scheme.symmetric)
-    watch.update(weight if scheme.per_channel else weight.reshape(1, -1))
-    low, high = (side[:, None] for side in watch.ranges())
-    q = choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric)
-    codes = np.empty(weight.shape, storage_dtype(q.qmin, q.qmax))
-    # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
-    wide = np.float64 if spec.weight_bits > 16 else np.float32
-    for start in range(0, len(weight), ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
-        of_some = _of_channels(q, some) if scheme.per_channel else q
-        codes[some] = affine.quantize(weight[some].astype(wide, copy=False), of_some)
-    return _with_codes(op, codes, q, spec.weight_bits)
-
-
-def _of_channels(q: QParams, some: slice) -> QParams:
-    return replace(
-        q, scale=q.scale[some], zero_point=q.zero_point if isinstance(q.zero_point, int) else q.zero_point[some]
-    )
-
-
-def _with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
-    channels = op.weight.shape[0]
-    dtype = storage_dtype(int(codes.min(initial=0)), int(codes.max(initial=0)))
-    tensor = QuantizedTensor(
-        codes=codes.reshape(op.weight.shape).astype(dtype, copy=False),
-        scale=np.broadcast_to(np.asarray(q.scale, np.float32).reshape(-1), channels).copy(),
-        zero_point=np.broadcast_to(np.asarray(q.zero_point, np.int32).reshape(-1), channels).copy(),
-        bits=bits,
-    )
-    return replace(op, weight=tensor)
-
-
-def _cast(op: Linear, float_type: str) -> Linear:
-    with np.errstate(over="ignore"):
-        weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type], copy=False)
-    if not np.isfinite(weight).all():
-        raise QuarlError(
-            f"a weight of layer {op.name!r} is too large for {float_type}; use bf16 or an integer precision"
-        )
-    return replace(op, weight=weight)
 
 
 def _with(policy: Policy, spec: QuantSpec, ops: list[Op], grids: Mapping[str, ActivationGrid]) -> QuantizedPolicy:

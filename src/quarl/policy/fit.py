@@ -1,0 +1,91 @@
+"""The weights of one layer made integers, or narrower floats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError
+from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, as_float32
+from quarl.quant import affine
+from quarl.quant.affine import QParams, choose_qparams, quarl_2020
+from quarl.quant.observers import observer
+from quarl.quant.packing import storage_dtype
+from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
+from quarl.quant.spec import QuantSpec
+
+Array = NDArray[Any]
+FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+SHRINKS = np.linspace(1.0, 0.3, 15)
+"""Ranges, as fractions of the largest weight, among which output-aware scales are chosen."""
+MAX_ROWS = 20_000
+"""Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
+ROWS_AT_ONCE = 64
+
+
+def fit(op: Linear, columns: Array, spec: QuantSpec) -> Linear:
+    """The layer with integer weights, rounded as the scheme says; columns are its inputs [N, K]."""
+    if spec.scheme.rounding == "nearest":
+        return nearest(op, spec)
+    stride = max(1, len(columns) // MAX_ROWS)
+    h = second_moment(columns[::stride])
+    weight = as_float32(op.weight).reshape(op.weight.shape[0], -1).astype(np.float64)
+    q = output_aware_qparams(weight, h, spec.weight_bits, SHRINKS)
+    return with_codes(op, gptq(weight, h, q), q, spec.weight_bits)
+
+
+def nearest(op: Linear, spec: QuantSpec) -> Linear:
+    """The layer with each weight at its nearest code, on the scheme's grid."""
+    weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
+    scheme = spec.scheme
+    if scheme.original:
+        # The original treated convolutions per output channel and everything else per tensor.
+        rows = weight if isinstance(op, Conv2d) else weight.reshape(1, -1)
+        pairs = [quarl_2020(row, spec.weight_bits) for row in rows]
+        codes = np.stack([codes for codes, _ in pairs]).reshape(weight.shape)
+        scale = np.array([step for _, step in pairs], np.float32)[:, None]
+        return with_codes(op, codes, QParams(scale, np.zeros_like(scale), 0, 0), spec.weight_bits)
+    watch = observer(scheme.observer, bits=spec.weight_bits, symmetric=scheme.symmetric)
+    watch.update(weight if scheme.per_channel else weight.reshape(1, -1))
+    low, high = (side[:, None] for side in watch.ranges())
+    q = choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric)
+    codes = np.empty(weight.shape, storage_dtype(q.qmin, q.qmax))
+    # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
+    wide = np.float64 if spec.weight_bits > 16 else np.float32
+    for start in range(0, len(weight), ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
+        of_some = _of_channels(q, some) if scheme.per_channel else q
+        codes[some] = affine.quantize(weight[some].astype(wide, copy=False), of_some)
+    return with_codes(op, codes, q, spec.weight_bits)
+
+
+def _of_channels(q: QParams, some: slice) -> QParams:
+    return replace(
+        q, scale=q.scale[some], zero_point=q.zero_point if isinstance(q.zero_point, int) else q.zero_point[some]
+    )
+
+
+def with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
+    channels = op.weight.shape[0]
+    dtype = storage_dtype(int(codes.min(initial=0)), int(codes.max(initial=0)))
+    tensor = QuantizedTensor(
+        codes=codes.reshape(op.weight.shape).astype(dtype, copy=False),
+        scale=np.broadcast_to(np.asarray(q.scale, np.float32).reshape(-1), channels).copy(),
+        zero_point=np.broadcast_to(np.asarray(q.zero_point, np.int32).reshape(-1), channels).copy(),
+        bits=bits,
+    )
+    return replace(op, weight=tensor)
+
+
+def cast(op: Linear, float_type: str) -> Linear:
+    with np.errstate(over="ignore"):
+        weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type], copy=False)
+    if not np.isfinite(weight).all():
+        raise QuarlError(
+            f"a weight of layer {op.name!r} is too large for {float_type}; use bf16 or an integer precision"
+        )
+    return replace(op, weight=weight)
