@@ -99,9 +99,11 @@ def resolve(env_id: str, *, trusted: bool = False) -> str:
         if trusted:
             return env_id
         raise QuarlError(f"unknown environment {env_id!r}: only --env may name a module to import")
+    asked = modern(env_id)
+    if asked in registry and not is_tombstone(registry[asked]):
+        return asked
     living = {known for known, spec in registry.items() if not is_tombstone(spec)}
     living.update(known for suite in SUITES for known in suite.ids)
-    asked = modern(env_id)
     if asked in living:
         return asked
     name, version = _split(asked)
