@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import networks
+from quarl import ptq
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
+from quarl.policy import artifact
 from quarl.policy.grids import EXACT
 from quarl.policy.operators import QuantizedTensor
-from quarl.ptq import quantize
+from quarl.ptq import Calibrated, quantize
 from quarl.quant.affine import quarl_2020
 from quarl.quant.spec import SCHEMES, QuantSpec
 
@@ -133,3 +135,16 @@ def test_quantisation_is_deterministic():
     x = networks.observations(policy, 32)
     one, two = (quantize(policy, spec("int4"), x) for _ in range(2))
     assert all(np.array_equal(a.weight.codes, b.weight.codes) for a, b in zip(one.linear, two.linear, strict=True))
+
+
+@pytest.mark.parametrize("name", ["relu", "squashed", "convolutional"])
+def test_what_several_precisions_share_changes_none_of_them(name, monkeypatch):
+    policy = networks.EVERY[name]()
+    observations = networks.observations(policy, 64)
+    asked = [spec(8), spec(4), spec("fp16"), spec(8, mode="static"), spec(4, scheme="gptq"), spec("w6"), spec(2)]
+    alone = [artifact.to_bytes(quantize(policy, one, observations)) for one in asked]
+    calibrated = Calibrated(policy, observations)
+    assert [artifact.to_bytes(calibrated.quantize(one)) for one in asked] == alone
+    monkeypatch.setattr(ptq, "as_float", lambda *_: pytest.fail("the float passes were run again"))
+    for bits in (8, 6, 4):
+        calibrated.quantize(spec(bits))

@@ -44,36 +44,70 @@ def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None)
     observations: raw calibration observations [N, *observation_shape], from the policy's own rollouts; needed by
     static mode and by schemes with output-aware rounding or bias correction.
     """
-    needed = spec.scheme.needs_observations or (spec.mode == "static" and spec.activation_bits is not None)
-    if spec.float_type is not None or not needed:
-        ops = [_rounded(op, spec) if isinstance(op, Dense | Conv2d) else op for op in policy.ops]
-        return _with(policy, spec, ops, {})
-    if observations is None or len(observations) == 0:
-        raise QuarlError(
-            f"scheme {spec.scheme.name!r} in {spec.mode} mode needs calibration observations; "
-            "pass observations=..., or use scheme 'per-channel' in dynamic mode"
-        )
-    if observations.shape[1:] != policy.observation_shape:
-        raise QuarlError(
-            f"calibration observations are {observations.shape[1:]} each, the policy expects {policy.observation_shape}"
-        )
-    return _Calibration(*_rewritten(policy, spec, observations), spec, observations).run()
+    return Calibrated(policy, observations).quantize(spec)
 
 
-def rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> Policy:
-    """The float32 policy whose weights `quantize` rounds: the same actions, after the scheme's rewrites."""
-    return _rewritten(policy, spec, observations)[0]
+class Calibrated:
+    """A policy and its calibration observations, for several specs: the passes in float32 that they share run once."""
+
+    def __init__(self, policy: Policy, observations: Array | None = None) -> None:
+        self.policy, self.observations = policy, observations
+        self._rewritten: dict[tuple[object, ...], tuple[Policy, dict[str, Array]]] = {}
+
+    def quantize(self, spec: QuantSpec) -> QuantizedPolicy:
+        """As `quantize`."""
+        policy = self.policy
+        if not _passes(spec):
+            ops = [_rounded(op, spec) if isinstance(op, Dense | Conv2d) else op for op in policy.ops]
+            return _with(policy, spec, ops, {})
+        return _Pass(*self.rewrite(spec), spec, self._observations(spec)).run()
+
+    def rewrite(self, spec: QuantSpec) -> tuple[Policy, Mapping[str, Array]]:
+        """The float32 policy whose weights are rounded, the same actions after the scheme's rewrites; and its values.
+
+        They are kept for the next spec that asks for the same rewrites; those of others are let go.
+        """
+        pins = spec.mode == "dynamic" and spec.activation_bits is not None
+        key = spec.scheme.center_scores, spec.scheme.equalize, pins
+        if key not in self._rewritten:
+            self._rewritten.clear()
+            self._rewritten[key] = _rewrite(self.policy, self._observations(spec), *key)
+        return self._rewritten[key]
+
+    def prepare(self, spec: QuantSpec) -> None:
+        """Runs now what `quantize` needs for any spec with the same rewrites."""
+        if _passes(spec):
+            self.rewrite(spec)
+
+    def _observations(self, spec: QuantSpec) -> Array:
+        found, expected = self.observations, self.policy.observation_shape
+        if found is None or len(found) == 0:
+            raise QuarlError(
+                f"scheme {spec.scheme.name!r} in {spec.mode} mode needs calibration observations; "
+                "pass observations=..., or use scheme 'per-channel' in dynamic mode"
+            )
+        if found.shape[1:] != expected:
+            raise QuarlError(f"calibration observations are {found.shape[1:]} each, the policy expects {expected}")
+        return found
 
 
-def _rewritten(policy: Policy, spec: QuantSpec, observations: Array) -> tuple[Policy, dict[str, Array]]:
-    """That policy, and all its values on the observations."""
-    if spec.scheme.center_scores:
+def _passes(spec: QuantSpec) -> bool:
+    """Whether observations pass through the policy to find its codes and grids."""
+    static = spec.mode == "static" and spec.activation_bits is not None
+    return spec.float_type is None and (spec.scheme.needs_observations or static)
+
+
+def _rewrite(
+    policy: Policy, observations: Array, center: bool, equalizing: float | None, pins: bool
+) -> tuple[Policy, dict[str, Array]]:
+    """The policy after these rewrites, and all its values on the observations."""
+    if center:
         policy = center_scores(policy)
     values = as_float(policy, observations)
-    if spec.scheme.equalize is not None:
-        policy = equalize(policy, values, spec.scheme.equalize)
+    if equalizing is not None:
+        policy = equalize(policy, values, equalizing)
         values = as_float(policy, observations)
-    if spec.mode == "dynamic" and spec.activation_bits is not None:
+    if pins:
         pinned = pin_saturated(policy, values)
         if pinned is not policy:
             policy, values = pinned, as_float(pinned, observations)
@@ -127,10 +161,10 @@ def on_grids(
     return _with(policy, spec, ops, grids)
 
 
-class _Calibration:
+class _Pass:
     """One pass over the operators with calibration values on both roads."""
 
-    def __init__(self, policy: Policy, float_values: dict[str, Array], spec: QuantSpec, observations: Array) -> None:
+    def __init__(self, policy: Policy, float_values: Mapping[str, Array], spec: QuantSpec, observations: Array) -> None:
         self.policy, self.spec, self.float_values = policy, spec, float_values
         self.values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
         self.static = spec.mode == "static" and spec.activation_bits is not None

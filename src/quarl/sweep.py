@@ -19,7 +19,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.ptq import quantize
+from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]
@@ -103,8 +103,7 @@ def sweep(
     progress: called with the precision and 1 for every finished episode.
     """
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
-    calibration = record(policy, "calibration", settings)
-    quantized = [quantize(policy, spec, calibration) for spec in specs]
+    quantized = _quantized(policy, specs, record(policy, "calibration", settings))
     for each in quantized:
         if each.coverage == 0:
             raise QuarlError(f"{each.spec.precision} covers no weight of this policy; nothing would be quantised")
@@ -136,6 +135,11 @@ def sweep(
             quantized, loaded, evaluations, timings, actions, strict=True
         )
     ]
+
+
+def _quantized(policy: Policy, specs: Sequence[QuantSpec], observations: Array) -> list[QuantizedPolicy]:
+    calibrated = Calibrated(policy, observations)
+    return [calibrated.quantize(spec) for spec in specs]
 
 
 def _count(progress: Callable[[str, int], None], label: str, episode: Episode) -> None:

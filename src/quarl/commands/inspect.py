@@ -16,7 +16,7 @@ from quarl.policy.artifact import write_bytes
 from quarl.policy.foreign import models
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import LayerWeights, of_policy
-from quarl.ptq import quantize, rewritten, round_layers
+from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
 from quarl.report import comparison_figure, figures, schema, style
 from quarl.report.staging import staged
@@ -98,8 +98,9 @@ def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
     if spec.float_type is not None or not spec.scheme.needs_observations:
         return inspect(found.layers, of_policy(quantize(policy, spec)), spec)
     observations = sweep.record(policy, "calibration", sweep.Settings(seed=config.seed, env_id=config.env))
-    before, after = rewritten(policy, spec, observations), quantize(policy, spec, observations)
-    return inspect(of_policy(before), of_policy(after), spec)
+    calibrated = Calibrated(policy, observations)
+    before, _ = calibrated.rewrite(spec)
+    return inspect(of_policy(before), of_policy(calibrated.quantize(spec)), spec)
 
 
 def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:

@@ -14,7 +14,7 @@ from quarl.policy import artifact
 from quarl.policy.artifact import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import of_policy
-from quarl.ptq import rewritten
+from quarl.ptq import Calibrated
 from quarl.report import assessment, figures, page, schema, style, tables
 from quarl.report.staging import staged
 from quarl.sweep import Cell
@@ -115,7 +115,8 @@ def _drawn_layers(policy: Policy, cells: Sequence[Cell], settings: sweep.Setting
         return inspect(of_policy(policy), of_policy(cells[-1].policy), cells[-1].policy.spec)
     chosen = min(integers, key=lambda cell: abs(cell.row.bits_weights - DRAWN_BITS)).policy
     observations = sweep.record(policy, "calibration", settings)
-    return inspect(of_policy(rewritten(policy, chosen.spec, observations)), of_policy(chosen), chosen.spec)
+    rewritten, _ = Calibrated(policy, observations).rewrite(chosen.spec)
+    return inspect(of_policy(rewritten), of_policy(chosen), chosen.spec)
 
 
 def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict[str, str]:

@@ -27,7 +27,7 @@ from quarl.evaluate import evaluate
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.load import read
-from quarl.ptq import quantize
+from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.study.alone import Errands, Failed
 from quarl.sweep import EXACT, Settings, record
@@ -208,9 +208,9 @@ def _quantised(config: SweepConfig, path: Path, seed: int) -> Iterator[dict[str,
     policy = read(path)
     yield _play(config, quantize(policy, EXACT), FP32, FP32, seed)
     if "ptq" in config.methods:
-        calibration = record(policy, "calibration", Settings(seed=seed, env_id=config.env))
+        calibrated = Calibrated(policy, record(policy, "calibration", Settings(seed=seed, env_id=config.env)))
         for bits in config.bits:
-            yield _play(config, quantize(policy, config.spec(bits), calibration), "ptq", bits, seed)
+            yield _play(config, calibrated.quantize(config.spec(bits)), "ptq", bits, seed)
 
 
 def _play(config: SweepConfig, policy: QuantizedPolicy, method: str, bits: str, seed: int) -> dict[str, Any]:

@@ -17,18 +17,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.evaluate import played_on
 from quarl.policy import load
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import QuantizedPolicy
+from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
 from quarl.study.play import calibration, play
 from quarl.study.processes import Outcome, attempt, end_with, kill_group, settle
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +82,18 @@ class Over:
 class _Held:
     """What all cells of a policy share."""
 
-    policy: Policy
-    observations: Array | None
+    calibrated: Calibrated
     seed: int
     env_id: str | None
     """None: the policy says which."""
 
+    def prepare(self, spec: QuantSpec) -> None:
+        """Makes here what the cell would make, where those after it find it too."""
+        with contextlib.suppress(Exception):  # which the cell then meets in a process of its own
+            self.calibrated.prepare(spec)
+
     def play(self, job: Play) -> dict[str, Any]:
-        return play(self.policy, job.spec, self.observations, episodes=job.episodes, seed=self.seed, env_id=self.env_id)
+        return play(self.calibrated, job.spec, episodes=job.episodes, seed=self.seed, env_id=self.env_id)
 
 
 def keep(link: Connection, life: Connection, home: Home) -> None:
@@ -120,6 +121,7 @@ def keep(link: Connection, life: Connection, home: Home) -> None:
                 for _, process in cells.values():
                     kill_group(process)
                 return
+            held.prepare(job.spec)
             source, process = _fork(job, held, link, life)
             cells[source] = job.key, process
             link.send(Begun(job.key, process))
@@ -135,9 +137,9 @@ def _prepare(home: Home) -> _Held:
     env_id = None if trained_on else home.env_id
     played_on(policy, env_id)
     if not home.calibrate:
-        return _Held(policy, None, home.seed, env_id)
+        return _Held(Calibrated(policy), home.seed, env_id)
     observations = calibration(policy, home.identity, home.seed, env_id, home.folder)
-    return _Held(policy, observations, home.seed, env_id)
+    return _Held(Calibrated(policy, observations), home.seed, env_id)
 
 
 def _fork(job: Play, held: _Held, link: Connection, life: Connection) -> tuple[Connection, int]:

@@ -21,7 +21,7 @@ from quarl.policy.container import read_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.npz import read_npz
 from quarl.policy.operators import as_float32
-from quarl.ptq import quantize
+from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
 from quarl.sweep import Settings, record
 
@@ -33,12 +33,12 @@ VERSION = 1
 """Of the recordings."""
 
 
-def play(policy: Policy, spec: QuantSpec, observations: Array | None, **settings: Any) -> dict[str, Any]:
+def play(calibrated: Calibrated, spec: QuantSpec, **settings: Any) -> dict[str, Any]:
     """`returns` of the policy quantised to `spec`, and how the weights that were quantised lie."""
-    quantized = quantize(policy, spec, observations)
+    quantized = calibrated.quantize(spec)
     if quantized.coverage == 0:
         raise QuarlError(f"{spec.precision} covers no weight of this policy; nothing would be quantised")
-    return {**returns(quantized, **settings), **weights(policy)}
+    return {**returns(quantized, **settings), **weights(calibrated.policy)}
 
 
 def returns(policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None) -> dict[str, Any]:
