@@ -32,9 +32,10 @@ def return_against_bits(summaries: Sequence[Row], rows: Sequence[Row], title: st
             mean = np.array([row["mean"] for row in line])
             spread = np.array([mean - [row["ci_low"] for row in line], [row["ci_high"] for row in line] - mean])
             label = LABELS[method]
-            axes.errorbar(
-                x, mean, yerr=np.maximum(spread, 0), color=colour, capsize=3, elinewidth=1.2, marker="o", label=label
-            )
+            axes.errorbar(x, mean, yerr=np.maximum(spread, 0), color=colour, capsize=3, fmt="o", label=label)
+            for eight in (True, False):  # no line leads from eight bits of activations to fewer
+                some = [row["precision"].startswith("int") == eight for row in line]
+                axes.plot(x[some], mean[some], color=colour)
             seeds = [row for row in rows if row["method"] == method]
             at = [order.index(row["precision"]) + shift for row in seeds]
             axes.plot(at, [row["mean"] for row in seeds], "o", color=colour, markersize=3, alpha=0.5)
