@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quarl import engines
 from quarl.actorq import wire
 from quarl.actorq.channel import LocalChannel
-from quarl.actorq.clock import NAP_S, Clock
+from quarl.actorq.clock import Clock
 from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
@@ -85,12 +85,12 @@ class ActorLoop(Worker):
 
     def run(self) -> None:
         """The loop."""
+        clock = Clock(self.cells)
         while not self._pull():
             if self._stopped():
                 return
             self.beat()
-            time.sleep(NAP_S)
-        clock = Clock(self.cells)
+            clock.pause()
         while not self._stopped():
             due = self.steps - self.pulled_at >= self.spec.update_interval
             if due:

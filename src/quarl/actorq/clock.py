@@ -29,7 +29,7 @@ class Clock:
         self.cells[column] += time.perf_counter() - start
 
     def pause(self) -> None:
-        """Waits a moment that belongs to no one: an evaluation is not on the clock."""
+        """Waits a moment that belongs to no one: evaluations and the wait for first weights are not on the clock."""
         start = time.perf_counter()
         time.sleep(NAP_S)
         self._idle += time.perf_counter() - start
