@@ -15,10 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from actorq_results import RESULTS, verdict, write
+from quarl import stats
 from quarl.cli import main as quarl
 from quarl.interrupt import SIGNALLED
-from quarl.machine import machine
+from quarl.quant.spec import QuantSpec
 
 ALL = ("8", "7", "6", "5", "4", "3", "2")
 SOME = ("8", "4", "2")
@@ -72,24 +75,21 @@ def main() -> None:
         own = folder / task
         left = max(options.minutes - (time.monotonic() - begun) / 60, 0)
         command = ["sweep", "--seeds", "3", *TASKS[task], "--jobs", options.jobs, "--minutes", str(left)]
-        num_cells = len(list(own.glob("cells/*")))
         codes.append(quarl([*command, "-o", str(own)]))
         if codes[-1] > SIGNALLED:
             break
         shutil.rmtree(own / "runs", ignore_errors=True)  # agents and checkpoints: large, and made again by the command
-        about(own, num_cells)
+        about(own)
     judge(folder)
     raise SystemExit(max(codes))
 
 
-def about(folder: Path, num_cells: int) -> None:
-    """Writes how the cells are made again, and which machines made them; there were `num_cells` before."""
-    path = folder / "about.json"
-    machines = json.loads(path.read_text())["machines"] if path.exists() else []
-    if len(list(folder.glob("cells/*"))) > num_cells:
-        machines = [one for one in machines if one["cpu"] != machine()["cpu"]] + [machine()]
-    words = {"command": f"python benchmarks/qat_bits.py --only {folder.name}", "machines": machines}
-    path.write_text(json.dumps(words) + "\n")
+def about(folder: Path) -> None:
+    """Writes how the cells are made again, and which machines made them."""
+    made = [json.loads(path.read_text())["machine"] for path in sorted(folder.glob("cells/*.json"))]
+    words = {"command": f"python benchmarks/qat_bits.py --only {folder.name}"}
+    machines = list({one["cpu"]: one for one in made}.values())
+    (folder / "about.json").write_text(json.dumps(words | {"machines": machines}) + "\n")
 
 
 def judge(folder: Path) -> None:
@@ -98,14 +98,17 @@ def judge(folder: Path) -> None:
     for task in TASKS:
         path = folder / task / "summary.json"
         if path.exists():
-            rows += compared(task, json.loads(path.read_text())["rows"])
+            agents = by_agent(folder / task)
+            rows += [row | {"agents": agents[row["precision"]]} for row in compared(task, read(path))]
+    every = {"pairs of task and precision": (rows, QUESTIONS)}
+    every["agents that were quantised"] = ([agent for row in rows for agent in row["agents"]], AGENT_QUESTIONS)
     bars = []
-    for name, (asked, bar) in QUESTIONS.items():
-        found = [asked(row) for row in rows]
-        answers = [answer for answer in found if answer is not None]
-        if answers:
-            what = f"share of {len(answers)} pairs of task and precision: {name}"
-            bars.append(verdict(what, sum(answers) / len(answers), bar, at_least=True))
+    for noun, (asked_of, questions) in every.items():
+        for name, (ask, bar) in questions.items():
+            answers = [answer for one in asked_of if (answer := ask(one)) is not None]
+            if answers:
+                what = f"share of {len(answers)} {noun}: {name}"
+                bars.append(verdict(what, sum(answers) / len(answers), bar, at_least=True))
     write("qat-bits", "make bench-qat-bits", rows=rows, bars=bars)
 
 
@@ -122,6 +125,52 @@ def compared(task: str, summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 row |= {f"{name}_{key}": one[key] for key in ("error_pct", "error_low", "error_high", "noninferior")}
             rows.append(row | {key: qat[key] for key in ("gain", "gain_low", "gain_high")})
     return rows
+
+
+def by_agent(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """By precision, for each seed: what post-training quantisation loses, and how the agent trained for it compares.
+
+    Each pair of agents plays the same episodes; the interval of the gain is over these.
+    """
+    returns: dict[tuple[str, str, int], Any] = {}
+    for path in sorted(folder.glob("cells/*.json")):
+        for one in json.loads(path.read_text())["played"]:
+            key = one["method"], QuantSpec.parse(one["bits"]).precision, int(path.stem.rpartition("-")[2])
+            returns[key] = np.asarray(one["returns"])
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in read(folder / "rows.json"):
+        after = returns.get(("ptq", row["precision"], row["seed"]))
+        if row["method"] != "qat" or after is None:
+            continue
+        exact, trained = (
+            returns[key] for key in (("fp32", "fp32", row["seed"]), ("qat", row["precision"], row["seed"]))
+        )
+        gain = stats.bootstrap_interval(trained - after, np.random.default_rng(0))
+        found.setdefault(row["precision"], []).append(
+            {
+                "seed": row["seed"],
+                "ptq_error_pct": stats.error_pct(exact, after),
+                "qat_error_pct": row["error_pct"],
+                "qat_noninferior": row["noninferior"],
+                "gain": gain.point,
+                "gain_low": gain.low,
+                "gain_high": gain.high,
+            }
+        )
+    return found
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+def agent_better(agent: dict[str, Any]) -> bool | None:
+    return agent["gain_low"] > 0 if agent["ptq_error_pct"] > LOSS_PCT else None
+
+
+def agent_keeps(agent: dict[str, Any]) -> bool | None:
+    return agent["qat_noninferior"] if agent["ptq_error_pct"] <= LOSS_PCT else None
 
 
 def better_where_ptq_loses(row: dict[str, Any]) -> bool | None:
@@ -148,13 +197,19 @@ SOLVED = {
     "Pendulum-v1": -200.0,
 }
 """Gymnasium's thresholds; it has none for Pendulum, whose best controllers reach about -150."""
-QUESTIONS: dict[str, tuple[Callable[[dict[str, Any]], bool | None], float]] = {
+Questions = dict[str, tuple[Callable[[dict[str, Any]], bool | None], float]]
+QUESTIONS: Questions = {
     "QAT better where PTQ loses more than 5 %": (better_where_ptq_loses, 1.0),
     "QAT non-inferior where PTQ does not": (noninferior_elsewhere, 1.0),
     "4-bit QAT non-inferior where float32 solves the task": (partial(noninferior_at, "int4"), 1.0),
     "3-bit QAT non-inferior where float32 solves the task": (partial(noninferior_at, "int3"), 2 / 3),
 }
 """What is asked of a row, None where it is not, and the share of rows that has to answer yes."""
+AGENT_QUESTIONS: Questions = {
+    "QAT better where PTQ loses more than 5 %": (agent_better, 1.0),
+    "QAT non-inferior where PTQ does not": (agent_keeps, 1.0),
+}
+"""The same of one training seed."""
 
 
 if __name__ == "__main__":
