@@ -98,13 +98,16 @@ def judge(folder: Path) -> None:
     for task in TASKS:
         path = folder / task / "summary.json"
         if path.exists():
-            agents = by_agent(folder / task)
-            rows += [row | {"agents": agents[row["precision"]]} for row in compared(task, read(path))]
-    every = {"pairs of task and precision": (rows, QUESTIONS)}
-    every["agents that were quantised"] = ([agent for row in rows for agent in row["agents"]], AGENT_QUESTIONS)
+            single = by_agent(folder / task)
+            rows += [row | {"agents": single[row["precision"]]} for row in compared(task, read(path))]
+    agents = [agent for row in rows for agent in row["agents"]]
     bars = []
-    for noun, (asked_of, questions) in every.items():
-        for name, (ask, bar) in questions.items():
+    for noun, asked_of, names in (
+        ("pairs of task and precision", rows, tuple(QUESTIONS)),
+        ("agents that were quantised", agents, OF_AGENTS),
+    ):
+        for name in names:
+            ask, bar = QUESTIONS[name]
             answers = [answer for one in asked_of if (answer := ask(one)) is not None]
             if answers:
                 what = f"share of {len(answers)} {noun}: {name}"
@@ -137,40 +140,24 @@ def by_agent(folder: Path) -> dict[str, list[dict[str, Any]]]:
         for one in json.loads(path.read_text())["played"]:
             key = one["method"], QuantSpec.parse(one["bits"]).precision, int(path.stem.rpartition("-")[2])
             returns[key] = np.asarray(one["returns"])
+    rows = {(row["method"], row["precision"], row["seed"]): row for row in read(folder / "rows.json")}
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in read(folder / "rows.json"):
-        after = returns.get(("ptq", row["precision"], row["seed"]))
-        if row["method"] != "qat" or after is None:
+    for (method, precision, seed), qat in rows.items():
+        ptq = rows.get(("ptq", precision, seed))
+        if method != "qat" or ptq is None:
             continue
-        exact, trained = (
-            returns[key] for key in (("fp32", "fp32", row["seed"]), ("qat", row["precision"], row["seed"]))
-        )
-        gain = stats.bootstrap_interval(trained - after, np.random.default_rng(0))
-        found.setdefault(row["precision"], []).append(
-            {
-                "seed": row["seed"],
-                "ptq_error_pct": stats.error_pct(exact, after),
-                "qat_error_pct": row["error_pct"],
-                "qat_noninferior": row["noninferior"],
-                "gain": gain.point,
-                "gain_low": gain.low,
-                "gain_high": gain.high,
-            }
-        )
+        gained = returns[method, precision, seed] - returns["ptq", precision, seed]
+        gain = stats.bootstrap_interval(gained, np.random.default_rng(0))
+        agent = {"seed": seed, "gain": gain.point, "gain_low": gain.low, "gain_high": gain.high}
+        for name, one in (("ptq", ptq), ("qat", qat)):
+            agent |= {f"{name}_{key}": one[key] for key in ("error_pct", "noninferior")}
+        found.setdefault(precision, []).append(agent)
     return found
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
     return rows
-
-
-def agent_better(agent: dict[str, Any]) -> bool | None:
-    return agent["gain_low"] > 0 if agent["ptq_error_pct"] > LOSS_PCT else None
-
-
-def agent_keeps(agent: dict[str, Any]) -> bool | None:
-    return agent["qat_noninferior"] if agent["ptq_error_pct"] <= LOSS_PCT else None
 
 
 def better_where_ptq_loses(row: dict[str, Any]) -> bool | None:
@@ -197,19 +184,15 @@ SOLVED = {
     "Pendulum-v1": -200.0,
 }
 """Gymnasium's thresholds; it has none for Pendulum, whose best controllers reach about -150."""
-Questions = dict[str, tuple[Callable[[dict[str, Any]], bool | None], float]]
-QUESTIONS: Questions = {
+QUESTIONS: dict[str, tuple[Callable[[dict[str, Any]], bool | None], float]] = {
     "QAT better where PTQ loses more than 5 %": (better_where_ptq_loses, 1.0),
     "QAT non-inferior where PTQ does not": (noninferior_elsewhere, 1.0),
     "4-bit QAT non-inferior where float32 solves the task": (partial(noninferior_at, "int4"), 1.0),
     "3-bit QAT non-inferior where float32 solves the task": (partial(noninferior_at, "int3"), 2 / 3),
 }
 """What is asked of a row, None where it is not, and the share of rows that has to answer yes."""
-AGENT_QUESTIONS: Questions = {
-    "QAT better where PTQ loses more than 5 %": (agent_better, 1.0),
-    "QAT non-inferior where PTQ does not": (agent_keeps, 1.0),
-}
-"""The same of one training seed."""
+OF_AGENTS = tuple(QUESTIONS)[:2]
+"""What is asked of a single training seed too."""
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ from quarl.quant.spec import QuantSpec, integer_range
 
 Array = NDArray[Any]
 SATURATING = np.geomspace(0.9, 0.02, 24)
-"""The same for the inputs of tanh and sigmoid, which flatten whatever is far from 0."""
+"""Ranges, as fractions of the calibrated one, among which the grid of a tanh's or sigmoid's inputs is chosen: they
+flatten whatever is far from 0."""
 
 
 def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None) -> QuantizedPolicy:

@@ -100,12 +100,10 @@ def resolve(env_id: str, *, trusted: bool = False) -> str:
             return env_id
         raise QuarlError(f"unknown environment {env_id!r}: only --env may name a module to import")
     asked = modern(env_id)
-    if asked in registry and not is_tombstone(registry[asked]):
+    if (asked in registry and not is_tombstone(registry[asked])) or any(asked in suite.ids for suite in SUITES):
         return asked
     living = {known for known, spec in registry.items() if not is_tombstone(spec)}
     living.update(known for suite in SUITES for known in suite.ids)
-    if asked in living:
-        return asked
     name, version = _split(asked)
     newest = max((v for n, v in map(_split, living) if n == name), default=-1)
     if version < newest:

@@ -70,6 +70,7 @@ def _of_channels(q: QParams, some: slice) -> QParams:
 
 
 def with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
+    """The layer with these codes of its weights on the grid q; scales and zero points become one a channel."""
     channels = op.weight.shape[0]
     dtype = storage_dtype(int(codes.min(initial=0)), int(codes.max(initial=0)))
     tensor = QuantizedTensor(
@@ -82,6 +83,7 @@ def with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
 
 
 def cast(op: Linear, float_type: str) -> Linear:
+    """The layer with its weights in a narrower float type; QuarlError where one overflows there."""
     with np.errstate(over="ignore"):
         weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type], copy=False)
     if not np.isfinite(weight).all():
