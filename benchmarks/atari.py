@@ -1,6 +1,6 @@
 """Pong from pixels with PPO, A2C and DQN: trained, quantised at every width, fine-tuned for 8 and 4 bits. Resumable.
 
-python benchmarks/atari.py [--only ppo] [--minutes 60] [--game Pong]
+python benchmarks/atari.py [--only ppo] [--minutes 60] [--game Pong] [--learner-dtype bf16]
 
 Training stops with a checkpoint when the minutes are over, and the same command goes on; what is measured stays. Agents
 lie in FOLDER, 7 MB each and a gigabyte of DQN's replay, and are made again by this command; results lie in --out.
@@ -80,18 +80,24 @@ class Clock:
 class Agent:
     """One algorithm's agents and results."""
 
-    def __init__(self, algo: str, game: str, folder: Path, out: Path, episodes: int, seed: int, workers: int) -> None:
+    def __init__(self, algo: str, options: argparse.Namespace) -> None:
+        game, seed = options.game, options.seed
         self.algo, self.env_id = algo, f"{game}NoFrameskip-v4"
-        self.folder, self.path = folder, out / (f"{algo}.json" if game == "Pong" else f"{algo}-{game}.json")
-        self.settings = Settings(episodes=episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=workers)
+        self.dtype: str = options.learner_dtype
+        self.folder: Path = options.agents
+        self.path: Path = options.out / (f"{algo}.json" if game == "Pong" else f"{algo}-{game}.json")
+        self.settings = Settings(
+            episodes=options.episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=options.workers
+        )
         self.result: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def measure(self, clock: Clock, command: str) -> None:
         """Does what is missing: training, final games, widths, fine-tuning."""
         about = {"algo": self.algo, "env_id": self.env_id, "seed": self.settings.seed, "command": command}
         if "training" not in self.result:
-            run = self.train(clock, self.folder, STEPS[self.algo])
-            self.write(about | {"training": curve(run) | self.final(run / f"{self.env_id}.zip")})
+            run = self.train(clock, self.folder, STEPS[self.algo], "--learner-dtype", self.dtype)
+            training = {"learner_dtype": self.dtype} | curve(run) | self.final(run / f"{self.env_id}.zip")
+            self.write(about | {"training": training})
         run = self.run_in(self.folder)
         if "ptq" not in self.result:
             clock.check()
@@ -200,6 +206,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="algorithms; default: all")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which it stops; default: never")
     parser.add_argument("--game", default="Pong", help="as in PongNoFrameskip-v4")
+    parser.add_argument("--learner-dtype", default="fp32", help="that the agent is trained in; fine-tuning is in fp32")
     parser.add_argument("--episodes", type=int, default=20, help="games of every row")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the games")
     parser.add_argument("--seed", type=int, default=0)
@@ -210,7 +217,8 @@ def main() -> None:
     clock = Clock(min(options.minutes, 60 * 24 * 365))
     for algo in options.only or STEPS:
         command = f"python benchmarks/atari.py --only {algo}" + (f" --game {options.game}" * (options.game != "Pong"))
-        agent = Agent(algo, options.game, options.agents, options.out, options.episodes, options.seed, options.workers)
+        command += f" --learner-dtype {options.learner_dtype}" * (options.learner_dtype != "fp32")
+        agent = Agent(algo, options)
         try:
             agent.measure(clock, command)
         except Over:
