@@ -145,11 +145,13 @@ def on_grids(
 ) -> QuantizedPolicy:
     """The policy with weights rounded to nearest and activations on grids that training has found.
 
+    Of the scheme's rewrites only scores are centred: what else there is to do to weights, training has done.
+
     bits: of the layers whose weights become integers. scales: float32 [out] of symmetric weights whose steps were
     learned; the others get what `spec.scheme` says.
     """
     ops: list[Op] = []
-    for op in policy.ops:
+    for op in (center_scores(policy) if spec.scheme.center_scores else policy).ops:
         if isinstance(op, Dense | Conv2d) and op.name in bits:
             scale = scales.get(op.name)
             if scale is None:

@@ -60,13 +60,36 @@ def test_integers_act_as_the_model_does(algo: str):
 
 @pytest.mark.parametrize("ranges", ["minmax", "lsq"])
 def test_scores_of_integers_are_those_of_training(ranges: Any):
-    """Biases too are trained as the integers have them, in the unit of a layer's sums."""
+    """But for what they have in common. Biases too are trained as integers have them, in the unit of a layer's sums."""
     model = trained("dqn", qat.QatSpec.parse("w4a8", ranges=ranges))
     rows = observations(model)
     with torch.no_grad():
         expected = model.q_net(torch.from_numpy(rows)).numpy()
     found = engines.run_all(engines.load(qat.convert(model), "reference", batch=50), rows)
-    assert (np.abs(found - expected).max(axis=1) < 1e-5 * np.abs(expected).max()).mean() > 0.99
+    errors = (found - found.mean(axis=1, keepdims=True)) - (expected - expected.mean(axis=1, keepdims=True))
+    assert (np.abs(errors).max(axis=1) < 1e-5 * np.abs(expected).max()).mean() > 0.99
+
+
+def test_what_action_values_have_in_common_costs_no_bits():
+    model = make("dqn")
+    qat.prepare(model, "w2a8")
+    last = model.q_net.q_net[-1]
+    with torch.no_grad():
+        last.weight += 100 * torch.rand(1, last.in_features)  # hundreds of times what the two actions differ by
+    model.learn(256, callback=qat.QuantDelay(128))
+    weight = last.weight.detach()
+    kept = last.quant.parameters(last).weight.detach()
+    torch.testing.assert_close(kept.mean(0), weight.mean(0), rtol=0, atol=float((weight[0] - weight[1]).abs().max()))
+    assert len((kept - weight.mean(0)).abs().round(decimals=4).unique()) == 2  # codes -1, 0, 1 of a symmetric layer
+    assert (kept - weight).abs().max() < (weight[0] - weight[1]).abs().max()
+    agree(model, "reference", "litert")
+
+
+def test_a_value_networks_output_is_rounded_whole():
+    model = make("ppo")
+    qat.prepare(model, qat.QatSpec.parse("w2a8", critic=True))
+    assert model.policy.action_net.quant.plan.scores
+    assert not model.policy.value_net.quant.plan.scores
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from quarl.policy.graph import ActivationGrid
-from quarl.qat.fake import WeightGrids, first_log_step, in_steps, on_learned_grid, on_step, on_tensor_grid
+from quarl.policy.operators import Dense
+from quarl.policy.rewrite import centred
+from quarl.qat.fake import (
+    WeightGrids,
+    first_log_step,
+    in_steps,
+    on_learned_grid,
+    on_step,
+    on_tensor_grid,
+    rounded_part,
+)
 from quarl.quant.affine import QParams, choose_qparams, fake_quantize
 from quarl.quant.spec import integer_range
 
@@ -56,6 +66,14 @@ def test_a_weights_gradient_passes_whole_as_its_grid_covers_it():
     weight = torch.randn(4, 8, requires_grad=True)
     WeightGrids(3)(weight)[0].sum().backward()
     assert torch.equal(weight.grad, torch.ones(4, 8))
+
+
+def test_what_scores_have_in_common_is_that_of_the_deployed_policys_rewrite():
+    weight = torch.randn(5, 300) + 50
+    layer = Dense("scores", ("observation",), weight.numpy(), np.zeros(5, np.float32))
+    part = rounded_part(weight, scores=True)
+    assert np.array_equal(part.numpy(), centred(layer).weight)
+    assert rounded_part(weight, scores=False) is weight
 
 
 def test_a_bias_has_whole_steps_of_its_channel_s_sums_and_its_gradient_passes():

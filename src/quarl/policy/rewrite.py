@@ -32,7 +32,8 @@ def center_scores(policy: Policy) -> Policy:
 def centred(op: Dense) -> Dense:
     """The layer with the mean over its outputs taken out of each of them."""
     weight, bias = as_float32(op.weight), op.bias
-    return replace(op, weight=weight - weight.mean(axis=0, keepdims=True), bias=bias - bias.mean())
+    mean = weight.mean(axis=0, keepdims=True, dtype=np.float64)
+    return replace(op, weight=weight - mean.astype(np.float32), bias=bias - bias.mean())
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quarl.policy.rewrite import factors
+from quarl.qat.fake import rounded_part
 from quarl.qat.table import RangeTable
 
 ALPHA = 0.5
@@ -41,11 +42,15 @@ def shared(policy: nn.Module) -> set[int]:
 def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factors:
     """The factors of the layers that feed others through a ReLU; apart: modules to leave alone."""
     found = {}
+    planned = {layer.path: layer for layer in table.plan.layers}
     for place, layer in enumerate(table.plan.layers):
         if not layer.feeds or id(network.get_submodule(layer.path)) in apart:
             continue
         extent = table.extent_of(place)
-        reads = [_columns(network.get_submodule(path), len(extent)).abs().amax((0, 2)) for path in layer.feeds]
+        readers = [(network.get_parameter(f"{path}.weight"), planned[path].scores) for path in layer.feeds]
+        weights = [rounded_part(weight, scores=scores) for weight, scores in readers]
+        # a flattened image has several columns for each channel
+        reads = [weight.reshape(len(weight), len(extent), -1).abs().amax((0, 2)) for weight in weights]
         scale = factors(_noticeable(extent), _noticeable(torch.stack(reads).amax(0)), ALPHA)
         found[place] = torch.as_tensor(np.exp2(np.round(np.log2(scale))), dtype=torch.float32, device=extent.device)
     return found
@@ -80,12 +85,6 @@ def _noticeable(extent: Tensor) -> NDArray[Any]:
     """extent [C] with 0 for channels that are as good as silent."""
     found: NDArray[Any] = torch.where(extent < NEGLIGIBLE * extent.max(), 0, extent).detach().cpu().numpy()
     return found
-
-
-def _columns(layer: Any, channels: int) -> Tensor:
-    """A layer's weight [out, C, ...]: a flattened image has several columns for each channel."""
-    weight: Tensor = layer.weight
-    return weight.reshape(len(weight), channels, -1)
 
 
 def _like(weight: Tensor, scale: Tensor) -> Tensor:

@@ -69,6 +69,21 @@ class WeightGrids:
         return QParams(scale, (qmin - low / scale).round().clamp_(qmin, qmax), qmin, qmax)
 
 
+def common_part(weight: Tensor) -> Tensor:
+    """[1, in]: what a layer's outputs have in common, without a gradient; the numbers of policy.rewrite.centred.
+
+    Neither an argmax nor a softmax sees it, but in action values it is large, and the small differences that decide
+    would be rounded on its grid. So it is kept in float32 in training, where targets are made of whole values, and left
+    out of what is deployed.
+    """
+    return weight.detach().mean(0, keepdim=True, dtype=torch.float64).to(weight.dtype)
+
+
+def rounded_part(weight: Tensor, *, scores: bool) -> Tensor:
+    """What of a layer's weight goes to a grid; scores: the layer's outputs are scores of actions."""
+    return weight - common_part(weight) if scores else weight
+
+
 def on_step(bias: Tensor, step: Tensor) -> Tensor:
     """bias [out] as integers count it, in steps [out or 1] of the layer's sums; gradients pass whole."""
     return _put_on_grid(bias.clone(), QParams(step, 0, *integer_range(32)))

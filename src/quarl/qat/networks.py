@@ -30,6 +30,8 @@ class Graph:
     """What the names of the graph's layers begin with, and their paths from the network do not."""
     prefix: str = ""
     """The other way round."""
+    acts: bool = False
+    """Whether its head chooses actions; a critic's says nothing."""
 
     def path(self, layer: str) -> str:
         """From the network to the layer of that name."""
@@ -54,10 +56,10 @@ def graphs_of(model: Any, *, critic: bool) -> dict[str, list[Graph]]:
     algo = algorithm(model)
     acting = from_model(model, distribution=not model.use_sde)
     if LAYOUTS[algo] is ON_POLICY:
-        return {ON_POLICY_NETWORK: [Graph(policy=acting), *([_value(model.policy)] if critic else [])]}
+        return {ON_POLICY_NETWORK: [Graph(policy=acting, acts=True), *([_value(model.policy)] if critic else [])]}
     if algo == "dqn":
-        return {"q_net": [Graph(policy=acting, inside="q_net.")]}
-    found = {"actor": [Graph(policy=acting, inside="actor.")]}
+        return {"q_net": [Graph(policy=acting, inside="q_net.", acts=True)]}
+    found = {"actor": [Graph(policy=acting, inside="actor.", acts=True)]}
     return {**found, "critic": list(_critics(model.policy.critic))} if critic else found
 
 

@@ -45,6 +45,8 @@ class LayerPlan:
     """Whose grid the layer's input lies on, whoever put it there."""
     feeds: tuple[str, ...] = ()
     """Paths of the layers that read this one's output behind a ReLU, where nobody else does: see qat.balance."""
+    scores: bool = False
+    """Whether an argmax over its outputs chooses the action: see qat.fake.common_part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class NetworkPlan:
                     behind=layer["behind"] and Site(**layer["behind"]),
                     source=layer["source"] and Site(**layer["source"]),
                     feeds=tuple(layer["feeds"]),
+                    scores=bool(layer["scores"]),
                 )
                 for layer in data["layers"]
             )
@@ -115,6 +118,7 @@ class _Planning:
                     behind=self._site(op.name) if op.name in self.rules else None,
                     source=self._site(value) if rule is not None else None,
                     feeds=feeds.get(op.name, ()),
+                    scores=self.graph.acts and self.policy.head.kind == "argmax" and op is self.policy.ops[-1],
                 )
 
     def _feeds(self) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quarl.policy.graph import ActivationGrid
-from quarl.qat.fake import WeightGrids, in_steps, on_learned_grid, on_step, on_tensor_grid
+from quarl.qat.fake import WeightGrids, common_part, in_steps, on_learned_grid, on_step, on_tensor_grid
 from quarl.qat.plan import LayerPlan, Site
 from quarl.qat.table import Parameters, RangeTable, fixed
 
@@ -52,14 +52,13 @@ class LayerQuantizer:
     def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
         """The weight on its grids, and the bias on that of the layer's sums where these are integers.
 
-        Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504.
+        Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504. Scores lie on no grid, so
+        that their sums need no counting; nor do their biases, which integers have exactly enough.
         """
-        if self.table.learned:
-            log_step = self._log_step()
-            rounded = on_learned_grid(weight, log_step, 0, self.plan.bits, symmetric=True)
-            scale = log_step.detach().exp()
-        else:
-            rounded, scale = self.grids(weight)
+        if self.plan.scores:
+            common = common_part(weight)
+            return Parameters(self._rounded(weight - common)[0] + common, bias)
+        rounded, scale = self._rounded(weight)
         source = self._source()
         if source is None:
             return Parameters(rounded, bias)
@@ -80,6 +79,13 @@ class LayerQuantizer:
             step.reshape(shape),
             None if multiplier is None else multiplier.reshape(shape),
         )
+
+    def _rounded(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight on its grids, and their scale [out or 1, 1, ...]."""
+        if not self.table.learned:
+            return self.grids(weight)
+        log_step = self._log_step()
+        return on_learned_grid(weight, log_step, 0, self.plan.bits, symmetric=True), log_step.detach().exp()
 
     def counted(self, x: Tensor) -> Tensor:
         """The layer's input in steps of its grid."""

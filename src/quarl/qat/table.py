@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import wide_grid
-from quarl.qat.fake import first_log_step
-from quarl.qat.plan import NetworkPlan, Site
+from quarl.qat.fake import first_log_step, rounded_part
+from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.quant.affine import choose_qparams
 from quarl.quant.training import QatSpec
 
@@ -62,7 +62,7 @@ class RangeTable(nn.Module):
         if self.learned:
             self.activation_steps = nn.Parameter(torch.zeros(plan.rows, device=device))
             self.weight_steps = nn.ParameterList(
-                nn.Parameter(first_log_step(layers[layer.path].weight, layer.bits)) for layer in plan.layers
+                nn.Parameter(_first_log_step(layers[layer.path].weight, layer)) for layer in plan.layers
             )
         sites = [site for layer in plan.layers for site in (layer.before, layer.behind) if site is not None]
         self.site_of_row = {site.row: site for site in sites if site.row >= 0}
@@ -111,7 +111,7 @@ class RangeTable(nn.Module):
                     self.activation_steps[row] = math.log(grid.scale)
                 for steps, layer in zip(self.weight_steps, self.plan.layers, strict=True):
                     weight = network.get_parameter(f"{layer.path}.weight")
-                    steps.copy_(first_log_step(weight, layer.bits))
+                    steps.copy_(_first_log_step(weight, layer))
 
     def refresh(self) -> None:
         """Reads the state: which rows have been seen, the grids of the ranges in force, whether they act."""
@@ -145,6 +145,10 @@ class RangeTable(nn.Module):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
         self.refresh()
+
+
+def _first_log_step(weight: Tensor, layer: LayerPlan) -> Tensor:
+    return first_log_step(rounded_part(weight, scores=layer.scores), layer.bits)
 
 
 def _extent(place: int) -> str:

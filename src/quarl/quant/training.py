@@ -90,7 +90,8 @@ class QatSpec:
     @property
     def deployed(self) -> QuantSpec:
         """The spec of the policy that `qat.convert` makes."""
-        scheme = Scheme(name=f"qat-{self.ranges}", symmetric=self.symmetric, per_channel=self.per_channel)
+        name = f"qat-{self.ranges}"
+        scheme = Scheme(name=name, symmetric=self.symmetric, per_channel=self.per_channel, center_scores=True)
         return QuantSpec(
             weight_bits=self.weight_bits, activation_bits=self.activation_bits, mode="static", scheme=scheme
         )
