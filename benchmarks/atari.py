@@ -85,6 +85,7 @@ class Agent:
         self.algo, self.env_id = algo, f"{game}NoFrameskip-v4"
         self.dtype: str = options.learner_dtype
         self.folder: Path = options.agents
+        self.threads: int | None = options.threads
         self.path: Path = options.out / (f"{algo}.json" if game == "Pong" else f"{algo}-{game}.json")
         self.settings = Settings(
             episodes=options.episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=options.workers
@@ -122,6 +123,7 @@ class Agent:
             return run
         words = ["--algo", self.algo, "--env", self.env_id, "-f", str(folder), "-n", str(steps)]
         words += ["--seed", str(self.settings.seed), "--eval-episodes", str(RUNNING_EPISODES)]
+        words += ["--threads", str(self.threads)] if self.threads else []
         words += ["--eval-freq", str(max(steps // 20, 1)), "--save-freq", str(max(steps // 20, 1))]
         clock.train([*words, "--resume"] if saved else [*words, *more])
         return run
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("--learner-dtype", default="fp32", help="that the agent is trained in; fine-tuning is in fp32")
     parser.add_argument("--episodes", type=int, default=20, help="games of every row")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the games")
+    parser.add_argument("--threads", type=int, help="of the learner; default: as quarl train chooses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--agents", metavar="FOLDER", type=Path, default=Path("runs/atari"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/atari"))
