@@ -39,6 +39,10 @@ TASKS: dict[str, tuple[str, ...]] = {
     ),
     "ddpg-Pendulum-v1": ("--algo", "ddpg", "--env", "Pendulum-v1", "--bits", *ALL),
     "dqn-Acrobot-v1": ("--algo", "dqn", "--env", "Acrobot-v1", "--bits", *ALL),
+    "dqn-Acrobot-v1-lin": (
+        *("--algo", "dqn", "--env", "Acrobot-v1", "--bits", *ALL),
+        *("--params", "learning_rate:lin_0.00063"),
+    ),
     "a2c-LunarLander-v3": ("--algo", "a2c", "--env", "LunarLander-v3", "--bits", *ALL),
     "ppo-LunarLander-v3": ("--algo", "ppo", "--env", "LunarLander-v3", "-n", "500000", "--bits", *ALL),
     "ddpg-MountainCarContinuous-v0": (
@@ -58,8 +62,9 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 """Tuned hyper-parameters and budgets are RL Zoo's where nothing else stands; three seeds, but where a training is long.
 
-A2C on CartPole comes twice: with the zoo's constant learning rate one of three agents forgets its task before
-quantisation begins, and with the same rate falling to 0 none does.
+A2C on CartPole and DQN on Acrobot come twice: the zoo's constant learning rate lets one of three agents of A2C forget
+its task before quantisation begins, and DQN's go from -80 to -500 and back at the end of training for few bits. With the
+same rate falling to 0 they come to rest, in float32 and quantised.
 """
 
 

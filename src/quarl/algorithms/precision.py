@@ -36,7 +36,8 @@ class Precision:
         if self._type is None:
             yield
             return
-        with torch.autocast(self._device, self._type):
+        # One call of `train` is many updates, of which each has to see the weights that the one before left behind.
+        with torch.autocast(self._device, self._type, cache_enabled=False):
             if self._type is not torch.float16:
                 yield
                 return
