@@ -13,28 +13,31 @@ def network():
     return torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 
 
-def train(dtype, steps, poison=None):
-    """The loss of a small regression, update by update."""
+def train(dtype, steps, poison=None, at_once=1):
+    """The loss of a small regression, update by update; at_once: updates of one call of a model's `train`."""
     net, x = network(), torch.linspace(-1, 1, 64).reshape(16, 4)
     y = x.sum(dim=1, keepdim=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     precision, losses = Precision(dtype, torch.device("cpu"), scale=256.0), []
-    for step in range(steps):
+    for begin in range(0, steps, at_once):
         with precision.update(list(net.parameters())):
-            loss = torch.nn.functional.mse_loss(net(x).float(), y)
-            if step == poison:
-                loss = loss * float("inf")
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.item())
+            for step in range(begin, begin + at_once):
+                loss = torch.nn.functional.mse_loss(net(x).float(), y)
+                if step == poison:
+                    loss = loss * float("inf")
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
     return net, precision, losses
 
 
+@pytest.mark.parametrize("at_once", [1, 20])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_half_floats_learn_what_float32_learns(dtype):
-    exact, half = train("fp32", 60)[2], train(dtype, 60)[2]
-    assert half[-1] == pytest.approx(exact[-1], abs=0.02)
+def test_half_floats_learn_what_float32_learns(dtype, at_once):
+    """Each update sees the weights that the one before it left, also within one call of a model's `train`."""
+    exact, half = train("fp32", 60)[2], train(dtype, 60, at_once=at_once)[2]
+    assert half == pytest.approx(exact, abs=0.02)
     assert half[-1] < 0.2 * half[0]
 
 
