@@ -62,9 +62,9 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 """Tuned hyper-parameters and budgets are RL Zoo's where nothing else stands; three seeds, but where a training is long.
 
-A2C on CartPole and DQN on Acrobot come twice. With the zoo's constant learning rate one of A2C's three agents forgets its
-task before quantisation begins, and DQN's with few bits go from -80 to -500 and back to the end; with the same rate
-falling to 0 they come to rest.
+A2C on CartPole and DQN on Acrobot come twice. With the zoo's constant learning rate one of A2C's three agents forgets
+its task before quantisation begins, and DQN's with few bits go from -80 to -500 and back to the end; with the same
+rate falling to 0 they come to rest.
 """
 
 
