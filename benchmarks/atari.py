@@ -32,6 +32,7 @@ from quarl.policy.npz import read_npz
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.sweep import Settings, sweep
+from quarl.training.run_folder import RunFolder
 
 STEPS = {"ppo": 2_500_000, "a2c": 4_000_000, "dqn": 1_500_000}
 """A fourth of the zoo's budgets and less: enough for Pong."""
@@ -82,7 +83,7 @@ class Agent:
 
     def __init__(self, algo: str, options: argparse.Namespace) -> None:
         game, seed = options.game, options.seed
-        self.algo, self.env_id = algo, f"{game}NoFrameskip-v4"
+        self.algo, self.game, self.env_id = algo, game, f"{game}NoFrameskip-v4"
         self.dtype: str = options.learner_dtype
         self.folder: Path = options.agents
         self.threads: int | None = options.threads
@@ -92,11 +93,12 @@ class Agent:
         )
         self.result: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
 
-    def measure(self, clock: Clock, command: str) -> None:
+    def measure(self, clock: Clock) -> None:
         """Does what is missing: training, final games, widths, fine-tuning."""
-        about = {"algo": self.algo, "env_id": self.env_id, "seed": self.settings.seed, "command": command}
         if "training" not in self.result:
             run = self.train(clock, self.folder, STEPS[self.algo], "--learner-dtype", self.dtype)
+            self.dtype = RunFolder(run, self.env_id).read_args()["learner_dtype"]  # a resumed run keeps its own
+            about = {"algo": self.algo, "env_id": self.env_id, "seed": self.settings.seed, "command": self.command}
             training = {"learner_dtype": self.dtype} | curve(run) | self.final(run / f"{self.env_id}.zip")
             self.write(about | {"training": training})
         run = self.run_in(self.folder)
@@ -107,6 +109,12 @@ class Agent:
             if bits not in self.result.get("qat", {}):
                 row = self.fine_tuned(clock, run / f"{self.env_id}.zip", bits)
                 self.write({"qat": self.result.get("qat", {}) | {bits: row}})
+
+    @property
+    def command(self) -> str:
+        """That makes the agent again."""
+        game = f" --game {self.game}" * (self.game != "Pong")
+        return f"python benchmarks/atari.py --only {self.algo}" + game + f" --learner-dtype {self.dtype}"
 
     def write(self, part: dict[str, Any]) -> None:
         self.result |= part | {"machine": machine()}
@@ -219,11 +227,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     clock = Clock(min(options.minutes, 60 * 24 * 365))
     for algo in options.only or STEPS:
-        command = f"python benchmarks/atari.py --only {algo}" + (f" --game {options.game}" * (options.game != "Pong"))
-        command += f" --learner-dtype {options.learner_dtype}" * (options.learner_dtype != "fp32")
         agent = Agent(algo, options)
         try:
-            agent.measure(clock, command)
+            agent.measure(clock)
         except Over:
             print("the time is over: the same command goes on", flush=True)
             break

@@ -201,7 +201,8 @@ def main() -> None:
             asked = {"algo": algo, "network": network, "precision": options.precision}
             row = cells.get(f"{algo}-{network}", asked, partial(compare, algo, network, options.precision))
             if row is not None:
-                rows.append({key: value for key, value in row.items() if key not in ("settings", "machine")})
+                kept = {key: value for key, value in row.items() if key not in ("settings", "machine")}
+                rows.append(kept | {"cpu": row["machine"]["cpu"]})
                 print(rows[-1], flush=True)
     if not options.only:
         write("qat-correctness", "make bench-qat-correctness", rows=rows)

@@ -19,7 +19,7 @@ from quarl.engines.reference import as_float, unfold
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import Conv2d, Dense, Linear, Op, QuantizedTensor, as_float32
-from quarl.policy.rewrite import Balance, balances, center_scores, centred, columns, in_order
+from quarl.policy.rewrite import Balance, balances, center_scores, centred, columns, in_order, scores
 from quarl.quant import affine
 from quarl.quant.affine import TINY, choose_qparams
 from quarl.quant.packing import storage_dtype
@@ -95,8 +95,9 @@ class Quantizer:
     def _layer(self, policy: Policy, op: Linear, multiply: Array | None, divide: Array | None) -> Linear:
         """The layer in codes. multiply: by input channel; divide: by output channel, which moves no code."""
         scheme, bits = self.spec.scheme, self.spec.weight_bits
-        if scheme.center_scores and policy.head.kind == "argmax" and op is policy.ops[-1] and isinstance(op, Dense):
-            op = centred(op)
+        last = scores(policy)
+        if scheme.center_scores and last is not None and op is last:
+            op = centred(last)
         weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
         factor = _of_columns(op, multiply)
         mean = self._means.get(op.name) if scheme.bias_correction else None

@@ -23,10 +23,14 @@ def center_scores(policy: Policy) -> Policy:
     Neither an argmax nor a softmax sees what is added to all scores alike, but a quantiser does: action values share
     a large common part, and the small differences that decide would be rounded on its grid.
     """
+    last = scores(policy)
+    return policy if last is None else replace(policy, ops=(*policy.ops[:-1], centred(last)))
+
+
+def scores(policy: Policy) -> Dense | None:
+    """The last layer where an argmax over its outputs chooses the action."""
     last = policy.ops[-1]
-    if policy.head.kind != "argmax" or not isinstance(last, Dense):
-        return policy
-    return replace(policy, ops=(*policy.ops[:-1], centred(last)))
+    return last if policy.head.kind == "argmax" and isinstance(last, Dense) else None
 
 
 def centred(op: Dense) -> Dense:

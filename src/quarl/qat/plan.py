@@ -9,7 +9,7 @@ from typing import Any
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, final_linear
 from quarl.policy.grids import GridRule, fixed_grid, grid_rules, pixel_grid, wide_bits
-from quarl.policy.rewrite import readings
+from quarl.policy.rewrite import readings, scores
 from quarl.qat.networks import Graph
 from quarl.quant.training import QatSpec
 
@@ -118,7 +118,7 @@ class _Planning:
                     behind=self._site(op.name) if op.name in self.rules else None,
                     source=self._site(value) if rule is not None else None,
                     feeds=feeds.get(op.name, ()),
-                    scores=self.graph.acts and self.policy.head.kind == "argmax" and op is self.policy.ops[-1],
+                    scores=self.graph.acts and op is scores(self.policy),
                 )
 
     def _feeds(self) -> dict[str, tuple[str, ...]]:

@@ -52,8 +52,8 @@ class LayerQuantizer:
     def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
         """The weight on its grids, and the bias on that of the layer's sums where these are integers.
 
-        Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504. Scores lie on no grid, so
-        that their sums need no counting; nor do their biases, which integers have exactly enough.
+        Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504. Scores lie on no grid: no
+        rounding of their sums leads to another code.
         """
         if self.plan.scores:
             common = common_part(weight)
