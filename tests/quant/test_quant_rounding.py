@@ -36,6 +36,27 @@ def test_gptq_leaves_less_output_error_than_nearest_rounding(layer, bits):
     assert output_error(weight, codes, q, inputs) < 0.7 * output_error(weight, quantize(weight, q), q, inputs)
 
 
+def paper(weight, h, q):
+    """Algorithm 1 of Frantar et al. 2023 without its blocks: each error is spread by the inverse of H."""
+    order = np.argsort(-np.diag(h), kind="stable")
+    spread = np.linalg.cholesky(np.linalg.inv(h[np.ix_(order, order)])).T
+    left, codes = weight[:, order].copy(), np.empty_like(weight)
+    for i, column in enumerate(order):
+        codes[:, [column]] = quantize(left[:, [i]], q)
+        error = (left[:, [i]] - dequantize(codes[:, [column]], q)) / spread[i, i]
+        left[:, i:] -= error * spread[i, i:]
+    return codes
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_gptq_finds_the_codes_of_the_paper_without_an_inverse(bits):
+    rng = np.random.default_rng(bits)
+    inputs = np.maximum(rng.normal(size=(500, 70)) @ rng.normal(size=(70, 70)), 0)  # more columns than two blocks
+    weight, h = rng.normal(size=(30, 70)), second_moment(inputs)
+    q = output_aware_qparams(weight, h, bits, SHRINKS)
+    assert np.array_equal(gptq(weight, h, q), paper(weight, h, q))
+
+
 def test_gptq_of_independent_inputs_is_nearest_rounding(layer):
     weight, _ = layer
     high = np.abs(weight).max(axis=1, keepdims=True)

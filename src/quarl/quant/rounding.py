@@ -19,7 +19,7 @@ Array = NDArray[Any]
 DAMPING = 0.01
 """Share of H's mean diagonal added to its diagonal: what calibration never saw is rounded to nearest."""
 BLOCK = 32
-"""Columns whose updates are gathered before the rest of the matrix sees them."""
+"""Columns that meet the errors of all columns before them in one product."""
 
 
 def second_moment(inputs: Array) -> Array:
@@ -54,22 +54,25 @@ def gptq(weight: Array, h: Array, q: QParams) -> Array:
 
     Columns are taken in order of falling diag(H), so that the directions that matter most are rounded first, while
     the most columns are still free to make up for it. Float codes, as `quantize` gives them.
+
+    With H = U U^T, U upper triangular, the output error of a row of errors e is |e U|^2, and column k of e U holds
+    no error of a later column: each weight is rounded where it cancels what the columns before it have left there.
+    These are the paper's codes, which it finds from the inverse of H.
     """
     order = np.argsort(-np.diag(h), kind="stable")
-    # Upper Cholesky factor of H^-1: row i holds how an error in column i spreads over the columns after it.
-    inverse = np.linalg.inv(h[np.ix_(order, order)])
-    spread = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    backwards = order[::-1]
+    upper = np.linalg.cholesky(h[np.ix_(backwards, backwards)])[::-1, ::-1]
+    pull = upper / np.diag(upper)
     w = weight.T[order].astype(np.float64)  # transposed: a column of the weight lies in one piece
     row = replace(q, scale=q.scale[:, 0])
     codes = np.empty_like(w)
     errors = np.empty_like(w)
     for start in range(0, len(w), BLOCK):
-        stop = min(start + BLOCK, len(w))
-        for i in range(start, stop):
-            codes[i] = quantize(w[i], row)
-            errors[i] = (w[i] - dequantize(codes[i], row)) / spread[i, i]
-            w[i + 1 : stop] -= spread[i, i + 1 : stop, None] * errors[i]
-        w[stop:] -= spread[start:stop, stop:].T @ errors[start:stop]
+        block = slice(start, start + BLOCK)
+        target = w[block] + pull[:start, block].T @ errors[:start]
+        for i, wanted in enumerate(target, start):
+            codes[i] = quantize(wanted + pull[start:i, i] @ errors[start:i], row)
+            errors[i] = w[i] - dequantize(codes[i], row)
     result = np.empty(weight.shape)
     result[:, order] = codes.T
     return result
