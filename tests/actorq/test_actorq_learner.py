@@ -146,6 +146,33 @@ def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):
     assert model._n_updates == int((model.num_timesteps - 100) * 0.5 // 16)
 
 
+def test_where_actors_never_wait_replay_is_fed_while_the_learner_is_behind(rig):
+    chosen = rig(max_times_sampled=8, n_timesteps=2000)
+    chosen.loop.begin()
+    for _ in range(20):
+        for _ in range(100):
+            chosen.send()
+        chosen.loop.step()
+    model = chosen.loop.model
+    assert model._n_updates <= 20  # far from the 8 * 2000 / 16 that are due
+    assert model.num_timesteps == 2000
+
+
+def test_an_actor_of_several_environments_has_room_for_a_step_of_them_all(rig):
+    """Also for the last one, of which the learner takes what is left."""
+    chosen = rig(envs_per_actor=13, n_timesteps=500)
+    chosen.loop.begin()
+    for _ in range(500):
+        if chosen.ledger.learner[Learner.INSERT_LIMIT] - chosen.sent[0] >= 13:
+            for _ in range(13):
+                chosen.send()
+        chosen.loop.step()
+    assert chosen.loop.finished()
+    assert (chosen.sent[0], chosen.loop.model.num_timesteps) == (39 * 13, 500)
+    with pytest.raises(QuarlError, match=r"use at least 67\.0"):
+        rig(envs_per_actor=13, error_buffer=60.0)
+
+
 def test_a_learner_that_is_ahead_waits_for_experience_and_trains_no_further(rig):
     lonely = rig()
     lonely.loop.begin()
@@ -192,6 +219,18 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
     assert loop.keeper.learning_rate() == pytest.approx(rate / 2)
     assert loop.keeper.rollbacks == 1
     assert "not finite" in capsys.readouterr().out
+
+
+def test_poisoned_weights_are_not_evaluated(rig):
+    chosen = rig(publish_interval=1000)
+    loop = chosen.loop
+    loop.begin()
+    with torch.no_grad():
+        loop.model.q_net.q_net[0].bias[0] = float("nan")
+    chosen.ledger.control[Control.EVALUATED] = 1
+    loop._evaluate()
+    assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
+    assert loop.keeper.rollbacks == 1
 
 
 def test_the_fourth_divergence_ends_the_run_and_names_the_layer(rig):

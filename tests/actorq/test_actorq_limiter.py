@@ -94,18 +94,20 @@ def test_lockstep_is_sb3s_loop_and_its_actor_waits_for_every_round(gradient_step
     batch_size=st.integers(1, 512),
     min_size=st.integers(0, 3000),
     updates_at_once=st.sampled_from([1, 1, 3, 128]),
+    inserts_at_once=st.sampled_from([1, 1, 4, 100]),
     spare=st.none() | st.just(0) | st.integers(0, 2000),
     choices=st.lists(st.tuples(st.booleans(), st.integers(1, 3000)), max_size=60),
 )
 def test_somebody_can_always_go_on_and_the_ratio_stays_in_the_error_buffer(
-    ratio, batch_size, min_size, updates_at_once, spare, choices
+    ratio, batch_size, min_size, updates_at_once, inserts_at_once, spare, choices
 ):
-    smallest = smallest_error_buffer(ratio, batch_size, updates_at_once)
+    smallest = smallest_error_buffer(ratio, batch_size, updates_at_once, inserts_at_once)
     buffer = None if spare is None else smallest + spare
-    limiter = RateLimiter(ratio, batch_size, min_size, buffer, updates_at_once=updates_at_once)
+    at_once = {"updates_at_once": updates_at_once, "inserts_at_once": inserts_at_once}
+    limiter = RateLimiter(ratio, batch_size, min_size, buffer, **at_once)
     for actor, amount in choices:
         room, updates = limiter.insert_limit() - limiter.inserts, limiter.updates_allowed()
-        assert room > 0 or updates > 0
+        assert room >= inserts_at_once or updates > 0
         assert limiter.insert_limit() >= min_size
         if actor:
             limiter.on_insert(max(0, min(amount, room)))
@@ -129,6 +131,7 @@ def test_hand_numbers_of_the_smallest_error_buffer():
     assert smallest_error_buffer(0.5, 32) == 32
     assert smallest_error_buffer(8, 4) == 11
     assert smallest_error_buffer(32, 64, updates_at_once=128) == 64 * 128 + 31
+    assert smallest_error_buffer(8, 32, inserts_at_once=12) == 32 + 12 * 8 - 1
 
 
 @given(ratio=RATIOS, batch_size=st.integers(1, 512), updates_at_once=st.integers(1, 8))
@@ -198,13 +201,13 @@ def test_a_damaged_state_is_refused(broken):
     updates_at_once=st.sampled_from([1, 3]),
     done=st.integers(0, 5),
 )
-def test_inserts_needed_are_just_enough_for_an_update(ratio, batch_size, min_size, updates_at_once, done):
+def test_inserts_wanted_are_just_enough_for_an_update(ratio, batch_size, min_size, updates_at_once, done):
     limiter = RateLimiter(ratio, batch_size, min_size, updates_at_once=updates_at_once)
     for _ in range(done):
-        limiter.on_insert(limiter.inserts_needed())
-        assert limiter.inserts_needed() == 0
+        limiter.on_insert(limiter.inserts_wanted())
+        assert limiter.inserts_wanted() == 0
         limiter.on_sample(batch_size)
-    needed = limiter.inserts_needed()
+    needed = limiter.inserts_wanted()
     assert (needed == 0) == (limiter.updates_allowed() > 0)
     if needed:
         limiter.on_insert(needed - 1)
@@ -217,7 +220,7 @@ def test_a_learner_without_its_replay_waits_for_a_new_one():
     limiter = RateLimiter(1.0, 32, 100)
     limiter.on_insert(164)
     limiter.warm_up_again()
-    assert (limiter.updates_allowed(), limiter.inserts_needed()) == (0, 132)
+    assert (limiter.updates_allowed(), limiter.inserts_wanted()) == (0, 132)
     assert limiter.insert_limit() >= 264
     limiter.on_insert(132)
     assert limiter.updates_allowed() == 1
@@ -226,10 +229,10 @@ def test_a_learner_without_its_replay_waits_for_a_new_one():
 def test_sample_limit_lets_the_learner_on_while_rows_remain_and_never_stops_actors():
     remaining = 99
     limiter = SampleLimit(lambda: remaining, 100, 32)
-    assert (limiter.updates_allowed(), limiter.inserts_needed(), limiter.insert_limit()) == (0, 1, UNLIMITED)
+    assert (limiter.updates_allowed(), limiter.inserts_wanted(), limiter.insert_limit()) == (0, UNLIMITED, UNLIMITED)
     remaining = 100
     limiter.on_insert(200)
-    assert (limiter.updates_allowed(), limiter.inserts_needed()) == (1, 0)
+    assert (limiter.updates_allowed(), limiter.inserts_wanted()) == (1, UNLIMITED)
     limiter.on_sample(32)
     assert limiter.realised == 0.32
     other = SampleLimit(lambda: remaining, 100, 32)

@@ -196,6 +196,16 @@ def test_bfloat16_leaves_a_saturated_action_its_gradient_and_weights_their_float
     assert not torch.equal(weights(learner.actor), before)
 
 
+def test_bfloat16_keeps_atoms_that_are_no_numbers_of_its_own():
+    critic = model(v_min=0.0, v_max=1.0, num_atoms=51).policy.critic
+    with torch.no_grad():
+        critic.head.weight.zero_()
+        critic.head.bias.copy_(-(critic.atoms - 0.86).abs() * 1000)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = critic.value(torch.zeros(1, 3), torch.zeros(1, 2)).item()
+    assert found == pytest.approx(0.86, abs=1e-4)  # bfloat16 has 0.859
+
+
 @pytest.mark.parametrize(("penalty", "comes_back"), [(0.02, True), (0.0, False)])
 def test_a_saturated_actor_comes_back_where_the_critic_sees_no_difference(penalty: float, comes_back: bool):
     learner = model(saturation_penalty=penalty)

@@ -11,8 +11,11 @@ from stable_baselines3 import DQN
 from training_runs import train
 
 from quarl.config import TrainConfig
+from quarl.evaluate import evaluate
 from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
+from quarl.ptq import quantize
+from quarl.sweep import EXACT
 from quarl.training.hyperparameters import interpret
 from quarl.training.judge import Judge, undisturbed
 from quarl.training.run_folder import RunFolder
@@ -56,6 +59,19 @@ def test_the_best_agent_s_integers_are_kept_too(tmp_path):
     run = tmp_path / "logs/dqn/CartPole-v1_1"
     assert isinstance(load.read(run / "best_model.quarl"), QuantizedPolicy)
     assert not isinstance(load.read(run / "best_model.zip"), QuantizedPolicy)
+
+
+def test_the_best_agent_keeps_the_statistics_it_was_best_with(tmp_path):
+    more = ["normalize:True", "learning_rate:0.01", "--eval-freq", "128", "--eval-episodes", "5"]
+    train(tmp_path, "ppo", "CartPole-v1", 2048, *more, evaluations=True)
+    run = tmp_path / "logs/ppo/CartPole-v1_1"
+    seen = np.load(run / "evaluations.npz")["results"]
+    best = int(seen.mean(axis=1).argmax())
+    assert best < len(seen) - 1  # statistics have moved on since
+    agents = [load.read(run / f"{name}.zip") for name in ("best_model", "CartPole-v1")]
+    assert not np.array_equal(*(agent.ops[0].mean for agent in agents))
+    again = evaluate(quantize(agents[0], EXACT), episodes=5, seed=0, stream="development", stochastic=False)
+    assert again.returns.tolist() == seen[best].tolist()
 
 
 def test_a_delay_that_is_over_before_learning_begins_waits_for_ranges(tmp_path):

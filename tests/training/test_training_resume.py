@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -129,6 +130,17 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
     assert load.read(tmp_path / f"logs/{algo}/CartPole-v1_1").provenance.algo == algo
     assert signal.getsignal(signal.SIGINT) is before
     assert main([*command.split(), "--json", "row.json"]) == 0
+
+
+def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, monkeypatch):
+    def look(self, model):
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.0)
+
+    monkeypatch.setattr("quarl.training.judge.Judge.look", look)
+    assert main(words("ppo", "CartPole-v1", 256, "--eval-freq", "64", evaluations=True)) == 130
+    assert checkpoint.load_latest(tmp_path / "logs/ppo/CartPole-v1_1").state["clock_s"] < 1.0
 
 
 def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys, monkeypatch):

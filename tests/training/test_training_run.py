@@ -17,6 +17,7 @@ from training_runs import Threads, same, train, weights, words
 
 import quarl
 from quarl.algorithms.d4pg import D4PG
+from quarl.algorithms.precision import Precision, learned
 from quarl.cli import main
 from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
@@ -177,6 +178,21 @@ def test_updates_in_half_floats_stay_near_those_in_float32(dtype, tmp_path):
     assert not same(exact, half)
     for name, array in exact.items():
         np.testing.assert_allclose(half[name], array, atol=0.05)
+
+
+def entropy_gradient(dtype):
+    """What the first update of SAC steps its entropy coefficient by."""
+    found = []
+    model = SAC("MlpPolicy", "Pendulum-v1", learning_starts=20, policy_kwargs={"net_arch": [16]}, seed=0)
+    model.learn(20)
+    model.ent_coef_optimizer.step = lambda: found.append(model.log_ent_coef.grad.item())
+    with Precision(dtype, model.device, scale=16.0).update(learned(model)):
+        model.train(gradient_steps=1, batch_size=16)
+    return found[0]
+
+
+def test_sac_s_entropy_coefficient_has_its_own_gradient_in_float16():
+    assert entropy_gradient("fp16") == pytest.approx(entropy_gradient("fp32"), rel=0.01)
 
 
 def test_a_step_of_ppo_in_bfloat16_goes_where_one_in_float32_goes(tmp_path):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq.limiter import Limiter, RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.algorithms import checkpoint
+from quarl.algorithms.checkpoint_model import not_finite
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError
 
@@ -78,7 +78,7 @@ class Keeper:
     def roll_back(self) -> None:
         """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
         self.rollbacks += 1
-        layer = next((n for n, p in self.model.policy.named_parameters() if not torch.isfinite(p).all()), "the loss")
+        layer = not_finite(self.model) or "the loss"
         if self.rollbacks > ROLLBACKS:
             raise QuarlError(
                 f"training diverged {self.rollbacks} times at {layer}, the last time with a learning rate of "

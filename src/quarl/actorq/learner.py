@@ -31,7 +31,8 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms import checkpoint
-from quarl.algorithms.precision import Precision
+from quarl.algorithms.checkpoint_model import not_finite
+from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 
 NAP_S = 0.0002
@@ -66,7 +67,7 @@ class LearnerLoop(Worker):
         self.template = Template.of(self.model)
         self.delay = config.delay()
         self.precision = Precision(config.learner_dtype, self.model.device)
-        self.parameters = list(self.model.policy.parameters())
+        self.parameters = learned(self.model)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
         self.pace = Pace(config, self.model)
@@ -108,6 +109,8 @@ class LearnerLoop(Worker):
     def step(self) -> None:
         """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them."""
         if self.limiter.updates_allowed():
+            while self._receive():  # nothing, but where actors never wait
+                pass
             self._update()
         elif not self._receive():
             self._wait()
@@ -129,11 +132,11 @@ class LearnerLoop(Worker):
             self._push()
 
     def _receive(self) -> int:
-        """Takes segments in, as many as there are up to the next update; how many there were."""
+        """Takes segments in, as many as there are and the limiter wants; how many there were."""
         start = time.perf_counter()
         received = 0
         left = self.config.n_timesteps - self.model.num_timesteps  # actors may have made a step more than they should
-        for rows in self.channel.receive(min(self.limiter.inserts_needed(), AT_ONCE, left)):
+        for rows in self.channel.receive(min(self.limiter.inserts_wanted(), AT_ONCE, left)):
             self.intake.take(rows)
             received += len(rows)
         if received:
@@ -175,6 +178,8 @@ class LearnerLoop(Worker):
     def _evaluate(self) -> None:
         """Stands still, actors too, while the supervisor plays its episodes with what is pushed here."""
         start = time.perf_counter()
+        if not_finite(self.model) is not None:  # the publisher would refuse it only later
+            self._roll_back()
         self.cells[Learner.PAUSED] = 1
         self._push()
         self.evaluations += 1
@@ -224,7 +229,8 @@ class LearnerLoop(Worker):
     def _show(self) -> None:
         """What actors and supervisor look at."""
         cells, model = self.cells, self.model
-        limit = min(self.limiter.insert_limit(), self.config.n_timesteps)
+        # An actor steps all its environments or none; what they make beyond the last step is not taken in.
+        limit = min(self.limiter.insert_limit(), self.config.n_timesteps + self.config.envs_per_actor - 1)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
         cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
         cells[Learner.UPDATES_PER_INSERT] = per_insert = self.pace.updates_per_insert

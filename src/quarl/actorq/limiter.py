@@ -32,7 +32,7 @@ class Limiter(Protocol):
 
     def updates_allowed(self) -> int: ...
 
-    def inserts_needed(self) -> int: ...
+    def inserts_wanted(self) -> int: ...
 
     def insert_limit(self) -> int: ...
 
@@ -45,14 +45,16 @@ class Limiter(Protocol):
     def load_state(self, state: Mapping[str, float]) -> None: ...
 
 
-def smallest_error_buffer(samples_per_insert: float, batch_size: int, updates_at_once: int = 1) -> Fraction:
+def smallest_error_buffer(
+    samples_per_insert: float, batch_size: int, updates_at_once: int = 1, inserts_at_once: int = 1
+) -> Fraction:
     """The least error_buffer with which one side can always go on, whatever the counts; it is lockstep.
 
     The error is a multiple of 1/denominator of the ratio, and below one round of updates where the learner waits.
-    The largest such error must still leave room for an insert.
+    The largest such error must still leave room for all the inserts that an actor makes at once.
     """
     ratio = _ratio(samples_per_insert)
-    return batch_size * updates_at_once + ratio - Fraction(1, ratio.denominator)
+    return batch_size * updates_at_once + ratio * inserts_at_once - Fraction(1, ratio.denominator)
 
 
 class RateLimiter:
@@ -71,29 +73,32 @@ class RateLimiter:
         error_buffer: float | Fraction | None = None,
         *,
         updates_at_once: int = 1,
+        inserts_at_once: int = 1,
     ) -> None:
         """batch_size: samples of one update. min_size: inserts before the ratio counts; no update before them.
 
         error_buffer: samples by which actors may be ahead; None allows them to gather the next round while the learner
         is at work on this one, and at least a tenth of min_size, as Acme does.
         updates_at_once: updates become due in rounds of so many (SB3's gradient_steps).
+        inserts_at_once: an actor goes on where there is room for so many, a step of each of its environments.
         """
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("min_size", min_size, 0),
             ("updates_at_once", updates_at_once, 1),
+            ("inserts_at_once", inserts_at_once, 1),
         ):
             if value < least:
                 raise QuarlError(f"{name} must be at least {least}, got {value}")
         self._ratio = _ratio(samples_per_insert)
-        smallest = smallest_error_buffer(samples_per_insert, batch_size, updates_at_once)
+        smallest = smallest_error_buffer(samples_per_insert, batch_size, updates_at_once, inserts_at_once)
         if error_buffer is None:
             error_buffer = max(2 * smallest, min_size * self._ratio / 10)
         if not math.isfinite(error_buffer) or error_buffer < smallest:
             raise QuarlError(
                 f"error_buffer {float(error_buffer):g} lets learner and actors block each other at samples_per_insert "
-                f"{samples_per_insert:g} and {updates_at_once} x {batch_size} samples a round; use at least "
-                f"{_float_above(smallest)!r}"
+                f"{samples_per_insert:g}, {updates_at_once} x {batch_size} samples a round and {inserts_at_once} steps "
+                f"at once; use at least {_float_above(smallest)!r}"
             )
         self.samples_per_insert = float(self._ratio)
         self.error_buffer = float(error_buffer)
@@ -130,7 +135,7 @@ class RateLimiter:
         due = (self.inserts - inserts) * self._up // self._round * self._updates_at_once
         return max(due - (self.samples - samples) // self.batch_size, 0)
 
-    def inserts_needed(self) -> int:
+    def inserts_wanted(self) -> int:
         """Inserts until an update is allowed, 0 if one is: a learner that takes no more at a time keeps SB3's clock."""
         inserts, samples = self._start
         rounds = (self.samples - samples) * self._down // self._round + 1
@@ -207,9 +212,9 @@ class SampleLimit:
         """1 or 0: how many rows a batch uses up is known only after it was sampled."""
         return int(self._num_samplable() >= self._least)
 
-    def inserts_needed(self) -> int:
-        """Inserts until an update is allowed, 0 if one is."""
-        return max(self._least - self._num_samplable(), 0)
+    def inserts_wanted(self) -> int:
+        """All that there are: a learner that is behind must not let actors wait, nor learn from old rows."""
+        return UNLIMITED
 
     def insert_limit(self) -> int:
         """A number that is never reached."""

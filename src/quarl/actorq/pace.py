@@ -31,7 +31,14 @@ class Pace:
         else:
             # Rounds and their first one are Stable-Baselines3's: between two rounds DQN's target network moves.
             first = model.learning_starts // steps * steps
-            self.limiter = RateLimiter(ratio, model.batch_size, first, config.error_buffer, updates_at_once=at_once)
+            self.limiter = RateLimiter(
+                ratio,
+                model.batch_size,
+                first,
+                config.error_buffer,
+                updates_at_once=at_once,
+                inserts_at_once=config.envs_per_actor,
+            )
         self._model = model
         self.updates_per_insert = ratio / model.batch_size
         # Every actor may be one step ahead of what it knew of the others, and a round of updates cannot be halved.

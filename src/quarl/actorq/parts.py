@@ -25,7 +25,7 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.statistics import Statistics
 from quarl.actorq.weights import Template
-from quarl.algorithms.precision import Precision
+from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.envs.seeds import episode_seed
@@ -185,7 +185,7 @@ def _inserts(model: OffPolicyAlgorithm, rows: Array, ratio: float, seconds: floa
 
 def _updates(model: OffPolicyAlgorithm, config: ActorQConfig, seconds: float) -> float:
     """Seconds of one update."""
-    precision, parameters = Precision(config.learner_dtype, model.device), list(model.policy.parameters())
+    precision, parameters = Precision(config.learner_dtype, model.device), learned(model)
 
     def update() -> None:
         with precision.update(parameters):

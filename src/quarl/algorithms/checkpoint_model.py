@@ -156,6 +156,12 @@ def _array(name: str, tensor: torch.Tensor) -> Array:
     return array
 
 
+def not_finite(model: BaseAlgorithm) -> str | None:
+    """The name of the first parameter that is not finite; None where all are."""
+    named = model.policy.named_parameters()
+    return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)
+
+
 def _check_finite(model: BaseAlgorithm, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():

@@ -100,7 +100,9 @@ class CategoricalCritic(BaseModel):
 
     def value(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Expected return [B]."""
-        mean: Tensor = self(observations, actions).softmax(dim=1) @ self.atoms
+        probabilities = self(observations, actions).softmax(dim=1)
+        with torch.autocast(probabilities.device.type, enabled=False):  # atoms are no numbers of bfloat16
+            mean: Tensor = probabilities.float() @ self.atoms
         return mean
 
 

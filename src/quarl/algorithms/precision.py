@@ -8,14 +8,21 @@ before anyone clips or uses them, and an update whose gradients overflow is left
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 GROW_AFTER = 2000
 """Updates without overflow, after which the scale doubles."""
 LEAST, MOST = 1.0, 2.0**24
+
+
+def learned(model: BaseAlgorithm) -> list[torch.Tensor]:
+    """What the losses of a model's `train` reach: its policy, and SAC's entropy coefficient, which is no part of it."""
+    coefficient: torch.Tensor | None = getattr(model, "log_ent_coef", None)
+    return [*model.policy.parameters(), *([] if coefficient is None else [coefficient])]
 
 
 class Precision:
@@ -31,8 +38,8 @@ class Precision:
         self._since = 0
 
     @contextlib.contextmanager
-    def update(self, parameters: list[torch.nn.Parameter]) -> Iterator[None]:
-        """Around one call of a model's `train`; parameters: those that its losses reach."""
+    def update(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Around one call of a model's `train`; parameters: those of `learned`."""
         if self._type is None:
             yield
             return
@@ -58,7 +65,7 @@ class Precision:
             finally:
                 torch.autograd.backward = plain
 
-    def _unscale(self, parameters: list[torch.nn.Parameter]) -> None:
+    def _unscale(self, parameters: Sequence[torch.Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_mul_(gradients, 1 / self.scale)
         finite = bool(torch.stack([g.isfinite().all() for g in gradients]).all())

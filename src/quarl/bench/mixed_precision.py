@@ -20,7 +20,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import get_device
 
-from quarl.algorithms.precision import Precision
+from quarl.algorithms.precision import Precision, learned
 from quarl.bench.cells import Cell, Cells
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
 from quarl.machine import multiplies, usable_cores
@@ -143,7 +143,7 @@ class Updates:
     def __init__(self, model: DQN, dtype: Dtype, batch_size: int) -> None:
         self.model, self.batch_size = model, batch_size
         self.precision = Precision(dtype, model.device)
-        self.parameters = list(model.policy.parameters())
+        self.parameters = learned(model)
         self.estimated_s = 0.0
         """Of a whole batch, from small ones; 0 where batches are small anyway."""
         self.seconds: list[float] = []

@@ -87,7 +87,7 @@ def read_settings(model: Path) -> Settings:
         env_id=_text(args.get("env") or named, stats / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), stats / "args.yml", "env_kwargs"),
         wrappers=wrappers_of(config, stats / "config.yml"),
-        normalize=_statistics(config, stats),
+        normalize=_statistics(config, stats, model),
     )
 
 
@@ -102,10 +102,19 @@ def settings_folder(model: Path) -> Path | None:
     return next((model.parent / name for name in (model.stem, run) if (model.parent / name).is_dir()), None)
 
 
-def statistics_file(stats: Path) -> Path:
-    """The file of the observations' statistics in a settings folder, whether it is there or not."""
+def own_statistics(model: Path) -> Path:
+    """Where statistics lie that belong to the zip `model` and to no other of its run."""
+    return model.with_name(f"{model.stem}_vecnormalize.pkl")
+
+
+def statistics_file(stats: Path, model: Path) -> Path:
+    """The file of the statistics that the zip `model` observed with, whether it is there or not.
+
+    Its own where it has some, for those of the settings folder are the newest agent's.
+    """
     pushed = stats / "vec_normalize.pkl"  # as it is called on the hub
-    return pushed if pushed.is_file() else stats / "vecnormalize.pkl"
+    found = (path for path in (own_statistics(model), pushed) if path.is_file())
+    return next(found, stats / "vecnormalize.pkl")
 
 
 def samples_actions(algo: str, env_id: str) -> bool:
@@ -116,12 +125,12 @@ def samples_actions(algo: str, env_id: str) -> bool:
     return LAYOUTS[algo] is ON_POLICY and bool(_SAMPLED.search(env_id))
 
 
-def _statistics(config: Mapping[str, Any], stats: Path) -> Normalize | None:
+def _statistics(config: Mapping[str, Any], stats: Path, model: Path) -> Normalize | None:
     """vecnormalize.pkl where config.yml asks for it, or where there is no config.yml to ask.
 
     The zoo of Stable-Baselines 2 had obs_rms.pkl instead, with the wrapper's default epsilon and clip.
     """
-    path, running = statistics_file(stats), stats / "obs_rms.pkl"
+    path, running = statistics_file(stats, model), stats / "obs_rms.pkl"
     wanted = config.get("normalize", False) if config else path.is_file() or running.is_file()
     if not wanted:
         return None

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from quarl.algorithms.learners import DOUBLE, learner_class
-from quarl.algorithms.precision import Precision
+from quarl.algorithms.precision import Precision, learned
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError, did_you_mean
 from quarl.training.hyperparameters import OURS, Recipe
@@ -70,7 +70,7 @@ def learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
     if config.learner_dtype == "fp32":
         return
     precision = Precision(config.learner_dtype, model.device)
-    parameters = list(model.policy.parameters())
+    parameters = learned(model)
     heads = [found for name in HEADS if isinstance(found := getattr(model.policy, name, None), nn.Module)]
     plain: Any = model.train  # type: ignore[attr-defined]  # every algorithm has it, the base class does not say so
 

@@ -1,9 +1,10 @@
 """One run's folder, in the zoo's layout: what its own scripts and QuaRL's readers find an agent by.
 
 logs/ppo/CartPole-v1_1/CartPole-v1.zip        the newest agent        best_model.zip    the best in evaluations
-                      /CartPole-v1.quarl      in integers (QAT)       evaluations.npz   as EvalCallback writes it
+                      /CartPole-v1.quarl      in integers (QAT)       best_model_vecnormalize.pkl   its statistics
                       /CartPole-v1/config.yml, args.yml, vecnormalize.pkl
-                      /checkpoint-0000000620.safetensors              command.txt
+                      /checkpoint-0000000620.safetensors              evaluations.npz   as EvalCallback writes it
+                      /command.txt
 """
 
 from __future__ import annotations
@@ -97,12 +98,17 @@ class RunFolder:
         return read_yaml(self.settings / "args.yml")
 
     def write_agent(self, model: BaseAlgorithm, name: str | None = None) -> Path:
-        """The model's zip, with its observation statistics beside it; raises as `checkpoint.save` does."""
+        """The model's zip, with its observation statistics beside it; raises as `checkpoint.save` does.
+
+        An agent of another name has statistics of its own, which move on no more while the run does.
+        """
         path = checkpoint.export(self.path, model, name or self.agent.name, exclude=PATCHED)
         wrapper = model.get_vec_normalize_env()
         if wrapper is not None:
-            with checkpoint_file.replacing(self.settings / "vecnormalize.pkl") as file:
-                checkpoint_file.put(file, pickle.dumps(wrapper))
+            newest = self.settings / "vecnormalize.pkl"
+            for statistics in [newest] if path == self.agent else [newest, zoo.own_statistics(path)]:
+                with checkpoint_file.replacing(statistics) as file:
+                    checkpoint_file.put(file, pickle.dumps(wrapper))
         return path
 
     def write_integers(self, policy: QuantizedPolicy, name: str | None = None) -> None:

@@ -17,6 +17,7 @@ from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputF
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl import qat
+from quarl.algorithms.checkpoint_model import not_finite
 from quarl.config import TrainConfig
 from quarl.envs import resolve
 from quarl.errors import QuarlError
@@ -32,7 +33,7 @@ from quarl.training.model import build, learn_in
 from quarl.training.outcome import Ended, Row
 from quarl.training.resume import resumed
 from quarl.training.run_folder import RunFolder
-from quarl.training.steward import Progress, Steward, Stopped, check_finite, diverged, not_finite
+from quarl.training.steward import Progress, Steward, Stopped, check_finite, diverged
 from quarl.training.trained_agent import TrainedAgent, act_before_learning
 
 Say = Callable[[str], None]

@@ -10,11 +10,11 @@ import math
 import time
 from collections.abc import Callable
 
-import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from quarl.algorithms.checkpoint_model import not_finite
 from quarl.errors import QuarlError
 from quarl.interrupt import Interrupts
 from quarl.training.judge import Judge
@@ -107,10 +107,12 @@ class Steward(BaseCallback):
     def look(self) -> None:
         """An evaluation, off the clock; Stopped where a signal breaks it off."""
         start = time.perf_counter()
-        check_finite(self.model, self.keeper)
-        if not self.interrupts.attempt(self._evaluate):
-            raise Stopped
-        self.paused_s += time.perf_counter() - start
+        try:
+            check_finite(self.model, self.keeper)
+            if not self.interrupts.attempt(self._evaluate):
+                raise Stopped
+        finally:
+            self.paused_s += time.perf_counter() - start
 
     def _evaluate(self) -> None:
         mean = self.judge.look(self.model)
@@ -138,12 +140,6 @@ def check_finite(model: BaseAlgorithm, keeper: Keeper) -> None:
     """Raises Diverged where a weight is NaN or infinite."""
     if not_finite(model) is not None:
         raise diverged(model, keeper)
-
-
-def not_finite(model: BaseAlgorithm) -> str | None:
-    """The name of the first parameter that is not finite; None where all are."""
-    named = model.policy.named_parameters()
-    return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)
 
 
 def diverged(model: BaseAlgorithm, keeper: Keeper) -> Diverged:

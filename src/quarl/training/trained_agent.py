@@ -153,7 +153,7 @@ class TrainedAgent:
                     own.copy_(torch.from_numpy(saved))
 
     def _give_statistics(self, wrapper: VecNormalize) -> None:
-        path = zoo.statistics_file(self.settings) if self.settings is not None else self.path
+        path = zoo.statistics_file(self.settings, self.path) if self.settings is not None else self.path
         saved = read_statistics(path) if path != self.path and path.is_file() else {}
         for name, (mean, variance, count) in saved.items():
             statistics: Any = getattr(wrapper, name, None)
