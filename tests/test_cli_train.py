@@ -44,7 +44,7 @@ def elsewhere(tmp_path, monkeypatch):
         ("--n-envs 0", "--n-envs must be at least 1"),
         ("--eval-episodes 0", "--eval-episodes must be at least 1"),
         ("--eval-freq -1", "--eval-freq must not be negative"),
-        ("--seed -1", "--seed must not be negative"),
+        ("--seed -1", "--seed must be between 0 and 2**32 - 1"),
         ("--params lr", "'lr' is not NAME:VALUE"),
         ("--params lr:open('x')", "is not NAME:VALUE"),
         ("--params lerning_rate:1e-3", "PPO has no hyper-parameter 'lerning_rate'; did you mean 'learning_rate'"),

@@ -16,6 +16,7 @@ from quarl.stats import (
     iqm,
     mean_error_interval,
     noninferior,
+    noninferior_over_seeds,
     over_seeds,
     stable,
     summary,
@@ -171,6 +172,23 @@ def test_one_seed_has_the_interval_of_its_episodes_and_equal_seeds_that_of_one()
 def test_an_interval_over_seeds_spans_what_seeds_differ_by():
     found = over_seeds([np.full(10, 0.0), np.full(10, 30.0), np.full(10, 60.0)], np.random.default_rng(0))
     assert (found.point, found.low, found.high) == (30.0, 0.0, 60.0)
+
+
+def test_an_interval_over_seeds_that_do_not_differ_is_that_of_all_their_episodes():
+    """Means of 3 x 100 episodes: a seed that is drawn twice brings other episodes the second time."""
+    groups = [np.random.default_rng(0).permutation(np.linspace(-1, 1, 100)) for _ in range(3)]
+    together = bootstrap_interval(np.concatenate(groups), np.random.default_rng(0))
+    found = over_seeds(groups, np.random.default_rng(0))
+    assert found.high - found.low == pytest.approx(together.high - together.low, rel=0.05)
+
+
+def test_a_few_episodes_show_nothing():
+    few, enough = np.full(9, 100.0), np.full(10, 100.0)
+    assert not noninferior(few, few, 5, rng()).noninferior
+    assert noninferior(enough, enough, 5, rng()).noninferior
+    error = error_over_seeds([(few, few)], np.random.default_rng(0))
+    assert not noninferior_over_seeds([(few, few)], error, 5)
+    assert noninferior_over_seeds([(few, few), (few, few)], error, 5)
 
 
 def test_an_error_over_seeds_draws_both_sides_of_a_seed_together():

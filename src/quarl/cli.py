@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -36,13 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QuarlError as error:
         print(f"quarl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("quarl: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # the others are met where it is known what they mean
+            raise
+        print(f"quarl: the name {str(error.filename)[:40]}... is too long: choose another", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("quarl: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return code or 0
 
 

@@ -19,6 +19,8 @@ from quarl.errors import QuarlError
 Array = NDArray[Any]
 STABLE_STD_PCT = 15.0
 """An agent whose std is at most this share of its |mean| is stable: only there do some hundred episodes tell 5 %."""
+FEWEST_EPISODES = 10
+"""With fewer a bootstrap says too little of what other episodes would bring: nothing is non-inferior."""
 _CHUNK = 2**22
 """Resampled returns held at once: 32 MB of float64."""
 
@@ -134,14 +136,19 @@ def noninferior(
 
     margin = margin_pct / 100 * |mean fp32|, taken as a fixed number. The interval is a paired bootstrap, so the test
     is one-sided at 2.5 % (Piaggio et al. 2012, CONSORT extension for non-inferiority trials). Where fp32 scores 0 a
-    percentage allows nothing, and no q passes.
+    percentage allows nothing, and no q passes; nor does any with fewer than FEWEST_EPISODES.
     """
     fp32, q = _paired(fp32, q)
     if not margin_pct > 0:
         raise QuarlError(f"the non-inferiority margin must be above 0 percent, got {margin_pct}")
     margin = margin_pct / 100 * abs(float(fp32.mean()))
     lower = bootstrap_interval(q - fp32, rng, num_resamples=num_resamples).low
-    return Verdict(noninferior=lower > -margin, lower=lower, margin=margin)
+    return Verdict(noninferior=fp32.size >= FEWEST_EPISODES and lower > -margin, lower=lower, margin=margin)
+
+
+def noninferior_over_seeds(pairs: Sequence[tuple[Array, Array]], error: Interval, margin_pct: float) -> bool:
+    """Whether the upper end of `error_over_seeds`, which `error` is of these pairs, lies below the margin."""
+    return sum(fp32.size for fp32, _ in pairs) >= FEWEST_EPISODES and error.high < margin_pct
 
 
 def over_seeds(groups: Sequence[Array], rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
@@ -165,13 +172,14 @@ def error_over_seeds(
 
 def _means_over_seeds(groups: list[list[Array]], rng: np.random.Generator, num_resamples: int) -> list[Array]:
     """Resampled means [num_resamples] of each column; groups: for each seed its columns, whose rows are paired."""
-    # within a seed first: as many resampled means as there are resamples, of which a drawn seed then takes its own
+    # within a seed first: as many resampled means as there are resamples, one of which a drawn seed then takes. A seed
+    # that is drawn twice takes two: its episodes would otherwise count as one draw, and the interval be too wide
     within = [
         _resample(columns, lambda rows: np.stack([_mean(row) for row in rows], -1), rng, num_resamples)
         for columns in groups
     ]
-    drawn = rng.integers(len(groups), size=(num_resamples, len(groups)))
-    means = np.stack(within)[drawn, np.arange(num_resamples)[:, None]].mean(axis=1)
+    drawn, taken = (rng.integers(n, size=(num_resamples, len(groups))) for n in (len(groups), num_resamples))
+    means = np.stack(within)[drawn, taken].mean(axis=1)
     return list(means.T)
 
 

@@ -64,6 +64,38 @@ def test_other_options_are_not_taken_for_the_same_cell(tmp_path: Path, capsys: A
     assert "was measured with another" in capsys.readouterr().err
 
 
+def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measured(
+    small_agents: Path, tmp_path: Path, capsys: Any
+):
+    agent = tmp_path / "agent.zip"
+    agent.write_bytes((small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes())
+    out = tmp_path / "out"
+    words = [*WORDS, "--algo", "dqn", "--methods", "ptq", "-i", str(agent), "-o", str(out)]
+    assert main(words) == 0
+    agent.write_bytes((small_agents / "zoo/a2c/CartPole-v1_1/CartPole-v1.zip").read_bytes())
+    assert main([*words, "--algo", "a2c"]) == 2
+    assert "was measured with another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
+        (["--algo", "ddpg"], "ddpg needs a continuous action space"),
+        (["-i", "none.zip"], "none.zip"),
+        (["-i", "{}", "--algo", "ppo"], "dqn"),
+    ],
+)
+def test_what_every_training_would_fail_by_is_one_line(
+    words: list[str], said: str, small_agents: Path, tmp_path: Path, capsys: Any
+):
+    agent = str(small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip")
+    assert main([*WORDS, *(word.format(agent) for word in words), "-o", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
     assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path)]) == 0
     assert "2 trainings to go" in capsys.readouterr().out
@@ -94,12 +126,12 @@ def played(method: str, precision: str, seed: int, returns: list[float]) -> Play
 def test_summaries_pair_each_seed_with_its_own_fp32_agent():
     config = SweepConfig(bits=("4",), seeds=2)
     found = [
-        played("fp32", "fp32", 0, [100.0, 100.0]),
-        played("fp32", "fp32", 1, [200.0, 200.0]),
-        played("ptq", "4", 0, [50.0, 50.0]),
-        played("ptq", "4", 1, [100.0, 100.0]),
-        played("qat", "4", 0, [99.0, 99.0]),
-        played("qat", "4", 1, [199.0, 199.0]),
+        played("fp32", "fp32", 0, [100.0] * 5),
+        played("fp32", "fp32", 1, [200.0] * 5),
+        played("ptq", "4", 0, [50.0] * 5),
+        played("ptq", "4", 1, [100.0] * 5),
+        played("qat", "4", 0, [99.0] * 5),
+        played("qat", "4", 1, [199.0] * 5),
     ]
     exact, ptq, qat = bits.summaries(config, found)
     assert (exact.mean, exact.error_pct, exact.gain) == (150.0, 0.0, None)
@@ -129,6 +161,7 @@ def test_seeds_whose_fp32_agent_is_missing_have_no_rows(tmp_path: Path):
         ({"n_timesteps": 100, "quant_delay": 100}, "not within the run"),
         ({"margin": 0.0}, "--margin"),
         ({"seeds": 0}, "--seeds"),
+        ({"bits": ("8", "4", "int8")}, "--bits 8 and int8 are the same precision: name it once"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_anything_is_trained(options: Any, message: str, tmp_path: Path):

@@ -100,23 +100,25 @@ def test_a_cell_that_fails_is_recorded_and_skipped_until_it_is_retried(study_fil
     broken.mkdir(parents=True)
     (broken / "CartPole-v1.zip").write_bytes(b"PK no zip")
     path = study_file(f"{DQN}\n{A2C.replace('zoo:zoo', f'zoo:{tmp_path}/zoo')}", f"{FP32}\n{PTQ}")
-    rows = run(path)
+    rows = run(path, code=2)
     assert [row["state"] for row in rows] == ["done"] * 3 + ["failed"] * 3
     shown = capsys.readouterr().out
     assert shown.count("failed: a2c CartPole-v1") == 3
     assert "is not a whole zip file" in shown
     assert "3 done, 3 failed (again with --retry-failed)" in shown
     log = (tmp_path / "out" / "study.log").stat().st_mtime
-    assert run(path) == rows
+    assert run(path, code=2) == rows
+    run(path, "--retry-failed", "--only", "dqn/CartPole-v1")
+    assert run(path, code=2) == rows  # others were not asked to be done again
     assert (tmp_path / "out" / "study.log").stat().st_mtime == log  # no process was begun
-    assert [row["state"] for row in run(path, "--retry-failed")] == ["done"] * 3 + ["failed"] * 3
+    assert [row["state"] for row in run(path, "--retry-failed", code=2)] == ["done"] * 3 + ["failed"] * 3
     assert (tmp_path / "out" / "study.log").stat().st_mtime >= log
 
 
 def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_within(study_file: Write):
     policy = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 600}"
     methods = f"{FP32}\n{{method: qat, precision: w4a8, fine_tune: 0.5}}"
-    rows = run(study_file(policy, methods, "limits: {minutes: 0.01}"))
+    rows = run(study_file(policy, methods, "limits: {minutes: 0.01}"), code=2)
     assert [row["state"] for row in rows] == ["failed"] * 2
     with Store(Path("out")) as store:
         training, exact, _ = store.records()
@@ -155,7 +157,7 @@ def test_an_agent_of_the_hub_is_fetched_by_the_processes_that_need_it(
 
 def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
     policy = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 100000}"
-    run(study_file(policy, FP32, "limits: {memory_gb: 0.05}"))
+    run(study_file(policy, FP32, "limits: {memory_gb: 0.05}"), code=2)
     with Store(Path("out")) as store:
         training, _ = store.records()
     assert training.error == "needed more memory than the limit of 0.05 GB"
@@ -271,7 +273,7 @@ def test_mistakes_are_one_line_and_leave_nothing(study_file: Write, tmp_path: Pa
     assert "no study file nowhere.yml" in fails(capsys, "run", "nowhere.yml")
     assert "--jobs must be at least 1" in fails(capsys, "run", path, "--jobs", 0)
     assert "--minutes must not be negative" in fails(capsys, "run", path, "--minutes", -1)
-    assert "--seed must not be negative" in fails(capsys, "run", path, "--seed", -1)
+    assert "--seed must be between 0 and 2**32 - 1" in fails(capsys, "run", path, "--seed", -1)
     assert "'dqn' is not ALGO/ENV" in fails(capsys, "run", path, "--only", "dqn")
     assert "no such policy; it has dqn/CartPole-v1" in fails(capsys, "run", path, "--only", "ppo/CartPole-v1")
     assert "no study in out" in fails(capsys, "status", "out")

@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
 
 from quarl.cli import main
 from quarl.report import schema, tables
@@ -20,7 +21,7 @@ from quarl.report.markdown import to_markdown
 from quarl.report.study_figures import bits_against_return, spread_against_error
 from quarl.study import rows, spread, summaries
 from quarl.study.groups import groups
-from quarl.study.spread import spearman
+from quarl.study.spread import FEWEST, spearman
 from quarl.study.store import Record
 
 Write = Callable[..., Path]
@@ -60,11 +61,11 @@ def checked(command: str, found: Any) -> list[Any]:
 
 def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
     records = [
-        done("fp32", [100.0, 100.0]),
-        done("int8", [99.0, 99.0]),
-        done("fp32", [200.0, 200.0], seed=1),
-        done("int8", [100.0, 100.0], seed=1),
-        done("int8", [50.0, 50.0], source="zoo:sb2"),
+        done("fp32", [100.0] * 10),
+        done("int8", [99.0] * 10),
+        done("fp32", [200.0] * 10, seed=1),
+        done("int8", [100.0] * 10, seed=1),
+        done("int8", [50.0] * 10, source="zoo:sb2"),
         done("int4", [], state="failed", error="why", found={}),
         done("fp32", [1.0], method="train"),
     ]
@@ -106,8 +107,9 @@ def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
 
 def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
     widths = {8: 100.0, 7: 99.0, 6: 90.0, 5: 100.0, 4: 10.0}
-    records = [done("fp32", [100.0, 100.0]), *(done(f"int{bits}", [mean] * 2) for bits, mean in widths.items())]
-    records.append(done("int8", [50.0, 50.0], scheme="naive"))
+    records = [done("fp32", [100.0] * 10), *(done(f"int{bits}", [mean] * 10) for bits, mean in widths.items())]
+    records.append(done("int8", [50.0] * 10, scheme="naive"))
+    records.append(done("w8a2", [50.0] * 10))  # another question
     ours, naive = checked("study sweet spots", summaries.sweet_spots(groups(records), 5.0))
     assert ours["widths"] == [8, 7, 6, 5, 4]
     assert ours["noninferior"] == [True, True, False, True, False]
@@ -115,9 +117,9 @@ def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
 
 
 def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
-    records = [done("fp32", [100.0, 100.0], seed=seed) for seed in (0, 1)]
-    records += [done("int8", [mean, mean], seed=seed) for seed, mean in ((0, 99.0), (1, 97.0))]
-    records += [done("int4", [mean, mean], seed=seed) for seed, mean in ((0, 100.0), (1, 80.0))]
+    records = [done("fp32", [100.0] * 5, seed=seed) for seed in (0, 1)]
+    records += [done("int8", [mean] * 5, seed=seed) for seed, mean in ((0, 99.0), (1, 97.0))]
+    records += [done("int4", [mean] * 5, seed=seed) for seed, mean in ((0, 100.0), (1, 80.0))]
     eight, four = (group for group in groups(records) if group.method == "ptq")
     assert eight.mean().point == 98.0
     assert eight.error() is not None
@@ -126,10 +128,12 @@ def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
 
 
 def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
-    records = [done("fp32", [100.0]), done("int4", [60.0]), done("w4a8", [95.0], method="qat")]
-    (row,) = checked("study qat", summaries.trained(groups(records), 5.0))
-    assert (row["fp32"], row["ptq"], row["qat"]) == (100.0, 60.0, 95.0)
+    records = [done("fp32", [100.0]), done("int4", [20.0], scheme="naive"), done("int4", [60.0])]
+    records += [done("w4a8", [95.0], method="qat"), done("w4", [99.0], method="qat")]
+    row, floating = checked("study qat", summaries.trained(groups(records), 5.0))
+    assert (row["fp32"], row["ptq"], row["qat"]) == (100.0, 60.0, 95.0)  # of the default scheme
     assert (row["error_ptq_pct"], row["error_qat_pct"]) == (40.0, 5.0)
+    assert (floating["ptq"], floating["qat"]) == (None, 99.0)  # int4 has 8-bit activations
 
 
 def run(precision: str, seed: int, clock_s: float, reached_s: float | None) -> Record:
@@ -172,7 +176,7 @@ def test_what_was_not_measured_is_listed_with_its_reason():
 numbers = st.integers(-5, 5).map(float)
 
 
-@given(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=12))
+@given(st.lists(st.tuples(numbers, numbers), min_size=FEWEST, max_size=12))
 def test_the_rank_correlation_is_scipy_s(both: list[tuple[float, float]]):
     x, y = (list(side) for side in zip(*both, strict=True))
     found = spearman(x, y, num_resamples=50)
@@ -194,22 +198,36 @@ def test_the_correlation_s_interval_excludes_0_where_the_order_is_the_same_and_c
 
 def test_points_have_both_spreads_and_the_figures_draw_them():
     records = []
-    for number, env_id in enumerate(("A", "B", "C", "D")):
+    for number, env_id in enumerate("ABCDEFGH"):
         found = {"weight_min": -2.0 - number, "weight_max": 1.0, "weight_std": 0.5}
         for scheme in ("default", "naive"):
             about = {"env_id": env_id, "found": found, "scheme": scheme}
             records += [done(f"int{bits}", [100.0 - number * (9 - bits)] * 2, **about) for bits in (8, 6, 4)]
         records.append(done("fp32", [100.0, 100.0], env_id=env_id))
     found = spread.points(groups(records))
-    assert len(found) == 4 * 2 * 3
+    assert len(found) == 8 * 2 * 3
     assert (found[0]["range"], found[0]["peak"]) == (3.0, 4.0)
     correlated = checked("study spread", spread.correlations(found))
     assert {row["correlation"] for row in correlated} == {1.0}
-    assert {row["pairs"] for row in correlated} == {4}
+    assert {row["pairs"] for row in correlated} == {8}
     drawn = spread_against_error(found, correlated, "range", "title")
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["8 bits", "6 bits", "4 bits"]
-    rows_of = schema.document("study", [row.to_json() for row in rows.rows(records, 5.0)])["rows"]
-    assert len(bits_against_return(rows_of, "title").axes) == 4
+    assert spread.correlations(found[: 7 * 6])[0]["correlation"] is None  # of too few policies
+    assert len(bits_against_return(summaries.means(groups(records)), "title").axes) == 8
+
+
+def test_the_figure_s_intervals_are_those_over_seeds():
+    records = [
+        done(name, [mean - 1, mean + 1], seed=seed)
+        for seed, mean in enumerate((100.0, 300.0, 500.0))
+        for name in ("fp32", "int8")
+    ]
+    exact, eight = summaries.means(groups(records))
+    assert (exact["mean"], exact["ci_low"] < 110, exact["ci_high"] > 490) == (300.0, True, True)
+    (axes,) = bits_against_return([exact, eight], "title").axes
+    (bars,) = (found for found in axes.collections if isinstance(found, LineCollection))
+    (_, low), (_, high) = bars.get_segments()[0]
+    assert (low, high) == pytest.approx((eight["ci_low"], eight["ci_high"]))
 
 
 def test_markdown_is_the_table_as_the_terminal_has_it():

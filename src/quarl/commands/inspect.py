@@ -108,7 +108,8 @@ def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
     labels = _labels(config, found)
     compared = [_whole(config, one, label) for one, label in zip(found, labels, strict=True)]
     lines = [weight_bias_line(label, one.layers) for one, label in zip(found, labels, strict=True)]
-    title = f"Weights of {len(found)} models, noise at {_plain(config).precision}"
+    noise = f", noise at {_plain(config).precision}" if _are_rounded(found) else ""
+    title = f"Weights of {len(found)} models{noise}"
     with staged(config.output) as folder:
         drawn = comparison_figure.weights_of_models(compared, title)
         style.save(drawn, folder / "weights.png")
@@ -142,10 +143,14 @@ def _plain(config: InspectConfig) -> QuantSpec:
 def _reasons(config: InspectConfig, found: Sequence[_Model]) -> list[str]:
     """What a reader has to know about the numbers, each a line; nothing where they are as asked."""
     notes = [one.note for one in found if one.note]
-    replaced = _plain(config).scheme.name != config.scheme and _plain(config).float_type is None
-    if replaced:
+    if _are_rounded(found) and _plain(config).scheme.name != config.scheme and _plain(config).float_type is None:
         notes.append(f"Scheme {config.scheme} needs observations and weights alone give none: rounded by {PLAIN}.")
     return ["", *notes] if notes else []
+
+
+def _are_rounded(found: Sequence[_Model]) -> bool:
+    """Whether the precision that was asked for says anything of some model: quantised ones are shown as they are."""
+    return any(not isinstance(one.policy, QuantizedPolicy) for one in found)
 
 
 def _is_rewritten(layer: Layer) -> bool:

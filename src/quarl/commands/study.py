@@ -14,12 +14,15 @@ from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALLED
 from quarl.report import schema
 from quarl.study import file, rows
-from quarl.study.cells import DONE, FAILED, NA, TODO, TRAIN, Cell
+from quarl.study.cells import DONE, FAILED, NA, RUNNING, TODO, TRAIN, Cell
 from quarl.study.crew import Bounds
 from quarl.study.entries import Study
 from quarl.study.plan import plan
 from quarl.study.runner import Runner
 from quarl.study.store import NAME, Record, Store, locked
+
+SOME_FAILED = 2
+"""Exit code, as of `quarl sweep`."""
 
 
 def run(config: StudyRunConfig | StudyStatusConfig | StudyReportConfig) -> int | None:
@@ -34,7 +37,7 @@ def run(config: StudyRunConfig | StudyStatusConfig | StudyReportConfig) -> int |
 
 
 def _run(config: StudyRunConfig) -> int:
-    """Measures what is missing, within the time; 128 + its number after a signal."""
+    """Measures what is missing, within the time; 128 + its number after a signal, SOME_FAILED where cells failed."""
     study = file.read(config.study, config.agents)
     cells = plan(study, config.seed)
     chosen = _chosen(config, cells)
@@ -46,21 +49,24 @@ def _run(config: StudyRunConfig) -> int:
         store = stack.enter_context(Store(config.output, create=True))
         store.ask(study.name, study.document, __version__, cells)
         if config.retry_failed:
-            store.again(key for key, state in store.states().items() if state == FAILED)
+            states = store.states()
+            store.again(cell.key for cell in chosen if states[cell.key] == FAILED)
         store.again(_lost(config.output, store, chosen))
         bounds = Bounds(minutes=study.minutes, memory_gb=study.memory_gb)
         runner = Runner(config.output, store, cells, bounds, jobs=config.jobs, minutes=config.minutes)
         with terminal.progress(sum(runner.states[cell.key] == TODO for cell in chosen)) as progress:
             signal = runner.run(chosen, progress)
         if signal is not None:
+            store.again(key for key, state in store.states().items() if state == RUNNING)
             terminal.note(f"stopped by a signal; go on with {config.command_line()}")
             return SIGNALLED + signal
         records = store.records()
     if runner.left:
         terminal.note(f"the time is over with {runner.left} cells to go: repeat the command to go on")
     asked = {cell.key for cell in chosen}
-    _show(config, study, [record for record in records if record.key in asked])
-    return 0
+    asked_for = [record for record in records if record.key in asked]
+    _show(config, study, asked_for)
+    return SOME_FAILED if any(record.state == FAILED for record in asked_for) else 0
 
 
 def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> None:
@@ -77,7 +83,7 @@ def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> No
 
 def _counted(records: Sequence[Record]) -> str:
     states = [record.state for record in records]
-    words = {DONE: "done", FAILED: "failed", NA: "n/a", TODO: "to do"}
+    words = {DONE: "done", FAILED: "failed", NA: "n/a", RUNNING: "running", TODO: "to do"}
     return ", ".join(f"{states.count(state)} {word}" for state, word in words.items() if state in states)
 
 

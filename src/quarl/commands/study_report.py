@@ -45,7 +45,7 @@ def run(config: StudyReportConfig) -> int:
     made, figures = _tables(records, margin), {}
     points = spread.points(groups(records))
     if any(row["method"] in ("ptq", "qat") for row in done):
-        figures["bits"] = bits_against_return(done, f"{name}: return at each precision")
+        figures["bits"] = bits_against_return(summaries.means(groups(records)), f"{name}: return at each precision")
     for measure in spread.SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"
         figures[f"spread-{measure}"] = spread_against_error(points, made["study spread"], measure, title)
@@ -128,13 +128,17 @@ def _sentences(made: Mapping[str, Sequence[Row]]) -> list[str]:
     """What the tables show, in words."""
     found = []
     spots = made["study sweet spots"]
-    for scheme in dict.fromkeys(row["scheme"] for row in spots):
-        some = [row for row in spots if row["scheme"] == scheme]
-        at = [sum(row["sweet_spot"] is not None and row["sweet_spot"] <= bits for row in some) for bits in (8, 6, 4)]
-        found.append(
-            f"Scheme {scheme}: of {len(some)} policies {at[0]} keep their return down to 8 bits, {at[1]} to 6, "
-            f"{at[2]} to 4."
-        )
+    for scheme, mode in dict.fromkeys((row["scheme"], row["mode"]) for row in spots):
+        some = [row for row in spots if (row["scheme"], row["mode"]) == (scheme, mode)]
+        kept = []
+        for bits in (8, 6, 4):
+            asked = [row["sweet_spot"] for row in some if bits in row["widths"]]
+            if asked:
+                kept.append(
+                    f"{sum(spot is not None and spot <= bits for spot in asked)} of {len(asked)} to {bits} bits"
+                )
+        if kept:
+            found.append(f"Scheme {scheme}, {mode}: return is kept by {', '.join(kept)}.")
     for row in made["study spread"]:
         if row["correlation"] is not None and row["bits"] == 8 and row["spread"] == "range":
             shows = "excludes" if row["low"] > 0 or row["high"] < 0 else "contains"

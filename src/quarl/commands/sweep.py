@@ -20,6 +20,7 @@ from quarl.study.store import locked
 def run(config: SweepConfig) -> None:
     """Trains and measures what is missing, within the time, and shows everything that is there; raises QuarlError
     where trainings failed."""
+    bits.check(config)
     with energy.meter(config) as meter:
         config.output.mkdir(parents=True, exist_ok=True)
         cells = Cells(config.output, config.minutes, terminal.note, meter)

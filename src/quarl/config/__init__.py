@@ -41,8 +41,6 @@ class ModelConfig(Config):
         if not self.model:
             raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL --seed 0")
         self.check_model()
-        if self.seed < 0:
-            raise QuarlError(f"--seed must not be negative, got {self.seed}")
 
     def check_model(self) -> None:
         """Refuses words that name no model."""
@@ -179,11 +177,6 @@ class DemoConfig(Config):
     """Seed of training and of the episodes."""
     output: Output = Path("quarl-demo")
     """Folder for the trained agent and what `quarl ptq` makes of it."""
-
-    def check(self) -> None:
-        super().check()
-        if self.seed < 0:
-            raise QuarlError(f"--seed must not be negative, got {self.seed}")
 
 
 __all__ = [

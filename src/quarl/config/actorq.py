@@ -131,8 +131,8 @@ class ActorQConfig(MeteredConfig):
         self._check_precision()
         self.hidden()
         self.hyperparameters()
-        if self.eval_freq < 0 or self.seed < 0:
-            raise QuarlError("--eval-freq and --seed must not be negative")
+        if self.eval_freq < 0:
+            raise QuarlError(f"--eval-freq must not be negative, got {self.eval_freq}")
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
         if self.samples_per_insert is not None and self.max_times_sampled is not None:

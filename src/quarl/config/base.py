@@ -38,8 +38,12 @@ class Config:
 
     def check(self) -> None:
         """Refuses values out of range and a --json that cannot be written, before anything is read or run."""
-        if self.json is not None and (self.json.is_dir() or not os.access(self.json.parent, os.W_OK)):
-            raise QuarlError(f"cannot write --json {self.json}: name a file in a folder that exists and is writable")
+        file = self.json
+        if file is not None and (file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise QuarlError(f"cannot write --json {file}: name a file in a folder that exists and is writable")
+        seed = getattr(self, "seed", None)
+        if seed is not None and not 0 <= seed < SEEDS:
+            raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
 
     def command_line(self) -> str:
         """The shell command that repeats this run: its seed and episodes, and all that differs from the defaults."""
@@ -54,6 +58,8 @@ class Config:
         return shlex.join([*words, *options])
 
 
+SEEDS = 2**32
+"""Numbers that every generator takes as a seed."""
 METERED = ("energy", "energy_watts", "energy_country")
 """Options of MeteredConfig, on which no result depends but the energy itself."""
 

@@ -51,8 +51,6 @@ class StudyRunConfig(Config):
         at_least_one(jobs=self.jobs)
         if not self.minutes >= 0:
             raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
-        if self.seed is not None and self.seed < 0:
-            raise QuarlError(f"--seed must not be negative, got {self.seed}")
         for word in self.only:
             if "/" not in word:
                 raise QuarlError(f"--only {word!r} is not ALGO/ENV, as in dqn/CartPole-v1")

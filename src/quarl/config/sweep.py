@@ -72,7 +72,11 @@ class SweepConfig(MeteredConfig):
             raise QuarlError(f"unknown method {unknown[0]!r}; use {' and '.join(METHODS)}")
         if not 0 < self.margin < 100:
             raise QuarlError(f"--margin is a percentage between 0 and 100, got {self.margin:g}")
+        first: dict[str, str] = {}
         for bits in self.bits:
+            other = first.setdefault(self.precision(bits), bits)
+            if other is not bits:
+                raise QuarlError(f"--bits {other} and {bits} are the same precision: name it once")
             self.spec(bits)
             self.training(self.seed, bits, self.n_timesteps or 1, self.output).check()
         check_folder(self.output)

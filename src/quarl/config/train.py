@@ -89,7 +89,7 @@ class TrainConfig(MeteredConfig):
             raise UnsupportedError(unknown_algorithm(self.algo))
         optional = {name: getattr(self, name) for name in ("n_timesteps", "n_envs", "threads")}
         at_least_one(eval_episodes=self.eval_episodes, **{n: v for n, v in optional.items() if v is not None})
-        for name in ("eval_freq", "save_freq", "seed", "quant_delay"):
+        for name in ("eval_freq", "save_freq", "quant_delay"):
             if (getattr(self, name) or 0) < 0:
                 raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
         self.written()

@@ -6,25 +6,31 @@ from collections.abc import Sequence
 
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report.schema import Row
-from quarl.stats import STABLE_STD_PCT
+from quarl.stats import FEWEST_EPISODES, STABLE_STD_PCT
 
 
 def assess(rows: Sequence[Row]) -> list[str]:
-    """Sentences about one agent's rows, fp32 among them; no verdict where returns vary too much for one."""
+    """Sentences about one agent's rows, fp32 among them; what was not shown may be for want of episodes."""
     base = next(row for row in rows if row["precision"] == "fp32")
-    spread = 100 * base["std"] / abs(base["mean"]) if base["mean"] else float("inf")
-    sentences = _verdicts(rows, base) if spread <= STABLE_STD_PCT else [_unstable(base, spread)]
+    if base["episodes"] < FEWEST_EPISODES:
+        sentences = [f"No verdict: {base['episodes']} episodes are too few, take {FEWEST_EPISODES} or more."]
+    else:
+        sentences = [*_verdicts(rows, base), *_unstable(rows, base)]
     simulated = list(dict.fromkeys(row["precision"] for row in rows if not row["measured"]))
     if simulated:
         sentences.append(f"{listed(simulated)}: simulated in float, so returns hold, latency and file size do not.")
     return sentences
 
 
-def _unstable(base: Row, spread: float) -> str:
-    return (
-        f"No verdict: fp32's returns vary by {spread:.0f} % of their mean (the limit is {STABLE_STD_PCT:g} %), "
-        f"so {base['episodes']} episodes cannot settle a margin of {base['margin_pct']:g} %."
-    )
+def _unstable(rows: Sequence[Row], base: Row) -> list[str]:
+    """Where some row was not shown to be non-inferior, and returns vary so much that this may say nothing of it."""
+    spread = 100 * base["std"] / abs(base["mean"]) if base["mean"] else float("inf")
+    if spread <= STABLE_STD_PCT or all(row["noninferior"] for row in rows if row is not base):
+        return []
+    return [
+        f"fp32's returns vary by {spread:.0f} % of their mean: {base['episodes']} episodes leave much open at a margin "
+        f"of {base['margin_pct']:g} %."
+    ]
 
 
 def _verdicts(rows: Sequence[Row], base: Row) -> list[str]:

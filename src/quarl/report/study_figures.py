@@ -27,7 +27,7 @@ SPREADS: Mapping[str, str] = {
 def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
     """Mean returns over seeds against precision, a line a method and scheme, a panel a policy, over fp32's interval.
 
-    rows: of the study, those that are done.
+    rows: one for every policy, method and precision, with its mean and the ends of its interval.
     """
     agents = list(dict.fromkeys(_agent(row) for row in rows if row["method"] in ("ptq", "qat")))
     columns = min(len(agents), COLUMNS) or 1
@@ -55,22 +55,18 @@ def _agent(row: Row) -> tuple[str, str, str]:
 
 def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
     """lines: colours by label, shared by all panels; labels that are new here are added."""
-    base = [row for row in rows if row["method"] == "fp32"]
-    if base:
-        low, high = (float(np.mean([row[key] for row in base])) for key in ("ci_low", "ci_high"))
-        axes.axhspan(low, high, color=style.MUTED, alpha=0.3, linewidth=0)
-        axes.axhline(float(np.mean([row["mean"] for row in base])), color=style.MUTED, linewidth=1)
+    for base in (row for row in rows if row["method"] == "fp32"):
+        axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.3, linewidth=0)
+        axes.axhline(base["mean"], color=style.MUTED, linewidth=1)
     others = [row for row in rows if row["method"] in ("ptq", "qat")]
     order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
     for label in dict.fromkeys(_line(row) for row in others if row["precision"] not in FLOAT_BITS):
         colour = lines.setdefault(label, style.SERIES[len(lines) % len(style.SERIES)])
         members = [row for row in others if _line(row) == label and row["precision"] not in FLOAT_BITS]
-        names = [name for name in order if any(row["precision"] == name for row in members)]
-        groups = [[row for row in members if row["precision"] == name] for name in names]
-        mean = np.array([np.mean([row["mean"] for row in group]) for group in groups])
-        ends = [np.array([np.mean([row[key] for row in group]) for group in groups]) for key in ("ci_low", "ci_high")]
-        spread = np.maximum([mean - ends[0], ends[1] - mean], 0)
-        x = [order.index(name) for name in names]
+        members.sort(key=lambda row: order.index(row["precision"]))
+        mean, low, high = (np.array([row[key] for row in members]) for key in ("mean", "ci_low", "ci_high"))
+        spread = np.maximum([mean - low, high - mean], 0)
+        x = [order.index(row["precision"]) for row in members]
         axes.errorbar(x, mean, yerr=spread, color=colour, marker="o", markersize=3, elinewidth=0.8, linewidth=1.2)
     floats = [row for row in others if row["precision"] in FLOAT_BITS]
     x = [order.index(row["precision"]) for row in floats]

@@ -6,6 +6,7 @@ its running evaluations, for every method alike: the last one of an off-policy r
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from quarl import engines, stats
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig
 from quarl.config.base import METERED
-from quarl.envs import resolve
+from quarl.envs import make, resolve
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.policy import artifact
@@ -30,8 +31,10 @@ from quarl.policy.load import read
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.study.alone import Errands, Failed
+from quarl.study.source import digest
 from quarl.sweep import EXACT, Settings, record
 from quarl.training import tuned
+from quarl.training.environments import check_spaces
 from quarl.training.run_folder import BEST
 from quarl.training.session import Session
 
@@ -156,6 +159,14 @@ def sweep(
     return sorted(played, key=lambda one: (order.index(one.spec.precision), methods.index(one.method), one.seed))
 
 
+def check(config: SweepConfig) -> None:
+    """Refuses at once what every training would fail by."""
+    with contextlib.closing(make(config.env, trusted=True)) as env:
+        check_spaces(config.algo, config.env, env)
+    if config.trained_agent is not None:
+        read(config.trained_agent, config.algo)
+
+
 def _tuned_steps(config: SweepConfig) -> int:
     return int(tuned.read(config.algo, env_id(config)).written["n_timesteps"])
 
@@ -178,6 +189,8 @@ def _cell(
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
     precisions = list(config.bits) if bits is None and "ptq" in config.methods else []
     settings |= {"episodes": config.episodes, "ptq": precisions}
+    if config.trained_agent is not None:
+        settings |= {"trained_agent": digest(config.trained_agent)}  # a file of that name may be another one tomorrow
     work = partial(measure, config, n_timesteps, seed, bits)
     return cells.get(name, settings, lambda: errands.run(name, work))
 
@@ -205,7 +218,7 @@ def measure(config: SweepConfig, n_timesteps: int, seed: int, bits: str | None) 
 
 def _quantised(config: SweepConfig, path: Path, seed: int) -> Iterator[dict[str, Any]]:
     """The float32 agent and what post-training quantisation makes of it."""
-    policy = read(path)
+    policy = read(path, config.algo)
     yield _play(config, quantize(policy, EXACT), FP32, FP32, seed)
     if "ptq" in config.methods:
         calibrated = Calibrated(policy, record(policy, "calibration", Settings(seed=seed, env_id=config.env)))
@@ -275,7 +288,8 @@ def summaries(config: SweepConfig, played: Sequence[Played]) -> list[Summary]:
         if not seeds:
             continue
         values = stats.over_seeds([group[seed].returns for seed in seeds], np.random.default_rng(0))
-        error = stats.error_over_seeds([(exact[s].returns, group[s].returns) for s in seeds], np.random.default_rng(0))
+        pairs = [(exact[seed].returns, group[seed].returns) for seed in seeds]
+        error = stats.error_over_seeds(pairs, np.random.default_rng(0))
         gain = None
         other = groups.get(("ptq", precision), {})
         if method == "qat" and all(seed in other for seed in seeds):
@@ -294,7 +308,7 @@ def summaries(config: SweepConfig, played: Sequence[Played]) -> list[Summary]:
                 error_pct=error.point,
                 error_low=error.low,
                 error_high=error.high,
-                noninferior=error.high < config.margin,
+                noninferior=stats.noninferior_over_seeds(pairs, error, config.margin),
                 gain=None if gain is None else gain.point,
                 gain_low=None if gain is None else gain.low,
                 gain_high=None if gain is None else gain.high,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig
-from quarl.config.base import METERED
+from quarl.config.base import METERED, SEEDS
 from quarl.config.train import LEARNERS, unknown_algorithm
 from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.plain_yaml import key_lines, read_yaml
@@ -193,8 +193,14 @@ class _Reader:
         value = found.get("seeds")
         if value is None:
             return None
-        if not isinstance(value, list) or not value or not all(type(seed) is int and seed >= 0 for seed in value):
-            raise self.wrong((*at, "seeds"), f"seeds must be a list of numbers from 0 on, got {str(value)[:60]!r}")
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(type(seed) is int and 0 <= seed < SEEDS for seed in value)
+        ):
+            raise self.wrong(
+                (*at, "seeds"), f"seeds must be a list of numbers from 0 to 2**32 - 1, got {str(value)[:60]!r}"
+            )
         return tuple(value)
 
     def count(self, found: Mapping[str, Any], key: str, default: Any, at: Where) -> Any:
@@ -207,7 +213,7 @@ class _Reader:
     def number(self, found: Mapping[str, Any], key: str, default: Any, at: Where) -> Any:
         """A number above 0; `default` where the key is missing."""
         value = found.get(key, default)
-        if value is None:
+        if value is None and key not in found:
             return None
         if isinstance(value, str):  # YAML takes 1e6 for a word: it has no point
             try:

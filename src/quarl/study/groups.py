@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl import stats
-from quarl.quant.spec import FLOAT_BITS, QuantSpec
+from quarl.quant.spec import QuantSpec
 from quarl.stats import Interval
 from quarl.study.cells import ACTORQ, DONE, FP32, PTQ, TRAIN
 from quarl.study.rows import returns
@@ -45,10 +45,10 @@ class Group:
 
     @property
     def bits(self) -> int | None:
-        """Of a weight that post-training quantisation made an integer; None for everything else."""
-        if self.method != PTQ or self.precision in FLOAT_BITS:
-            return None
-        return QuantSpec.parse(self.precision, scheme=self.scheme).weight_bits
+        """Of a weight that post-training quantisation made an integer beside 8-bit activations: N of intN. None for
+        everything else, w4a4 too: widths are compared where nothing else differs."""
+        spec = QuantSpec.parse(self.precision, scheme=self.scheme)
+        return spec.weight_bits if self.method == PTQ and self.precision == f"int{spec.weight_bits}" else None
 
     def mean(self) -> Interval:
         """Return, over seeds and their episodes."""
@@ -65,7 +65,7 @@ class Group:
         if len(self.pairs) == 1:
             return stats.noninferior(*self.pairs[0], margin_pct, np.random.default_rng(0)).noninferior
         error = self.error()
-        return error is not None and error.high < margin_pct
+        return error is not None and stats.noninferior_over_seeds(self.pairs, error, margin_pct)
 
 
 def groups(records: Sequence[Record]) -> list[Group]:

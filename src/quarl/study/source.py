@@ -99,13 +99,13 @@ def _in_zoo(folder: Path, entry: PolicyEntry, source: str) -> Agent:
         except QuarlError as error:
             missing = missing or error
             continue
-        identity = {"sha256": _digest(path), "format": path.suffix}
+        identity = {"sha256": digest(path), "format": path.suffix}
         return Agent(source=source, identity=identity, path=path, algo=name, n_timesteps=_steps(entry, path))
     assert missing is not None
     raise missing
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     """Of the agent's file and what lies beside it."""
     total = hashlib.sha256(read_bytes(path))
     beside = zoo.settings_folder(path)

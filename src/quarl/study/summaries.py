@@ -73,13 +73,14 @@ def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Ro
 def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]]) -> Row:
     """Mean of E over the policies that have both, as the paper's tables end."""
     row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
-    row |= {"agents": len(columns), "seeds": 0, **_interval(FP32, None, point=FP32)}
+    row |= {"agents": 0, "seeds": 0, **_interval(FP32, None, point=FP32)}
     for name in (FP16, INT8):
         members = [one for some in columns if (one := some[name]) is not None and one.pairs]
         # a seed's episodes are as good as another's for what is asked here: these agents, not others
         pairs = [tuple(np.concatenate(side) for side in zip(*one.pairs, strict=True)) for one in members]
         usable = [(pair[0], pair[1]) for pair in pairs if pair[0].mean() != 0]
         error = stats.mean_error_interval(usable, np.random.default_rng(0)) if usable else None
+        row["agents"] = max(row["agents"], len(usable))
         row[name] = None
         row |= _interval(f"error_{name}", error, point=f"error_{name}_pct")
     return row
@@ -121,15 +122,28 @@ def sweet_spots(found: Sequence[Group], margin_pct: float) -> list[Row]:
     return made
 
 
+def means(found: Sequence[Group]) -> list[Row]:
+    """Return over seeds of every policy with every method at every precision."""
+    made: list[Row] = []
+    for one in found:
+        about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
+        interval = one.mean()
+        ends = {"mean": interval.point, "ci_low": interval.low, "ci_high": interval.high}
+        made.append({**_about(one.agent), **about, **ends})
+    return made
+
+
 def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
-    """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision."""
+    """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision,
+    with the default scheme, dynamic before static."""
     made: list[Row] = []
     for one in found:
         if one.method != QAT:
             continue
         exact = _find(found, one.agent, FP32, FP32)
-        names = (one.precision, one.precision.partition("a8")[0].replace("w", "int"))
-        candidates = [_find(found, one.agent, PTQ, name) for name in names]
+        names = [one.precision, *([f"int{one.precision[1:-2]}"] if one.precision.endswith("a8") else [])]
+        grids = (("default", "dynamic"), ("default", "static"))
+        candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids for name in names]
         ptq = next((other for other in candidates if other is not None), None)
         ptq_error = None if ptq is None else ptq.error()
         made.append(

@@ -62,7 +62,7 @@ def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEn
     return env
 
 
-def check_spaces(algo: str, env_id: str, env: VecEnv) -> Box:
+def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) -> Box:
     """The observations' space; refuses what the algorithm cannot learn in, or what no exported policy can read."""
     observed = from_live(env.observation_space, f"the observation space of {env_id}")
     if (reason := fits(algo, env.action_space)) is not None:
