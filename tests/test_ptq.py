@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import networks
-from quarl import ptq
+from quarl import engines, ptq
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
 from quarl.policy import artifact
@@ -93,8 +93,6 @@ def test_the_default_scheme_decides_better_than_the_naive_one(mode):
     exact = as_float(policy, test)[policy.output].argmax(axis=1)
 
     def agreement(scheme):
-        from quarl import engines
-
         quantized = quantize(policy, spec("int6", scheme=scheme, mode=mode), calibration)
         return (engines.load(quantized, "reference", batch=2048).run(test).argmax(axis=1) == exact).mean()
 
@@ -106,7 +104,6 @@ def test_bias_correction_takes_the_mean_error_out_of_every_output():
     policy = networks.dense([6, 32, 3], seed=1)
     x = networks.observations(policy, 1024)
     exact = as_float(policy, x)[policy.output]
-    from quarl import engines
 
     def mean_error(scheme):
         quantized = quantize(policy, spec("int3", scheme=scheme), x)
@@ -128,6 +125,16 @@ def test_wide_observation_grids_keep_float32_sums_exact():
             sums = np.abs(first.weight.codes.astype(np.int64)).sum(axis=1) * 2 ** (grid.bits - 1)
             bias = np.abs(first.bias / (grid.scale * first.weight.scale))
             assert (sums + bias < EXACT).all()
+
+
+@pytest.mark.parametrize(("inputs", "precision"), [(70_000, "int8"), (8, "int21"), (8, "int22")])
+def test_an_observation_that_sums_leave_no_bits_for_has_8(inputs, precision):
+    policy = networks.dense([inputs, 2], seed=0)
+    x = networks.observations(policy, 64)
+    quantized = quantize(policy, spec(precision, mode="static", scheme="per-channel"), x)
+    assert quantized.grids[quantized.linear[0].inputs[0]].bits == 8
+    exact, found = as_float(policy, x)[policy.output], engines.load(quantized, "reference", batch=64).run(x)
+    assert (found.argmax(1) == exact.argmax(1)).mean() > 0.9
 
 
 def test_quantisation_is_deterministic():

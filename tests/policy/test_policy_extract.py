@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from torch import nn
@@ -190,6 +191,29 @@ def test_the_environment_of_a_live_model_is_remembered():
     provenance = from_model(model).provenance
     assert (provenance.env_id, provenance.origin) == ("CartPole-v1", "sb3-live")
     assert provenance.env_kwargs["sutton_barto_reward"] is True
+
+
+def wrapped(how: str) -> gymnasium.Env[Any, Any]:
+    env = gymnasium.make("CartPole-v1", sutton_barto_reward=(lambda: True) if how == "kwargs" else False)
+    if how == "observation":
+        return gymnasium.wrappers.TransformObservation(env, lambda seen: -3 * seen, env.observation_space)
+    return Monitor(env)
+
+
+@pytest.mark.parametrize(("how", "known"), [("plain", "CartPole-v1"), ("observation", ""), ("kwargs", "")])
+def test_an_environment_that_its_id_does_not_tell_is_none(how: str, known: str):
+    """Evaluation in the bare environment would be of another task."""
+    model = DQN("MlpPolicy", wrapped(how), buffer_size=10, device="cpu")
+    assert from_model(model).provenance.env_id == known
+
+
+def test_statistics_are_those_of_the_one_that_normalises_observations():
+    inner = VecNormalize(DummyVecEnv([lambda: Drift(VECTOR, BOX)]), norm_reward=False)
+    model = PPO("MlpPolicy", VecNormalize(inner, norm_obs=False), device="cpu")
+    assert isinstance(from_model(model).ops[0], Normalize)
+    model = PPO("MlpPolicy", VecNormalize(inner), device="cpu")
+    with pytest.raises(UnsupportedError, match="several VecNormalize"):
+        from_model(model)
 
 
 class Contrary(ActorCriticPolicy):

@@ -87,6 +87,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("division by zero", lambda x, m: x / 0, "is 0"),
     ("scale of another shape", lambda x, m: x * m.narrow, "of another shape"),
     ("one-sided clamp", lambda x, m: torch.clamp(x, 0, 1), "opposite"),
+    ("clamp at one end", lambda x, m: torch.clamp(x, min=-1.0), "opposite"),
     ("relu6", nn.Sequential(nn.Linear(4, 4), nn.ReLU6()), "opposite"),
     ("reshape", lambda x, m: x.reshape(-1, 2, 2), "only flattening"),
     ("computed weight", lambda x, m: nn.functional.linear(x, m.other.weight * 2), r"aten\.mul.*one row"),
@@ -104,6 +105,17 @@ def test_what_is_outside_the_set_is_refused_by_name(function: Any, word: str):
     with pytest.raises(UnsupportedError, match=word) as caught:
         from_module(module, (4,), head=ActionHead("argmax"))
     assert "\n" not in str(caught.value)
+
+
+def test_arithmetic_of_bytes_is_refused():
+    """It wraps around."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).float()
+
+    with pytest.raises(UnsupportedError, match=r"torch\.uint8; convert to float32 before it"):
+        from_module(Doubled(), (4,), head=ActionHead("argmax"), observation_dtype="uint8")
 
 
 @pytest.mark.parametrize("options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}])

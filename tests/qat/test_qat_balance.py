@@ -12,7 +12,7 @@ from learners import Pictures, make
 from stable_baselines3 import PPO
 
 from quarl import qat
-from quarl.qat.balance import factors_of
+from quarl.qat.balance import balance, factors_of
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import follow
 
@@ -124,6 +124,25 @@ def switches_without_a_trace(model: Any) -> None:
     before = {name: value.clone() for name, value in model.policy.named_parameters()}
     follow(model, active=True)
     assert all(torch.equal(before[name], value) for name, value in model.policy.named_parameters())
+
+
+def test_the_noise_of_gsde_keeps_its_size():
+    """It multiplies what the last layer reads."""
+    model = make("sac", use_sde=True)
+    qat.prepare(model, "4")
+    model.learn(160, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    rows, actor = torch.randn(16, 3), model.policy.actor
+
+    def deviation():
+        latent = actor.latent_pi(rows)
+        return (latent**2 @ actor.action_dist.get_std(actor.log_std) ** 2).sqrt()
+
+    with torch.no_grad():
+        before, weight = deviation(), actor.latent_pi[0].weight.clone()
+        table = tables_of(model.policy)["actor"]
+        balance(table, actor, factors_of(table, actor, set()))
+        torch.testing.assert_close(deviation(), before)
+        assert not torch.equal(actor.latent_pi[0].weight, weight)  # layers before it are balanced as ever
 
 
 @pytest.mark.parametrize("what", ["tanh", "per tensor", "nothing seen"])

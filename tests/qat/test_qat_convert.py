@@ -9,11 +9,12 @@ import pytest
 import torch
 from learners import ALGORITHMS, Pictures, make
 from stable_baselines3 import A2C, DQN, PPO, SAC
+from torch import nn
 
 from quarl import engines, qat
 from quarl.algorithms.d4pg import D4PG
 from quarl.engines.reference import Reference
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import sb3
 from quarl.policy.artifact import read, write
 from quarl.qat.layers import QatConv2d
@@ -108,7 +109,34 @@ def test_every_option_reaches_the_integers(options: Any):
     agree(model, "reference", "litert")
 
 
-@pytest.mark.parametrize("text", ["w4a4", "w4", "w12a8"])
+@pytest.mark.parametrize("function", [nn.Tanh, nn.ELU, nn.LeakyReLU])
+@pytest.mark.parametrize("skip", ["action_net", "mlp_extractor.policy_net.2"])
+def test_activations_that_only_a_skipped_layer_reads_stay_as_they_are(function: Any, skip: str):
+    model = trained(
+        "ppo", qat.QatSpec.parse("w8a8", skip=(skip,)), policy_kwargs={"activation_fn": function, "net_arch": [16, 16]}
+    )
+    rows = observations(model)
+    with torch.no_grad():
+        expected = model.policy.get_distribution(torch.from_numpy(rows)).distribution.logits.numpy()
+    policy = qat.convert(model)
+    for name in ("reference", "litert"):
+        found = engines.run_all(engines.load(policy, name, batch=50), rows)
+        errors = (found - found.mean(axis=1, keepdims=True)) - (expected - expected.mean(axis=1, keepdims=True))
+        assert np.abs(errors).max() < 1e-5
+
+
+def test_values_narrower_than_a_kernel_s_are_simulated():
+    """int8 kernels would not saturate where training did."""
+    model = trained("ppo", qat.QatSpec.parse("w8a8", observation_bits=3))
+    policy = qat.convert(model)
+    assert policy.grids["observation"].bits == 3
+    for name in ("litert", "onnx"):
+        with pytest.raises(UnsupportedError, match="observation"):
+            engines.load(policy, name)
+    agree(model, engines.load_fitting(policy).name)
+
+
+@pytest.mark.parametrize("text", ["w4a4", "w4", "w12a8", "w8a12"])
 def test_what_has_no_kernels_is_simulated_by_the_reference(text: str):
     agree(trained("dqn", qat.QatSpec.parse(text)), "reference")
     agree(trained("sac", qat.QatSpec.parse(text)), "reference", share=0.99)

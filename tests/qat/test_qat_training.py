@@ -100,6 +100,22 @@ def test_target_networks_quantise_with_the_ranges_of_their_originals(algo: str):
         assert not any(parameter.requires_grad for parameter in tables[name].parameters())
 
 
+def test_target_networks_count_in_the_steps_of_the_grids_in_force():
+    """Long sums are counted in steps of grids, which are made anew only some updates after the ranges were copied."""
+    model = make("dqn", policy_kwargs={"net_arch": [300, 300]})
+    qat.prepare(model, "w8a8")
+    model.learn(STEPS, callback=qat.QuantDelay(64))
+    rows, table = torch.randn(16, 4), tables_of(model.policy)["q_net_target"]
+    with torch.no_grad():
+        for copied in (*model.q_net_target.parameters(), table.running_range):
+            copied.data.mul_(1.5)  # as Stable-Baselines3 writes both
+        model.q_net_target(rows)
+        follow(model, active=True)
+        found = model.q_net_target(rows)
+        table.cache.clear()
+        assert torch.equal(found, model.q_net_target(rows))
+
+
 def test_rollouts_see_the_weights_after_every_step():
     model = make("dqn")
     qat.prepare(model, "w8a8")

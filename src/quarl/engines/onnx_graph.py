@@ -21,6 +21,7 @@ from quarl.engines.reference import norms_codes
 from quarl.engines.tflite_tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
+from quarl.policy.grids import narrowed
 from quarl.policy.operators import (
     OBSERVATION,
     Activation,
@@ -64,6 +65,10 @@ def refuse(policy: QuantizedPolicy) -> None:
         return
     if spec.activation_bits != 8:
         raise UnsupportedError(f"engine onnx runs 8-bit activations only, not {spec.precision}; use engine reference")
+    if (name := narrowed(policy)) is not None:
+        raise UnsupportedError(
+            f"engine onnx runs 8-bit activations only, {name!r} has {policy.grids[name].bits}; use engine reference"
+        )
     for op in policy.linear:
         if not isinstance(op.weight, QuantizedTensor):
             continue

@@ -33,6 +33,7 @@ from quarl.engines.tflite_linear import dynamic, floating, hidden, last, wide
 from quarl.engines.tflite_tables import steady_scale, table
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
+from quarl.policy.grids import narrowed
 from quarl.policy.operators import (
     OBSERVATION,
     Activation,
@@ -83,6 +84,8 @@ class Lowering:
     def __init__(self, policy: QuantizedPolicy) -> None:
         if policy.spec.activation_bits not in (None, 8):
             raise UnsupportedError(f"LiteRT has no kernels for {policy.spec.activation_bits}-bit activations")
+        if (name := narrowed(policy)) is not None:
+            raise UnsupportedError(f"LiteRT has no kernels for {policy.grids[name].bits}-bit values as {name!r} is")
         self.policy = policy
         self.model = Model()
         self.final = final_linear(policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,12 +15,18 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.actor import LAYOUTS, ON_POLICY
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.normalizer import check_shape, from_vecnormalize
-from quarl.policy.operators import OBSERVATION, Op
+from quarl.policy.operators import OBSERVATION, Normalize, Op
 from quarl.policy.spaces import Box, action_head, from_live, observation_box
 from quarl.policy.trace import evaluating, trace
 from quarl.policy.zoo import samples_actions
 
 Array = NDArray[Any]
+WRAPPERS = {
+    *("Monitor", "RecordEpisodeStatistics", "TimeLimit", "OrderEnforcing", "PassiveEnvChecker"),
+    *("AtariWrapper", "NoopResetEnv", "FireResetEnv", "EpisodicLifeEnv", "StickyActionEnv", "MaxAndSkipEnv"),
+    *("WarpFrame", "ClipRewardEnv"),
+}
+"""Of an environment that its id tells: they only watch, or are Atari's own."""
 PROBES = 8
 """Random observations on which a model's own `predict` must agree with the network that was extracted."""
 
@@ -61,7 +68,7 @@ def from_model(model: Any, *, distribution: bool = False) -> Policy:
         raise UnsupportedError("the noise of gSDE depends on more than its actor's output; train with use_sde=False")
     observed = observation_box(from_live(policy.observation_space, "observation_space"), "observation_space")
     actions = from_live(policy.action_space, "action_space")
-    normalize = from_vecnormalize(wrapper) if (wrapper := model.get_vec_normalize_env()) is not None else None
+    normalize = _normalize(model)
     ops: list[Op] = []
     if normalize is not None:
         check_shape(normalize, observed.low.shape)
@@ -161,8 +168,29 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box) -
         )
 
 
+def _normalize(model: Any) -> Normalize | None:
+    """The operator of the model's VecNormalize; UnsupportedError where several normalise one after the other."""
+    from stable_baselines3.common.vec_env import VecNormalize  # here: modules without SB3 models need not load it
+
+    found, env = [], model.get_env()
+    while env is not None:
+        operator = from_vecnormalize(env) if isinstance(env, VecNormalize) else None
+        found += [] if operator is None else [operator]
+        env = getattr(env, "venv", None)
+    if len(found) > 1:
+        raise UnsupportedError("observations pass several VecNormalize; a policy has the statistics of one")
+    return found[0] if found else None
+
+
 def _environment(model: Any) -> tuple[str, dict[str, Any]]:
-    """(id, keyword arguments) of the model's environment; empty where it has none or it is not registered."""
+    """(id, keyword arguments) of the model's environment; empty where it has none, where it is not registered, and
+    where it cannot be made from these alone: who evaluates has to say in which."""
     env = model.get_env()
     spec = env.get_attr("spec", [0])[0] if env is not None else None
-    return (spec.id, dict(spec.kwargs)) if spec is not None else ("", {})
+    if spec is None or not {wrapper.name for wrapper in spec.additional_wrappers} <= WRAPPERS:
+        return "", {}
+    try:
+        json.dumps(spec.kwargs)
+    except TypeError:
+        return "", {}
+    return spec.id, dict(spec.kwargs)

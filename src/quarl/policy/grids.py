@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.policy.graph import ActivationGrid, Policy, final_linear
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Linear, Op, Scale, as_float32
 from quarl.quant.spec import integer_range
 
@@ -82,6 +82,31 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
     return rules
 
 
+def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, GridRule]:
+    """`grid_rules` as far as training follows them: it quantises in front of layers and behind them, so that what
+    activation functions make of integers stays as it is where no layer of integers reads it."""
+    read = {op.inputs[0] for op in policy.linear if not skips(op.name)}
+    for op in reversed(policy.ops):
+        if op.name in read and (isinstance(op, Flatten) or (isinstance(op, Activation) and op.kind == "relu")):
+            read.add(op.inputs[0])
+    kept: dict[str, GridRule] = {}
+    for name, rule in grid_rules(policy, skips).items():
+        unread = rule.kind in ("function", "fixed") and name not in read
+        if not unread and (rule.kind != "same" or rule.source in kept):
+            kept[name] = rule
+    return kept
+
+
+def narrowed(policy: QuantizedPolicy) -> str | None:
+    """A value on a grid of fewer than 8 bits, which int8 kernels do not clip to; None where there is none.
+
+    Bytes of images end where their grid does.
+    """
+    if policy.observation_dtype == "uint8":
+        return None
+    return next((name for name, grid in policy.grids.items() if grid.bits < 8), None)
+
+
 def _pixel_step(policy: Policy, ops: dict[str, Op], name: str) -> float | None:
     """What one unit of a byte has become in the value `name`; None where it is not just bytes times a number."""
     step = 1.0
@@ -124,7 +149,7 @@ def wide_grid(extent: float, bits: int, smallest: float = 0.0) -> ActivationGrid
     2**24, float32 kernels compute the integer sum without rounding. The scale, at least `smallest`, is a power of two,
     so that engines may merge it with the multiplication before it.
     """
-    if not 0 < extent < np.inf:
+    if bits <= 8 or not 0 < extent < np.inf:
         return None
     scale = 2.0 ** math.ceil(math.log2(max(2 * extent / (2 ** (bits - 1) - 1), smallest)))
     return None if extent / scale < KEPT_LEVELS else ActivationGrid(scale=scale, zero_point=0, bits=bits)

@@ -146,6 +146,8 @@ class _Translation:
             if shape != (math.prod(before),):
                 raise self.refusal(node, f"it reshapes {before} to {shape}; only flattening is supported")
             return Flatten(f"{x}.flatten", (x,))
+        if node.meta["val"].dtype != torch.float32:
+            raise self.refusal(node, f"it computes in {node.meta['val'].dtype}; convert to float32 before it")
         if kind in FUNCTIONS:
             return Activation(f"{x}.{kind}", (x,), kind)
         if kind == "elu" and all(self.option(node, i, name, 1) == 1 for i, name in enumerate(ELU, 1)):
@@ -153,8 +155,12 @@ class _Translation:
         if kind == "leaky_relu" and self.option(node, 1, "negative_slope", LEAKY_SLOPE) == LEAKY_SLOPE:
             return Activation(f"{x}.leaky_relu", (x,), "leaky_relu")
         if kind in ("hardtanh", "clamp"):
-            low = self.option(node, 1, "min_val" if kind == "hardtanh" else "min", -1.0)
-            high = self.option(node, 2, "max_val" if kind == "hardtanh" else "max", 1.0)
+            names, ends = (
+                (("min_val", "max_val"), (-1.0, 1.0)) if kind == "hardtanh" else (("min", "max"), (None, None))
+            )
+            low, high = (
+                self.option(node, i, name, end) for i, (name, end) in enumerate(zip(names, ends, strict=True), 1)
+            )
             if isinstance(high, int | float) and high > 0 and low == -high:
                 return clamp(x, shape, float(high))
             raise self.refusal(node, f"its bounds {low} and {high} are not opposite numbers")

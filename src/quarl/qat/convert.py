@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.errors import QuarlError
 from quarl.policy.extract import from_model
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
-from quarl.policy.grids import GridRule, bias_step, fixed_grid, grid_rules, pixel_grid
+from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules
 from quarl.ptq import on_grids
 from quarl.qat.plan import Site
 from quarl.qat.prepare import is_active, spec_of
 from quarl.qat.quantizer import LayerQuantizer
-from quarl.quant.spec import integer_range
 from quarl.quant.training import QatSpec
 
 FIXED = ("fixed", "pixels")
@@ -54,7 +51,7 @@ def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationG
     assert spec is not None
     quants = _quantizers(model, policy)
     grids: dict[str, ActivationGrid] = {}
-    rules = grid_rules(policy, spec.skips) if spec.activation_bits is not None else {}
+    rules = trained_rules(policy, spec.skips) if spec.activation_bits is not None else {}
     for name, rule in rules.items():
         if rule.kind == "same":
             grids[name] = grids[rule.source]
@@ -85,9 +82,6 @@ def _trained(name: str, policy: Policy, quants: Mapping[str, LayerQuantizer]) ->
     grid = table.grid_of(site)
     if grid is None:
         raise QuarlError(f"training has seen no values of {name!r}; train on, so that its range becomes known")
-    if grid.bits > 8:
-        qmax = integer_range(max(quants[op.name].plan.bits for op in readers))[1]
-        grid = replace(grid, scale=max(grid.scale, _power_of_two(bias_step(readers, qmax))))
     return grid
 
 
@@ -99,7 +93,3 @@ def _site(name: str, policy: Policy, quants: Mapping[str, LayerQuantizer]) -> Si
         site = next(quants[op.name].plan.before for op in policy.linear if op.name in quants and op.inputs[0] == name)
     assert site is not None
     return site
-
-
-def _power_of_two(least: float) -> float:
-    return 2.0 ** float(np.ceil(np.log2(least))) if least > 0 else 0.0

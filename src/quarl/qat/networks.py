@@ -32,6 +32,8 @@ class Graph:
     """The other way round."""
     acts: bool = False
     """Whether its head chooses actions; a critic's says nothing."""
+    noisy: bool = False
+    """Whether exploration multiplies what its last layer reads (gSDE, Raffin et al. 2021)."""
 
     def path(self, layer: str) -> str:
         """From the network to the layer of that name."""
@@ -56,10 +58,15 @@ def graphs_of(model: Any, *, critic: bool) -> dict[str, list[Graph]]:
     algo = algorithm(model)
     acting = from_model(model, distribution=not model.use_sde)
     if LAYOUTS[algo] is ON_POLICY:
-        return {ON_POLICY_NETWORK: [Graph(policy=acting, acts=True), *([_value(model.policy)] if critic else [])]}
+        return {
+            ON_POLICY_NETWORK: [
+                Graph(policy=acting, acts=True, noisy=model.use_sde),
+                *([_value(model.policy)] if critic else []),
+            ]
+        }
     if algo == "dqn":
         return {"q_net": [Graph(policy=acting, inside="q_net.", acts=True)]}
-    found = {"actor": [Graph(policy=acting, inside="actor.", acts=True)]}
+    found = {"actor": [Graph(policy=acting, inside="actor.", acts=True, noisy=model.use_sde)]}
     return {**found, "critic": list(_critics(model.policy.critic))} if critic else found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, final_linear
-from quarl.policy.grids import GridRule, fixed_grid, grid_rules, pixel_grid, wide_bits
+from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules, wide_bits
 from quarl.policy.rewrite import readings, scores
 from quarl.qat.networks import Graph
 from quarl.quant.training import QatSpec
@@ -101,7 +101,7 @@ class _Planning:
 
     def __init__(self, network: str, graph: Graph, spec: QatSpec, rows: int) -> None:
         self.network, self.graph, self.policy, self.spec, self.rows = network, graph, graph.policy, spec, rows
-        self.rules = grid_rules(self.policy, self._skips) if spec.activation_bits is not None else {}
+        self.rules = trained_rules(self.policy, self._skips) if spec.activation_bits is not None else {}
         self.row_of: dict[str, int] = {}
 
     def layers(self) -> Iterable[LayerPlan]:
@@ -124,8 +124,11 @@ class _Planning:
     def _feeds(self) -> dict[str, tuple[str, ...]]:
         """By layer: the layers it feeds through a ReLU, all of them and itself quantised by channels."""
         found = {}
+        # the noise of gSDE has the size of what the last layer reads
+        last = final_linear(self.policy) if self.graph.noisy else ()
         for _, chain, consumers in readings(self.policy) if self.spec.per_channel else ():
-            if chain is not None and not any(self._skips(op.name) for op in (chain, *consumers)):
+            apart = any(self._skips(op.name) or op.name in last for op in (chain, *consumers) if op is not None)
+            if chain is not None and not apart:
                 rule = self.rules.get(chain.name)
                 if rule is not None and rule.function == "relu":
                     found[chain.name] = tuple(self.graph.path(op.name) for op in consumers)

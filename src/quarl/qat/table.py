@@ -121,6 +121,7 @@ class RangeTable(nn.Module):
         if ranges != self.ranges:
             self.ranges = ranges
             self.grids = _grids(self.site_of_row, ranges)
+            self.cache.clear()  # sums are counted in steps of these grids
 
     def grid_of(self, site: Site) -> ActivationGrid | None:
         """The grid that a site quantises to; None where nothing has been seen."""
