@@ -63,6 +63,8 @@ def test_calibration_is_asked_for_where_it_is_needed():
         quantize(policy, spec("int8", scheme="naive", mode="static"))
     with pytest.raises(QuarlError, match=r"are \(4,\) each, the policy expects \(5,\)"):
         quantize(policy, spec("int8"), np.zeros((8, 4), np.float32))
+    with pytest.raises(QuarlError, match="NaN or infinity"):
+        quantize(policy, spec("int8"), np.full((8, 5), np.nan, np.float32))
 
 
 def test_the_2020_scheme_reproduces_the_original_weights_bit_for_bit():

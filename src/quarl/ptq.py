@@ -89,6 +89,8 @@ class Calibrated:
             )
         if found.shape[1:] != expected:
             raise QuarlError(f"calibration observations are {found.shape[1:]} each, the policy expects {expected}")
+        if not np.isfinite(found).all():
+            raise QuarlError("a calibration observation holds NaN or infinity; leave such rows out")
         return found
 
 
