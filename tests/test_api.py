@@ -68,6 +68,16 @@ def test_saved_files_hold_the_same_policy(agent, tmp_path):
     assert np.array_equal(small.predict(x, engine="onnx")[0], small.predict(x)[0])
 
 
+def test_images_are_bytes():
+    """Runtimes would cut the fractions off without a word."""
+    policy = networks.convolutional()
+    x = networks.observations(policy, 2)
+    agent = quarl.api.Agent(policy)
+    assert len(agent.predict(x)[0]) == 2
+    with pytest.raises(QuarlError, match=r"observation is float32, the policy expects bytes 0\.\.255"):
+        agent.predict(x.astype(np.float32) / 255)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -71,6 +71,8 @@ class Agent:
         single = x.shape == self.policy.observation_shape
         if not single and x.shape[1:] != self.policy.observation_shape:
             raise QuarlError(f"observation is {x.shape}, the policy expects {self.policy.observation_shape}")
+        if self.policy.observation_dtype == "uint8" and x.dtype != np.uint8:
+            raise QuarlError(f"observation is {x.dtype}, the policy expects bytes 0..255 (uint8)")
         rows = x[None] if single else x
         actions = self.policy.head(self._engine(engine, len(rows)).run(rows))
         return (actions[0] if single else actions), None

@@ -10,7 +10,7 @@ import pytest
 import networks
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, final_linear, shapes
-from quarl.policy.operators import Activation, Dense, Normalize, QuantizedTensor, mlp
+from quarl.policy.operators import Activation, Conv2d, Dense, Normalize, QuantizedTensor, mlp
 
 
 @pytest.mark.parametrize("name", networks.EVERY)
@@ -49,6 +49,17 @@ def test_what_cannot_run_is_refused_in_one_line(build, message):
         build()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [10, 17])
+def test_what_needs_more_memory_than_any_policy_is_refused(bits):
+    """A few bytes of a file can ask for gigabytes: here for a margin around an image that strides pass over."""
+    policy = networks.convolutional()
+    first = next(op for op in policy.ops if isinstance(op, Conv2d))
+    wide = replace(first, padding=(2**bits, 2**bits), stride=(2**bits, 2**bits))
+    ops = tuple(wide if op is first else op for op in policy.ops)
+    with pytest.raises(QuarlError, match="expects input" if bits == 10 else "more than 134,217,728 numbers"):
+        shapes(replace(policy, ops=ops))
 
 
 def test_heads_by_hand():

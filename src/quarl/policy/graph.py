@@ -26,6 +26,7 @@ from quarl.policy.operators import (
     Shape,
     Weight,
     output_shape,
+    padded_size,
     real_arrays,
 )
 from quarl.quant.spec import QuantSpec
@@ -172,7 +173,7 @@ def shapes(policy: Policy) -> dict[str, Shape]:
         if missing:
             raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which nothing before it makes")
         known[op.name] = output_shape(op, [known[name] for name in op.inputs])
-        if math.prod(known[op.name]) > MAX_NUMBERS:
+        if math.prod(known[op.name]) > MAX_NUMBERS or padded_size(op, known[op.inputs[0]]) > MAX_NUMBERS:
             raise QuarlError(f"operator {op.name!r} makes more than {MAX_NUMBERS:,} numbers of one observation")
     return known
 

@@ -160,6 +160,13 @@ class Add(Op):
     """Sum of two values; one may be [B, 1] and is then repeated (the dueling head's V + A)."""
 
 
+def padded_size(op: Op, first: Shape) -> int:
+    """Numbers of the first input with the margin that a convolution puts around it."""
+    if not isinstance(op, Conv2d):
+        return math.prod(first)
+    return first[0] * math.prod(n + 2 * p for n, p in zip(first[1:], op.padding, strict=True))
+
+
 def output_shape(op: Op, inputs: list[Shape]) -> Shape:
     """Shape of the value that `op` makes of values of these shapes; refuses inputs that do not fit."""
 
