@@ -118,6 +118,7 @@ def resealed(data: bytes, change) -> bytes:
         (lambda m: m.update(ops=[]), "no operators"),
         (lambda m: m.pop("head"), "not a sound"),
         (lambda m: m["spec"].update(weight_bits=99), "weight bits"),
+        (lambda m: m["spec"].update(mode="static"), "the value 'observation' has no grid, which static mode needs"),
         (lambda m: m["head"].update(kind="shell"), "'shell' is not one of"),
     ],
 )

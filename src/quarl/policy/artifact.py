@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy
+from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.manifest import grid, number, one_of, reals, size
 from quarl.policy.operators import (
     Activation,
@@ -211,7 +211,10 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     if "spec" not in manifest:
         return Policy(**common)
     grids = {str(name): grid(*entry) for name, entry in manifest["grids"].items()}
-    return QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids)
+    policy = QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids)
+    if (name := ungridded(policy)) is not None:
+        raise QuarlError(f"the value {name!r} has no grid, which static mode needs")
+    return policy
 
 
 def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:

@@ -178,6 +178,16 @@ def shapes(policy: Policy) -> dict[str, Shape]:
     return known
 
 
+def ungridded(policy: QuantizedPolicy) -> str | None:
+    """A value that static mode needs a grid of and that has none."""
+    if policy.spec.mode != "static" or policy.spec.activation_bits is None:
+        return None
+    final = final_linear(policy)
+    integers = [op for op in policy.linear if isinstance(op.weight, QuantizedTensor)]
+    needed = [*(op.inputs[0] for op in integers), *(op.name for op in integers if op.name not in final)]
+    return next((name for name in needed if name not in policy.grids), None)
+
+
 def final_linear(policy: Policy) -> frozenset[str]:
     """Names of the linear operators whose value reaches the output without passing another: never quantised."""
     feeds_linear: set[str] = set()
