@@ -17,10 +17,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from quarl import engines, qat, stats
 from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.config import TrainConfig
+from quarl.envs import resolve
 from quarl.envs.seeds import Stream
 from quarl.evaluate import Evaluation, evaluate
 from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.zoo import samples_actions
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.training.hyperparameters import Recipe
@@ -106,8 +108,16 @@ class Judge:
         return found
 
     def _at_home(self, policy: Policy) -> Policy:
-        """The policy, knowing the wrappers of its environment too."""
-        return replace(policy, provenance=replace(policy.provenance, wrappers=self.recipe.wrappers))
+        """The policy, knowing how its environment is made."""
+        env_id = resolve(self.config.env, trusted=True)
+        home = replace(
+            policy.provenance,
+            env_id=env_id,
+            env_kwargs=dict(self.recipe.env_kwargs),
+            wrappers=self.recipe.wrappers,
+            stochastic=samples_actions(self.config.algo, env_id),
+        )
+        return replace(policy, provenance=home)
 
     def _play(self, policy: QuantizedPolicy, stream: Stream) -> Evaluation:
         episodes = self.config.eval_episodes
