@@ -28,7 +28,9 @@ def judge(speedups: Rows) -> list[dict[str, Any]]:
         if row["task"] == "all":
             goal = GOAL if row["against"].startswith("torch") else 1.0
             name = f"int8 against {row['against']}, geometric mean of {row['seeds']} runs"
-            bars.append(verdict(name, row["speedup"], goal, at_least=True))
+            if row["lost"]:  # whoever never reached the target has no time, and a mean without it says too much
+                name += f"; {row['lost']} more never reached the target"
+            bars.append(verdict(name, None if row["lost"] else row["speedup"], goal, at_least=True))
         elif row["against"].startswith("litert") and row["noninferior"] is not None:
             bars.append(verdict(f"{row['task']}: loss of final return with int8, %", row["final_return_pct"], 5.0))
     return bars

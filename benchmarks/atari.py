@@ -92,6 +92,11 @@ class Agent:
             episodes=options.episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=options.workers
         )
         self.result: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        if self.result:
+            played = len(self.result["training"]["returns"])
+            found, asked = (self.result["seed"], played), (seed, options.episodes)
+            if found != asked or self.result["training"]["steps"] < STEPS[algo]:
+                raise SystemExit(f"{self.path} is of seed and games {found}, or of fewer steps: choose another --out")
 
     def measure(self, clock: Clock) -> None:
         """Does what is missing: training, final games, widths, fine-tuning."""
@@ -117,7 +122,8 @@ class Agent:
         return f"python benchmarks/atari.py --only {self.algo}" + game + f" --learner-dtype {self.dtype}"
 
     def write(self, part: dict[str, Any]) -> None:
-        self.result |= part | {"machine": machine()}
+        machines = self.result.get("machines", {}) | dict.fromkeys(part, machine())
+        self.result |= part | {"machines": machines}
         write_bytes(json.dumps(self.result).encode() + b"\n", self.path)
 
     def run_in(self, folder: Path) -> Path:

@@ -174,9 +174,13 @@ def main() -> None:
             path.write_text(json.dumps(result) + "\n")
             print(f" {result['seconds']} s", flush=True)
         result = json.loads(path.read_text())
+        found = {"episodes": result["rows"][0]["episodes"], "seed": result["seed"]}
+        if found != {"episodes": options.episodes, "seed": options.seed}:
+            raise SystemExit(f"{path} was measured with {found}: remove it, or choose another folder with --out")
         if options.retime:
             print("retime", agent.name, flush=True)
             retime(agent, result)
+            result["retimed"] = machine()
             path.write_text(json.dumps(result) + "\n")
         results.append(result)
     summary = summarise(results) | {"command": "make bench-ptq", "machine": machine()}

@@ -93,7 +93,7 @@ def about(folder: Path) -> None:
     """Writes how the cells are made again, and which machines made them."""
     made = [json.loads(path.read_text())["machine"] for path in sorted(folder.glob("cells/*.json"))]
     words = {"command": f"python benchmarks/qat_bits.py --only {folder.name}"}
-    machines = list({one["cpu"]: one for one in made}.values())
+    machines = list({(one["cpu"], one["commit"]): one for one in made}.values())
     (folder / "about.json").write_text(json.dumps(words | {"machines": machines}) + "\n")
 
 

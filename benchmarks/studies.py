@@ -35,6 +35,9 @@ def main() -> None:
         for command in (["run", *words, "-o", str(folder)], ["report", str(folder)]):
             if code := quarl(["study", *command]):
                 raise SystemExit(code)
+        states = {row["state"] for row in json.loads((folder / "rows.json").read_text())["rows"]}
+        if "todo" in states:
+            raise SystemExit(f"{name} is not whole yet: {kept} stays as it was, the same command goes on")
         kept.mkdir(parents=True, exist_ok=True)
         for pattern in KEPT:
             for path in folder.glob(pattern):

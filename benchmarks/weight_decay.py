@@ -186,7 +186,8 @@ def main() -> None:
         print(f"the time is over with {store.missing} trainings to go: repeat the command to go on")
     if set(options.only) == set(TASKS):
         command = "python benchmarks/weight_decay.py"
-        write("weight-decay", command, answers=list(answers(found)), summaries=found, rows=list(rows(cells)))
+        facts = {"missing": store.missing}
+        write("weight-decay", command, **facts, answers=list(answers(found)), summaries=found, rows=list(rows(cells)))
 
 
 if __name__ == "__main__":

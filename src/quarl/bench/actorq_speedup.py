@@ -86,6 +86,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     logs: dict[str, Array] = {}
     found: list[Speedup] = []
+    lost = 0
     for task in tasks:
         ours, theirs = (
             {row["seed"]: row for row in rows if row["task"] == task and (row["precision"], row["engine"]) == one}
@@ -93,6 +94,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
         )
         pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
         reached = [(a, b) for a, b in pairs if not a["censored"]]
+        lost += len(pairs) - len(reached)
         if not reached:
             continue
         logs[task] = np.log([b["seconds"] / a["seconds"] for a, b in reached])
@@ -121,7 +123,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
                 at_least=any(one.at_least for one in found),
                 derived=any(one.derived for one in found),
                 seeds=sum(one.seeds for one in found),
-                lost=sum(one.lost for one in found),
+                lost=lost,
                 final_return_pct=None,
                 noninferior=None,
                 **_common(arm, base, list(logs.values()), is_best),
