@@ -54,7 +54,7 @@ LAST = {"ppo": "action_net", "a2c": "action_net", "dqn": "q_net"}
 RANDOM_STEPS = 500
 BATCH = 64
 MOST_FREQUENT_PCT = 95.0
-"""Of actions: where one is taken more often, equal actions show little. Of continuous ones: a std of 1 % of the range."""
+"""Where one action is taken more often, equal actions show little; continuous ones need a std of 1 % of the range."""
 
 
 def train(algo: str, network: str, spec: str) -> Any:
