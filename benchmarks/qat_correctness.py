@@ -44,8 +44,8 @@ CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 50_000}
 """Of the others: OFF_STEPS. Half of them before quantisation acts."""
 OFF_STEPS = 2_600
-LEARNING_RATE = {("mlp", True): 1e-4, ("cnn", False): 3e-6, ("cnn", True): 1e-7}
-"""By network and whether actions are continuous. Faster, they end at the bounds, or as one action for everything:
+LEARNING_RATE = {"mlp": 1e-4, "ppo-cnn": 3e-7, "a2c-cnn": 3e-7, "dqn-cnn": 3e-6, "cnn": 1e-7}
+"""Of rows, or of all others with a network; with a small one and discrete actions, the algorithm's own. Faster, they end at the bounds, or as one action for everything:
 features of similar images differ little, so the layer that tells them apart has large weights."""
 DETERMINISTIC = ("ddpg", "td3", "d4pg")
 """Half of the actions of their rollouts on images are random, since nothing else varies them."""
@@ -65,7 +65,7 @@ def train(algo: str, network: str, spec: str) -> Any:
     if network == "cnn":
         env = ResizeObservation(AddRenderObservation(env), (84, 84))
     if network == "cnn" or worlds is CONTINUOUS:
-        settings["learning_rate"] = LEARNING_RATE[network, worlds is CONTINUOUS]
+        settings["learning_rate"] = LEARNING_RATE.get(f"{algo}-{network}", LEARNING_RATE[network])
     if algo in ("ddpg", "td3"):
         size = env.action_space.shape[0]
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
