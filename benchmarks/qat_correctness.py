@@ -45,8 +45,9 @@ STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 
 """Of the others: OFF_STEPS. Half of them before quantisation acts."""
 OFF_STEPS = 2_600
 LEARNING_RATE = {"mlp": 1e-4, "ppo-cnn": 3e-7, "a2c-cnn": 3e-7, "dqn-cnn": 3e-6, "cnn": 1e-7}
-"""Of rows, or of all others with a network; with a small one and discrete actions, the algorithm's own. Faster, they end at the bounds, or as one action for everything:
-features of similar images differ little, so the layer that tells them apart has large weights."""
+"""Of rows, or of all others with a network; with a small one and discrete actions, the algorithm's own. Faster, they
+end at the bounds, or as one action for everything: features of similar images differ little, so the layer that tells
+them apart has large weights."""
 DETERMINISTIC = ("ddpg", "td3", "d4pg")
 """Half of the actions of their rollouts on images are random, since nothing else varies them."""
 LAST = {"ppo": "action_net", "a2c": "action_net", "dqn": "q_net"}
