@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stable_baselines3 import DQN, SAC
+from torch import nn
 
 from quarl import engines, qat
 from quarl.actorq.weights import Template
@@ -42,6 +43,16 @@ def test_actors_get_the_integers_that_the_model_converts_to(cls: Any, env: str):
     rows = np.random.default_rng(0).standard_normal((64, *packed.observation_shape)).astype(np.float32)
     outputs = [engines.run_all(engines.load(policy, "litert", batch=16), rows) for policy in (packed, expected)]
     assert np.array_equal(*outputs)
+
+
+def test_values_that_training_leaves_alone_have_no_grids_here_either():
+    small = {"learning_starts": 32, "buffer_size": 500, "policy_kwargs": {"net_arch": [16], "activation_fn": nn.Tanh}}
+    model = DQN("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **small)
+    qat.prepare(model, qat.QatSpec.parse("w4a8", skip=("q_net.q_net.2",)))
+    template, flat = sent(model.learn(160, callback=qat.QuantDelay(64)))
+    grids = template.grids(flat)
+    assert grids is not None
+    assert grids.keys() == qat.convert(model).grids.keys() == {"observation", "q_net.q_net.0"}
 
 
 def test_before_quantisation_acts_there_are_no_grids():

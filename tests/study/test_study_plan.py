@@ -11,6 +11,7 @@ from quarl.errors import QuarlError
 from quarl.study import file
 from quarl.study.cells import Cell
 from quarl.study.plan import plan
+from quarl.study.source import digest
 
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
 FP32 = "{method: fp32}"
@@ -137,6 +138,14 @@ def test_a_key_changes_with_everything_that_a_result_depends_on(study_file: Writ
     assert len(keys) == 7
     (other / "CartPole-v1.zip").write_bytes(agent)
     assert plan(file.read(str(path), tmp_path))[1].key == cells(path)[1].key  # where it lies does not matter
+
+
+def test_an_agent_is_its_own_statistics_too(tmp_path: Path):
+    agent = tmp_path / "best_model.zip"
+    agent.write_bytes(b"agent")
+    alone = digest(agent)
+    (tmp_path / "best_model_vecnormalize.pkl").write_bytes(b"statistics")
+    assert digest(agent) != alone
 
 
 def test_how_it_is_judged_and_bounded_is_in_no_key(study_file: Write):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
 from quarl.policy.graph import ActivationGrid, Policy
-from quarl.policy.grids import grid_rules
+from quarl.policy.grids import trained_rules
 from quarl.policy.normalizer import NAME as STATISTICS
 from quarl.policy.operators import Conv2d, Dense, LayerNorm, Normalize, Op, Shape
 from quarl.quant.spec import QuantSpec
@@ -95,7 +95,7 @@ class Template:
         trained = None
         if (spec := qat.spec_of(model)) is not None:
             bits = qat.layer_bits(model, initial)
-            trained = Trained(spec.deployed, bits, tuple(grid_rules(initial, spec.skips)))
+            trained = Trained(spec.deployed, bits, tuple(trained_rules(initial, spec.skips)))
         return cls(initial, live, trained)
 
     def flatten_into(self, model: Any, out: Array) -> None:

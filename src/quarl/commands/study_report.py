@@ -17,7 +17,7 @@ from quarl.report.study_figures import bits_against_return, spread_against_error
 from quarl.study import rows, spread, summaries
 from quarl.study.cells import DONE, TRAIN
 from quarl.study.entries import MARGIN_PCT
-from quarl.study.groups import groups
+from quarl.study.groups import Group, groups
 from quarl.study.store import Record, Store
 
 TITLES: Mapping[str, str] = {
@@ -42,10 +42,11 @@ def run(config: StudyReportConfig) -> int:
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
         raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")
-    made, figures = _tables(records, margin), {}
-    points = spread.points(groups(records))
+    grouped, figures = groups(records), {}
+    points = spread.points(grouped)
+    made = _tables(records, grouped, points, margin)
     if any(row["method"] in ("ptq", "qat") for row in done):
-        figures["bits"] = bits_against_return(summaries.means(groups(records)), f"{name}: return at each precision")
+        figures["bits"] = bits_against_return(summaries.means(grouped), f"{name}: return at each precision")
     for measure in spread.SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"
         figures[f"spread-{measure}"] = spread_against_error(points, made["study spread"], measure, title)
@@ -58,10 +59,10 @@ def run(config: StudyReportConfig) -> int:
     return 0
 
 
-def _tables(records: Sequence[Record], margin: float) -> dict[str, Sequence[Row]]:
-    """Rows of each table by its command; numbers that JSON cannot write are None."""
-    found = groups(records)
-    points = spread.points(found)
+def _tables(
+    records: Sequence[Record], found: Sequence[Group], points: Sequence[Row], margin: float
+) -> dict[str, Sequence[Row]]:
+    """Rows of each table by its command; numbers that JSON cannot write are None. found, points: of the records."""
     made = {
         "study errors": summaries.errors(found) if any(one.method == "ptq" for one in found) else [],
         "study sweet spots": summaries.sweet_spots(found, margin),

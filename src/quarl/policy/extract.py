@@ -22,7 +22,7 @@ from quarl.policy.zoo import samples_actions
 
 Array = NDArray[Any]
 WRAPPERS = {
-    *("Monitor", "RecordEpisodeStatistics", "TimeLimit", "OrderEnforcing", "PassiveEnvChecker"),
+    *("Monitor", "RecordEpisodeStatistics"),
     *("AtariWrapper", "NoopResetEnv", "FireResetEnv", "EpisodicLifeEnv", "StickyActionEnv", "MaxAndSkipEnv"),
     *("WarpFrame", "ClipRewardEnv"),
 }

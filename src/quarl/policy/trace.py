@@ -155,12 +155,9 @@ class _Translation:
         if kind == "leaky_relu" and self.option(node, 1, "negative_slope", LEAKY_SLOPE) == LEAKY_SLOPE:
             return Activation(f"{x}.leaky_relu", (x,), "leaky_relu")
         if kind in ("hardtanh", "clamp"):
-            names, ends = (
-                (("min_val", "max_val"), (-1.0, 1.0)) if kind == "hardtanh" else (("min", "max"), (None, None))
-            )
-            low, high = (
-                self.option(node, i, name, end) for i, (name, end) in enumerate(zip(names, ends, strict=True), 1)
-            )
+            hard = kind == "hardtanh"  # its bounds have defaults, a clamp's are open
+            low = self.option(node, 1, "min_val" if hard else "min", -1.0 if hard else None)
+            high = self.option(node, 2, "max_val" if hard else "max", 1.0 if hard else None)
             if isinstance(high, int | float) and high > 0 and low == -high:
                 return clamp(x, shape, float(high))
             raise self.refusal(node, f"its bounds {low} and {high} are not opposite numbers")

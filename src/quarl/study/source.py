@@ -108,10 +108,11 @@ def _in_zoo(folder: Path, entry: PolicyEntry, source: str) -> Agent:
 def digest(path: Path) -> str:
     """Of the agent's file and what lies beside it."""
     total = hashlib.sha256(read_bytes(path))
-    beside = zoo.settings_folder(path)
-    for name in BESIDE if beside is not None else ():
-        if beside is not None and (beside / name).is_file():
-            total.update(name.encode() + hashlib.sha256(read_bytes(beside / name)).digest())
+    settings = zoo.settings_folder(path)
+    beside = [] if settings is None else [settings / name for name in BESIDE]
+    for file in (*beside, zoo.own_statistics(path)):
+        if file.is_file():
+            total.update(file.name.encode() + hashlib.sha256(read_bytes(file)).digest())
     return total.hexdigest()
 
 

@@ -105,10 +105,10 @@ class RunFolder:
         path = checkpoint.export(self.path, model, name or self.agent.name, exclude=PATCHED)
         wrapper = model.get_vec_normalize_env()
         if wrapper is not None:
-            newest = self.settings / "vecnormalize.pkl"
+            newest, data = self.settings / "vecnormalize.pkl", pickle.dumps(wrapper)
             for statistics in [newest] if path == self.agent else [newest, zoo.own_statistics(path)]:
                 with checkpoint_file.replacing(statistics) as file:
-                    checkpoint_file.put(file, pickle.dumps(wrapper))
+                    checkpoint_file.put(file, data)
         return path
 
     def write_integers(self, policy: QuantizedPolicy, name: str | None = None) -> None:
