@@ -133,6 +133,22 @@ def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch):
     assert [entry[1] for entry in trace[1:]] == [entry[1] for entry in plain_trace[1:]]
 
 
+@pytest.mark.parametrize(
+    ("algo", "env"), [("dqn", "CartPole-v1"), ("ddpg", "Pendulum-v1"), ("sac", "Pendulum-v1"), ("d4pg", "Pendulum-v1")]
+)
+def test_adam_takes_one_pass_over_the_weights(algo, env, tmp_path):
+    model = build(config(tmp_path, algo=algo, env=env, params=()))
+    optimizers = [module.optimizer for module in model.policy.modules() if hasattr(module, "optimizer")]
+    assert optimizers
+    assert all(group["fused"] for optimizer in optimizers for group in optimizer.param_groups)
+
+
+def test_an_optimizer_that_was_asked_for_is_kept(tmp_path):
+    model = build(config(tmp_path, params=("policy_kwargs:{'optimizer_kwargs': {'eps': 1e-5}}",)))
+    group = model.policy.optimizer.param_groups[0]
+    assert (group["fused"], group["eps"]) == (None, 1e-5)
+
+
 def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):
     assert samples_per_insert(rig().loop.model) == 16 / 4
     chosen = rig(samples_per_insert=0.5)

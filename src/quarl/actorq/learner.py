@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from stable_baselines3.common.logger import Logger
 
 from quarl import qat
@@ -32,6 +31,7 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms import checkpoint
 from quarl.algorithms.checkpoint_model import not_finite
+from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 
@@ -58,7 +58,7 @@ class LearnerLoop(Worker):
     def __init__(self, spec: LearnerSpec) -> None:
         super().__init__(spec.cpu)
         self.config = config = spec.config
-        torch.set_num_threads(config.learner_threads)
+        start_threads(config.learner_threads)
         memory = Memory(spec.memory, spec.blocks)
         self.ledger = Ledger(memory)
         self.cells = self.ledger.learner

@@ -6,9 +6,8 @@ What an actor spends beside environment and engine (exploration, its ring, its b
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.statistics import Statistics
 from quarl.actorq.weights import Template
+from quarl.algorithms.cpu import threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.envs import make
@@ -83,7 +83,7 @@ def measure(
     say: Callable[[str], None] = lambda line: None,
 ) -> Parts:
     """The parts of the run that `config` describes; `say` hears what is being measured."""
-    with _threads(1):
+    with threads(1):
         say("environment")
         model = build(config)
         template = Template.of(model)
@@ -101,7 +101,7 @@ def measure(
         say("learner")
         ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
         insert_s = _inserts(model, rows, ratio, seconds / 2, normalize=config.normalize)
-        with _threads(config.learner_threads):
+        with threads(config.learner_threads):
             train_s = _updates(model, config, seconds)
     return Parts(
         batch_size=model.batch_size,
@@ -113,17 +113,6 @@ def measure(
         push_ms=1e3 * push_s,
         arms=measured,
     )
-
-
-@contextlib.contextmanager
-def _threads(num: int) -> Iterator[None]:
-    """torch on so many threads; what was set before comes back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _num_rows(dtype: np.dtype[Any]) -> int:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from quarl.algorithms.cpu import flushed
+
 GROW_AFTER = 2000
 """Updates without overflow, after which the scale doubles."""
 LEAST, MOST = 1.0, 2.0**24
@@ -40,11 +42,7 @@ class Precision:
     @contextlib.contextmanager
     def update(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         """Around one call of a model's `train`; parameters: those of `learned`."""
-        if self._type is None:
-            yield
-            return
-        # One call of `train` is many updates, of which each has to see the weights that the one before left behind.
-        with torch.autocast(self._device, self._type, cache_enabled=False):
+        with flushed(), self._autocast():
             if self._type is not torch.float16:
                 yield
                 return
@@ -64,6 +62,12 @@ class Precision:
                 yield
             finally:
                 torch.autograd.backward = plain
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._type is None:
+            return contextlib.nullcontext()
+        # One call of `train` is many updates, of which each has to see the weights that the one before left behind.
+        return torch.autocast(self._device, self._type, cache_enabled=False)
 
     def _unscale(self, parameters: Sequence[torch.Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]

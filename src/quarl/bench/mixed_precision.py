@@ -20,11 +20,12 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import get_device
 
+from quarl.algorithms.cpu import threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.bench.cells import Cell, Cells
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
 from quarl.machine import multiplies, usable_cores
-from quarl.training.session import Session, threads
+from quarl.training.session import Session
 
 Array = NDArray[Any]
 NUM_FRAMES = 1_000

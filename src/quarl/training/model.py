@@ -67,11 +67,10 @@ def build(
 
 def learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
     """Makes the model's updates run in the configuration's precision."""
-    if config.learner_dtype == "fp32":
-        return
     precision = Precision(config.learner_dtype, model.device)
     parameters = learned(model)
     heads = [found for name in HEADS if isinstance(found := getattr(model.policy, name, None), nn.Module)]
+    heads = [] if config.learner_dtype == "fp32" else heads
     plain: Any = model.train  # type: ignore[attr-defined]  # every algorithm has it, the base class does not say so
 
     def train(*args: Any, **kwargs: Any) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl import qat
 from quarl.algorithms.checkpoint_model import not_finite
+from quarl.algorithms.cpu import threads
 from quarl.config import TrainConfig
 from quarl.envs import resolve
 from quarl.errors import QuarlError
@@ -229,14 +229,3 @@ class Session:
         """Where the learner's metrics go."""
         if self.config.track == "tensorboard":
             yield TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))
-
-
-@contextlib.contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Torch computes on so many threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
