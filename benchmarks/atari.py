@@ -41,7 +41,7 @@ FINE_TUNING = {"ppo": 250_000, "a2c": 250_000, "dqn": 100_000}
 BITS = (8, 7, 6, 5, 4, 3, 2)
 QAT_BITS = ("8", "4")
 DQN_TRAINING = ("policy_kwargs:dict(optimizer_kwargs=dict(fused=True))",)
-"""The same Adam in one pass over its 1.7 million weights: several times faster on a CPU, a third of an update's time."""
+"""The same Adam in one pass over its 1.7 million weights: several times faster on a CPU."""
 DQN_TUNING = ("learning_starts:10000", "buffer_size:50000")
 """The zoo's DQN begins to learn after 100,000 steps: most of what fine-tuning has."""
 RUNNING_EPISODES = 5
