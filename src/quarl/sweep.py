@@ -163,10 +163,14 @@ def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:
 
 
 def agreement(policy: Policy, exact: Array, actions: Array) -> float:
-    """Share of rows whose action is the exact one: equal, or within AGREE_PCT of the range in every component."""
+    """Share of rows whose action is the exact one: equal, or within AGREE_PCT of the range in every component.
+
+    Where actions have no bounds, their range is that of the exact ones.
+    """
     if policy.head.kind == "argmax":
         return float(np.mean(exact == actions))
-    tolerance = AGREE_PCT / 100 * (policy.head.high - policy.head.low)
+    span = policy.head.high - policy.head.low
+    tolerance = AGREE_PCT / 100 * np.where(np.isfinite(span), span, np.ptp(exact, axis=0))
     return float(np.mean((np.abs(exact - actions) <= tolerance).all(axis=1)))
 
 

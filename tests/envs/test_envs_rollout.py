@@ -80,6 +80,19 @@ def test_totals_lengths_and_ends_are_those_worked_out_by_hand() -> None:
         assert episode.terminated == (seed % 2 == 0)
 
 
+class Dimes(Countdown):
+    """Pays a tenth in float32."""
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        observation, _, *rest = super().step(action)
+        return observation, np.float32(0.1), *rest
+
+
+def test_rewards_in_float32_are_added_as_a_monitor_adds_them() -> None:
+    for episode in play(POLICY, run, 2, Dimes, range(5), stream="evaluation", seed=7, fresh=False):
+        assert episode.total == sum([float(np.float32(0.1))] * episode.length)
+
+
 def test_the_last_observation_is_the_true_one_and_not_the_next_reset() -> None:
     for episode in episodes(4):
         assert episode.last_observation.tolist() == [episode.seed % 1000, episode.length]

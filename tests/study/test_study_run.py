@@ -131,7 +131,7 @@ def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_wi
     ]
 
 
-def test_an_agent_of_the_hub_is_fetched_by_the_processes_that_need_it(
+def test_an_agent_of_the_hub_is_played_and_trained_as_one_of_a_folder(
     study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("huggingface_hub", reason="needs the extra hub")
@@ -142,8 +142,8 @@ def test_an_agent_of_the_hub_is_fetched_by_the_processes_that_need_it(
     (storage / "snapshots" / commit).mkdir(parents=True)
     agent = small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
     (storage / "snapshots" / commit / "dqn-CartPole-v1.zip").write_bytes(agent.read_bytes())
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     policy = "{algo: dqn, env: CartPole-v1, source: 'hub:org/dqn-CartPole-v1', n_timesteps: 4000}"
     methods = f"{FP32}\n{{method: qat, precision: w4a8, fine_tune: 0.5}}"
     rows = run(study_file(policy, methods))
@@ -165,16 +165,27 @@ def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
     assert training.peak_mb > 50
 
 
+def cartpole(agents: Path, folder: Path) -> Home:
+    path = agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
+    return Home(path=path, algo="dqn", env_id="CartPole-v1", identity={}, seed=0, folder=folder, calibrate=False)
+
+
+def test_a_cell_whose_household_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):
+    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+    try:
+        made.settle("home", cartpole(small_agents, tmp_path))
+        assert until(made, Prepared) == Prepared("home", "")
+        os.kill(made._homes["home"].state.group, signal.SIGSTOP)
+        made.bounds = Bounds(minutes=0.01, memory_gb=4)
+        made.play("home", Play(key="one", spec=QuantSpec.parse("fp32"), episodes=2))
+        assert until(made, Ended).outcome.error == "took longer than the limit of 0.01 minutes"
+        assert made.ready("home") is None
+    finally:
+        made.close()
+
+
 def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_path: Path):
-    home = Home(
-        path=small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip",
-        algo="dqn",
-        env_id="CartPole-v1",
-        identity={},
-        seed=0,
-        folder=tmp_path,
-        calibrate=False,
-    )
+    home = cartpole(small_agents, tmp_path)
     made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
     fp32 = QuantSpec.parse("fp32")
     try:

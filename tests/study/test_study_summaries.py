@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 
 from quarl.cli import main
+from quarl.commands import study_report
 from quarl.report import schema, tables
 from quarl.report.markdown import to_markdown
 from quarl.report.study_figures import bits_against_return, spread_against_error
@@ -110,21 +111,47 @@ def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
     records = [done("fp32", [100.0] * 10), *(done(f"int{bits}", [mean] * 10) for bits, mean in widths.items())]
     records.append(done("int8", [50.0] * 10, scheme="naive"))
     records.append(done("w8a2", [50.0] * 10))  # another question
-    ours, naive = checked("study sweet spots", summaries.sweet_spots(groups(records), 5.0))
+    ours, naive = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
     assert ours["widths"] == [8, 7, 6, 5, 4]
     assert ours["noninferior"] == [True, True, False, True, False]
     assert (ours["sweet_spot"], naive["sweet_spot"]) == (7, None)
 
 
+def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
+    records = [done(name, [100.0] * 10, seed=seed) for name in ("fp32", "int8", "int4") for seed in (0, 1, 2)]
+    records += [done("int6", [100.0] * 10), done("int6", [], seed=1, state="failed"), done("int6", [], seed=2)]
+    records[-1] = dataclasses.replace(records[-1], state="todo", found=None)
+    (row,) = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
+    assert (row["widths"], row["noninferior"], row["sweet_spot"]) == ([8, 6, 4], [True, False, True], 8)
+
+
 def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
-    records = [done("fp32", [100.0] * 5, seed=seed) for seed in (0, 1)]
-    records += [done("int8", [mean] * 5, seed=seed) for seed, mean in ((0, 99.0), (1, 97.0))]
-    records += [done("int4", [mean] * 5, seed=seed) for seed, mean in ((0, 100.0), (1, 80.0))]
+    records = [done("fp32", [100.0] * 5, seed=seed) for seed in range(3)]
+    records += [done("int8", [mean] * 5, seed=seed) for seed, mean in enumerate((99.0, 98.0, 97.0))]
+    records += [done("int4", [mean] * 5, seed=seed) for seed, mean in enumerate((100.0, 100.0, 90.0))]
     eight, four = (group for group in groups(records) if group.method == "ptq")
     assert eight.mean().point == 98.0
     assert eight.error() is not None
     assert eight.error().point == pytest.approx(2.0)
     assert (eight.noninferior(5.0), four.noninferior(5.0)) == (True, False)
+
+
+def test_means_stand_side_by_side_of_the_same_seeds_only():
+    records = [done("fp32", [level] * 5, seed=seed) for seed, level in enumerate((100.0, 100.0, 500.0))]
+    records += [done(name, [100.0] * 5, seed=seed) for name in ("int8", "w8a8") for seed in (0, 1)]
+    records = [dataclasses.replace(one, method="qat") if one.precision == "w8a8" else one for one in records]
+    (error,) = summaries.errors(groups(records))
+    assert (error["seeds"], error["fp32"], error["int8"], error["error_int8_pct"]) == (2, 100.0, 100.0, 0.0)
+    (row,) = summaries.trained(groups(records), 5.0)
+    assert (row["seeds"], row["fp32"], row["ptq"], row["qat"]) == (2, 100.0, 100.0, 100.0)
+
+
+def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
+    records = [done(name, [level] * 5) for name, level in (("fp32", 100.0), ("fp16", 90.0), ("int8", 80.0))]
+    other = [dataclasses.replace(one, env_id="Walker") for one in records[:2]]
+    zero = [done(name, [level] * 5) for name, level in (("fp32", 0.0), ("fp16", 1.0), ("int8", 1.0))]
+    mean = summaries.errors(groups([*records, *other, *(dataclasses.replace(one, env_id="Ant") for one in zero)]))[-1]
+    assert (mean["agents"], mean["error_fp16_pct"], mean["error_int8_pct"]) == (1, 10.0, 20.0)
 
 
 def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
@@ -228,6 +255,38 @@ def test_the_figure_s_intervals_are_those_over_seeds():
     (bars,) = (found for found in axes.collections if isinstance(found, LineCollection))
     (_, low), (_, high) = bars.get_segments()[0]
     assert (low, high) == pytest.approx((eight["ci_low"], eight["ci_high"]))
+
+
+def test_agents_of_one_pair_have_titles_with_their_source():
+    records = [done(name, [1.0, 2.0], source=source) for source in ("zoo:sb2", "train") for name in ("fp32", "int8")]
+    records += [done(name, [1.0, 2.0], algo="td3") for name in ("fp32", "int8")]
+    drawn = bits_against_return(summaries.means(groups(records)), "title")
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == [
+        "ddpg Hopper zoo:sb2",
+        "ddpg Hopper train",
+        "td3 Hopper",
+    ]
+
+
+def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
+    names = ("w4a4", "int4", "w8a4", "int8", "fp16", "fp32")
+    drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in names])), "title")
+    (axes,) = drawn.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["fp16", "8", "w8a4", "4", "w4a4"]
+    assert [list(bars[0].get_xdata()) for bars in axes.containers] == [[1, 3], [2, 4]]
+
+
+def test_the_report_s_sentences_count_every_cell_without_a_result():
+    records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", found={})]
+    made = {"study sweet spots": [], "study spread": [], "study excluded": summaries.excluded(records)}
+    assert study_report._sentences(made, records[:1]) == ["1 cells have no result; the last table says why."]
+    waiting = [done("int4", [], state=state, found={}) for state in ("todo", "running")]
+    assert study_report._sentences(made, [*records, *waiting]) == [
+        "1 cells have no result; the last table says why.",
+        "2 cells are still to be measured.",
+    ]
+    none = {**made, "study excluded": []}
+    assert study_report._sentences(none, records[:1]) == ["Every cell was measured."]
 
 
 def test_markdown_is_the_table_as_the_terminal_has_it():

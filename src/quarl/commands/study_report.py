@@ -65,7 +65,7 @@ def _tables(
     """Rows of each table by its command; numbers that JSON cannot write are None. found, points: of the records."""
     made = {
         "study errors": summaries.errors(found) if any(one.method == "ptq" for one in found) else [],
-        "study sweet spots": summaries.sweet_spots(found, margin),
+        "study sweet spots": summaries.sweet_spots(found, records, margin),
         "study qat": summaries.trained(found, margin),
         "study actorq": summaries.actorq(records),
         "study spread": spread.correlations(points),
@@ -97,7 +97,7 @@ def _write(
     text = page.render(
         title=f"{name}: a study of quantisation",
         facts=_facts(about, records),
-        sentences=_sentences(made),
+        sentences=_sentences(made, records),
         tables=every,
         figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
         command=config.command_line(),
@@ -125,7 +125,7 @@ def _facts(about: str, records: Sequence[Record]) -> dict[str, str]:
     }
 
 
-def _sentences(made: Mapping[str, Sequence[Row]]) -> list[str]:
+def _sentences(made: Mapping[str, Sequence[Row]], records: Sequence[Record]) -> list[str]:
     """What the tables show, in words."""
     found = []
     spots = made["study sweet spots"]
@@ -147,7 +147,10 @@ def _sentences(made: Mapping[str, Sequence[Row]]) -> list[str]:
                 f"Wider weights, larger error? At 8 bits with scheme {row['scheme']} the rank correlation is "
                 f"{row['correlation']:+.2f} over {row['agents']} policies; its interval {shows} 0."
             )
-    left_out = sum(row["cells"] for row in made["study excluded"])
-    if left_out:
-        found.append(f"{left_out} cells were not measured; the last table says why.")
+    left = sum(record.state != DONE for record in records if record.method != TRAIN)
+    explained = sum(row["cells"] for row in made["study excluded"])
+    if explained:
+        found.append(f"{explained:,} cells have no result; the last table says why.")
+    if left > explained:
+        found.append(f"{left - explained:,} cells are still to be measured.")
     return found or ["Every cell was measured."]

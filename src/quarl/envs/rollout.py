@@ -103,7 +103,7 @@ def play(
             for slot in live:
                 row = slot.row
                 observation, reward, terminated, truncated, _ = slot.step(chosen[row])
-                slot.total += reward
+                slot.total += float(reward)  # which some environments give in float32
                 observations[row] = observation
                 if terminated or truncated:
                     ended.append((slot, bool(terminated)))

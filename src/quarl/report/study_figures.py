@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from quarl.quant.spec import FLOAT_BITS
+from quarl.quant.spec import FLOAT_BITS, QuantSpec
 from quarl.report import style
 from quarl.report.schema import Row
 
@@ -38,7 +38,8 @@ def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
         for number, agent in enumerate(agents):
             axes = drawn.add_subplot(height, columns, number + 1)
             _panel(axes, [row for row in rows if _agent(row) == agent], lines)
-            axes.set_title(f"{agent[0]} {agent[1]}", fontsize=8)
+            several = sum(other[:2] == agent[:2] for other in agents) > 1
+            axes.set_title(" ".join(agent if several else agent[:2]), fontsize=8)
             axes.tick_params(labelsize=6)
         for label, colour in lines.items():
             drawn.axes[0].plot([], [], color=colour, label=label)
@@ -64,10 +65,13 @@ def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
         colour = lines.setdefault(label, style.SERIES[len(lines) % len(style.SERIES)])
         members = [row for row in others if _line(row) == label and row["precision"] not in FLOAT_BITS]
         members.sort(key=lambda row: order.index(row["precision"]))
-        mean, low, high = (np.array([row[key] for row in members]) for key in ("mean", "ci_low", "ci_high"))
-        spread = np.maximum([mean - low, high - mean], 0)
-        x = [order.index(row["precision"]) for row in members]
-        axes.errorbar(x, mean, yerr=spread, color=colour, marker="o", markersize=3, elinewidth=0.8, linewidth=1.2)
+        # points are joined where only the weights' bits differ
+        for activations in dict.fromkeys(_width(row["precision"])[1] for row in members):
+            some = [row for row in members if _width(row["precision"])[1] == activations]
+            mean, low, high = (np.array([row[key] for row in some]) for key in ("mean", "ci_low", "ci_high"))
+            spread = np.maximum([mean - low, high - mean], 0)
+            x = [order.index(row["precision"]) for row in some]
+            axes.errorbar(x, mean, yerr=spread, color=colour, marker="o", markersize=3, elinewidth=0.8, linewidth=1.2)
     floats = [row for row in others if row["precision"] in FLOAT_BITS]
     x = [order.index(row["precision"]) for row in floats]
     axes.plot(x, [row["mean"] for row in floats], "s", color=style.MUTED, markersize=3)
@@ -79,11 +83,10 @@ def _line(row: Row) -> str:
     return f"{row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
 
 
-def _width(precision: str) -> tuple[int, int]:
-    """Bits of a weight, float formats first."""
-    if precision in FLOAT_BITS:
-        return FLOAT_BITS[precision], 1
-    return int("".join(filter(str.isdecimal, precision.partition("a")[0]))), 0
+def _width(precision: str) -> tuple[int, int, str]:
+    """Bits of a weight and of an activation, float formats first."""
+    spec = QuantSpec.parse(precision)
+    return spec.weight_bits, FLOAT_BITS.get(precision, spec.activation_bits or 0), precision
 
 
 def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spread: str, title: str) -> Figure:

@@ -133,7 +133,7 @@ def sweep(
     config: SweepConfig, cells: Cells, progress: Callable[[str, int], None] = lambda label, done: None
 ) -> list[Played]:
     """Everything that is there or could be measured in time, float32 first, then by precision and method."""
-    n_timesteps = config.n_timesteps or _tuned_steps(config)
+    n_timesteps = _steps(config)
     wanted: list[tuple[int, str | None]] = [(seed, None) for seed in _seeds(config)]
     if "qat" in config.methods:
         wanted += [(seed, bits) for bits in config.bits for seed in _seeds(config)]
@@ -165,10 +165,12 @@ def check(config: SweepConfig) -> None:
         check_spaces(config.algo, config.env, env)
     if config.trained_agent is not None:
         read(config.trained_agent, config.algo)
+    config.training(config.seed, config.bits[0], None, config.output).delay(_steps(config))
 
 
-def _tuned_steps(config: SweepConfig) -> int:
-    return int(tuned.read(config.algo, env_id(config)).written["n_timesteps"])
+def _steps(config: SweepConfig) -> int:
+    """Of each training."""
+    return config.n_timesteps or int(tuned.read(config.algo, env_id(config)).written["n_timesteps"])
 
 
 def _seeds(config: SweepConfig) -> range:
@@ -308,7 +310,7 @@ def summaries(config: SweepConfig, played: Sequence[Played]) -> list[Summary]:
                 error_pct=error.point,
                 error_low=error.low,
                 error_high=error.high,
-                noninferior=stats.noninferior_over_seeds(pairs, error, config.margin),
+                noninferior=stats.noninferior_over_seeds(pairs, config.margin, np.random.default_rng(0)),
                 gain=None if gain is None else gain.point,
                 gain_low=None if gain is None else gain.low,
                 gain_high=None if gain is None else gain.high,

@@ -172,17 +172,20 @@ class Crew:
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        states = [*self._running.values(), *(home.state for home in self._homes.values() if not home.ready)]
-        states = [state for state in states if state.group != UNKNOWN]
-        sizes = memory_mb({state.group for state in states})
-        for state in states:
-            state.peak_mb = max(state.peak_mb, sizes[state.group])
+        bounded = [(state, state.group) for state in self._running.values() if state.group != UNKNOWN]
+        for home in self._homes.values():
+            states = [self._running[key] for key in home.keys] if home.ready else [home.state]
+            # while a cell has no process yet, what it takes is taken by its household
+            bounded += [(one, home.state.group) for one in states if one is home.state or one.group == UNKNOWN]
+        sizes = memory_mb({group for _, group in bounded})
+        for state, group in bounded:
+            state.peak_mb = max(state.peak_mb, sizes[group])
             if now - state.since > 60 * self.bounds.minutes:
                 state.over = f"took longer than the limit of {self.bounds.minutes:g} minutes"
-            elif sizes[state.group] > 1000 * self.bounds.memory_gb:
+            elif sizes[group] > 1000 * self.bounds.memory_gb:
                 state.over = f"needed more memory than the limit of {self.bounds.memory_gb:g} GB"
             if state.over:
-                kill_group(state.group)
+                kill_group(group)
 
     def leave(self, keys: Collection[str]) -> None:
         """Lets these trainings, whose own processes are not to be left behind, end in good order."""

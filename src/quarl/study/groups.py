@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,15 +40,24 @@ class Group:
     mode: str
     records: tuple[Record, ...]
     """One a seed."""
-    pairs: Pairs
-    """(fp32, this) returns of each seed that has both."""
+    exact: Mapping[int, Array]
+    """Returns in fp32 of each seed that is done."""
 
     @property
     def bits(self) -> int | None:
-        """Of a weight that post-training quantisation made an integer beside 8-bit activations: N of intN. None for
-        everything else, w4a4 too: widths are compared where nothing else differs."""
-        spec = QuantSpec.parse(self.precision, scheme=self.scheme)
-        return spec.weight_bits if self.method == PTQ and self.precision == f"int{spec.weight_bits}" else None
+        """As `bits_of` has it."""
+        return bits_of(self.records[0])
+
+    @property
+    def pairs(self) -> Pairs:
+        """(fp32, this) returns of each seed that has both."""
+        both = [(self.exact[one.seed], returns(one)) for one in self.records if one.seed in self.exact]
+        return [(exact, own) for exact, own in both if exact.size == own.size]
+
+    def of(self, seeds: Collection[int]) -> Group | None:
+        """The same with no other seeds; None where none is left."""
+        records = tuple(one for one in self.records if one.seed in seeds)
+        return replace(self, records=records) if records else None
 
     def mean(self) -> Interval:
         """Return, over seeds and their episodes."""
@@ -56,25 +65,25 @@ class Group:
 
     def error(self) -> Interval | None:
         """Loss against fp32 in percent; None where no seed has both."""
-        return stats.error_over_seeds(self.pairs, np.random.default_rng(0)) if self.pairs else None
+        pairs = self.pairs
+        return stats.error_over_seeds(pairs, np.random.default_rng(0)) if pairs else None
 
     def noninferior(self, margin_pct: float) -> bool | None:
         """Whether it loses less than the margin: with one seed by its episodes, else by the error's interval."""
-        if not self.pairs:
-            return None
-        if len(self.pairs) == 1:
-            return stats.noninferior(*self.pairs[0], margin_pct, np.random.default_rng(0)).noninferior
-        error = self.error()
-        return error is not None and stats.noninferior_over_seeds(self.pairs, error, margin_pct)
+        pairs = self.pairs
+        return stats.noninferior_over_seeds(pairs, margin_pct, np.random.default_rng(0)) if pairs else None
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
     """All groups with a finished cell, in the study's order; ActorQ is a table of its own."""
     done = [record for record in records if record.state == DONE and record.method not in (TRAIN, ACTORQ)]
-    exact = {(_agent(record), record.seed): returns(record) for record in done if record.method == FP32}
+    exact: dict[Agent, dict[int, Array]] = {}
+    for record in done:
+        if record.method == FP32:
+            exact.setdefault(agent_of(record), {})[record.seed] = returns(record)
     members: dict[tuple[Agent, str, str, str, str], list[Record]] = {}
     for record in done:
-        about = (_agent(record), record.method, record.precision, record.scheme, record.mode)
+        about = (agent_of(record), record.method, record.precision, record.scheme, record.mode)
         members.setdefault(about, []).append(record)
     return [
         Group(
@@ -84,15 +93,18 @@ def groups(records: Sequence[Record]) -> list[Group]:
             scheme=scheme,
             mode=mode,
             records=tuple(some),
-            pairs=[(exact[agent, one.seed], returns(one)) for one in some if _is_paired(exact, agent, one)],
+            exact=exact.get(agent, {}),
         )
         for (agent, method, precision, scheme, mode), some in members.items()
     ]
 
 
-def _agent(record: Record) -> Agent:
+def agent_of(record: Record) -> Agent:
     return Agent(record.algo, record.env_id, record.source)
 
 
-def _is_paired(exact: dict[tuple[Agent, int], Array], agent: Agent, record: Record) -> bool:
-    return (agent, record.seed) in exact and exact[agent, record.seed].size == returns(record).size
+def bits_of(record: Record) -> int | None:
+    """Of a weight that post-training quantisation makes an integer beside 8-bit activations: N of intN. None for
+    everything else, w4a4 too: widths are compared where nothing else differs."""
+    spec = QuantSpec.parse(record.precision, scheme=record.scheme)
+    return spec.weight_bits if record.method == PTQ and record.precision == f"int{spec.weight_bits}" else None

@@ -7,18 +7,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quarl import stats
 from quarl.report.schema import Row
 from quarl.stats import Interval
 from quarl.study.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN
-from quarl.study.groups import Agent, Group
+from quarl.study.groups import Agent, Group, agent_of, bits_of
 from quarl.study.rows import returns
 from quarl.study.store import Record
 
 FP16, INT8 = "fp16", "int8"
 MEAN = "mean"
 """Stands for the environment in the row of an algorithm's mean."""
+Array = NDArray[Any]
 Grid = tuple[str, str]
 """Scheme and mode."""
 
@@ -39,11 +41,20 @@ def errors(found: Sequence[Group]) -> list[Row]:
 
 
 def _columns(found: Sequence[Group], agent: Agent, grid: Grid) -> dict[str, Group | None]:
-    return {
-        FP32: _find(found, agent, FP32, FP32),
-        FP16: _find(found, agent, PTQ, FP16),
-        INT8: _find(found, agent, PTQ, INT8, grid),
-    }
+    return _of_the_same_seeds(
+        {
+            FP32: _find(found, agent, FP32, FP32),
+            FP16: _find(found, agent, PTQ, FP16),
+            INT8: _find(found, agent, PTQ, INT8, grid),
+        }
+    )
+
+
+def _of_the_same_seeds(columns: dict[str, Group | None]) -> dict[str, Group | None]:
+    """Means stand side by side only where they are of the same seeds."""
+    seeds = [{record.seed for record in one.records} for one in columns.values() if one is not None]
+    common = set.intersection(*seeds) if seeds else set()
+    return {name: None if one is None else one.of(common) for name, one in columns.items()}
 
 
 def _find(found: Sequence[Group], agent: Agent, method: str, precision: str, grid: Grid | None = None) -> Group | None:
@@ -71,19 +82,27 @@ def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Ro
 
 
 def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]]) -> Row:
-    """Mean of E over the policies that have both, as the paper's tables end."""
+    """Mean of E over the policies that have one in every column, as the paper's tables end."""
+    names = [name for name in (FP16, INT8) if any(some[name] is not None for some in columns)]
+    agents = [{name: _together(some[name]) for name in names} for some in columns]
+    usable = [agent for agent in agents if all(pair is not None for pair in agent.values())]
     row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
-    row |= {"agents": 0, "seeds": 0, **_interval(FP32, None, point=FP32)}
+    row |= {"agents": len(usable), "seeds": 0, **_interval(FP32, None, point=FP32)}
     for name in (FP16, INT8):
-        members = [one for some in columns if (one := some[name]) is not None and one.pairs]
-        # a seed's episodes are as good as another's for what is asked here: these agents, not others
-        pairs = [tuple(np.concatenate(side) for side in zip(*one.pairs, strict=True)) for one in members]
-        usable = [(pair[0], pair[1]) for pair in pairs if pair[0].mean() != 0]
-        error = stats.mean_error_interval(usable, np.random.default_rng(0)) if usable else None
-        row["agents"] = max(row["agents"], len(usable))
+        pairs = [pair for agent in usable if (pair := agent.get(name)) is not None]
+        error = stats.mean_error_interval(pairs, np.random.default_rng(0)) if pairs else None
         row[name] = None
         row |= _interval(f"error_{name}", error, point=f"error_{name}_pct")
     return row
+
+
+def _together(one: Group | None) -> tuple[Array, Array] | None:
+    """All seeds' episodes: one is as good as another for what is asked here, of these agents and not of others. None
+    where there is none, or no E because fp32 scores 0."""
+    if one is None or not (pairs := one.pairs):
+        return None
+    exact, own = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    return (exact, own) if exact.mean() != 0 else None
 
 
 def _about(agent: Agent) -> dict[str, Any]:
@@ -96,24 +115,34 @@ def _interval(name: str, found: Interval | None, *, point: str) -> dict[str, Any
     return {point: found.point, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
-def sweet_spots(found: Sequence[Group], margin_pct: float) -> list[Row]:
-    """The smallest width whose every wider width is non-inferior, one row a policy and scheme."""
-    members: dict[tuple[Agent, str, str], list[Group]] = {}
-    for one in found:
-        if one.bits is not None and one.pairs:
-            members.setdefault((one.agent, one.scheme, one.mode), []).append(one)
+def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[Row]:
+    """The smallest width whose every wider width is non-inferior, one row a policy and scheme.
+
+    records: all of the study; a width that is not measured with each of its seeds has shown nothing.
+    """
+    planned: dict[tuple[Agent, str, str], dict[int, set[int]]] = {}
+    for record in records:
+        if record.method == PTQ and (bits := bits_of(record)) is not None:
+            widths_of = planned.setdefault((agent_of(record), record.scheme, record.mode), {})
+            widths_of.setdefault(bits, set()).add(record.seed)
+    members = {(one.agent, one.scheme, one.mode, one.bits): one for one in found if one.bits is not None and one.pairs}
     made: list[Row] = []
-    for (agent, scheme, mode), some in members.items():
-        ordered = sorted(some, key=lambda one: one.bits or 0, reverse=True)
-        widths = [one.bits for one in ordered]
-        good = [bool(one.noninferior(margin_pct)) for one in ordered]
+    for (agent, scheme, mode), widths_of in planned.items():
+        widths = sorted(widths_of, reverse=True)
+        some = [members.get((agent, scheme, mode, bits)) for bits in widths]
+        if not any(some):
+            continue
+        good = [
+            one is not None and len(one.pairs) == len(widths_of[bits]) and bool(one.noninferior(margin_pct))
+            for bits, one in zip(widths, some, strict=True)
+        ]
         reach = next((number for number, fine in enumerate(good) if not fine), len(good))
         made.append(
             {
                 **_about(agent),
                 "scheme": scheme,
                 "mode": mode,
-                "seeds": max(len(one.records) for one in some),
+                "seeds": max(len(seeds) for seeds in widths_of.values()),
                 "widths": widths,
                 "noninferior": good,
                 "sweet_spot": widths[reach - 1] if reach else None,
@@ -140,23 +169,24 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
     for one in found:
         if one.method != QAT:
             continue
-        exact = _find(found, one.agent, FP32, FP32)
         names = [one.precision, *([f"int{one.precision[1:-2]}"] if one.precision.endswith("a8") else [])]
         grids = (("default", "dynamic"), ("default", "static"))
         candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids for name in names]
-        ptq = next((other for other in candidates if other is not None), None)
+        best = next((other for other in candidates if other is not None), None)
+        columns = _of_the_same_seeds({FP32: _find(found, one.agent, FP32, FP32), PTQ: best, QAT: one})
+        exact, ptq, own = columns[FP32], columns[PTQ], columns[QAT]
         ptq_error = None if ptq is None else ptq.error()
         made.append(
             {
                 **_about(one.agent),
                 "precision": one.precision,
-                "seeds": len(one.records),
+                "seeds": 0 if own is None else len(own.records),
                 "fp32": None if exact is None else exact.mean().point,
                 "ptq": None if ptq is None else ptq.mean().point,
                 "error_ptq_pct": None if ptq_error is None else ptq_error.point,
-                "qat": one.mean().point,
-                **_interval("error_qat", one.error(), point="error_qat_pct"),
-                "noninferior": one.noninferior(margin_pct),
+                "qat": None if own is None else own.mean().point,
+                **_interval("error_qat", None if own is None else own.error(), point="error_qat_pct"),
+                "noninferior": None if own is None else own.noninferior(margin_pct),
             }
         )
     return made
