@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quarl.algorithms.precision import Precision
+from quarl.algorithms.precision import Learned, Precision
 
 
 def network():
@@ -20,7 +20,7 @@ def train(dtype, steps, poison=None, at_once=1):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     precision, losses = Precision(dtype, torch.device("cpu"), scale=256.0), []
     for begin in range(0, steps, at_once):
-        with precision.update(list(net.parameters())):
+        with precision.update(Learned(list(net.parameters()))):
             for step in range(begin, begin + at_once):
                 loss = torch.nn.functional.mse_loss(net(x).float(), y)
                 if step == poison:
@@ -67,6 +67,6 @@ def test_backward_is_itself_again_after_an_update():
 def test_gradients_given_to_backward_are_scaled_too():
     x = torch.ones(3, requires_grad=True)
     precision = Precision("fp16", torch.device("cpu"), scale=8.0)
-    with precision.update([x]):
+    with precision.update(Learned([x])):
         torch.autograd.backward([x * 2.0], [torch.tensor([1.0, 2.0, 3.0])])
     assert x.grad.tolist() == [2.0, 4.0, 6.0]

@@ -7,6 +7,7 @@ import shlex
 import gymnasium
 import numpy as np
 import pytest
+import torch
 import yaml
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.monitor import Monitor
@@ -194,6 +195,26 @@ def entropy_gradient(dtype):
 
 def test_sac_s_entropy_coefficient_has_its_own_gradient_in_float16():
     assert entropy_gradient("fp16") == pytest.approx(entropy_gradient("fp32"), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "value"),
+    [
+        (DQN, "CartPole-v1", lambda policy, x, a: policy.q_net(x)),
+        (DQN, "CartPole-v1", lambda policy, x, a: policy.q_net_target(x)),
+        (SAC, "Pendulum-v1", lambda policy, x, a: policy.critic(x, a)[1]),
+        (PPO, "CartPole-v1", lambda policy, x, a: policy.predict_values(x)),
+    ],
+)
+def test_values_keep_the_digits_in_which_actions_differ(algo, env, value):
+    """bfloat16 would leave few different numbers."""
+    model = algo("MlpPolicy", env, policy_kwargs={"net_arch": [16]}, seed=0, device="cpu")
+    x = torch.linspace(0, 0.01, 100)[:, None] + torch.zeros(model.observation_space.shape)
+    with Precision("bf16", model.device).update(learned(model)), torch.no_grad():
+        found = value(model.policy, x, torch.zeros(100, 1))
+    assert found.dtype == torch.float32
+    assert (found.bfloat16() != found).float().mean() > 0.9
+    assert "forward" not in {name for module in model.policy.modules() for name in vars(module)}
 
 
 def test_a_step_of_ppo_in_bfloat16_goes_where_one_in_float32_goes(tmp_path):

@@ -67,7 +67,7 @@ class LearnerLoop(Worker):
         self.template = Template.of(self.model)
         self.delay = config.delay()
         self.precision = Precision(config.learner_dtype, self.model.device)
-        self.parameters = learned(self.model)
+        self.learned = learned(self.model)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
         self.pace = Pace(config, self.model)
@@ -150,7 +150,7 @@ class LearnerLoop(Worker):
         """One gradient step, its clocks and checks, and a push of weights where one is due."""
         start = time.perf_counter()
         model = self.model
-        with self.precision.update(self.parameters):
+        with self.precision.update(self.learned):
             model.train(gradient_steps=1, batch_size=model.batch_size)
         self.cells[Learner.TRAIN_S] += time.perf_counter() - start
         self.limiter.on_sample(model.batch_size)

@@ -174,10 +174,10 @@ def _inserts(model: OffPolicyAlgorithm, rows: Array, ratio: float, seconds: floa
 
 def _updates(model: OffPolicyAlgorithm, config: ActorQConfig, seconds: float) -> float:
     """Seconds of one update."""
-    precision, parameters = Precision(config.learner_dtype, model.device), learned(model)
+    precision, what = Precision(config.learner_dtype, model.device), learned(model)
 
     def update() -> None:
-        with precision.update(parameters):
+        with precision.update(what):
             model.train(gradient_steps=1, batch_size=model.batch_size)
         if model.device.type == "cuda":
             torch.cuda.synchronize()

@@ -8,11 +8,15 @@ before anyone clips or uses them, and an update whose gradients overflow is left
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.dqn.policies import QNetwork
+from torch import Tensor, nn
 
 from quarl.algorithms.cpu import flushed
 
@@ -21,10 +25,57 @@ GROW_AFTER = 2000
 LEAST, MOST = 1.0, 2.0**24
 
 
-def learned(model: BaseAlgorithm) -> list[torch.Tensor]:
-    """What the losses of a model's `train` reach: its policy, and SAC's entropy coefficient, which is no part of it."""
-    coefficient: torch.Tensor | None = getattr(model, "log_ent_coef", None)
-    return [*model.policy.parameters(), *([] if coefficient is None else [coefficient])]
+HEADS = ("action_net", "value_net")
+"""Last layers of PPO and A2C: PPO compares log-probabilities that differ by less than bfloat16 tells apart, and with
+rounded ones learns nothing (CartPole: return 9 instead of 500)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """What a model's updates reach."""
+
+    parameters: Sequence[Tensor]
+    heads: Sequence[nn.Module] = ()
+    """Layers that stay in float32."""
+
+
+def learned(model: BaseAlgorithm) -> Learned:
+    """The policy, and SAC's entropy coefficient, which is no part of it; heads: the last layers of what is compared.
+
+    Values of two actions differ by a hundredth of their size, and bfloat16 has 8 bits.
+    """
+    coefficient: Tensor | None = getattr(model, "log_ent_coef", None)
+    heads = [found for name in HEADS if isinstance(found := getattr(model.policy, name, None), nn.Module)]
+    for module in model.policy.modules():
+        if isinstance(module, QNetwork):
+            heads.append(_last(module.q_net))
+        elif isinstance(module, ContinuousCritic):
+            heads += [_last(network) for network in module.q_networks]
+    return Learned([*model.policy.parameters(), *([] if coefficient is None else [coefficient])], heads)
+
+
+def _last(network: nn.Module) -> nn.Module:
+    return [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
+
+
+@contextlib.contextmanager
+def _in_float32(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, these layers compute in float32, whatever the autocast around them."""
+    for layer in layers:
+        vars(layer)["forward"] = _exactly(layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
+
+
+def _exactly(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def exact(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return forward(x.float())
+
+    return exact
 
 
 class Precision:
@@ -40,22 +91,22 @@ class Precision:
         self._since = 0
 
     @contextlib.contextmanager
-    def update(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Around one call of a model's `train`; parameters: those of `learned`."""
-        with flushed(), self._autocast():
+    def update(self, what: Learned) -> Iterator[None]:
+        """Around one call of a model's `train`; what: as `learned` has it."""
+        with flushed(), self._autocast(what.heads):
             if self._type is not torch.float16:
                 yield
                 return
             plain = torch.autograd.backward
 
             def scaled(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-                several = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+                several = [tensors] if isinstance(tensors, Tensor) else tensors
                 if grad_tensors is None:
                     plain([tensor * self.scale for tensor in several], None, *args, **kwargs)
                 else:
-                    gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else grad_tensors
+                    gradients = [grad_tensors] if isinstance(grad_tensors, Tensor) else grad_tensors
                     plain(several, [gradient * self.scale for gradient in gradients], *args, **kwargs)
-                self._unscale(parameters)
+                self._unscale(what.parameters)
 
             torch.autograd.backward = scaled  # `Tensor.backward` looks it up there too
             try:
@@ -63,13 +114,16 @@ class Precision:
             finally:
                 torch.autograd.backward = plain
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def _autocast(self, heads: Sequence[nn.Module]) -> Iterator[None]:
         if self._type is None:
-            return contextlib.nullcontext()
+            yield
+            return
         # One call of `train` is many updates, of which each has to see the weights that the one before left behind.
-        return torch.autocast(self._device, self._type, cache_enabled=False)
+        with torch.autocast(self._device, self._type, cache_enabled=False), _in_float32(heads):
+            yield
 
-    def _unscale(self, parameters: Sequence[torch.Tensor]) -> None:
+    def _unscale(self, parameters: Sequence[Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_mul_(gradients, 1 / self.scale)
         finite = bool(torch.stack([g.isfinite().all() for g in gradients]).all())

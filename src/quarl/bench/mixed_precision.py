@@ -144,7 +144,7 @@ class Updates:
     def __init__(self, model: DQN, dtype: Dtype, batch_size: int) -> None:
         self.model, self.batch_size = model, batch_size
         self.precision = Precision(dtype, model.device)
-        self.parameters = learned(model)
+        self.learned = learned(model)
         self.estimated_s = 0.0
         """Of a whole batch, from small ones; 0 where batches are small anyway."""
         self.seconds: list[float] = []
@@ -152,7 +152,7 @@ class Updates:
     def update(self, batch_size: int) -> float:
         """Seconds of one update on so many rows."""
         start = time.perf_counter()
-        with self.precision.update(self.parameters):
+        with self.precision.update(self.learned):
             self.model.train(gradient_steps=1, batch_size=batch_size)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)

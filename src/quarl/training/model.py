@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor, nn
 
 from quarl.algorithms.learners import DOUBLE, learner_class
 from quarl.algorithms.precision import Precision, learned
@@ -21,9 +18,6 @@ from quarl.config import TrainConfig
 from quarl.errors import QuarlError, did_you_mean
 from quarl.training.hyperparameters import OURS, Recipe
 
-HEADS = ("action_net", "value_net")
-"""Layers of PPO and A2C that stay in float32: PPO compares log-probabilities that differ by less than bfloat16 tells
-apart, and with rounded ones learns nothing (CartPole: return 9 instead of 500)."""
 PATCHED = ("train", "_sample_action")
 """Attributes that training puts on a model, which are not saved with it."""
 
@@ -67,37 +61,14 @@ def build(
 
 def learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
     """Makes the model's updates run in the configuration's precision."""
-    precision = Precision(config.learner_dtype, model.device)
-    parameters = learned(model)
-    heads = [found for name in HEADS if isinstance(found := getattr(model.policy, name, None), nn.Module)]
-    heads = [] if config.learner_dtype == "fp32" else heads
+    precision, what = Precision(config.learner_dtype, model.device), learned(model)
     plain: Any = model.train  # type: ignore[attr-defined]  # every algorithm has it, the base class does not say so
 
     def train(*args: Any, **kwargs: Any) -> None:
-        with precision.update(parameters), in_float32(heads):
+        with precision.update(what):
             plain(*args, **kwargs)
 
     vars(model)["train"] = train
-
-
-@contextlib.contextmanager
-def in_float32(layers: list[nn.Module]) -> Iterator[None]:
-    """Inside, these layers compute in float32, whatever the autocast around them."""
-    for layer in layers:
-        vars(layer)["forward"] = _exactly(layer.forward)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del vars(layer)["forward"]
-
-
-def _exactly(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def exact(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return forward(x.float())
-
-    return exact
 
 
 def _noise(kind: str, std: float, env: VecEnv) -> ActionNoise:
