@@ -40,6 +40,9 @@ def _torch(canary: Path) -> Iterator[Row]:
     member = next(name for name in members if name.endswith("data.pkl"))
     for kind, payload in payloads(canary).items():
         yield mechanism, f"state-dict-{kind}", {"m.pt": zipped({**members, member: payload})}
+    for name, count in {"bytearray": 2**32, "set": 2**20}.items():
+        size = b"cbuiltins\n%s\n\x8a\x05%s\x85R0}." % (name.encode(), count.to_bytes(5, "little"))
+        yield SIZES, f"state-dict-{name}", {"m.pt": zipped({**members, member: b"\x80\x02" + size})}
     yield mechanism, "state-dict-bare", {"m.pt": payloads(canary)["reduce-protocol-2"]}
     yield mechanism, "state-dict-tail", {"m.pt": weights + payloads(canary)["reduce-protocol-2"]}
     nested = b"\x80\x02}q\x00" + b"".join(

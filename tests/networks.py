@@ -68,6 +68,18 @@ def dueling(seed: int = 0) -> Policy:
     return Policy(observation_shape=(6,), ops=tuple(ops), head=action_head("argmax", 3))
 
 
+def residual(seed: int = 0) -> Policy:
+    """A layer whose output a ReLU reads and a connection around that (a pre-activation residual block)."""
+    rng = np.random.default_rng(seed)
+    first, second, third, last = layers(rng, [6, 24, 24, 24, 3])
+    ops = mlp([first], "relu")
+    ops.append(Activation("bend", ("net.0",), "relu"))
+    ops += mlp([second, third], "relu", "bend")
+    ops.append(Add("sum", ("net.0", "net.2")))
+    ops += mlp([last], "relu", "sum")
+    return Policy(observation_shape=(6,), ops=tuple(ops), head=action_head("clip", 3))
+
+
 def action_head(kind: str, size: int) -> ActionHead:
     """A head of the given kind; continuous ones are bounded by -1 and 2."""
     if kind == "argmax":
@@ -94,5 +106,6 @@ EVERY = {
     "convolutional": convolutional,
     "padded": lambda: convolutional(padding=1),
     "dueling": dueling,
+    "residual": residual,
 }
 """A network for every operator and every way they are joined."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import zipfile
 from functools import partial
+from pathlib import Path
 
 import pytest
 from gymnasium.envs.registration import registry
@@ -40,6 +42,7 @@ def models(tmp_path_factory):
     run = folder / "zoo" / "ppo" / "CartPole-v1_1"
     run.mkdir(parents=True)
     (run / "CartPole-v1.zip").write_bytes(path.read_bytes())
+    (folder / "unmounted").symlink_to("/nowhere/disk")
     return folder
 
 
@@ -98,12 +101,39 @@ def test_every_verb_explains_every_option(verb, capsys):
     assert "{None}" not in shown
 
 
-@pytest.mark.parametrize("words", ["", "frob", "ptq a.zip --frob", "ptq a.zip --seed x", "bench throughput"])
-def test_words_that_no_verb_knows_exit_with_2(words, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(words.split())
-    assert exit_.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "Expected one of {ptq, train, .*demo}; see quarl --help"),
+        ("--seed 3 ptq a.zip", "ptq cannot take --seed where it stands; see quarl --help"),
+        ("frob", r"unknown verb 'frob' \(known: ptq, train, "),
+        ("pqt m.zip", r"unknown verb 'pqt'; did you mean 'ptq'\? \(known: ptq, train, "),
+        ("study", "Expected one of {run, status, report}; see quarl study --help"),
+        ("study rnu smoke", "Expected one of {run, status, report}; see quarl study --help"),
+        ("bench", "Expected one of {latency, actorq, mixed-precision}; see quarl bench --help"),
+        ("bench throughput", "Expected one of {latency, actorq, mixed-precision}; see quarl bench --help"),
+        ("bench --json x.json", "Expected one of {latency, actorq, mixed-precision}; see quarl bench --help"),
+        ("train --aglo ppo --env x", "train has no option --aglo; did you mean '--algo'; see quarl train --help"),
+        ("bench latency --width=8", "bench latency has no option --width; did you mean '--widths'"),
+        ("ptq a.zip --frob", "ptq has no option --frob; see quarl ptq --help"),
+        ("inspect a.zip --bits 8 4", "inspect has no use for '4'; see quarl inspect --help"),
+        ("ptq a.zip --seed x", "Error parsing --seed: 'x' is no whole number; see quarl ptq --help"),
+        ("actorq --actors 2.5", "Error parsing --actors: '2.5' is no whole number"),
+        ("train -n many", "Error parsing -n/--n-timesteps: 'many' is no whole number"),
+        ("train -n inf", "'inf' is no whole number"),
+        ("train --energy-watts x", "Error parsing --energy-watts: 'x' is no number"),
+        ("ptq a.zip --mode foo", r"'foo' for argument '--mode'\. Expected one of \('dynamic', 'static'\); see"),
+        ("train --env", "Missing value for argument '--env'"),
+    ],
+)
+def test_words_that_no_verb_knows_are_one_line(words, said, capsys):
+    assert re.search(said, fails(capsys, *words.split()))
+
+
+def test_counts_may_be_written_as_people_say_them():
+    config = parse(["train", "-n", "1e5", "--eval-freq", "1e4", "--n-envs", "4", "--energy", "--energy-watts", "1e1"])
+    assert (config.n_timesteps, config.eval_freq, config.n_envs, config.energy_watts) == (100_000, 10_000, 4, 10.0)
+    assert isinstance(config.n_timesteps, int)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +166,21 @@ def test_words_that_no_verb_knows_exit_with_2(words, capsys):
         ("eval {}/policy.safetensors --stochastic --deterministic", "keep one"),
         ("eval {}/policy.safetensors --json {}/nowhere/rows.json", "cannot write --json"),
         ("inspect {}/policy.safetensors --bits 64", "2..32"),
+        ("eval {}/zoo", "zoo has neither zoo.zip nor best_model.zip; agents in it are named by ALGO ENV -f "),
         ("bench latency --widths 64,x", "--widths '64,x'"),
         ("bench latency --widths 0", "--widths '0'"),
         ("demo --seed -1", "--seed"),
+        ("ptq {}/policy.safetensors -o {}/unmounted", "unmounted: it is a link to nothing"),
+        ("actorq -o {}/unmounted", "cannot write to .*unmounted"),
+        ("sweep -o {}/unmounted", "cannot write to .*unmounted"),
+        ("bench mixed-precision --env CartPole-v1 -o {}/unmounted", "cannot write to .*unmounted"),
+        ("bench actorq -o {}/unmounted", "cannot write to .*unmounted"),
+        ("study run smoke -o {}/unmounted", "cannot write to .*unmounted"),
+        ("actorq -o /proc/zz", "cannot write to /proc/zz"),
+        ("sweep -o /proc/zz", "cannot write to /proc/zz"),
+        ("study run smoke -o /proc/zz", "cannot write to /proc/zz"),
+        ("eval {}/policy.safetensors --json /proc/rows.json", "cannot write --json"),
+        ("eval {}/policy.safetensors --json {}/unmounted", "cannot write --json"),
     ],
 )
 def test_mistakes_are_one_line_exit_with_2_and_leave_nothing(words, said, models, capsys, tmp_path):
@@ -195,6 +237,28 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     assert parse(shlex.split(repeat)[2:]) == parse(words)
     assert main(["ptq", "out/int8-default.safetensors"]) == 2
     assert "quantised already (int8)" in capsys.readouterr().err
+
+
+def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):
+    assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", "-"]) == 0
+    captured = capfd.readouterr()
+    schema.check(json.loads(captured.out))
+    assert f"repeat: quarl eval {models / 'policy.safetensors'} --json -" in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path):
+    os.mkfifo("pipe")
+    Path("link").symlink_to("linked.json")
+    Path("linked.json").write_text("of the last time")
+    reader = subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE)
+    for name in ("pipe", "link"):
+        assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", name]) == 0
+    shown, _ = reader.communicate()
+    for text in (shown, Path("linked.json").read_text()):
+        schema.check(json.loads(text))
+    assert Path("pipe").is_fifo()
+    assert Path("link").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1.zip", "policy.safetensors"])

@@ -70,3 +70,8 @@ def test_weights_that_are_all_alike_have_no_spread_and_what_is_exact_no_noise():
 def test_the_original_s_line_counts_biases_where_there_are_any():
     layers = [layer([[1.0, -2.0]], [4.0]), layer([[0.5, 0.25]], name="b")]
     assert weight_bias_line("f.pb", layers) == "f.pb : weight_bias_min: -2.0 , weight_bias_max: 4.0 , range: 6.0"
+
+
+def test_the_range_of_numbers_at_both_ends_of_float32_is_finite():
+    line = weight_bias_line("f.pb", [layer([[3e38, -3e38]])])
+    assert float(line.rpartition(" ")[2]) == pytest.approx(6e38)

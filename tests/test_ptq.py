@@ -10,7 +10,7 @@ from quarl import engines, ptq
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
 from quarl.policy import artifact
-from quarl.policy.grids import EXACT
+from quarl.policy.grids import EXACT, grid_rules, trained_rules
 from quarl.policy.operators import QuantizedTensor
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.affine import quarl_2020
@@ -137,6 +137,42 @@ def test_an_observation_that_sums_leave_no_bits_for_has_8(inputs, precision):
     assert quantized.grids[quantized.linear[0].inputs[0]].bits == 8
     exact, found = as_float(policy, x)[policy.output], engines.load(quantized, "reference", batch=64).run(x)
     assert (found.argmax(1) == exact.argmax(1)).mean() > 0.9
+
+
+def test_a_layer_that_is_read_around_its_activation_keeps_what_this_drops():
+    policy = networks.residual()
+    for rules in (grid_rules(policy), trained_rules(policy, lambda name: False)):
+        assert [rules[name].function for name in ("net.0", "net.1")] == ["", "relu"]
+    x = networks.observations(policy, 512)
+    exact = as_float(policy, x)[policy.output]
+
+    def error(mode):
+        made = quantize(policy, spec(8, mode=mode, scheme="per-channel"), x)
+        return np.abs(engines.load(made, "reference", batch=512).run(x) - exact).mean()
+
+    assert error("static") < 3 * error("dynamic")
+
+
+@pytest.mark.parametrize("factor", [0, 1e-12, 1e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("extent", [0.01, 1, 1000])
+@pytest.mark.parametrize("scheme", ["default", "per-channel", "naive"])
+def test_static_rows_that_hardly_read_anything_keep_their_bias_and_cost_others_no_bits(scheme, extent, factor):
+    policy = networks.dense([8, 16, 16, 3], "tanh", head="clip")
+    for op in policy.linear:
+        op.weight[::2] *= factor
+        op.bias[:] *= 10
+    policy.linear[0].weight[:] /= extent
+    x = networks.observations(policy, 256) * np.float32(extent)
+    exact = as_float(policy, x)[policy.output]
+    static, dynamic = (quantize(policy, spec(8, mode=mode, scheme=scheme), x) for mode in ("static", "dynamic"))
+    assert static.grids[static.linear[0].inputs[0]].bits > 8
+
+    def error(made, engine):
+        return np.sqrt(np.square(engines.load(made, engine, batch=256).run(x) - exact).mean())
+
+    assert error(static, "reference") < 3 * error(dynamic, "reference")
+    for engine in ("litert", "onnx"):
+        assert np.array_equal(*(engines.load(static, name, batch=256).run(x) for name in (engine, "reference")))
 
 
 def test_quantisation_is_deterministic():

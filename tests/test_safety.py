@@ -69,6 +69,7 @@ def test_what_is_refused_outnumbers_what_is_harmless_once_read_as_data(outcomes:
         "vecnormalize-beside",
         "sb2-attribute",
         "config-wrapper",
+        "config-name",
         "artefact-wrapper",
         "artefact-path",
         "artefact-many-operators",
@@ -83,7 +84,7 @@ def test_what_is_refused_outnumbers_what_is_harmless_once_read_as_data(outcomes:
     }
 
 
-@pytest.mark.parametrize("name", ["config-wrapper", "artefact-wrapper"])
+@pytest.mark.parametrize("name", ["config-wrapper", "config-name", "artefact-wrapper"])
 def test_a_wrapper_that_a_file_names_is_never_imported(name: str, outcomes: list[dict[str, Any]]):
     path = next(row["path"] for row in outcomes if row["name"] == name)
     (wrapper, _), *_ = read(path).provenance.wrappers

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Union
-
-import tyro
 
 from quarl import __version__
-from quarl.config import VERBS, BenchConfig, Config, StudyConfig
+from quarl.config.base import STDOUT
+from quarl.config.words import parse
 from quarl.errors import QuarlError
 
-DESCRIPTION = """What low precision costs and gains in reinforcement learning.
-
-quarl --version prints the version."""
 INTERRUPTED = 130
 """The shell's number for a program that Ctrl-C ended: 128 + SIGINT."""
 
@@ -33,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(words)
         config.check()
         command = importlib.import_module(f"quarl.commands.{config.verb.split()[0]}")
-        code: int | None = command.run(config)
+        with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
+            code: int | None = command.run(config)
     except QuarlError as error:
         print(f"quarl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -50,11 +47,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("quarl: interrupted", file=sys.stderr)
         return INTERRUPTED
     return code or 0
-
-
-def parse(words: Sequence[str]) -> Config:
-    """The configuration of the verb that `words` name; --help and words that no verb knows end the program."""
-    verbs = tuple(Annotated[verb, tyro.conf.subcommand(verb.verb.split()[0])] for verb in VERBS)
-    one_of: Any = Union[verbs]  # noqa: UP007  # made of a tuple, which `|` cannot take
-    config: Config | BenchConfig | StudyConfig = tyro.cli(one_of, prog="quarl", description=DESCRIPTION, args=words)
-    return config.chosen if isinstance(config, BenchConfig | StudyConfig) else config

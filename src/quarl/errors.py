@@ -15,6 +15,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def printable(text: str) -> str:
+    """The text with every character that a terminal would obey, not show, spelt out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class QuarlError(Exception):
     """A mistake outside the program: a bad file, name or number. The command line prints it and exits with 2."""
 
@@ -23,7 +28,7 @@ class QuarlError(Exception):
         text = super().__str__()
         if len(text) > MAX_LINE:
             text = f"{text[: MAX_LINE - 100]} ... {text[-90:]}"
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        return printable(text)
 
 
 class UnsupportedError(QuarlError):

@@ -94,8 +94,8 @@ class Whole:
 def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> list[Layer]:
     """Layers in the precision of `spec` against the same layers in float, in order.
 
-    before: what was rounded; of a policy whose scheme equalises channels, those of `ptq.rewritten`, because it moves
-    factors between layers first.
+    before: what was rounded; of a policy whose scheme equalises channels, those of `ptq.Calibrated.rewrite`, because it
+    moves factors between layers first.
     """
     return [
         Layer(
@@ -162,4 +162,5 @@ def weight_bias_line(file: str, layers: Sequence[LayerWeights]) -> str:
     tensors += [layer.bias for layer in layers if layer.bias is not None]
     low = np.float32(min(array.min() for array in tensors))
     high = np.float32(max(array.max() for array in tensors))
-    return f"{file} : weight_bias_min: {low} , weight_bias_max: {high} , range: {high - low}"
+    span = float(high) - float(low)  # which float32 cannot hold where both are near its ends
+    return f"{file} : weight_bias_min: {low} , weight_bias_max: {high} , range: {span}"

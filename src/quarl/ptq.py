@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
 from quarl.errors import QuarlError
-from quarl.policy.fit import SHRINKS, cast, fit, nearest, with_codes
+from quarl.policy.fit import cast, fit, nearest, with_codes
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
-from quarl.policy.grids import RANGES, bias_step, fixed_grid, grid_rules, pixel_grid, wide_bits, wide_grid
+from quarl.policy.grids import RANGES, fixed_grid, grid_rules, least_scales, pixel_grid, wide_bits, wide_grid
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import (
     OBSERVATION,
@@ -192,7 +192,9 @@ class _Pass:
         x = self._quantized_input(op.inputs[0])
         columns = unfold(op, x).reshape(-1, int(np.prod(op.weight.shape[1:])))
         target = self.float_values[op.name]
-        fitted = fit(op, columns, self.spec)
+        hidden = self.static and op.name in self.rules
+        least = least_scales(op, self.grids[op.inputs[0]], self.spec.weight_bits) if hidden else None
+        fitted = fit(op, columns, self.spec, least)
         weight = as_float32(fitted.weight).reshape(fitted.weight.shape[0], -1)
         value = fold(op, unfold(op, x) @ weight.T + op.bias, x.shape[1:])
         if self.spec.scheme.bias_correction:
@@ -235,8 +237,7 @@ class _Pass:
         if self.spec.activation_bits == 8 and rule.kind == "observation":
             readers = [op for op in self.policy.linear if op.inputs[0] == name]
             bits = wide_bits((op.weight.shape[1], self.spec.weight_bits) for op in readers)
-            smallest = bias_step(readers, integer_range(self.spec.weight_bits)[1], SHRINKS.min())
-            wide = wide_grid(float(np.abs(x).max(initial=0.0)), bits, smallest)
+            wide = wide_grid(float(np.abs(x).max(initial=0.0)), bits)
             if wide is not None:
                 return wide
         return self._grid(x)

@@ -111,8 +111,8 @@ def test_statistics_are_those_of_vecnormalize(tmp_path):
     statistics, rng = Statistics(model), RNG(0)
     rows = np.zeros(450, segment_dtype(model.observation_space, model.action_space))
     seen = first
-    for row in rows:
-        row["observation"] = seen[0]
+    for number, row in enumerate(rows):
+        row["sequence"], row["observation"] = number, seen[0]
         action = rng.uniform(-2, 2, (1, 1)).astype(np.float32)
         plain.venv.step_async(action)
         seen, reward, done, _ = plain.venv.step_wait()
@@ -125,3 +125,18 @@ def test_statistics_are_those_of_vecnormalize(tmp_path):
     for ours, theirs in ((statistics.normalize.ret_rms, plain.ret_rms), (statistics.normalize.obs_rms, plain.obs_rms)):
         np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-6, atol=1e-4)
         np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-3)
+
+
+def test_no_return_goes_on_where_steps_are_missing(tmp_path):
+    """An environment that was replaced leaves a gap, a successor of a dead actor is another incarnation."""
+    model = build(ActorQConfig(algo="td3", env="Pendulum-v1", normalize=True, params=("gamma:0.5",), output=tmp_path))
+    statistics, seen = Statistics(model), []
+    statistics.normalize.ret_rms.update = lambda returns: seen.extend(returns.tolist())
+    rows = np.zeros(7, segment_dtype(model.observation_space, model.action_space))
+    rows["reward"] = 8.0
+    rows["sequence"] = [0, 1, 3, 4, 0, 1, 2]
+    rows["incarnation"] = [0, 0, 0, 0, 1, 1, 1]
+    rows["truncated"][5] = True
+    for block in np.split(rows, [1, 4, 6]):
+        statistics.update(block)
+    assert seen == [8, 12, 8, 12, 8, 12, 8]

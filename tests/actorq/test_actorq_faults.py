@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -20,15 +21,18 @@ import chaos_faults  # noqa: E402  # it lies beside the package, in no package o
 import chaos_kills  # noqa: E402
 import chaos_poison  # noqa: E402
 from chaos_run import Run  # noqa: E402
-from quarl.actorq import watch  # noqa: E402
+from quarl.actorq import judge, watch  # noqa: E402
+from quarl.actorq.build import build  # noqa: E402
 from quarl.actorq.channel import LocalChannel  # noqa: E402
 from quarl.actorq.environments import RETRIES, Environments  # noqa: E402
-from quarl.actorq.ledger import Actor, Learner, Publisher  # noqa: E402
+from quarl.actorq.family import MISTAKE  # noqa: E402
+from quarl.actorq.ledger import Actor, Control, Learner, Publisher  # noqa: E402
 from quarl.actorq.memory import Memory  # noqa: E402
 from quarl.actorq.pace import Pace  # noqa: E402
 from quarl.actorq.segment import segment_dtype  # noqa: E402
 from quarl.actorq.supervisor import Supervisor  # noqa: E402
 from quarl.algorithms import checkpoint  # noqa: E402
+from quarl.cli import parse  # noqa: E402
 from quarl.config import ActorQConfig  # noqa: E402
 from quarl.errors import QuarlError  # noqa: E402
 
@@ -240,6 +244,88 @@ def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
     assert not said
 
 
+class _Obedient(_Living):
+    """A learner that saves and leaves when it is told to."""
+
+    def __init__(self, supervisor):
+        self.control = supervisor.ledger.control
+
+    def is_alive(self):
+        return not self.control[Control.FINISH]
+
+
+class _Left(_Living):
+    """An actor whose environment could not be made."""
+
+    killed = True
+    exitcode = MISTAKE
+
+
+def at_work(supervisor):
+    """Every child there in name, and weights up for an evaluation."""
+    for child in supervisor.crew.all:
+        child.process = _Living()
+    supervisor.crew.learner.process = _Obedient(supervisor)
+    supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, supervisor.say)
+    supervisor.ledger.learner[Learner.READY] = 1
+    board = supervisor.channel.floats
+    slot = board.begin()[: 4 * supervisor.template.num_floats].view(np.float32)
+    supervisor.template.flatten_into(build(supervisor.config), slot)
+    board.commit(slot.nbytes, version=1, step=0)
+
+
+def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, monkeypatch):
+    supervisor, said = crew
+    at_work(supervisor)
+    failures = [KeyError("lost")]
+    play = judge.evaluate
+
+    def evaluate(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return play(*args, **kwargs | {"episodes": 1})
+
+    monkeypatch.setattr(judge, "evaluate", evaluate)
+    assert supervisor._evaluate()
+    assert (len(supervisor.judge.entries), said) == (1, [])
+    failures += [KeyError("lost"), KeyError("lost")]
+    assert supervisor._evaluate()
+    assert (len(supervisor.judge.entries), failures) == (1, [])
+    assert said == ["an evaluation is left out (KeyError: 'lost'); training goes on"]
+    failures += [KeyError("lost"), KeyError("lost")]
+    with pytest.raises(KeyError, match="lost"):  # of the last one the run is for
+        supervisor._evaluate(last=True)
+
+
+def test_whatever_ends_a_supervisor_lets_the_learner_save(crew, monkeypatch):
+    supervisor, _ = crew
+    at_work(supervisor)
+    monkeypatch.setattr(supervisor.family, "start", lambda child: None)
+
+    def tick():
+        raise OSError("no space left")
+
+    monkeypatch.setattr(supervisor, "_tick", tick)
+    with pytest.raises(OSError, match="no space"):
+        next(supervisor.run())
+    assert supervisor.ledger.control[Control.FINISH] == 1
+
+
+def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(crew):
+    supervisor, _ = crew
+    at_work(supervisor)
+    actor = supervisor.crew.actors[0]
+    actor.process = _Left()
+    actor.log.write_text("environment 'X-v0' cannot be made: licence server is busy\n")
+    supervisor.ledger.actors[0, Actor.STEPS] = 24_000
+    assert supervisor._tick() is None
+    assert actor.num_deaths == 1
+    actor.num_deaths = 0
+    supervisor.ledger.actors[0, Actor.STEPS] = 0
+    assert supervisor._tick() == (2, "actor 0: environment 'X-v0' cannot be made: licence server is busy")
+    assert supervisor.ledger.control[Control.FINISH] == 1  # the learner was told to save
+
+
 def test_waiting_for_newer_weights_is_said_once_until_it_is_over(watched):
     supervisor, said, _, after = watched
     everyone = {"actor_0": 1, "actor_1": 1, "publisher": 1}
@@ -258,6 +344,67 @@ def test_resume_before_the_first_checkpoint_starts_at_the_beginning(tmp_path):
     supervisor.memory.remove()
     assert said == [f"{tmp_path / 'out'} holds no checkpoint yet: the run starts at its beginning"]
     assert not supervisor.config.resume
+
+
+def begun(chosen):
+    """The options of a run that was killed when it had its first checkpoint."""
+    supervisor = Supervisor(chosen, print)
+
+    def no_process(child):
+        raise OSError("no process can be started")
+
+    supervisor.family.start = no_process
+    with pytest.raises(OSError, match="no process"):
+        next(supervisor.run())
+    (chosen.output / "checkpoint-0000000000.safetensors").touch()
+    return supervisor.config
+
+
+def resumed(folder, *words):
+    """The options of the run that these words of a command line go on with, and what is said of them."""
+    said: list[str] = []
+    chosen = parse(["actorq", "--resume", "-o", str(folder), *words])
+    chosen.check()
+    supervisor = Supervisor(chosen, said.append)
+    supervisor.memory.remove()
+    return supervisor.config, said
+
+
+OTHERS = {"seed": 3, "n_steps": 5, "actor_precision": "int4", "qat": "w4a8", "learner_dtype": "bf16"}
+
+
+def test_a_run_goes_on_with_its_own_options(tmp_path):
+    first = begun(config(tmp_path, params=("batch_size:16", "gamma:0.8"), **OTHERS))
+    found, said = resumed(tmp_path)
+    assert found == dataclasses.replace(first, resume=True)
+    assert said == [f"going on to 1,000 environment steps, with the options in {tmp_path / 'args.yml'}"]
+    longer, _ = resumed(tmp_path, "-n", "5000", "--actors", "1", "--params", "gamma:0.9")
+    assert (longer.n_timesteps, longer.actors, longer.params) == (5000, 1, ("batch_size:16", "gamma:0.9"))
+    assert longer.delay() == first.delay() == 500  # of the length that the run had when it began
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed", "9"], "--seed is 9 here and 3 in .*args.yml; resume without it"),
+        (["--algo", "td3", "--env", "Pendulum-v1"], "--algo is td3 here and dqn in"),
+        (["--n-steps", "2"], "--n-steps is 2 here and 5 in"),
+        (["--actor-precision", "int2"], "--actor-precision is int2 here and int4 in"),
+    ],
+)
+def test_what_a_run_cannot_change_is_refused_in_one_line(tmp_path, words, message):
+    begun(config(tmp_path, **OTHERS))
+    with pytest.raises(QuarlError, match=message) as caught:
+        resumed(tmp_path, *words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_kept_no_options_goes_on_with_those_given(tmp_path):
+    begun(config(tmp_path, seed=3))
+    (tmp_path / "args.yml").unlink()
+    found, said = resumed(tmp_path, "--seed", "5")
+    assert found.seed == 5
+    assert said == [f"{tmp_path / 'args.yml'} is missing: the run goes on with the options given here"]
 
 
 def test_incarnations_go_on_after_resume(tmp_path):
@@ -304,8 +451,6 @@ def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, mes
 
 
 def test_a_bound_of_staleness_that_would_stop_the_run_is_refused(tmp_path):
-    from quarl.actorq.build import build
-
     tight = config(tmp_path, actors=4, params=("batch_size:16", "train_freq:1"))
     model = build(tight)
     Pace(config(tmp_path, actors=4, max_staleness=6), model)

@@ -30,6 +30,7 @@ from quarl.policy.operators import (
     Normalize,
     QuantizedTensor,
     Scale,
+    mlp,
 )
 from quarl.ptq import quantize
 from quarl.quant.affine import quantize_rows
@@ -205,6 +206,36 @@ def test_rows_do_not_depend_on_the_batch(name, precision, mode):
 @pytest.mark.parametrize("name", list(networks.EVERY))
 def test_xnnpack_takes_every_operator(name, precision, mode):
     assert delegated(engines.load(quantized(networks.EVERY[name](), precision, mode=mode), batch=2))
+
+
+@pytest.mark.parametrize("engine", ["litert", "onnx"])
+@pytest.mark.parametrize("width", [28, 51, 300, 1000])
+def test_layer_norms_of_codes_are_the_references_bit_for_bit(width, engine):
+    (name, weight, _), last = networks.layers(np.random.default_rng(0), [6, width, 3])
+    ops = [*mlp([(name, weight, np.zeros(width, np.float32))], "elu"), Activation("bend", (name,), "elu")]
+    ops.append(LayerNorm("norm", ("bend",), np.ones(width, np.float32), np.zeros(width, np.float32), 1e-5))
+    policy = Policy(observation_shape=(6,), ops=(*ops, *mlp([last], "elu", "norm")), head=ActionHead("argmax"))
+    x = 30 * networks.observations(policy, 64)
+    x[3] = 0  # all codes of the row are equal
+    made = quantize(policy, QuantSpec.parse("int8", scheme="per-channel", mode="static"), x)
+    y = outputs(made, x, engine)
+    np.testing.assert_array_equal(y, outputs(made, x, "reference"))
+    np.testing.assert_allclose(y[3], last[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["litert", "onnx"])
+@pytest.mark.parametrize("kind", ["relu", "leaky_relu"])
+@pytest.mark.parametrize("first", [True, False])
+def test_functions_of_an_observation_that_layers_read_as_well_are_the_references(first, kind, engine):
+    one, two, last = (networks.layers(np.random.default_rng(i), [6, 6], f"layer.{i}") for i in range(3))
+    bent = [Activation("bend", ("observation",), kind), *mlp(two, kind, "bend")]
+    ops = [*bent, *mlp(one, kind)] if first else [*mlp(one, kind), *bent]
+    ops += [Add("layers", ("layer.0.0", "layer.1.0")), Add("sum", ("layers", "bend")), *mlp(last, kind, "sum")]
+    policy = Policy(observation_shape=(6,), ops=tuple(ops), head=ActionHead("argmax"))
+    x = 2 * networks.observations(policy, 64)
+    made = quantized(policy, mode="static")
+    assert made.grids["observation"].bits > 8
+    np.testing.assert_array_equal(outputs(made, x, engine), outputs(made, x, "reference"))
 
 
 def images(ops, shape, dtype="uint8"):
@@ -409,6 +440,32 @@ def test_static_layers_beyond_the_kernels_integers_are_refused():
     broad = quantized(networks.dense([5, 5000, 8, 3]), mode="static")
     with pytest.raises(UnsupportedError, match="24 bits"):
         engines.load(with_scale(broad, 2, 1e9))
+
+
+@pytest.mark.parametrize("engine", ["litert", "onnx"])
+@pytest.mark.parametrize(("bits", "code"), [(8, 127), (8, 100), (4, 7)])
+def test_dynamic_sums_are_exact_or_refused(bits, code, engine):
+    """80,000 products with 255 leave 32 bits if the codes are 127; 16 times those of codes of 7 would."""
+    policy = one_layer(np.full((2, 80_000), code), [1, 0.5], [0, 1], bits)
+    x = np.float32([np.full(80_000, 255), np.arange(80_000) % 256])
+    if code == 127:
+        with pytest.raises(UnsupportedError, match="more than 32 bits"):
+            engines.load(policy, engine)
+    else:
+        np.testing.assert_array_equal(outputs(policy, x, engine), outputs(policy, x, "reference"))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_largest_biases_of_static_layers_are_exact(bits):
+    """2**29 steps fit in 32 bits, but 16 times as many do not."""
+    policy = quantized(networks.dense([5, 8, 8, 3]), f"int{bits}", mode="static")
+    layer = policy.ops[2]
+    steps = np.linspace(-(2**29), 2**29, 8) * policy.grids[layer.inputs[0]].scale
+    weight = dataclasses.replace(layer.weight, scale=layer.weight.scale * np.float32(1e-7))
+    changed = dataclasses.replace(layer, weight=weight, bias=(steps * weight.scale).astype(np.float32))
+    policy = dataclasses.replace(policy, ops=tuple(changed if op is layer else op for op in policy.ops))
+    x = networks.observations(policy, 64)
+    np.testing.assert_array_equal(outputs(policy, x), outputs(policy, x, "reference"))
 
 
 def test_multipliers_above_the_kernels_limit_are_exact_all_the_same():

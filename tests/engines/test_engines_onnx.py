@@ -184,13 +184,15 @@ def test_what_no_integer_kernel_does_is_refused_in_one_line(precision, scheme, r
     assert "\n" not in str(caught.value)
 
 
-def test_a_bias_beyond_32_bits_is_refused_in_static_mode():
-    policy = quantized(networks.dense([5, 8, 3]), "int8", mode="static")
-    first, *others = policy.ops
-    tiny = dataclasses.replace(first.weight, scale=first.weight.scale * np.float32(1e-12))
-    broken = dataclasses.replace(policy, ops=(dataclasses.replace(first, weight=tiny, bias=first.bias + 1), *others))
-    with pytest.raises(UnsupportedError, match="more than 32 bits"):
-        engines.load(broken, "onnx")
+@pytest.mark.parametrize(("layer", "reason"), [("net.0", "in 24 bits"), ("net.1", "more than 32 bits")])
+def test_sums_that_a_bias_takes_too_far_are_refused_in_static_mode(layer, reason):
+    policy = quantized(networks.dense([5, 8, 8, 3]), "int8", mode="static")
+    ops = [*policy.ops]
+    place = next(index for index, op in enumerate(ops) if op.name == layer)
+    tiny = dataclasses.replace(ops[place].weight, scale=ops[place].weight.scale * np.float32(1e-12))
+    ops[place] = dataclasses.replace(ops[place], weight=tiny, bias=ops[place].bias + 1)
+    with pytest.raises(UnsupportedError, match=reason):
+        engines.load(dataclasses.replace(policy, ops=tuple(ops)), "onnx")
 
 
 def test_observations_of_another_shape_are_refused():

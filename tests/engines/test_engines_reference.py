@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import networks
 from quarl import engines
-from quarl.engines.reference import as_float
-from quarl.policy.graph import ActionHead, Policy
-from quarl.policy.operators import Conv2d, Dense, QuantizedTensor
+from quarl.engines.reference import MAX_EXACT_NORM, as_float, layer_norm_of_codes
+from quarl.policy.graph import ActionHead, ActivationGrid, Policy
+from quarl.policy.operators import Conv2d, Dense, LayerNorm, QuantizedTensor
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
@@ -101,6 +103,30 @@ def test_static_values_between_layers_are_on_their_grids():
             assert np.abs(codes - codes.round()).max() < 1e-3
             assert (codes.min() >= -128.001) & (codes.max() <= 127.001)
     assert policy.output not in quantized.grids
+
+
+@pytest.mark.parametrize("scale", [0.05, 4.0, 1e25])
+def test_a_layer_norm_of_equal_codes_is_its_offset(scale):
+    for width in range(2, MAX_EXACT_NORM + 1):
+        op = LayerNorm("norm", ("x",), np.ones(width, np.float32), np.arange(width, dtype=np.float32), 1e-5)
+        codes = np.repeat(np.float32([[-255], [-100], [0], [127], [255]]), width, axis=1)
+        normal = layer_norm_of_codes(op, codes, ActivationGrid(scale=scale, zero_point=0))
+        assert np.array_equal(normal, np.broadcast_to(op.bias, normal.shape))
+
+
+@given(st.integers(2, MAX_EXACT_NORM), st.integers(0, 8), st.integers(-128, 127), st.integers(0, 2**32 - 1))
+def test_a_layer_norm_of_codes_is_that_of_exact_numbers(width, bits, middle, seed):
+    rng = np.random.default_rng(seed)
+    codes = np.clip(middle + rng.integers(-(2**bits), 2**bits, (3, width)), -128, 127).astype(np.float32)
+    codes[1:, 1:] = codes[1:, :1]  # rows of which one differs, and of extremes
+    codes[2, : width // 2], codes[2, width // 2 :] = -128, 127
+    weight, bias = rng.normal(size=(2, width)).astype(np.float32)
+    op = LayerNorm("norm", ("x",), weight, bias, 1e-5)
+    normal = layer_norm_of_codes(op, codes, ActivationGrid(scale=0.5, zero_point=0))
+    values = 0.5 * codes.astype(np.float64)
+    centred = values - values.mean(axis=1, keepdims=True)
+    exact = centred / np.sqrt(values.var(axis=1, keepdims=True) + 1e-5) * weight + bias
+    np.testing.assert_allclose(normal, exact, rtol=1e-5, atol=1e-4)
 
 
 def test_the_reference_imports_no_runtime():

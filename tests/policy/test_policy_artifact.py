@@ -66,6 +66,20 @@ def test_a_float_policy_and_its_provenance_come_back(tmp_path):
     assert same(back, policy)
 
 
+def test_numbers_of_numpy_are_saved_as_plain_ones():
+    def policy(kwargs, width, start):
+        head = dataclasses.replace(networks.action_head("argmax", 2), start=start)
+        provenance = Provenance(env_id="X-v0", env_kwargs=kwargs, wrappers=(("W", kwargs),))
+        made = networks.dense([4, 8, 2])
+        return dataclasses.replace(made, head=head, observation_shape=(width,), provenance=provenance)
+
+    plain = policy({"g": 1.5, "n": 3, "on": True, "box": [0, 1]}, 4, 7)
+    numbers = {"g": np.float32(1.5), "n": np.int64(3), "on": np.bool_(True), "box": np.arange(2)}
+    assert artifact.to_bytes(policy(numbers, np.int64(4), np.int64(7))) == artifact.to_bytes(plain)
+    with pytest.raises(QuarlError, match="cannot save 'range"):
+        artifact.to_bytes(policy({"n": range(3)}, 4, 7))
+
+
 def test_the_file_is_as_small_as_its_bits():
     policy = networks.dense([64, 512, 512, 8])
     size = {
@@ -120,6 +134,13 @@ def resealed(data: bytes, change) -> bytes:
         (lambda m: m["spec"].update(weight_bits=99), "weight bits"),
         (lambda m: m["spec"].update(mode="static"), "the value 'observation' has no grid, which static mode needs"),
         (lambda m: m["head"].update(kind="shell"), "'shell' is not one of"),
+        (lambda m: m["ops"][0]["codes"].update(bits=1), "'1' is not a size from 2 to 32"),
+        (lambda m: m["ops"][0]["codes"].update(bits=2 * 10**9), "is not a size from 2 to 32"),
+        (lambda m: m["spec"].update(activation_bits=8.5), "activation_bits cannot be '8.5'"),
+        (lambda m: m["spec"]["scheme"].update(equalize="x"), "equalize cannot be 'x'"),
+        (lambda m: m.update(grids={"observation": [1e-60, 0, 8]}), "no scale, zero point and bits"),
+        (lambda m: m.update(grids={"observation": [0.1, 128, 8]}), "no scale, zero point and bits"),
+        (lambda m: m.update(grids={"observation": [0.1, 0, 17]}), "'17' is not a size from 2 to 16"),
     ],
 )
 def test_a_sound_container_with_a_wrong_manifest_is_refused_in_one_line(change, message):

@@ -18,7 +18,7 @@ import networks
 from quarl.bench import onnx_tool
 from quarl.engines import litert, onnx_graph
 from quarl.errors import QuarlError
-from quarl.policy import artifact, foreign
+from quarl.policy import artifact, foreign, weights
 from quarl.policy.foreign import models
 from quarl.policy.layers import of_policy
 from quarl.policy.load import read as read_policy
@@ -117,6 +117,111 @@ def test_dequantised_weights_are_scaled_along_their_axis(tmp_path: Path):
     data = onnx_file(nodes, [initializer("w", codes), initializer("s", scale), initializer("z", zero)])
     (layer,) = foreign.read(put(tmp_path / "m.onnx", data))
     assert layer.weight.tolist() == [[0, 1, 2], [4, 8, 12]]
+
+
+@pytest.mark.parametrize("operator", ["Gemm", "FusedGemm"])
+def test_a_gemm_s_factors_are_part_of_weight_and_bias(tmp_path: Path, operator: str):
+    node = helper.make_node(operator, ["x", "w", "b"], ["y"], alpha=0.5, beta=2.0, transB=1)
+    node.domain = "com.microsoft" if operator == "FusedGemm" else ""
+    data = onnx_file(
+        [node], [initializer("w", np.float32([[2, 4], [6, 8], [0, 2]])), initializer("b", np.ones(3, "f"))]
+    )
+    (layer,) = foreign.read(put(tmp_path / "m.onnx", data))
+    assert layer.weight.tolist() == [[1, 2], [3, 4], [0, 1]]
+    assert layer.bias.tolist() == [2, 2, 2]
+
+
+def test_products_that_a_runtime_fused_are_read_as_what_they_were(tmp_path: Path):
+    dense, image = random(3, 5), random(4, 3, 2, 2)
+    nodes = [
+        helper.make_node("FusedConv", ["x", "c", "o"], ["h"], domain="com.microsoft", activation="Relu"),
+        helper.make_node("FusedMatMul", ["h", "w"], ["p"], domain="com.microsoft", transB=1, alpha=2.0),
+        helper.make_node("FusedMatMul", ["p", "v"], ["y"], domain="com.microsoft"),
+    ]
+    arrays = {"c": image, "o": random(4), "w": dense, "v": dense}
+    conv, turned, plain = foreign.read(
+        put(tmp_path / "m.onnx", onnx_file(nodes, [initializer(*entry) for entry in arrays.items()]))
+    )
+    assert (conv.operator, turned.operator, plain.operator) == ("Conv2d", "Dense", "Dense")
+    assert np.array_equal(conv.weight, image)
+    assert np.array_equal(conv.bias, arrays["o"])
+    assert np.array_equal(turned.weight, 2 * dense)
+    assert np.array_equal(plain.weight, dense.T)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "domain"),
+    [("QLinearConv", (2, 3, 1, 1), ""), ("QGemm", (3, 2), "com.microsoft"), ("QLinearMatMul", (3, 2), "")],
+)
+def test_products_of_codes_are_read_on_the_scales_beside_them(tmp_path: Path, operator: str, shape, domain: str):
+    codes = np.arange(6, dtype=np.int8).reshape(2, 3)
+    arrays = {
+        "xs": np.float32(0.5),
+        "xz": np.int8(3),
+        "w": np.reshape(codes if operator == "QLinearConv" else codes.T, shape),
+        "ws": np.float32([0.5, 2]),
+        "wz": np.int8([0, 1]),
+        "b": np.int32([4, -2]),
+        "ys": np.float32(1),
+        "yz": np.int8(0),
+    }
+    order = {
+        "QLinearConv": ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"],
+        "QGemm": ["x", "xs", "xz", "w", "ws", "wz", "b", "ys", "yz"],
+        "QLinearMatMul": ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"],
+    }[operator]
+    node = helper.make_node(operator, order, ["y"], domain=domain)
+    (layer,) = foreign.read(
+        put(tmp_path / "m.onnx", onnx_file([node], [initializer(name, np.asarray(a)) for name, a in arrays.items()]))
+    )
+    assert (layer.name, layer.operator) == ("w", "Conv2d" if operator == "QLinearConv" else "Dense")
+    assert layer.weight.reshape(2, 3).tolist() == [[0, 0.5, 1], [4, 6, 8]]
+    if operator == "QLinearMatMul":
+        assert layer.bias is None
+    else:
+        assert layer.bias.tolist() == [1, -2]  # on the product of both scales
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "said"),
+    [
+        ("Conv", "com.microsoft.nchwc", r"com\.microsoft\.nchwc\.Conv reads 'w'"),
+        ("MatMulIntegerToFloat", "com.microsoft", r"com\.microsoft\.MatMulIntegerToFloat reads 'w'"),
+        ("Einsum", "", "Einsum reads 'w'"),
+    ],
+)
+def test_weights_of_an_operator_that_is_not_known_are_missed_aloud(tmp_path: Path, operator, domain: str, said: str):
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["h"]),
+        helper.make_node(operator, ["h", "w"], ["y"], domain=domain),
+    ]
+    data = onnx_file(nodes, [initializer("v", random(2, 2)), initializer("w", random(2, 2))])
+    with pytest.raises(QuarlError, match=said):
+        foreign.read(put(tmp_path / "m.onnx", data))
+
+
+def test_tables_and_offsets_are_no_weights_that_are_missed(tmp_path: Path):
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["e"]),
+        helper.make_node("MatMul", ["e", "w"], ["p"]),
+        helper.make_node("QLinearAdd", ["p", "s", "z", "row", "s", "z", "s", "z"], ["q"], domain="com.microsoft"),
+        helper.make_node("Mul", ["q", "mask"], ["y"]),
+    ]
+    arrays = {"table": random(9, 4), "w": random(4, 2), "row": np.int8([[1, 2]]), "mask": random(2, 2)}
+    arrays |= {"s": np.float32(1), "z": np.int8(0)}
+    data = onnx_file(nodes, [initializer(name, np.asarray(array)) for name, array in arrays.items()])
+    (layer,) = foreign.read(put(tmp_path / "m.onnx", data))
+    assert layer.name == "w"
+
+
+def test_weights_that_only_functions_of_the_file_read_are_known_by_name(tmp_path: Path):
+    inner = [helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "linear", ["x", "w"], ["y"], inner, opsets[:1])
+    node = helper.make_node("linear", ["x", "fc.weight"], ["y"], domain="own")
+    data = onnx_file([node], [initializer("fc.weight", random(2, 3))], functions=[function], opset_imports=opsets)
+    (layer,) = foreign.read(put(tmp_path / "m.onnx", data))
+    assert (layer.name, layer.weight.shape) == ("fc.weight", (2, 3))
 
 
 def test_recurrent_weights_lose_their_axis_of_directions(tmp_path: Path):
@@ -340,6 +445,8 @@ for _ in range(4):
         ("m.pt", saved(SHARED), "entries"),
         ("m.pt", b"\x80\x02}q\x00.", "is no zip"),
         ("m.pt", torch_zip(b"\x80\x02]q\x00."), "holds a list"),
+        ("m.pt", torch_zip(b"\x80\x02cbuiltins\nbytearray\n\x8a\x04\x00\x00\x00\x10\x85R0}."), "builtins.bytearray"),
+        ("m.pt", torch_zip(b"\x80\x02ctorch\nTensor\n\x8a\x04\x00\x00\x00\x10\x85R0}."), "torch.Tensor"),
         ("m.onnx", b"onnx", "not a sound ONNX file"),
         ("m.onnx", b"", "no weights"),
         ("m.tflite", b"\x1c\x00\x00\x00TFL3" + bytes(30), "no weights|not a sound .tflite"),
@@ -356,6 +463,22 @@ def test_broken_and_unfit_files_are_refused_in_one_line(tmp_path: Path, capsys, 
         foreign.read(path)
     assert "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
+
+
+def test_one_tensor_under_many_names_is_counted_as_often_as_it_is_read(monkeypatch: pytest.MonkeyPatch):
+    one = torch.zeros(4, 4)
+    data = saved({f"w{number}": one for number in range(10)})
+    assert len(weights.read_tensors(data, "m.pth")) == 10
+    monkeypatch.setattr(weights, "LIMIT_BYTES", 9 * 64)
+    for read in (weights.read_tensors, weights.read_nested):
+        with pytest.raises(QuarlError, match=r"m\.pth has more than the 4,096 tensors or 576 bytes of them"):
+            read(data, "m.pth")
+
+
+def test_terminal_codes_in_the_names_of_tensors_are_spelt_out(tmp_path: Path):
+    tensors = {"\x1b]0;title\x07\x1b[31mnet.weight": random(2, 3), "層.weight": random(2, 3)}
+    layers = foreign.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
+    assert [layer.name for layer in layers] == [r"\x1b]0;title\x07\x1b[31mnet.weight", "層.weight"]
 
 
 def test_numbers_that_no_format_of_ours_has_are_named(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import networks
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, final_linear, shapes
-from quarl.policy.operators import Activation, Conv2d, Dense, Normalize, QuantizedTensor, mlp
+from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, Normalize, QuantizedTensor, mlp
 
 
 @pytest.mark.parametrize("name", networks.EVERY)
@@ -60,6 +61,13 @@ def test_what_needs_more_memory_than_any_policy_is_refused(bits):
     ops = tuple(wide if op is first else op for op in policy.ops)
     with pytest.raises(QuarlError, match="expects input" if bits == 10 else "more than 134,217,728 numbers"):
         shapes(replace(policy, ops=ops))
+
+
+def test_the_values_of_all_operators_together_are_bounded():
+    names = ["observation", *(f"value.{i}" for i in range(64))]
+    ops = tuple(Flatten(name, (source,)) for source, name in pairwise(names))
+    with pytest.raises(QuarlError, match=r"value\.63.* more than 134,217,728 numbers"):
+        Policy(observation_shape=(2**20 + 1,), ops=ops, head=ActionHead("argmax"))
 
 
 def test_heads_by_hand():

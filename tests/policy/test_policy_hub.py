@@ -83,6 +83,18 @@ def test_a_local_copy_of_a_repository_is_read_as_a_folder(tmp_path: Path, files)
     assert any(isinstance(op, Normalize) for op in policy.ops)
 
 
+@pytest.mark.parametrize("cloned", [False, True])
+def test_a_repository_without_the_zoo_s_settings_keeps_its_statistics(tmp_path: Path, files, offline, cloned: bool):
+    """As huggingface_sb3's package_to_hub lays it out; a clone has the zip unpacked beside it too."""
+    pushed = {"config.json": b"{}", "results.json": b"{}"}
+    pushed |= {name: files[name] for name in ("ppo-Still-v0.zip", "vec_normalize.pkl")}
+    pushed |= {name: data for name, data in files.items() if cloned and name.startswith("ppo-Still-v0/")}
+    lay_out(tmp_path, "org/ppo-Still-v0", pushed)
+    policy = read(hub.fetch("org/ppo-Still-v0", tmp_path))
+    assert policy.provenance.env_id == "Still-v0"
+    assert any(isinstance(op, Normalize) for op in policy.ops)
+
+
 def test_a_zip_alone_is_named_after_algorithm_and_environment(tmp_path: Path, files, offline):
     lay_out(tmp_path, "me/lander", {"ppo-LunarLander-v2.zip": files["ppo-Still-v0.zip"], "results.json": b"{}"})
     assert read(hub.fetch("me/lander", tmp_path)).provenance.env_id == "LunarLander-v2"

@@ -26,6 +26,12 @@ def test_an_agent_s_own_file_merges_nothing(tmp_path):
         read(tmp_path, "a: &a {x: 1}\nb: {<<: *a}\n", merging=False)
 
 
+def test_the_name_of_a_class_is_text(tmp_path):
+    text = "policy_kwargs:\n  activation_fn: !!python/name:torch.nn.modules.activation.ReLU ''\n"
+    assert read(tmp_path, text) == {"policy_kwargs": {"activation_fn": "torch.nn.modules.activation.ReLU"}}
+    assert read(tmp_path, "a: !!python/name:not_there.at_all\n") == {"a": "not_there.at_all"}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -34,7 +40,9 @@ def test_an_agent_s_own_file_merges_nothing(tmp_path):
         ("b: {<<: 3}", "only one mapping"),
         ("a: &a {<<: *a}", "nested"),
         ("a: !!python/object/apply:os.system [true]", "os.system"),
-        ("a: !!python/name:os.system", "os.system"),
+        ("a: !!python/name:os.system [x]", "os.system"),
+        ("a: !!python/name:os.system {x: y}", "os.system"),
+        ("a: !!python/name:os.system x", "os.system"),
         (
             "a: &a {" + ", ".join(f"k{n}: 0" for n in range(900)) + "}\n"
             "b: {<<: *a, " + ", ".join(f"l{n}: 0" for n in range(200)) + "}",

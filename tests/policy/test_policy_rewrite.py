@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 import networks
 from quarl.engines.reference import as_float
-from quarl.policy.operators import Scale, as_float32
-from quarl.policy.rewrite import center_scores, equalize, pin_saturated
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import Add, Scale, as_float32, mlp
+from quarl.policy.rewrite import center_scores, equalize, pin_saturated, readings
 
 
 @pytest.mark.parametrize("name", networks.EVERY)
@@ -46,6 +49,14 @@ def test_both_streams_of_a_dueling_network_read_one_scaled_observation():
     rewritten = equalize(policy, as_float(policy, x), 0.5)
     assert rewritten.ops[0].name == "observation.equalized"
     assert {op.inputs for op in rewritten.linear if op.name.endswith(".0")} == {("observation.equalized",)}
+
+
+def test_a_value_that_is_reached_in_many_ways_is_looked_at_once():
+    names = ["observation", *(f"twice.{i}" for i in range(60))]
+    ops = [Add(name, (source, source)) for source, name in pairwise(names)]
+    last = networks.layers(np.random.default_rng(0), [4, 2])
+    policy = Policy(observation_shape=(4,), ops=(*ops, *mlp(last, "relu", names[-1])), head=ActionHead("argmax"))
+    assert [source for source, _, _ in readings(policy)] == names[-1:]
 
 
 def test_centred_scores_differ_by_a_common_number():

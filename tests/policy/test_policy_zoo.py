@@ -116,16 +116,49 @@ class RunningMeanStd:
         self.mean, self.var, self.count = np.array([1.0, 2.0]), np.array([3.0, 4.0]), 5.0
 
 
+class VecNormalize:
+    def __init__(self) -> None:
+        self.obs_rms, self.norm_obs, self.epsilon, self.clip_obs = RunningMeanStd(), True, 1e-8, 10.0
+
+
+@pytest.mark.parametrize("name", ["vec_normalize.pkl", "vecnormalize.pkl", "model_vecnormalize.pkl"])
+def test_statistics_beside_a_lone_zip_are_its_own(tmp_path: Path, name: str):
+    make(tmp_path, "model.zip")
+    (tmp_path / name).write_bytes(pickle.dumps(VecNormalize()))
+    found = zoo.read_settings(tmp_path / "model.zip").normalize
+    assert isinstance(found, Normalize)
+    assert found.mean.tolist() == [1.0, 2.0]
+
+
+def test_statistics_among_several_agents_belong_to_the_one_they_are_called_after(tmp_path: Path):
+    make(tmp_path, "a.zip", "b.zip")
+    (tmp_path / "vecnormalize.pkl").write_bytes(pickle.dumps(VecNormalize()))
+    with pytest.raises(QuarlError, match=r"beside a\.zip too, .*call it b_vecnormalize\.pkl"):
+        zoo.read_settings(tmp_path / "b.zip")
+    (tmp_path / "vecnormalize.pkl").rename(tmp_path / "b_vecnormalize.pkl")
+    assert zoo.read_settings(tmp_path / "b.zip").normalize is not None
+    assert zoo.read_settings(tmp_path / "a.zip").normalize is None
+
+
+def test_a_zip_unpacked_beside_itself_is_no_folder_of_settings(tmp_path: Path):
+    make(tmp_path, "ppo-Env-v0.zip", "ppo-Env-v0/data", "ppo-Env-v0/policy.pth")
+    assert zoo.settings_folder(tmp_path / "ppo-Env-v0.zip") is None
+    assert zoo.read_settings(tmp_path / "ppo-Env-v0.zip").env_id == "Env-v0"
+    (tmp_path / "ppo-Env-v0/config.yml").write_text("normalize: false\n")
+    assert zoo.read_settings(tmp_path / "ppo-Env-v0.zip").env_id == "Env-v0"
+
+
 @pytest.mark.parametrize(
     ("config", "word"),
     [
         ("a: !!python/object/apply:os.system ['touch {canary}']", "os.system"),
-        ("a: !!python/name:os.system", "os.system"),
+        ("a: !!python/name:os.system (x)", "os.system"),
         ("a: !!python/object/new:os.system ['touch {canary}']", "os.system"),
         ("a: !!python/module:os", "os"),
         ('normalize: \'__import__("os").system("touch {canary}")\'', "normalize"),
         ('normalize: \'dict(norm_obs=open("{canary}", "w"))\'', "normalize"),
         ("normalize: '" + "(" * 900 + "'", "normalize"),
+        ("normalize: !!python/name:os.system", "normalize"),
         ("env_wrapper: 3", "env_wrapper"),
         ("env_wrapper: {a.B: [1]}", "env_wrapper"),
         ("frame_stack: many", "frame_stack"),

@@ -38,6 +38,15 @@ def test_numbers_go_to_the_nearest_point_of_the_grid_and_gradients_pass_on_its_r
     assert x.grad.tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
 
 
+def test_what_rounds_to_zero_in_front_of_a_relu_has_no_gradient():
+    """Unlike in a straight-through estimator: the ReLU looks at the rounded output of the layer."""
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    x = torch.tensor([[-0.4], [0.1], [0.2], [0.3], [1.0], [5.3]], requires_grad=True)
+    on_tensor_grid(layer(x), GRID).relu().sum().backward()
+    assert x.grad.flatten().tolist() == [0, 0, 0, 1, 1, 0]
+
+
 @given(SOME)
 def test_forward_is_the_projects_rounding(x: np.ndarray):
     ours = fake_quantize(x, QParams(np.float32(0.5), np.float32(-3), -8, 7))

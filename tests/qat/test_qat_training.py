@@ -169,6 +169,23 @@ def test_the_delay_is_the_middle_of_the_run_unless_given():
     assert 100 <= float(tables_of(model.policy)["q_net"].switched_at) <= 104
 
 
+@pytest.mark.parametrize("stop", [128, 212, 320])
+def test_a_run_in_two_parts_has_the_grids_of_one_without_a_break(stop: int):
+    """With a delay that is no multiple of the steps between two looks at ranges."""
+
+    def parts(*lengths: int) -> dict[str, torch.Tensor]:
+        model = make("dqn", exploration_initial_eps=0.1, exploration_final_eps=0.1)
+        qat.prepare(model, "w4a8")
+        for length in lengths:
+            callback = qat.QuantDelay(200, allow_inactive=True)
+            model.learn(length, reset_num_timesteps=not model.num_timesteps, callback=callback)
+        assert qat.is_active(model)
+        return model.policy.state_dict()
+
+    whole, broken = parts(500), parts(stop, 500 - stop)
+    assert all(torch.equal(tensor, broken[name]) for name, tensor in whole.items())
+
+
 def test_learned_steps_are_learned():
     model = make("dqn")
     qat.prepare(model, qat.QatSpec.parse("w3a8", ranges="lsq"))

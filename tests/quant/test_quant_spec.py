@@ -47,11 +47,25 @@ def test_json_round_trip(scheme):
 
 
 @pytest.mark.parametrize(
-    "damage", [{"weight_bits": "8"}, {"scheme": 3}, {"scheme": {}}, {"extra": 1}, {"float_type": "x"}]
+    "damage",
+    [
+        {"weight_bits": "8"},
+        {"weight_bits": 8.0},
+        {"activation_bits": 8.5},
+        {"scheme": 3},
+        {"scheme": {}},
+        {"scheme": {"name": [1]}},
+        {"scheme": {"name": "x", "symmetric": 1}},
+        {"scheme": {"name": "x", "equalize": "x"}},
+        {"scheme": {"name": "x", "observer": "x"}},
+        {"extra": 1},
+        {"float_type": "x"},
+    ],
 )
-def test_a_malformed_manifest_is_refused(damage):
-    with pytest.raises(QuarlError):
+def test_a_malformed_manifest_is_refused_in_one_line(damage):
+    with pytest.raises(QuarlError) as caught:
         QuantSpec.from_json(QuantSpec.parse("8").to_json() | damage)
+    assert "\n" not in str(caught.value)
 
 
 def test_integer_ranges():

@@ -47,3 +47,23 @@ def test_a_target_that_cannot_be_a_folder_is_refused_before_the_work(tmp_path):
     for target in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(QuarlError, match=r"cannot write into .*-o"), staged(target):
             raise AssertionError
+
+
+def test_a_link_to_nothing_is_refused_before_the_work(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(QuarlError, match=r"link: it is a link to nothing"), staged(tmp_path / "link"):
+        raise AssertionError
+
+
+def test_results_that_cannot_be_moved_are_kept_and_named(tmp_path):
+    def fill(folder):
+        (folder / "one").write_text("hours of work")
+        (tmp_path / "out").write_text("came while measuring")
+
+    with (
+        pytest.raises(QuarlError, match=r"out: .*; the results are in ") as refused,
+        staged(tmp_path / "out") as folder,
+    ):
+        fill(folder)
+    assert str(refused.value).endswith(str(folder))
+    assert (folder / "one").read_text() == "hours of work"

@@ -96,6 +96,15 @@ def test_what_every_training_would_fail_by_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_delay_is_compared_with_the_tuned_length_where_none_is_given(tmp_path: Path, capsys: Any):
+    config = SweepConfig(algo="dqn", quant_delay=20_000, output=tmp_path)
+    config.check()
+    bits.check(config)
+    assert main(["sweep", "--algo", "dqn", "--quant-delay", "50000", "-o", str(tmp_path)]) == 2  # the zoo's own length
+    assert "--quant-delay 50,000 is not within the run of 50,000 steps" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
     assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path)]) == 0
     assert "2 trainings to go" in capsys.readouterr().out
@@ -139,7 +148,8 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
     assert not ptq.noninferior
     assert qat.noninferior
     assert qat.gain == 74.0
-    assert (qat.gain_low, qat.gain_high) == (49.0, 99.0)
+    half = 12.7062 * 25  # Student's t of 1 degree of freedom, and the standard error of 49 and 99
+    assert (qat.gain_low, qat.gain_high) == pytest.approx((74 - half, 74 + half), rel=1e-4)
     assert [row.error_pct for row in bits.rows(config, found)] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
 
 
@@ -162,6 +172,9 @@ def test_seeds_whose_fp32_agent_is_missing_have_no_rows(tmp_path: Path):
         ({"margin": 0.0}, "--margin"),
         ({"seeds": 0}, "--seeds"),
         ({"bits": ("8", "4", "int8")}, "--bits 8 and int8 are the same precision: name it once"),
+        ({"bits": ("8", "8")}, "--bits 8 and 8 are the same precision: name it once"),
+        ({"minutes": -1.0}, "--minutes must not be negative, got -1"),
+        ({"minutes": float("nan")}, "--minutes must not be negative, got nan"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_anything_is_trained(options: Any, message: str, tmp_path: Path):

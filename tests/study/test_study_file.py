@@ -88,7 +88,15 @@ def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tm
         ("margin: 10", "margin: 10\nmargin: 5", "line 4: 'margin' stands in line 3 already; keep one"),
         ("  - {method: fp32}\n", "", "line 16: ptq is compared with fp32; add {method: fp32}"),
         ("params: {learning_rate: lin_1e-3}", "params: 3", "line 13: params must be values by name"),
-        ("name: two", "name: !!python/name:os.system ''", "only plain values are read"),
+        ("name: two", "name: !!python/object:os.system {}", "only plain values are read"),
+        ("lin_1e-3", "2020-01-01", r"line 13: learning_rate is '2020-01-01'; write"),
+        ("lin_1e-3", "!!binary aGk=", r"line 13: learning_rate is \"b'hi'\"; write"),
+        ("lin_1e-3", "!!set {x}", r"line 13: learning_rate is \"{'x'}\"; write"),
+        ("lin_1e-3", ".nan", "line 13: learning_rate is 'nan'; write"),
+        ("lin_1e-3", "[1, -.inf]", "line 13: learning_rate is '-inf'; write"),
+        ("learning_rate: lin_1e-3", "policy_kwargs: {1: a, b: c}", "line 13: policy_kwargs has the key 1; write"),
+        ("precision: [fp16, 8]", "precision: []", "line 17: precision is an empty list"),
+        ("scheme: [default, naive]", "scheme: []", "line 17: scheme is an empty list"),
     ],
 )
 def test_mistakes_name_their_line(old: str, new: str, said: str, tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quarl.errors import QuarlError
+from quarl.policy import hub
 from quarl.study import file
 from quarl.study.cells import Cell
 from quarl.study.plan import plan
@@ -121,6 +122,21 @@ def test_actorq_cells_take_options_of_the_verb_and_on_policy_ones_are_n_a(study_
         cells(study_file(policies, method.replace("actors", "actor")))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("params: [1]", r"study\.yml, line 6: params must be values by name, got '\[1\]'"),
+        ("engine: nope", "line 6: .*--engine is 'nope'; use litert or torch"),
+        ("device: 5", "line 6: .*--device is '5'"),
+        ("device: gpu", "line 6: .*--device is 'gpu'"),
+    ],
+)
+def test_options_of_actorq_are_checked_before_anything_runs(options: str, said: str, study_file: Write):
+    policy = f"{{algo: dqn, env: CartPole-v1, source: train, n_timesteps: 900, actorq: {{{options}}}}}"
+    with pytest.raises(QuarlError, match=said):
+        cells(study_file(policy, "{method: actorq, precision: 8}"))
+
+
 def test_a_key_changes_with_everything_that_a_result_depends_on(study_file: Write, small_agents: Path, tmp_path: Path):
     ptq = "{method: ptq, precision: 8}"
     keys = {cells(study_file(DQN, f"{FP32}\n{ptq}"))[1].key}
@@ -146,6 +162,47 @@ def test_an_agent_is_its_own_statistics_too(tmp_path: Path):
     alone = digest(agent)
     (tmp_path / "best_model_vecnormalize.pkl").write_bytes(b"statistics")
     assert digest(agent) != alone
+
+
+def test_statistics_beside_a_lone_zip_are_part_of_it(tmp_path: Path):
+    agent = tmp_path / "ppo-Env-v0.zip"
+    agent.write_bytes(b"agent")
+    alone = digest(agent)
+    (tmp_path / "vec_normalize.pkl").write_bytes(b"statistics")
+    assert digest(agent) != alone
+
+
+def test_an_agent_of_the_hub_is_the_files_of_one_commit(
+    study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    agent = (small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes()
+    repository = tmp_path / "cache/models--org--dqn-CartPole-v1"
+    path = study_file(DQN.replace("zoo:zoo", "hub:org/dqn-CartPole-v1"), FP32)
+    found = []
+    for commit, data in (("a" * 40, agent), ("b" * 40, agent + b"trained on")):
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "snapshots" / commit / "dqn-CartPole-v1.zip").write_bytes(data)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs/main").write_text(commit)
+        hub.fetch.cache_clear()  # what a new run does
+        found += cells(path)
+    hub.fetch.cache_clear()
+    assert found[0].key != found[1].key
+    for cell, data in zip(found, (agent, agent + b"trained on"), strict=True):
+        assert cell.agent is not None
+        assert cell.agent.path is not None
+        assert (cell.agent.path.read_bytes(), cell.source) == (data, "hub:org/dqn-CartPole-v1")
+
+
+def test_a_hub_out_of_reach_never_makes_another_agent_of_it(study_file: Write, monkeypatch, tmp_path: Path):
+    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(QuarlError, match=r"line 6: cannot fetch org/absent from the hub"):
+        cells(study_file(DQN.replace("'zoo:zoo'", "['hub:org/absent', train]"), FP32))
 
 
 def test_how_it_is_judged_and_bounded_is_in_no_key(study_file: Write):

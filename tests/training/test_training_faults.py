@@ -6,6 +6,7 @@ import errno
 
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from training_runs import train, words
 
 from quarl.algorithms import checkpoint, checkpoint_file
@@ -57,12 +58,20 @@ def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch)
     assert row["folder"].endswith("CartPole-v1_2")
 
 
-def test_an_environment_that_raises_is_not_taken_for_divergence(tmp_path, monkeypatch):
-    from gymnasium.envs.classic_control import CartPoleEnv
+@pytest.mark.parametrize(("algo", "saved"), [("a2c", 128), ("dqn", 200)])
+def test_an_environment_that_raises_is_not_taken_for_divergence_and_what_was_learnt_is_saved(
+    algo, saved, tmp_path, monkeypatch
+):
+    step, calls = CartPoleEnv.step, []
 
-    def step(self, action):
-        raise KeyError("a fault of the user's environment")
+    def raising(self, action):
+        calls.append(action)
+        if len(calls) > 200:
+            raise KeyError("a fault of the user's environment")
+        return step(self, action)
 
-    monkeypatch.setattr(CartPoleEnv, "step", step)
+    monkeypatch.setattr(CartPoleEnv, "step", raising)
     with pytest.raises(KeyError, match="user's environment"):
-        main(words("a2c", "CartPole-v1", 64))
+        main(words(algo, "CartPole-v1", 256))
+    # A2C's rollout of 16 steps in 8 environments is played anew, DQN's steps are in replay
+    assert checkpoint.load_latest(tmp_path / f"logs/{algo}/CartPole-v1_1").facts["counters"]["num_timesteps"] == saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def judge(tmp_path, **options):
     recipe = interpret({"n_timesteps": 10}, tmp_path)
-    return Judge(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"))
+    return Judge(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), print)
 
 
 def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):
@@ -44,13 +45,70 @@ def test_agents_before_the_delay_do_not_stand_for_the_precision(tmp_path):
     assert [found._improves(mean, at, quantised=acts) for mean, at, acts in steps] == [True, True, False, True]
 
 
-def test_a_resumed_judge_knows_what_the_first_one_found(tmp_path):
-    folder = RunFolder(tmp_path, "CartPole-v1")
-    folder.write_evaluations([10, 20, 30], np.array([[1.0, 2.0], [5.0, 6.0], [9.0, 9.0]]), np.ones((3, 2), np.int64))
+@pytest.fixture
+def looked(tmp_path, monkeypatch):
+    """A judge of a small model that finds the returns given: looked((steps, return), ...)."""
+    model = DQN("MlpPolicy", "CartPole-v1", buffer_size=1, policy_kwargs={"net_arch": [4]}, device="cpu")
+
+    def look(*evaluations):
+        found = judge(tmp_path)
+        for model.num_timesteps, mean in evaluations:
+            played = SimpleNamespace(returns=np.full(2, mean), lengths=np.full(2, 5))
+            monkeypatch.setattr(found, "_play", lambda policy, stream, played=played: played)
+            found.look(model)
+        return found
+
+    return look
+
+
+def resumed(tmp_path, timesteps):
     found = judge(tmp_path)
-    found.resume(25)
-    assert found.timesteps == [10, 20]
-    assert found.best == (5.5, 20)
+    found.resume(timesteps)
+    return found
+
+
+def test_a_resumed_judge_knows_the_evaluations_so_far_and_which_agent_is_the_best_one(tmp_path, looked):
+    looked((10, 1.5), (20, 5.5), (30, 2.0))
+    assert resumed(tmp_path, 25).timesteps == [10, 20]
+    assert resumed(tmp_path, 25).best == (5.5, 20)
+    assert resumed(tmp_path, 15).best == (5.5, 20)  # played after what the run goes on from, and still what is there
+
+
+def test_an_agent_that_nothing_is_known_of_is_not_the_best(tmp_path, looked, monkeypatch):
+    """Killed while the next one was written."""
+    looked((10, 1.5))
+
+    def killed(self, model, name):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_agent", killed)
+        with pytest.raises(KeyboardInterrupt):
+            looked((20, 5.5))
+    assert resumed(tmp_path, 25).best is None
+
+
+def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_path, monkeypatch):
+    model = DQN("MlpPolicy", "CartPole-v1", buffer_size=1, policy_kwargs={"net_arch": [4]}, device="cpu")
+    said, failures = [], [KeyError("lost")]
+    found = Judge(
+        TrainConfig(eval_episodes=1),
+        interpret({"n_timesteps": 10}, tmp_path),
+        lambda: RunFolder(tmp_path, "CartPole-v1"),
+        said.append,
+    )
+
+    def flaky(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr("quarl.training.judge.evaluate", flaky)
+    assert found.look(model) > 0
+    failures += [KeyError("lost"), KeyError("lost")]
+    assert found.look(model) is None
+    assert (found.timesteps, failures) == ([0], [])
+    assert said == ["the evaluation after 0 steps is left out (KeyError: 'lost'); training goes on"]
 
 
 def test_the_best_agent_s_integers_are_kept_too(tmp_path):

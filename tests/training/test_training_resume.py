@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import time
 
@@ -74,7 +75,7 @@ def test_what_is_resumed_is_bit_for_bit_what_was_left(algo, env, tmp_path):
     assert same(weights(second.model), further)
 
 
-def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path):
+def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path, capsys):
     more = ["--eval-freq", "100", "--eval-episodes", "3", "--save-freq", "100", "--seed", "4"]
     train(tmp_path, "dqn", "CartPole-v1", 300, *more, evaluations=True)
     assert main(resuming("dqn", "CartPole-v1", "-n", 500, "--json", "row.json")) == 0
@@ -88,6 +89,9 @@ def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path):
     args = yaml.safe_load((run / "CartPole-v1/args.yml").read_text())
     assert (args["n_timesteps"], args["seed"], args["eval_freq"]) == (500, 4, 100)
     assert not (tmp_path / "logs/dqn/CartPole-v1_2").exists()
+    repeated = parse(shlex.split(capsys.readouterr().out.splitlines()[-1])[2:])
+    assert (repeated.resume, repeated.n_timesteps, repeated.seed, repeated.eval_freq) == (False, 500, 4, 100)
+    assert repeated.params == parse(words("dqn", "CartPole-v1", 300)).params
 
 
 def test_episodes_after_a_resume_are_not_those_of_the_beginning(tmp_path):

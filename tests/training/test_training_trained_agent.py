@@ -108,6 +108,20 @@ def test_statistics_and_wrappers_come_from_the_agent_s_folder(tmp_path):
     assert np.array_equal(agent.predict(rows)[0], Agent(again).predict(rows)[0])
 
 
+def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
+    train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True")
+    run = tmp_path / "logs/ppo/CartPole-v1_1"
+    (tmp_path / "pushed").mkdir()
+    (run / "CartPole-v1.zip").rename(tmp_path / "pushed/ppo-CartPole-v1.zip")
+    (run / "CartPole-v1/vecnormalize.pkl").rename(tmp_path / "pushed/vec_normalize.pkl")
+    said = []
+    found = session(tmp_path / "pushed/ppo-CartPole-v1.zip", "ppo", "CartPole-v1", say=said.append)
+    with open(tmp_path / "pushed/vec_normalize.pkl", "rb") as file:
+        saved = pickle.load(file)  # our own, of a moment ago
+    assert (found.model.get_vec_normalize_env().obs_rms.mean == saved.obs_rms.mean).all()
+    assert not any("vecnormalize.pkl" in line for line in said)
+
+
 def test_a_lone_zip_is_not_normalised_though_the_zoo_would(tmp_path):
     PPO("MlpPolicy", "Acrobot-v1", device="cpu").save(tmp_path / "agent.zip")
     said = []

@@ -47,6 +47,11 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     for name in parameters:
         if name not in known:
             raise QuarlError(f"--params {name}: {cls.__name__} has no such hyper-parameter")
+    if config.algo == "sac" and parameters.get("target_update_interval", 1) != 1:
+        # it counts updates within a round of gradient_steps, and here each is a round of its own
+        raise QuarlError(
+            "--params target_update_interval: SAC's target network moves at every update of actorq; give a smaller tau"
+        )
     env = _environment(config, gamma)
     policy_kwargs = dict(parameters.pop("policy_kwargs", {}))
     if arch := _net_arch(config, critic):

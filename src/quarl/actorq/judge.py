@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,12 @@ class Judge:
         return target is not None and len(latest) == RUNNING and all(e.get("return", -np.inf) >= target for e in latest)
 
     def _play(self, policy: QuantizedPolicy, name: str, episodes: int) -> dict[str, float]:
-        """Mean return and its interval; every evaluation has episodes of its own."""
-        played = evaluate(
+        """Mean return and its interval; every evaluation has episodes of its own.
+
+        They are played once more, in new environments, where one raises.
+        """
+        play = partial(
+            evaluate,
             policy,
             episodes=episodes,
             seed=1000 * self.config.seed + len(self.entries),
@@ -76,5 +81,9 @@ class Judge:
             batch=min(episodes, 16),
             stochastic=False,
         )
+        try:
+            played = play()
+        except Exception:  # whatever a simulator raises
+            played = play()
         summary = stats.summary(played.returns, np.random.default_rng(0))
         return {name: summary.mean, f"{name}_low": summary.ci_low, f"{name}_high": summary.ci_high}

@@ -34,6 +34,7 @@ from quarl.algorithms.checkpoint_model import not_finite
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
+from quarl.policy.zoo import own_statistics
 
 NAP_S = 0.0002
 AT_ONCE = 1024
@@ -94,13 +95,15 @@ class LearnerLoop(Worker):
             self.step()
         self._push()
         self._save()
-        checkpoint.export(self.config.output, self.model)
+        path = checkpoint.export(self.config.output, self.model)
+        checkpoint.export_statistics(own_statistics(path), self.model)
         self._show()
         self.cells[Learner.DONE] = 1
 
     def begin(self) -> None:
         """The first weights for the actors, and a checkpoint: there is always something sound to go back to."""
-        self.cells[Learner.EXPLORATION] = getattr(self.model, "exploration_initial_eps", 0.0)
+        name = "exploration_rate" if self.model.num_timesteps else "exploration_initial_eps"
+        self.cells[Learner.EXPLORATION] = getattr(self.model, name, 0.0)
         self._show()
         self._save()
         self._push()

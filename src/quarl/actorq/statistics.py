@@ -18,8 +18,8 @@ class Statistics:
         normalize = model.get_vec_normalize_env()
         assert normalize is not None
         self.normalize = normalize
-        self._returns: dict[tuple[int, int], float] = {}
-        """Discounted return so far of each stream (actor, environment)."""
+        self._returns: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}
+        """By actor and environment: incarnation and sequence of the step that follows, discounted return before it."""
 
     def update(self, rows: Array) -> None:
         """Observations and discounted returns of one actor's rows, in their order."""
@@ -28,7 +28,11 @@ class Statistics:
         returns = np.empty(len(rows))
         for i, row in enumerate(rows):
             stream = (int(row["actor"]), int(row["environment"]))
-            returns[i] = self._returns.get(stream, 0.0) * self.normalize.gamma + row["reward"]
-            self._returns[stream] = 0.0 if row["terminated"] or row["truncated"] else float(returns[i])
+            incarnation, sequence = int(row["incarnation"]), int(row["sequence"])
+            following, before = self._returns.get(stream, (None, 0.0))
+            goes_on = following == (incarnation, sequence)  # else steps are missing: no return crosses a gap
+            returns[i] = (before if goes_on else 0.0) * self.normalize.gamma + row["reward"]
+            after = 0.0 if row["terminated"] or row["truncated"] else float(returns[i])
+            self._returns[stream] = (incarnation, sequence + 1), after
         if self.normalize.norm_reward:
             self.normalize.ret_rms.update(returns)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -17,13 +17,14 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.crew import Crew
 from quarl.actorq.family import MISTAKE, Family
 from quarl.actorq.judge import Judge
-from quarl.actorq.ledger import Control, Learner, Ledger
+from quarl.actorq.ledger import Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
+from quarl.actorq.resume import begun, write_options
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError
+from quarl.config.base import make_folder
 from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 
@@ -57,11 +58,9 @@ class Supervisor:
     """One run, from start to its last line of metrics."""
 
     def __init__(self, config: ActorQConfig, say: Callable[[str], None]) -> None:
-        if config.resume and not checkpoints(config):
-            say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
-            config = dataclasses.replace(config, resume=False)
+        config = begun(config, say)
         self.config, self.say = config, say
-        config.output.mkdir(parents=True, exist_ok=True)
+        make_folder(config.output)
         model = build(config)
         self.template = Template.of(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
@@ -93,6 +92,8 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end)
             stack.enter_context(self.interrupts)
+            stack.enter_context(self._saving())
+            write_options(self.config)
             file = stack.enter_context((self.config.output / "metrics.jsonl").open("a"))
             for child in self.crew.all:
                 self.family.start(child)
@@ -128,9 +129,10 @@ class Supervisor:
             if crew.publisher.parked:
                 self._wind_up()
                 return 1, f"the publisher keeps dying; {self._go_on()}"
-        for child in crew.actors:
+        for child, sent in zip(crew.actors, self.ledger.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
-                if child.exit_code == MISTAKE and not child.num_deaths:
+                if child.exit_code == MISTAKE and not sent:  # one that has worked was made by no mistake
+                    self._wind_up()
                     return USAGE, f"{child.name}: {child.reason()}"
                 self.family.revive(child)
         at_work = sum(not child.parked for child in crew.actors)
@@ -160,7 +162,10 @@ class Supervisor:
         return 1, f"the learner died ({reason}); {self._go_on()}"
 
     def _evaluate(self, *, last: bool = False) -> bool:
-        """Plays episodes with the weights that the learner has just pushed; False where a signal came first."""
+        """Plays episodes with the weights that the learner has just pushed; False where a signal came first.
+
+        What raises there costs the evaluation and not the run, but for the last one.
+        """
         cells = self.ledger.learner
 
         def judge() -> None:
@@ -173,7 +178,14 @@ class Supervisor:
             with (self.config.output / "evaluations.jsonl").open("a") as file:
                 print(json.dumps(entry), file=file)
 
-        return self.interrupts.attempt(judge)
+        try:
+            return self.interrupts.attempt(judge)
+        except Exception as error:  # whatever a simulator raises
+            if last:
+                raise
+            reason = " ".join(str(error).split())
+            self.say(f"an evaluation is left out ({type(error).__name__}: {reason}); training goes on")
+            return True
 
     def _catch_up(self) -> bool:
         """Waits until the publisher has packed what the learner pushed last; False where a signal came first."""
@@ -190,6 +202,15 @@ class Supervisor:
         """After a signal: the learner finishes its update and saves, then everyone goes."""
         self._wind_up()
         return self._stopped("by a signal")
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Whatever goes wrong inside: the learner has saved before it goes on."""
+        try:
+            yield
+        except Exception:
+            self._wind_up()
+            raise
 
     def _wind_up(self) -> None:
         """Lets the learner save, and everyone go; kills whoever does not."""
@@ -242,17 +263,3 @@ def warn_about_cores(config: ActorQConfig) -> None:
             f"quarl: {config.actors} actors and a learner share {usable_cores()} cores: they will slow each other down",
             file=sys.stderr,
         )
-
-
-def checkpoints(config: ActorQConfig) -> list[str]:
-    """Names of those that the output folder holds, oldest first."""
-    return sorted(path.name for path in config.output.glob("checkpoint-*"))
-
-
-def new_run(config: ActorQConfig) -> None:
-    """Refuses a folder that holds a run already: weeks of training are not overwritten by a typo."""
-    found = checkpoints(config)
-    if found and not config.resume:
-        raise QuarlError(f"{config.output} holds a run ({found[-1]}): go on with --resume, or name another folder")
-    if config.resume and not config.output.is_dir():
-        raise QuarlError(f"no checkpoint in {config.output}, which does not exist; start without --resume")

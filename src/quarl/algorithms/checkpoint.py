@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from quarl.algorithms.checkpoint_file import CheckpointError, DamagedError
 from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.errors import QuarlError
 
-__all__ = ["Checkpoint", "CheckpointError", "Replay", "export", "load_latest", "restore", "save"]
+__all__ = ["Checkpoint", "CheckpointError", "Replay", "export", "export_statistics", "load_latest", "restore", "save"]
 
 Array = NDArray[Any]
 NAME = re.compile(r"checkpoint-(\d{10,18})\.safetensors")
@@ -142,6 +143,13 @@ def export(folder: Path, model: BaseAlgorithm, name: str = "model.zip", *, exclu
     with checkpoint_file.replacing(path) as file:
         checkpoint_file.put(file, buffer.getbuffer())
     return path
+
+
+def export_statistics(path: Path, model: BaseAlgorithm) -> None:
+    """The model's VecNormalize, as its own `save` pickles it; no file where it has none."""
+    if (wrapper := model.get_vec_normalize_env()) is not None:
+        with checkpoint_file.replacing(path) as file:
+            checkpoint_file.put(file, pickle.dumps(wrapper))
 
 
 def _checkpoints(folder: Path, up_to: int | None = None) -> list[tuple[int, Path]]:

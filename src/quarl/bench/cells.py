@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quarl.config.base import make_folder
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.machine import machine
@@ -23,7 +24,7 @@ class Cells:
     def __init__(self, folder: Path, minutes: float, say: Say, meter: Meter = OFF) -> None:
         """meter: for measurements that say what they cost; cells that are there already are not measured anew."""
         self.folder, self.say, self.meter = folder / "cells", say, meter
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self.deadline = time.monotonic() + 60 * minutes
         self.missing = 0
         """Cells that were asked for after the time was over."""

@@ -12,22 +12,29 @@ from rich.table import Table
 
 from quarl import energy
 from quarl.actorq import parts, plan
-from quarl.actorq.supervisor import Result, Supervisor, new_run, warn_about_cores
+from quarl.actorq.resume import new_run
+from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
+from quarl.envs import make
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema
+from quarl.training.environments import check_spaces
 
 PLAN_STAGES = 4
 
 
 def run(config: ActorQConfig) -> int:
     """Trains to the end, or only plans; returns the exit code."""
+    if not config.resume:  # what is not said here, a run that goes on says
+        with contextlib.closing(make(config.env, trusted=True)) as env:
+            check_spaces(config.algo, config.env, env)
     if config.plan:
         return _plan(config)
     new_run(config)
     with energy.meter(config) as meter:
-        result = _train(config)
+        supervisor = _train(config)
+    result, config = supervisor.result, supervisor.config
     if result.message:
         terminal.note(result.message)
     if result.summary:
@@ -41,30 +48,32 @@ def run(config: ActorQConfig) -> int:
     return result.exit_code
 
 
-def _train(config: ActorQConfig) -> Result:
-    """How the run ended, shown while it lasts."""
-    warn_about_cores(config)
+def _train(config: ActorQConfig) -> Supervisor:
+    """The run, when it has ended; shown while it lasts."""
     console = Console(stderr=True)
 
     def say(line: str) -> None:
         console.print(f"quarl: {line}", markup=False, highlight=False, soft_wrap=True)
 
     supervisor = Supervisor(config, say)
-    write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
+    config = supervisor.config
+    warn_about_cores(config)
+    if not config.resume:
+        write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
     with contextlib.closing(supervisor.run()) as rows, _view(console) as show, _tracker(config) as track:
         for row in rows:
             show(_table(config, row, supervisor.judge.entries))
             track(row)
-    return supervisor.result
+    return supervisor
 
 
 def _plan(config: ActorQConfig) -> int:
     """Measures the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
-    warn_about_cores(config)
     own = (config.actor_precision, "litert")
     arms = dict.fromkeys((*parts.ARMS, own))
     with energy.meter(config) as meter, terminal.progress(PLAN_STAGES) as progress:
         measured = parts.measure(config, tuple(arms), say=lambda label: progress(label, int(label != "environment")))
+    warn_about_cores(config)
     setting = plan.Setting.of(config, measured)
     rows = plan.predict(measured, setting)
     document = schema.document(

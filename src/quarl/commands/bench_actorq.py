@@ -34,7 +34,6 @@ def run(config: BenchActorQConfig) -> None:
     """Measures what is missing, within the time, and shows everything that is there."""
     protocol = None if config.protocol is None else read(config.protocol)
     with energy.meter(config) as meter:
-        config.output.mkdir(parents=True, exist_ok=True)
         cells = Cells(config.output, config.minutes, terminal.note, meter)
         rows, tables, figures = _measure(config, protocol, cells)
     _show(config, rows, tables, figures, meter.cost)

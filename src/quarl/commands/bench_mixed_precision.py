@@ -22,7 +22,6 @@ def run(config: MixedPrecisionConfig) -> None:
     """Measures what is missing, within the time, and shows everything that is there."""
     resolve(config.env, trusted=True)  # a typo leaves no folder behind
     with energy.meter(config) as meter:
-        config.output.mkdir(parents=True, exist_ok=True)
         cells = Cells(config.output, config.minutes, terminal.note, meter)
         found = updates(config, cells) if config.what == "updates" else learning(config, cells)
     document = schema.document(

@@ -10,6 +10,7 @@ from typing import Any
 from quarl import __version__
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig
+from quarl.config.base import make_folder
 from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALLED
 from quarl.report import schema
@@ -43,7 +44,7 @@ def _run(config: StudyRunConfig) -> int:
     chosen = _chosen(config, cells)
     if config.dry_run:
         return _dry(config, study, chosen)
-    config.output.mkdir(parents=True, exist_ok=True)
+    make_folder(config.output)
     with ExitStack() as stack:
         stack.enter_context(locked(config.output))
         store = stack.enter_context(Store(config.output, create=True))

@@ -22,7 +22,6 @@ def run(config: SweepConfig) -> None:
     where trainings failed."""
     bits.check(config)
     with energy.meter(config) as meter:
-        config.output.mkdir(parents=True, exist_ok=True)
         cells = Cells(config.output, config.minutes, terminal.note, meter)
         with locked(config.output), terminal.progress(bits.num_cells(config)) as progress:
             played = bits.sweep(config, cells, progress)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quarl import energy
 from quarl.config import Config
+from quarl.config.base import STDOUT, is_kept
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Row
@@ -59,9 +62,18 @@ def finish(config: Config, document: schema.Document) -> None:
     if "energy" in document:
         say(energy.sentence(document["energy"]))
     if config.json is not None:
-        write_bytes(schema.to_text(document).encode(), config.json)
+        _hand_over(schema.to_text(document).encode(), config.json)
         say(f"rows: {config.json}")
     say(f"repeat: {config.command_line()}")
+
+
+def _hand_over(rows: bytes, file: Path) -> None:
+    """Writes the rows: to the process's own stdout, into what is there and must stay, or as a new file in one step."""
+    if file in STDOUT or is_kept(file):
+        with open(os.dup(1) if file in STDOUT else file, "wb") as out:
+            out.write(rows)
+    else:
+        write_bytes(rows, file)
 
 
 def _stdout() -> Console:

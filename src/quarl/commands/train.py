@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from quarl import energy
@@ -28,7 +29,8 @@ def run(config: TrainConfig) -> int:
         )
         terminal.show("train", document["rows"], f"{row.algo} on {row.env_id}")
         terminal.say(*_sentences(session, row))
-        terminal.finish(config, document)
+        # of a resumed run these are its own options, not the words that resumed it
+        terminal.finish(dataclasses.replace(session.config, resume=False), document)
     return ended.exit_code
 
 

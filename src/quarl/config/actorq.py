@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import arg
 
-from quarl.config.base import Flag, MeteredConfig, Output, at_least_one, check_folder, hyperparameters
+from quarl.config.base import Flag, MeteredConfig, Output, at_least_one, check_device, check_folder, hyperparameters
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -117,6 +118,7 @@ class ActorQConfig(MeteredConfig):
             )
         if self.algo not in ALGORITHMS:
             raise UnsupportedError(f"unknown algorithm {self.algo!r}; use one of {', '.join(ALGORITHMS)}")
+        self._check_names()
         counts: tuple[str, ...] = (
             "n_timesteps",
             "actors",
@@ -137,6 +139,8 @@ class ActorQConfig(MeteredConfig):
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
         if self.samples_per_insert is not None and self.max_times_sampled is not None:
             raise QuarlError("--samples-per-insert and --max-times-sampled exclude each other: keep one")
+        if self.target is not None and not math.isfinite(self.target):
+            raise QuarlError(f"--target must be a finite number, got {self.target:g}")
         if not self.sigma >= 0:
             raise QuarlError(f"--sigma must not be negative, got {self.sigma:g}")
         if not self.env_timeout > 0:
@@ -144,6 +148,14 @@ class ActorQConfig(MeteredConfig):
         if self.min_actors > self.actors:
             raise QuarlError(f"--min-actors {self.min_actors} is more than --actors {self.actors}")
         check_folder(self.output)
+
+    def _check_names(self) -> None:
+        """Refuses names of nothing; but for the device they come from a study's file, which can say anything."""
+        for name, hint in get_type_hints(type(self)).items():
+            value, known = getattr(self, name), get_args(hint)
+            if get_origin(hint) is Literal and value not in known:
+                raise QuarlError(f"--{name.replace('_', '-')} is {str(value)[:60]!r}; use {' or '.join(known)}")
+        check_device(str(self.device))
 
     def _check_precision(self) -> None:
         spec = QuantSpec.parse(self.actor_precision)

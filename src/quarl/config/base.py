@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import shlex
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +36,12 @@ class Config:
     """Options that stand before the others, without their names."""
 
     json: JsonFile = None
-    """Also write the printed rows to this file."""
+    """Also write the printed rows to this file; - prints them, and all else on stderr."""
 
     def check(self) -> None:
         """Refuses values out of range and a --json that cannot be written, before anything is read or run."""
         file = self.json
-        if file is not None and (file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
+        if file is not None and file not in STDOUT and not _is_writable(file):
             raise QuarlError(f"cannot write --json {file}: name a file in a folder that exists and is writable")
         seed = getattr(self, "seed", None)
         if seed is not None and not 0 <= seed < SEEDS:
@@ -58,6 +60,8 @@ class Config:
         return shlex.join([*words, *options])
 
 
+STDOUT = (Path("-"), Path("/dev/stdout"))
+"""Names of --json that mean: print the rows as JSON, and everything else on stderr."""
 SEEDS = 2**32
 """Numbers that every generator takes as a seed."""
 METERED = ("energy", "energy_watts", "energy_country")
@@ -99,11 +103,43 @@ def at_least_one(**values: int) -> None:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
+def check_device(name: str) -> None:
+    """Refuses a device that PyTorch does not know by this name."""
+    if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|hpu|mtia)(:\d+)?", name):
+        raise QuarlError(f"--device is {name[:60]!r}; use auto, cpu, cuda or another of PyTorch's")
+
+
 def check_folder(folder: Path) -> None:
     """Refuses an output folder that cannot be written."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
+    if not _takes_files(nearest):
         raise QuarlError(f"cannot write to {folder}: choose a folder that exists or can be made")
+
+
+def make_folder(folder: Path) -> None:
+    """Makes an output folder where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QuarlError(f"cannot write to {folder}: {error.strerror}; choose another folder with -o") from None
+
+
+def is_kept(file: Path) -> bool:
+    """Whether what is there is written to and not replaced: a link, or no file, as a pipe or a device is none."""
+    return file.is_symlink() or (file.exists() and not file.is_file())
+
+
+def _is_writable(file: Path) -> bool:
+    return os.access(file, os.W_OK) and not file.is_dir() if is_kept(file) else _takes_files(file.parent)
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether files can be made there, found by trying: root's permissions do not say it of /proc."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def hyperparameters(params: tuple[str, ...], read: Callable[[str], Any] = literals.read) -> dict[str, Any]:

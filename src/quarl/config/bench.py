@@ -206,5 +206,5 @@ class BenchConfig:
             | Annotated[BenchActorQConfig, subcommand("actorq")]
             | Annotated[MixedPrecisionConfig, subcommand("mixed-precision")]
         ]
-    ] = LatencyConfig()
+    ]
     """What to measure."""

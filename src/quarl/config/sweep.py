@@ -72,13 +72,16 @@ class SweepConfig(MeteredConfig):
             raise QuarlError(f"unknown method {unknown[0]!r}; use {' and '.join(METHODS)}")
         if not 0 < self.margin < 100:
             raise QuarlError(f"--margin is a percentage between 0 and 100, got {self.margin:g}")
-        first: dict[str, str] = {}
+        if not self.minutes >= 0:
+            raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
+        named: dict[str, str] = {}
         for bits in self.bits:
-            other = first.setdefault(self.precision(bits), bits)
-            if other is not bits:
-                raise QuarlError(f"--bits {other} and {bits} are the same precision: name it once")
+            precision = self.precision(bits)
+            if precision in named:
+                raise QuarlError(f"--bits {named[precision]} and {bits} are the same precision: name it once")
+            named[precision] = bits
             self.spec(bits)
-            self.training(self.seed, bits, self.n_timesteps or 1, self.output).check()
+            self.training(self.seed, bits, self.n_timesteps, self.output).check()
         check_folder(self.output)
 
     def spec(self, bits: str) -> QuantSpec:
@@ -89,15 +92,15 @@ class SweepConfig(MeteredConfig):
         """w4a8."""
         return QatSpec.parse(bits).precision
 
-    def training(self, seed: int, bits: str | None, n_timesteps: int, folder: Path) -> TrainConfig:
-        """One training: for a precision, or in float32 where `bits` is None."""
+    def training(self, seed: int, bits: str | None, n_timesteps: int | None, folder: Path) -> TrainConfig:
+        """One training: for a precision, or in float32 where `bits` is None; n_timesteps: None until it is known."""
         return TrainConfig(
             algo=self.algo,
             env=self.env,
             n_timesteps=n_timesteps,
             params=self.params,
             trained_agent=self.trained_agent,
-            eval_freq=self.eval_freq or max(n_timesteps // 20, 1),
+            eval_freq=self.eval_freq or max((n_timesteps or 0) // 20, 1),
             save_freq=0,
             folder=folder,
             seed=seed,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from quarl import literals
-from quarl.config.base import Flag, MeteredConfig, at_least_one, check_folder, hyperparameters
+from quarl.config.base import Flag, MeteredConfig, at_least_one, check_device, check_folder, hyperparameters
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.training import QatSpec, Ranges
 
@@ -92,6 +92,7 @@ class TrainConfig(MeteredConfig):
         for name in ("eval_freq", "save_freq", "quant_delay"):
             if (getattr(self, name) or 0) < 0:
                 raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        check_device(self.device)
         self.written()
         self.spec()
         if self.n_timesteps is not None:

@@ -62,20 +62,21 @@ def _layer_norm(file: File, op: LayerNorm, x: str) -> str:
     return file.scaled(normal, gain, offset)
 
 
-def layer_norm_of_codes(file: File, op: LayerNorm, codes: str, grid: ActivationGrid) -> str:
-    """The same from int8 codes as float32 integers, in the reference engine's order of operations."""
+def layer_norm_of_codes(file: File, op: LayerNorm, integers: str, grid: ActivationGrid) -> str:
+    """The same from codes less their zero point as float32 integers, in the reference engine's order of operations."""
     share, epsilon = (file.number(float(number)) for number in norm_constants(op, grid))
 
     def mean_of(x: str) -> str:
         return file.node("Mul", file.node("ReduceSum", x, file.constant(np.array([-1])), keepdims=1), share)
 
-    mean = mean_of(codes)
-    variance = file.node("Sub", mean_of(file.node("Mul", codes, codes)), file.node("Mul", mean, mean))
+    near = file.node("Sub", integers, file.node("Round", mean_of(integers)))
+    mean = mean_of(near)
+    variance = file.node("Sub", mean_of(file.node("Mul", near, near)), file.node("Mul", mean, mean))
     spread = file.node("Add", variance, epsilon)
     root = file.node("Sqrt", spread)
     twice = file.node("Add", root, file.node("Div", spread, root))
     deviation = file.node("Mul", twice, file.number(0.5))
-    normal = file.node("Div", file.node("Sub", codes, mean), deviation)
+    normal = file.node("Div", file.node("Sub", near, mean), deviation)
     gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
     return file.scaled(normal, gain, offset)
 

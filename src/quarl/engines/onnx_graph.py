@@ -7,7 +7,6 @@ Every row is quantised on its own, so no result depends on the batch it came in.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from quarl.engines.onnx_file import File
 from quarl.engines.onnx_float import apply, layer_norm_of_codes
 from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
+from quarl.engines.sums import EXACT, check_int32, largest_sum, reach
 from quarl.engines.tflite_tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
@@ -41,10 +41,6 @@ Array = NDArray[Any]
 OUTPUT = "output"
 NIBBLE_SHIFT = 8
 """What SHIFT is to int8, for codes that take half a byte."""
-EXACT = 2**24
-"""Integers up to here are float32 numbers."""
-MAX_BIAS_STEPS = 2**30
-"""Half of what an int32 accumulator holds; the products have the other half."""
 
 
 def write(policy: QuantizedPolicy, batch: int | None = None) -> bytes:
@@ -82,10 +78,8 @@ def refuse(policy: QuantizedPolicy) -> None:
                 f"engine onnx runs weights without zero points only, layer {op.name!r} has them; "
                 "use a symmetric scheme or engine reference"
             )
-        if math.prod(op.weight.shape[1:]) * 255 * 128 > MAX_BIAS_STEPS:
-            raise UnsupportedError(
-                f"engine onnx adds in 32 bits, which layer {op.name!r} may overflow; use engine reference"
-            )
+        if spec.mode == "dynamic":
+            check_int32(op.name, op.weight.codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +140,12 @@ class _Translation:
         scale, zero_point = self.file.number(grid.scale), self.file.constant(np.uint8(grid.zero_point + SHIFT))
         return _Codes(self.file.node("QuantizeLinear", tensor, scale, zero_point), grid)
 
+    def counted(self, tensor: str, grid: ActivationGrid) -> str:
+        """The codes of a tensor on a grid of any bits, as float32 integers counted from the zero point."""
+        low, high = (self.file.number(end - grid.zero_point) for end in integer_range(grid.bits, symmetric=False))
+        steps = self.file.node("Div", tensor, self.file.number(grid.scale))
+        return self.file.node("Clip", self.file.node("Round", steps), low, high)
+
     def linear(self, op: Linear) -> str | _Codes:
         if not isinstance(op.weight, QuantizedTensor) or self.policy.spec.activation_bits is None:
             return self.float_linear(op)
@@ -194,10 +194,6 @@ class _Translation:
             sums = self.static_sums(op, weight, source, None)
             return self.affine(op, sums, scale.astype(np.float32))
         steps = np.rint(op.bias.astype(np.float64) / scale)
-        if np.abs(steps).max(initial=0) > MAX_BIAS_STEPS:
-            raise UnsupportedError(
-                f"the bias of layer {op.name!r} needs more than 32 bits beside its tiny weights; use mode dynamic"
-            )
         grid = self.policy.grids[op.name]
         ratio = _channels(op, (scale / np.float64(np.float32(grid.scale))).astype(np.float32))
         sums = self.static_sums(op, weight, source, steps)
@@ -208,6 +204,7 @@ class _Translation:
         """The exact accumulator, with a bias in steps of its scale, as float32."""
         if source.bits > 8:
             return self.wide_sums(op, weight, source, np.zeros(len(op.bias)) if steps is None else steps)
+        check_int32(op.name, weight.codes, reach(source), 0.0 if steps is None else steps)
         x = self.on_grid(op.inputs[0], source)
         padding = op.padding if isinstance(op, Conv2d) else (0, 0)
         zero_point = self.file.constant(np.uint8(source.zero_point + SHIFT))
@@ -219,13 +216,12 @@ class _Translation:
 
     def wide_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array) -> str:
         """The same of codes that no integer kernel takes: float32 sums of integers are exact below 2**24."""
-        low, high = (end - source.zero_point for end in integer_range(source.bits, symmetric=False))
-        reach = np.abs(weight.codes.astype(np.int64)).reshape(len(steps), -1).sum(axis=1) * max(-low, high)
-        if not isinstance(op, Dense) or (reach + np.abs(steps)).max() > EXACT:
-            raise UnsupportedError(f"layer {op.name!r} has too many inputs for {source.bits}-bit codes in engine onnx")
-        file = self.file
-        counted = file.node("Round", file.node("Div", self.real(op.inputs[0]), file.number(source.scale)))
-        centred = file.node("Clip", counted, file.number(low), file.number(high))
+        if not isinstance(op, Dense) or largest_sum(weight.codes, reach(source), steps) > EXACT:
+            raise UnsupportedError(
+                f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} leaves; "
+                "use engine reference"
+            )
+        file, centred = self.file, self.counted(self.real(op.inputs[0]), source)
         codes = file.cast(file.constant(weight.codes, f"{op.name}.weight"), np.float32)
         bias = file.constant(steps.astype(np.float32), f"{op.name}.steps")
         return file.node("Gemm", centred, codes, bias, transB=1)
@@ -256,18 +252,21 @@ class _Translation:
         if isinstance(first, _Codes) and isinstance(op, Flatten):
             return _Codes(self.file.node("Flatten", first.tensor), first.grid)
         grids = self.policy.grids
-        if isinstance(op, Activation) and op.inputs[0] in grids and op.name in grids and grids[op.name].bits == 8:
+        if isinstance(op, Activation) and op.inputs[0] in grids and op.name in grids:
+            grid = grids[op.name]
+            if grid.bits > 8:
+                return self.file.node("Mul", self.counted(self.float_value(op), grid), self.file.number(grid.scale))
             if isinstance(first, _Codes):
-                return self.tabled(op, first, grids[op.name])
-            return self.quantized(self.float_value(op), grids[op.name])
+                return self.tabled(op, first, grid)
+            return self.quantized(self.float_value(op), grid)
         return self.float_value(op)
 
     def float_value(self, op: Op) -> str:
         if isinstance(op, LayerNorm) and norms_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
             shifted = self.file.cast(self.on_grid(op.inputs[0], grid).tensor, np.float32)
-            codes = self.file.node("Sub", shifted, self.file.number(SHIFT))
-            return layer_norm_of_codes(self.file, op, codes, grid)
+            integers = self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
+            return layer_norm_of_codes(self.file, op, integers, grid)
         return apply(self.file, op, [self.real(name) for name in op.inputs])
 
     def tabled(self, op: Activation, x: _Codes, grid: ActivationGrid) -> _Codes:

@@ -31,7 +31,7 @@ from quarl.policy.operators import (
     as_float32,
     output_shape,
 )
-from quarl.quant.affine import QParams, dequantize, fake_quantize, quantize, quantize_rows, requantize
+from quarl.quant.affine import TINY, QParams, dequantize, fake_quantize, quantize, quantize_rows, requantize
 from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 MAX_EXACT_NORM = 1024
-"""Features over which a sum of squared int8 codes stays within float32's exact integers."""
+"""Features over which a sum of squared distances of int8 codes from their mean stays exact in float32."""
 
 
 def grid_qparams(grid: ActivationGrid) -> QParams:
@@ -89,7 +89,8 @@ class Reference:
     def _other(self, op: Op, inputs: list[Array]) -> Array:
         if isinstance(op, LayerNorm) and norms_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
-            return layer_norm_of_codes(op, quantize(inputs[0], grid_qparams(grid)), grid)
+            integers = quantize(inputs[0], grid_qparams(grid)) - np.float32(grid.zero_point)
+            return layer_norm_of_codes(op, integers, grid)
         value = apply(op, inputs)
         # Static mode: a function of codes is a table whose entries are codes again.
         on_codes = isinstance(op, Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids
@@ -177,29 +178,33 @@ def apply(op: Op, inputs: list[Array]) -> Array:
 
 
 def norms_codes(op: LayerNorm, grids: Mapping[str, ActivationGrid]) -> bool:
-    """Whether a LayerNorm works on int8 codes: their sums and sums of squares are then exact in float32."""
+    """Whether a LayerNorm works on int8 codes: sums of them and of their squares are then exact in float32."""
     grid = grids.get(op.inputs[0])
     return grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
 
 
 def norm_constants(op: LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
     """1 / n, and epsilon in squared steps of the grid: what a LayerNorm of codes needs besides gain and offset."""
-    return np.float32(1 / op.weight.size), np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
+    epsilon = np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
+    return np.float32(1 / op.weight.size), max(epsilon, np.float32(TINY))
 
 
-def layer_norm_of_codes(op: LayerNorm, codes: Array, grid: ActivationGrid) -> Array:
-    """LayerNorm of what `codes` (float32 integers) stand for; neither scale nor zero point matters to it.
+def layer_norm_of_codes(op: LayerNorm, integers: Array, grid: ActivationGrid) -> Array:
+    """LayerNorm of codes less their zero point, as float32 integers; their scale does not matter to it.
 
-    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in. Runtimes'
-    square roots differ by some units in the last place; one step of Newton's method makes them one.
+    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in. The squares
+    are of distances from an integer next to the mean: those from 0 would leave the variance of a row of large, nearly
+    equal numbers to the rounding of a difference, which can fall below 0. Runtimes' square roots differ by some units
+    in the last place; one step of Newton's method makes them one.
     """
     share, epsilon = norm_constants(op, grid)
-    mean = codes.sum(axis=-1, keepdims=True, dtype=np.float32) * share
-    second = np.square(codes).sum(axis=-1, keepdims=True, dtype=np.float32) * share
+    near = integers - (integers.sum(axis=-1, keepdims=True, dtype=np.float32) * share).round()
+    mean = near.sum(axis=-1, keepdims=True, dtype=np.float32) * share
+    second = np.square(near).sum(axis=-1, keepdims=True, dtype=np.float32) * share
     variance = second - mean * mean + epsilon
     root = np.sqrt(variance)
     deviation = (root + variance / root) * np.float32(0.5)
-    return np.asarray((codes - mean) / deviation * op.weight + op.bias)
+    return np.asarray((near - mean) / deviation * op.weight + op.bias)
 
 
 def unfold(op: Linear, x: Array) -> Array:

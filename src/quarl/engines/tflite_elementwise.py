@@ -15,6 +15,7 @@ from quarl.engines.reference import norm_constants
 from quarl.engines.tflite import Model, Operator
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize
+from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
 KERNELS = {
@@ -49,6 +50,13 @@ def quantized(model: Model, x: int, grid: ActivationGrid) -> int:
 def rounded(model: Model, steps: int, grid: ActivationGrid) -> int:
     """int8 codes of float32 steps of the grid: clamp(round(steps) + zero_point), ties to even."""
     return model.add(Operator.QUANTIZE, [steps], model.value(model.shape(steps), np.int8, grid.zero_point))
+
+
+def counted(model: Model, steps: int, grid: ActivationGrid) -> int:
+    """float32 steps of a grid of any bits as its codes, float32 integers counted from the zero point."""
+    low, high = (end - grid.zero_point for end in integer_range(grid.bits, symmetric=False))
+    within = clip(model, steps, low, high)
+    return model.add(Operator.ROUND, [within], model.value(model.shape(within)))
 
 
 def centred(model: Model, codes: int) -> int:
@@ -93,16 +101,20 @@ def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
 def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: ActivationGrid) -> int:
     """x normalised over its last axis, from its codes less their zero point as float32 integers."""
     share, epsilon = norm_constants(op, grid)
-    codes = each(model, Operator.ADD, integers, grid.zero_point)
-    mean = each(model, Operator.MUL, _reduced(model, Operator.SUM, codes), share)
-    squares = _reduced(model, Operator.SUM, binary(model, Operator.MUL, codes, codes))
-    second = each(model, Operator.MUL, squares, share)
+
+    def mean_of(x: int) -> int:
+        return each(model, Operator.MUL, _reduced(model, Operator.SUM, x), share)
+
+    middle = mean_of(integers)
+    whole = model.add(Operator.ROUND, [middle], model.value(model.shape(middle)))
+    near = binary(model, Operator.SUB, integers, whole)
+    mean, second = mean_of(near), mean_of(binary(model, Operator.MUL, near, near))
     variance = binary(model, Operator.SUB, second, binary(model, Operator.MUL, mean, mean))
     spread = each(model, Operator.ADD, variance, epsilon)
     root = model.add(Operator.SQRT, [spread], model.value(model.shape(spread)))
     twice = binary(model, Operator.ADD, root, binary(model, Operator.DIV, spread, root))
     deviation = each(model, Operator.MUL, twice, 0.5)
-    normalized = binary(model, Operator.DIV, binary(model, Operator.SUB, codes, mean), deviation)
+    normalized = binary(model, Operator.DIV, binary(model, Operator.SUB, near, mean), deviation)
     return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
 
 

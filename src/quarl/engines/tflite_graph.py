@@ -19,8 +19,8 @@ from quarl.engines.tflite_elementwise import (
     activation,
     binary,
     centred,
-    clip,
     concat,
+    counted,
     each,
     layer_norm,
     layer_norm_of_codes,
@@ -131,14 +131,12 @@ class Lowering:
     def wide_codes(self, name: str) -> int:
         """The codes of a value on a grid of more than 8 bits, as float32 integers."""
         grid, scaled = self.policy.grids[name], self.values[name].scaled
-        top = 2.0 ** (grid.bits - 1)
         if scaled is not None and math.frexp(grid.scale)[0] == 0.5:
             # Dividing by a power of two is exact, so that it can be part of the factor.
             steps = each(self.model, Operator.MUL, self.plain(scaled.inputs[0]), scaled.factor / np.float32(grid.scale))
         else:
             steps = each(self.model, Operator.DIV, self.plain(name), grid.scale)
-        within = clip(self.model, steps, -top, top - 1)
-        return self.model.add(Operator.ROUND, [within], self.model.value(self.model.shape(within)))
+        return counted(self.model, steps, grid)
 
     def _lower(self, op: Op) -> Value:
         match op:
@@ -213,9 +211,13 @@ class Lowering:
 
     def _activation(self, op: Activation) -> Value:
         source, target = self.values[op.inputs[0]], self.policy.grids.get(op.name)
-        if source.grid is None or target is None:
+        if source.grid is None or target is None or target.bits > 8:
             real = activation(self.model, op, self.real(op.inputs[0]))
             if target is None or op.inputs[0] not in self.policy.grids:
+                return Value(real=real, turned=source.turned)
+            if target.bits > 8:
+                integers = counted(self.model, each(self.model, Operator.DIV, real, target.scale), target)
+                real = each(self.model, Operator.MUL, integers, target.scale)
                 return Value(real=real, turned=source.turned)
             return Value(codes=quantized(self.model, real, target), grid=target, turned=source.turned)
         codes = self.codes(op.inputs[0])

@@ -11,6 +11,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
+from quarl.engines.sums import EXACT, INT32, check_int32, largest_sum, reach
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import binary, centred, rounded
 from quarl.errors import UnsupportedError
@@ -24,10 +25,6 @@ SMALLEST = np.finfo(np.float32).tiny
 """XNNPACK refuses denormal scales; this one rounds every accumulator to 0 as well."""
 LARGEST = 256.0
 """XNNPACK's bound on input_scale * weight_scale / output_scale."""
-MAX_BIAS = np.iinfo(np.int32).max // 2
-"""Leaves the accumulator the other half of int32."""
-EXACT = 2**24
-"""Integers up to here are float32 numbers, and so are their sums, in any order."""
 
 
 def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
@@ -43,7 +40,8 @@ def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
 def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
     """Codes times float32 inputs that the kernel quantises row by row: float32 out."""
     weight = _symmetric(op)
-    tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias)]
+    largest = check_int32(op.name, weight.codes)
+    tensors = [x, _integers(model, op, weight, weight.scale, largest), model.constant(op.bias)]
     return _apply(model, op, tensors, relu=relu)
 
 
@@ -59,12 +57,11 @@ def hidden(model: Model, op: Linear, x: int, source: ActivationGrid, target: Act
     if multiplier.max() >= LARGEST:
         return wide(model, op, centred(model, x), source, target, relu=relu)
     bias = np.rint(op.bias.astype(np.float64) / scale)
-    if np.abs(bias).max() > MAX_BIAS:
-        raise UnsupportedError(f"the bias of layer {op.name!r} needs more than 32 bits beside its tiny weights")
+    largest = check_int32(op.name, weight.codes, reach(source), bias)
     multiplier = np.maximum(multiplier, SMALLEST)
     tensors = [
         x,
-        _integers(model, op, weight, multiplier),
+        _integers(model, op, weight, multiplier, largest),
         model.constant(bias.astype(np.int32), multiplier),
     ]
     return _apply(model, op, tensors, relu=relu, zero_point=target.zero_point)
@@ -76,7 +73,7 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
     scale = _products(weight, source)
     bias = np.rint(op.bias.astype(np.float64) / scale)
     codes = _arrange(op, weight.codes)
-    if not _is_exact(codes, _magnitude(source), bias):
+    if largest_sum(codes, reach(source), bias) > EXACT:
         raise UnsupportedError(
             f"the integer sums of layer {op.name!r} leave 24 bits, as far as LiteRT's float kernels go"
         )
@@ -95,28 +92,16 @@ def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
     """
     weight = _symmetric(op)
     codes = _arrange(op, weight.codes)
-    parts, magnitude = [(codes, 1)], _magnitude(source)
-    if not _is_exact(codes, magnitude):
+    parts = [(codes, 1)]
+    if largest_sum(codes, reach(source)) > EXACT:
         high = ((codes.astype(np.int16) + 8) >> 4).astype(np.int8)
         parts = [(high, 16), ((codes - 16 * high.astype(np.int16)).astype(np.int8), 1)]
-        if not all(_is_exact(half, magnitude) for half, _ in parts):
+        if any(largest_sum(half, reach(source)) > EXACT for half, _ in parts):
             raise UnsupportedError(f"layer {op.name!r} has too many inputs for an exact static accumulator in LiteRT")
     sums = [_apply(model, op, [x, _as_floats(model, *part), -1], relu=False) for part in parts]
     total = sums[0] if len(sums) == 1 else binary(model, Operator.ADD, *sums)
     scaled = binary(model, Operator.MUL, total, model.constant(_products(weight, source).astype(np.float32)))
     return binary(model, Operator.ADD, scaled, model.constant(op.bias))
-
-
-def _magnitude(grid: ActivationGrid) -> int:
-    """The largest distance of a code from the zero point."""
-    half = int(2 ** (grid.bits - 1))
-    return max(half + grid.zero_point, half - 1 - grid.zero_point)
-
-
-def _is_exact(codes: Array, magnitude: int, bias: Array | float = 0.0) -> bool:
-    """True where no sum of bias and products with integers up to `magnitude` can leave 24 bits."""
-    rows = np.abs(codes.reshape(len(codes), -1), dtype=np.float32).sum(axis=1, dtype=np.float64)
-    return bool((rows * magnitude + np.abs(bias)).max() <= EXACT)
 
 
 def _as_floats(model: Model, codes: Array, factor: int = 1) -> int:
@@ -146,13 +131,14 @@ def _symmetric(op: Linear) -> QuantizedTensor:
     return weight
 
 
-def _integers(model: Model, op: Linear, weight: QuantizedTensor, scale: Array) -> int:
+def _integers(model: Model, op: Linear, weight: QuantizedTensor, scale: Array, largest: float) -> int:
     """The codes in the container whose kernels are fastest: 4 bits in dense layers where they fit, else 8.
 
-    int4 kernels read two columns at a time: an odd number of inputs is left to int8.
+    int4 kernels read two columns at a time: an odd number of inputs is left to int8. And they add 16 times what is to
+    be summed, of which no sum exceeds `largest`, in the same 32 bits.
     """
     codes = _arrange(op, weight.codes)
-    fits = weight.bits <= 4 and codes.min() >= -8 and codes.max() <= 7
+    fits = weight.bits <= 4 and codes.min() >= -8 and codes.max() <= 7 and 16 * largest <= INT32
     if isinstance(op, Dense) and fits and codes.shape[1] % 2 == 0:
         return model.nibbles(np.frombuffer(pack(codes, 4), np.uint8), codes.shape, scale)
     return model.constant(codes, scale)

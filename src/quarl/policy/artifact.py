@@ -110,8 +110,15 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
     else:
         with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock alone
             manifest["sha256"] = dict(zip(tensors, pool.map(_digest, tensors.values()), strict=True))
-    text = json.dumps(manifest, separators=(",", ":"))
+    text = json.dumps(manifest, separators=(",", ":"), default=_plain)
     return tensors, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers, as environments have them, as JSON's."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise QuarlError(f"cannot save {str(value)[:60]!r}: an artefact holds numbers, words and lists; keep to these")
 
 
 def _digest(array: Array) -> str:
@@ -261,7 +268,7 @@ def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
 
 def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> QuantizedTensor:
     shape = tuple(size(n) for n in entry["shape"])
-    count, bits, width = int(np.prod(shape, dtype=object)), size(entry["bits"]), size(entry["width"])
+    count, bits, width = int(np.prod(shape, dtype=object)), size(entry["bits"], 2, 32), size(entry["width"])
     packed, scale = tensors[key], reals(f"{key}.scale", tensors)
     if not 2 <= width <= 34 or packed.dtype != np.uint8 or packed.size != packed_size(count, width):
         raise QuarlError(f"the codes of {key!r} do not fit their shape {shape} at {width} bits")

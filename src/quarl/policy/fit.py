@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quarl.errors import QuarlError
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, as_float32
 from quarl.quant import affine
-from quarl.quant.affine import QParams, choose_qparams, quarl_2020
+from quarl.quant.affine import TINY, QParams, choose_qparams, quarl_2020
 from quarl.quant.observers import observer
 from quarl.quant.packing import storage_dtype
 from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
@@ -27,19 +27,22 @@ MAX_ROWS = 20_000
 ROWS_AT_ONCE = 64
 
 
-def fit(op: Linear, columns: Array, spec: QuantSpec) -> Linear:
-    """The layer with integer weights, rounded as the scheme says; columns are its inputs [N, K]."""
+def fit(op: Linear, columns: Array, spec: QuantSpec, least: Array | None = None) -> Linear:
+    """The layer with integer weights, rounded as the scheme says; columns are its inputs [N, K].
+
+    least: [out], scales that the weights' are not to fall short of.
+    """
     if spec.scheme.rounding == "nearest":
-        return nearest(op, spec)
+        return nearest(op, spec, least)
     stride = max(1, len(columns) // MAX_ROWS)
     h = second_moment(columns[::stride])
     weight = as_float32(op.weight).reshape(op.weight.shape[0], -1).astype(np.float64)
-    q = output_aware_qparams(weight, h, spec.weight_bits, SHRINKS)
+    q = _at_least(output_aware_qparams(weight, h, spec.weight_bits, SHRINKS), weight, least)
     return with_codes(op, gptq(weight, h, q), q, spec.weight_bits)
 
 
-def nearest(op: Linear, spec: QuantSpec) -> Linear:
-    """The layer with each weight at its nearest code, on the scheme's grid."""
+def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
+    """The layer with each weight at its nearest code, on the scheme's grid; least: as in `fit`."""
     weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
     scheme = spec.scheme
     if scheme.original:
@@ -50,9 +53,10 @@ def nearest(op: Linear, spec: QuantSpec) -> Linear:
         scale = np.array([step for _, step in pairs], np.float32)[:, None]
         return with_codes(op, codes, QParams(scale, np.zeros_like(scale), 0, 0), spec.weight_bits)
     watch = observer(scheme.observer, bits=spec.weight_bits, symmetric=scheme.symmetric)
-    watch.update(weight if scheme.per_channel else weight.reshape(1, -1))
+    rows = weight if scheme.per_channel else weight.reshape(1, -1)
+    watch.update(rows)
     low, high = (side[:, None] for side in watch.ranges())
-    q = choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric)
+    q = _at_least(choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric), rows, least)
     codes = np.empty(weight.shape, storage_dtype(q.qmin, q.qmax))
     # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
     wide = np.float64 if spec.weight_bits > 16 else np.float32
@@ -61,6 +65,16 @@ def nearest(op: Linear, spec: QuantSpec) -> Linear:
         of_some = _of_channels(q, some) if scheme.per_channel else q
         codes[some] = affine.quantize(weight[some].astype(wide, copy=False), of_some)
     return with_codes(op, codes, q, spec.weight_bits)
+
+
+def _at_least(q: QParams, rows: Array, least: Array | None) -> QParams:
+    """q with the scale of no row below what `least` has for it; one of zeros, whose scale nothing else decides, gets
+    the largest of these."""
+    if least is None or not least.any():
+        return q
+    alive = rows.any(axis=1)
+    wanted = np.where(alive, least.reshape(len(rows), -1).max(axis=1), least.max()).clip(min=TINY)
+    return replace(q, scale=np.maximum(np.where(alive, q.scale[:, 0], 0), wanted).astype(np.float32)[:, None])
 
 
 def _of_channels(q: QParams, some: slice) -> QParams:

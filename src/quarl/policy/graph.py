@@ -35,7 +35,7 @@ Array = NDArray[Any]
 LOG_STD_RANGE = (-20.0, 2.0)
 """Where Stable-Baselines3 clamps the log_std of a SAC actor."""
 MAX_NUMBERS = 2**27
-"""Of one value for one observation: 0.5 GB. A file can ask for more with a few bytes, and no policy needs it."""
+"""Of all values for one observation: 0.5 GB. A file can ask for more with a few bytes, and no policy needs it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,6 +166,7 @@ def _is_reduced(weight: Weight) -> bool:
 def shapes(policy: Policy) -> dict[str, Shape]:
     """Shape of every value, batch axis left out; refuses a graph whose operators do not fit together."""
     known: dict[str, Shape] = {OBSERVATION: policy.observation_shape}
+    total = 0
     for op in policy.ops:
         if op.name in known:
             raise QuarlError(f"two operators are called {op.name!r}")
@@ -173,8 +174,9 @@ def shapes(policy: Policy) -> dict[str, Shape]:
         if missing:
             raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which nothing before it makes")
         known[op.name] = output_shape(op, [known[name] for name in op.inputs])
-        if math.prod(known[op.name]) > MAX_NUMBERS or padded_size(op, known[op.inputs[0]]) > MAX_NUMBERS:
-            raise QuarlError(f"operator {op.name!r} makes more than {MAX_NUMBERS:,} numbers of one observation")
+        total += math.prod(known[op.name]) + padded_size(op, known[op.inputs[0]])
+        if total > MAX_NUMBERS:
+            raise QuarlError(f"up to operator {op.name!r}, one observation makes more than {MAX_NUMBERS:,} numbers")
     return known
 
 

@@ -6,6 +6,7 @@ One set of rules for calibration and for training, so that what is simulated in 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
-from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Linear, Op, Scale, as_float32
+from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Linear, Op, Scale
+from quarl.quant.affine import TINY
 from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
@@ -34,7 +36,7 @@ class GridRule:
     observation: what dense layers read of the observation; as many bits as their sums stay exact with.
     pixels: what layers read of images of bytes; the bytes themselves, whose step is `step`.
     input: another value that only layers' inputs need integers of.
-    layer: the output of a layer, shaped by the `function` behind it, if any.
+    layer: the output of a layer, shaped by the `function` that alone reads it, if any.
     function: what an activation function makes of integers.
     fixed: the same where the range of `function` is known.
     same: the grid of the value `source`.
@@ -53,7 +55,11 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
     """
     ops = {op.name: op for op in policy.ops}
     final = final_linear(policy)
-    function_of = {op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation)}
+    readers_of = Counter(name for op in policy.ops for name in op.inputs)
+    # one that others read as well, as a residual connection does, keeps what the function would drop
+    function_of = {
+        op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation) and readers_of[op.inputs[0]] == 1
+    }
     rules: dict[str, GridRule] = {}
     behind_layers: set[str] = set()
     for op in policy.ops:
@@ -141,28 +147,26 @@ def wide_bits(readers: Iterable[tuple[int, int]]) -> int:
     return min(WIDEST, 1 + math.floor(math.log2(EXACT / 2 / products)))
 
 
-def wide_grid(extent: float, bits: int, smallest: float = 0.0) -> ActivationGrid | None:
+def wide_grid(extent: float, bits: int) -> ActivationGrid | None:
     """The grid of an observation that reaches `extent`, with a factor of two in hand; None where 8 bits do as well.
 
     Its calibrated range is many times what decides near rest, and a static int8 grid leaves dead zones there. A dense
     layer over few features can take more bits at no loss of exactness: while K products and the bias stay below
-    2**24, float32 kernels compute the integer sum without rounding. The scale, at least `smallest`, is a power of two,
-    so that engines may merge it with the multiplication before it.
+    2**24, float32 kernels compute the integer sum without rounding. The scale is a power of two, so that engines may
+    merge it with the multiplication before it.
     """
     if bits <= 8 or not 0 < extent < np.inf:
         return None
-    scale = 2.0 ** math.ceil(math.log2(max(2 * extent / (2 ** (bits - 1) - 1), smallest)))
+    scale = 2.0 ** math.ceil(math.log2(max(2 * extent / (2 ** (bits - 1) - 1), TINY)))
     return None if extent / scale < KEPT_LEVELS else ActivationGrid(scale=scale, zero_point=0, bits=bits)
 
 
-def bias_step(readers: Iterable[Linear], qmax: int, shrink: float = 1.0) -> float:
-    """The smallest scale of a wide grid that leaves the biases of its readers exact.
+def least_scales(op: Linear, grid: ActivationGrid, bits: int) -> Array:
+    """float64 [out]: the scales of a layer's weights with which its bias leaves room in the integer sums.
 
-    shrink: the smallest share of a weight's extent that its scale may be chosen for.
+    A bias counts in steps of both scales, that of the inputs' `grid` and that of its row's weights. Beside tiny weights
+    it would take more than its half of what float32 sums exactly; half of that half is kept for bias correction. No
+    kernel sums weights of more than 8 `bits`: their bias may take as many bits more.
     """
-    smallest = 0.0
-    for op in readers:
-        weight = np.abs(as_float32(op.weight)).max(axis=1) * shrink / qmax
-        steps = 2 * np.abs(op.bias) / np.maximum(weight, np.finfo(np.float32).tiny) / (EXACT / 2)
-        smallest = max(smallest, float(steps.max()))
-    return smallest
+    steps: Array = np.abs(op.bias.astype(np.float64)) / (EXACT / 4 * 2.0 ** max(bits - 8, 0))
+    return steps / grid.scale

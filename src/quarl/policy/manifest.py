@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid
+from quarl.quant.affine import TINY
 
 Array = NDArray[Any]
 
@@ -24,7 +25,8 @@ def reals(key: str, tensors: Mapping[str, Array]) -> Array:
 
 def grid(scale: Any, zero_point: Any, bits: Any) -> ActivationGrid:
     """The grid of a value, if its numbers can be one."""
-    if not 2 <= size(bits) <= 16 or not 0 < number(scale) < 2**127 or not abs(number(zero_point)) <= 2 ** (bits - 1):
+    half = 2 ** (size(bits, 2, 16) - 1)
+    if not TINY <= number(scale) < 2**127 or not -half <= number(zero_point) < half:
         raise QuarlError("a value's grid is no scale, zero point and bits")
     return ActivationGrid(scale=float(np.float32(scale)), zero_point=int(zero_point), bits=bits)
 
@@ -36,10 +38,10 @@ def number(value: Any) -> float:
     return float(value)
 
 
-def size(value: Any, least: int = 1) -> int:
-    """The value, if it is an integer from `least` to 2**31 - 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise QuarlError(f"{value!r} is not a size")
+def size(value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+    """The value, if it is an integer from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise QuarlError(f"{str(value)[:60]!r} is not a size from {least} to {most}")
     return value
 
 

@@ -23,7 +23,7 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without code: of Python's tags, only the two that spell an OrderedDict and a tuple, both read as data."""
+    """YAML without code: of Python's tags, only those that spell an OrderedDict, a tuple and a name, read as data."""
 
     depth = 0
 
@@ -72,8 +72,16 @@ def _tuple(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
     return loader.construct_sequence(node, deep=True)
 
 
+def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
+    """!!python/name:torch.nn.modules.activation.ReLU '' as its text: nothing of that name is looked up."""
+    if not isinstance(node, yaml.ScalarNode) or node.value:
+        raise yaml.constructor.ConstructorError(None, None, f"the name {name} with a value", node.start_mark)
+    return name
+
+
 _Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _ordered_dict)
 _Loader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", _name)
 
 
 def read_yaml(path: Path, *, merging: bool = False) -> dict[str, Any]:
@@ -83,7 +91,7 @@ def read_yaml(path: Path, *, merging: bool = False) -> dict[str, Any]:
     """
     data = read_bytes(path, limit_bytes=YAML_BYTES)
     try:
-        # SafeLoaders with two more constructors, which make plain values
+        # SafeLoaders with three more constructors, which make plain values
         document = yaml.load(data, Loader=_MergingLoader if merging else _Loader)
         _count(document, MAX_MERGED if merging else MAX_VALUES)
     except yaml.constructor.ConstructorError as error:

@@ -163,10 +163,11 @@ def _readers(policy: Policy) -> dict[str, list[str]]:
 
 
 def _ancestors(ops: Mapping[str, Op], name: str) -> Iterable[str]:
-    pending = [name]
+    pending, seen = [name], set[str]()
     while pending:
         name = pending.pop()
-        if name in ops:
+        if name in ops and name not in seen:
+            seen.add(name)
             yield name
             pending.extend(ops[name].inputs)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import pickletools
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,14 @@ MAX_NESTING = 4
 """Dicts in dicts that are searched: a checkpoint has its state dict in the first or second."""
 MAX_ENTRIES = 16 * MAX_MEMBERS
 """Entries that are looked at: a small file can name one dict many times, each time inside another."""
+_NAMES = re.compile(
+    r"collections OrderedDict"
+    r"|torch (Size|device|\w+Storage|bool|(u?int|float|bfloat|complex)\w+)"
+    r"|torch\.storage UntypedStorage"
+    r"|torch\._utils _rebuild_(parameter(_with_state)?|tensor(_v[23])?|sparse_tensor)"
+    r"|torch\.serialization _get_layout"
+)
+"""What state dicts name. PyTorch's own list is longer, and a call of bytearray makes gigabytes of one number."""
 
 
 def read_tensors(data: bytes, where: str) -> dict[str, Array]:
@@ -29,7 +39,7 @@ def read_tensors(data: bytes, where: str) -> dict[str, Array]:
     state = _load(data, where)
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise QuarlError(f"{where} holds a {type(state).__name__}, not the parameters of a policy by name")
-    return {name: _array(value, f"{where}: {name[:80]!r}") for name, value in state.items()}
+    return _arrays(state.items(), where)
 
 
 def read_nested(data: bytes, where: str) -> dict[str, Array]:
@@ -39,17 +49,29 @@ def read_nested(data: bytes, where: str) -> dict[str, Array]:
     state = _load(data, where)
     if not isinstance(state, dict):
         raise QuarlError(f"{where} holds a {type(state).__name__}, not parameters by name")
+    entries = _bounded(_entries(state, "", MAX_NESTING), where)
+    return _arrays(((name, value) for name, value in entries if isinstance(value, torch.Tensor)), where)
+
+
+def _arrays(entries: Iterable[tuple[str, Any]], where: str) -> dict[str, Array]:
+    """The tensors as arrays, bounded together: a file can name one tensor many times."""
     found: dict[str, Array] = {}
     total = 0
-    for count, (name, value) in enumerate(_entries(state, "", MAX_NESTING)):
+    for name, value in entries:
+        at = f"{where}: {name[:80]!r}"
+        _check(value, at)
+        total += value.numel() * value.element_size()
+        if len(found) >= MAX_MEMBERS or total > LIMIT_BYTES:
+            raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors or {LIMIT_BYTES:,} bytes of them")
+        found[name] = _array(value)
+    return found
+
+
+def _bounded(entries: Iterator[tuple[str, Any]], where: str) -> Iterator[tuple[str, Any]]:
+    for count, entry in enumerate(entries):
         if count >= MAX_ENTRIES:
             raise QuarlError(f"{where} has more than {MAX_ENTRIES:,} entries; save the parameters alone")
-        if isinstance(value, torch.Tensor):
-            total += value.numel() * value.element_size()  # a file can name one tensor many times
-            if len(found) >= MAX_MEMBERS or total > LIMIT_BYTES:
-                raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors or {LIMIT_BYTES:,} bytes of them")
-            found[name] = _array(value, f"{where}: {name[:80]!r}")
-    return found
+        yield entry
 
 
 def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[str, Any]]:
@@ -68,20 +90,29 @@ def _load(data: bytes, where: str) -> Any:
         raise UnsupportedError(
             f"{where} is no zip: it was saved by PyTorch older than 1.6 or is damaged; load it there and save it again"
         )
-    unpack(data, where)
+    members = unpack(data, where)
+    pickles = [members[name] for name in members if name.lower().endswith("data.pkl")]  # PyTorch takes any case
     import torch  # here, because readers of files without tensors need not wait for it
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # damaged files make it warn about protocols before it fails
         try:
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            unknown = [name for pickle in pickles for name in _names(pickle) if not _NAMES.fullmatch(name)]
+            if not unknown:
+                return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            cause = f"it names {unknown[0][:80].replace(' ', '.')}"
         except Exception as error:  # a damaged file reaches every kind: Unicode, Key, Type, Assertion, struct, ...
-            kind = type(error).__name__
-    raise QuarlError(f"{where} is not a file of tensors ({kind}); it is damaged or holds code, which is never run")
+            cause = type(error).__name__
+    raise QuarlError(f"{where} is not a file of tensors ({cause}); it is damaged or holds code, which is never run")
 
 
-def _array(value: Any, where: str) -> Array:
-    """The tensor's numbers. Its description comes from the file, so nothing is read before it is checked."""
+def _names(pickle: bytes) -> Iterator[str]:
+    """What the pickle names, as "module name"; GLOBAL is the only opcode for it that PyTorch's reader knows."""
+    return (str(argument) for opcode, argument, _ in pickletools.genops(pickle) if opcode.name == "GLOBAL")
+
+
+def _check(value: Any, where: str) -> None:
+    """Refuses all but dense tensors in memory that have the numbers they claim: descriptions come from the file."""
     import torch
 
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -92,6 +123,9 @@ def _array(value: Any, where: str) -> Array:
         raise QuarlError(f"{where} claims shape {tuple(value.shape)}, more numbers than the file holds")
     if value.is_complex():
         raise UnsupportedError(f"{where} holds complex numbers")
+
+
+def _array(value: Any) -> Array:
     value = value.detach()
     array = (value.float() if value.is_floating_point() else value).contiguous().numpy()
     return np.array(array)  # a copy: the file's memory is not kept alive by one small tensor

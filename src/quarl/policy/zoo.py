@@ -1,6 +1,7 @@
 """What RL Zoo folders say about an agent: where its zip is, its environment, wrappers and observation statistics.
 
-Layout: FOLDER/ALGO/ENV_1/ENV.zip with FOLDER/ALGO/ENV_1/ENV/{config.yml,args.yml,vecnormalize.pkl} beside it.
+Layout: FOLDER/ALGO/ENV_1/ENV.zip with FOLDER/ALGO/ENV_1/ENV/{config.yml,args.yml,vecnormalize.pkl} beside it. What was
+pushed to the hub without the zoo, or saved by hand, is a zip with vec_normalize.pkl or vecnormalize.pkl beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from quarl import literals
 from quarl.errors import QuarlError
+from quarl.policy import hub
 from quarl.policy.actor import LAYOUTS, ON_POLICY
 from quarl.policy.normalizer import read_running, read_vecnormalize
 from quarl.policy.operators import Normalize
@@ -21,6 +23,8 @@ from quarl.policy.plain_yaml import read_yaml
 
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
+BESIDE = (*hub.BESIDE, "obs_rms.pkl")
+"""Files beside an agent on which its actions may depend; one of them makes a folder one of settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +75,22 @@ def find_in_run(run: Path) -> Path:
         if (run / name).is_file():
             return run / name
     zips = [path.name for path in _entries(run) if path.suffix == ".zip"]
-    raise QuarlError(f"{run} has neither {env}.zip nor best_model.zip; name one of its files: {_listed(zips)}")
+    others = f"name one of its files: {_listed(zips)}" if zips else f"agents in it are named by ALGO ENV -f {run}"
+    raise QuarlError(f"{run} has neither {env}.zip nor best_model.zip; {others}")
 
 
 def read_settings(model: Path) -> Settings:
-    """What lies beside the zip `model` in the zoo's layout; empty settings where nothing does."""
+    """What lies beside the zip `model` in the zoo's layout, or statistics alone; empty settings where nothing does."""
     stats = settings_folder(model)
     if stats is None:
-        stem = re.sub(rf"^({'|'.join(LAYOUTS)})-", "", model.stem)  # of the hub's ALGO-ENV.zip without its settings
-        return Settings(env_id=stem if re.search(r"-v[0-9]+$", stem) else "")
+        named, path = _environment(model.stem), statistics_file(None, model)
+        return Settings(
+            env_id=named if re.search(r"-v[0-9]+$", named) else "",
+            normalize=read_vecnormalize(path) if path.is_file() else None,
+        )
     config = _document(stats / "config.yml")
     args = _document(stats / "args.yml")
-    named = stats.name if stats != model.parent else ""
+    named = _environment(stats.name) if stats != model.parent else ""
     return Settings(
         env_id=_text(args.get("env") or named, stats / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), stats / "args.yml", "env_kwargs"),
@@ -94,12 +102,14 @@ def read_settings(model: Path) -> Settings:
 def settings_folder(model: Path) -> Path | None:
     """The folder of config.yml, args.yml and vecnormalize.pkl beside the zip `model`; None where there is none.
 
-    In a repository of the Hugging Face hub they lie in the zip's own folder.
+    In a repository of the Hugging Face hub they lie in the zip's own folder, and a folder called after the zip holds
+    the zip unpacked.
     """
     if (model.parent / "config.yml").is_file() and (model.parent / "args.yml").is_file():
         return model.parent
     run = re.sub(r"_[0-9]+$", "", model.resolve().parent.name)
-    return next((model.parent / name for name in (model.stem, run) if (model.parent / name).is_dir()), None)
+    folders = (model.parent / name for name in (model.stem, run))
+    return next((folder for folder in folders if any((folder / name).is_file() for name in BESIDE)), None)
 
 
 def own_statistics(model: Path) -> Path:
@@ -107,14 +117,26 @@ def own_statistics(model: Path) -> Path:
     return model.with_name(f"{model.stem}_vecnormalize.pkl")
 
 
-def statistics_file(stats: Path, model: Path) -> Path:
+def statistics_file(stats: Path | None, model: Path) -> Path:
     """The file of the statistics that the zip `model` observed with, whether it is there or not.
 
-    Its own where it has some, for those of the settings folder are the newest agent's.
+    Its own where it has some, for those of the settings folder `stats` are the newest agent's. None: there is no such
+    folder, and what lies in the zip's is the zip's; among several agents nothing says which of them observed with it,
+    so that is refused: to go without statistics, or with another's, changes actions silently.
     """
-    pushed = stats / "vec_normalize.pkl"  # as it is called on the hub
-    found = (path for path in (own_statistics(model), pushed) if path.is_file())
-    return next(found, stats / "vecnormalize.pkl")
+    if own_statistics(model).is_file():
+        return own_statistics(model)
+    pushed = (stats or model.parent) / "vec_normalize.pkl"  # as it is called on the hub
+    found = pushed if pushed.is_file() else pushed.with_name("vecnormalize.pkl")
+    if stats is None and found.is_file():
+        agents = (path for path in _entries(model.parent) if path.suffix == model.suffix and path.is_file())
+        others = [path.name for path in agents if path.name not in (model.name, found.name, hub.METRICS)]
+        if others:
+            raise QuarlError(
+                f"{found} lies beside {_listed(others)} too, so whose it is is not known: call it "
+                f"{own_statistics(model).name}, or move {model.name} to a folder of its own"
+            )
+    return found
 
 
 def samples_actions(algo: str, env_id: str) -> bool:
@@ -123,6 +145,11 @@ def samples_actions(algo: str, env_id: str) -> bool:
     Never for value-based agents: there it means epsilon-greedy, which is no property of the network.
     """
     return LAYOUTS[algo] is ON_POLICY and bool(_SAMPLED.search(env_id))
+
+
+def _environment(name: str) -> str:
+    """The environment that a file or folder is called after, as ENV or, on the hub, ALGO-ENV."""
+    return re.sub(rf"^({'|'.join(LAYOUTS)})-", "", name)
 
 
 def _statistics(config: Mapping[str, Any], stats: Path, model: Path) -> Normalize | None:

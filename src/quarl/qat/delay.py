@@ -35,7 +35,7 @@ class QuantDelay(BaseCallback):
     def _on_training_start(self) -> None:
         if spec_of(self.model) is None:
             raise QuarlError("the model is not prepared for quantisation-aware training; call quarl.qat.prepare first")
-        self.next_follow, self.active = 0, is_active(self.model)
+        self.next_follow, self.active = _look(self.model.num_timesteps - 1), is_active(self.model)
         start, end = self.model.num_timesteps, self.model._total_timesteps
         if self.steps is None:
             self.steps = start + (end - start) // 2
@@ -54,7 +54,7 @@ class QuantDelay(BaseCallback):
         due = self.num_timesteps >= self.steps
         if not (due and not self.active) and self.num_timesteps < self.next_follow:
             return
-        self.next_follow = self.num_timesteps + FOLLOW_STEPS
+        self.next_follow = _look(self.num_timesteps)
         if follow(self.model, active=due):
             self.logger.record("qat/switched_at", self.num_timesteps)
         self.active = is_active(self.model)
@@ -66,3 +66,8 @@ class QuantDelay(BaseCallback):
     def _on_training_end(self) -> None:
         if not self.allow_inactive and not is_active(self.model):
             raise QuarlError(f"the run ended before step {self.steps:,}, from which on quantisation would have acted")
+
+
+def _look(after: int) -> int:
+    """The next look at ranges; by environment steps alone, so that a run in parts looks when a whole one does."""
+    return (after // FOLLOW_STEPS + 1) * FOLLOW_STEPS

@@ -2,7 +2,8 @@
 
 Forward it is `quant.affine.fake_quantize`; torch's fused kernels take several times as long as its few operators.
 Backward it is a straight-through estimator that clips: a gradient passes where the number lies on the grid's range and
-is zero beyond it (Jacob et al. 2018, section 3).
+is zero beyond it (Jacob et al. 2018, section 3). A ReLU behind a layer looks at the rounded number: there a positive
+one of less than half a step becomes 0, and has no gradient either.
 """
 
 from __future__ import annotations

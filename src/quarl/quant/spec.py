@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from quarl.errors import QuarlError
 
@@ -132,9 +132,21 @@ class QuantSpec:
             spec = cls(scheme=scheme, **fields)  # type: ignore[arg-type]
         except (TypeError, KeyError, AttributeError) as error:
             raise QuarlError(f"the manifest's quantisation spec is malformed: {error}") from None
-        if not isinstance(spec.weight_bits, int) or spec.float_type not in (None, *FLOAT_BITS):
-            raise QuarlError("the manifest's quantisation spec is malformed: wrong types")
+        for part in (spec, scheme):
+            for name, kind in get_type_hints(type(part)).items():
+                if not _is_a(value := getattr(part, name), kind):
+                    wrong = f"{name} cannot be {str(value)[:60]!r}"
+                    raise QuarlError(f"the manifest's quantisation spec is malformed: {wrong}")
         return spec
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a value is of an annotated type: a class, a literal or a union."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_args(kind):
+        return any(_is_a(value, one) for one in get_args(kind))
+    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 def integer_range(bits: int, *, symmetric: bool = True) -> tuple[int, int]:

@@ -16,10 +16,12 @@ from quarl.errors import QuarlError
 def staged(target: Path) -> Iterator[Path]:
     """An empty folder to fill, whose files move to `target` at the end; after an error `target` is as it was.
 
-    Raises QuarlError at once where `target` cannot be written, not after the work is done.
+    Raises QuarlError at once where `target` cannot be written, not after the work is done; where it has become so
+    meanwhile, the filled folder stays.
     """
-    if target.exists() and not target.is_dir():
-        raise QuarlError(f"cannot write into {target}: it is a file; choose another folder with -o")
+    if not target.is_dir() and (target.exists() or target.is_symlink()):
+        what = "a file" if target.exists() else "a link to nothing"
+        raise QuarlError(f"cannot write into {target}: it is {what}; choose another folder with -o")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         inside = target if target.is_dir() else target.parent
@@ -28,9 +30,13 @@ def staged(target: Path) -> Iterator[Path]:
         raise QuarlError(f"cannot write into {target}: {error.strerror}; choose another folder with -o") from None
     try:
         yield folder
-        _move(folder, target)
-    finally:
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    try:
+        _move(folder, target)
+    except OSError as error:
+        raise QuarlError(f"cannot write into {target}: {error.strerror}; the results are in {folder}") from None
 
 
 def _move(folder: Path, target: Path) -> None:
@@ -40,3 +46,4 @@ def _move(folder: Path, target: Path) -> None:
         return
     for path in sorted(folder.iterdir()):
         os.replace(path, target / path.name)
+    folder.rmdir()

@@ -71,6 +71,7 @@ class _Reader:
 
     def study(self, document: Mapping[str, Any], agents: Path | None, home: Path) -> Study:
         self.keys(document, KEYS, (), "a study")
+        self.plain(document, ())
         for key in ("policies", "methods"):
             if not isinstance(document.get(key), list) or not document[key]:
                 raise self.wrong((key,) if key in document else (), f"{key} is missing: a list of at least one")
@@ -118,6 +119,7 @@ class _Reader:
             raise self.wrong(at, "source is missing: train, zoo:FOLDER or hub:OWNER/REPOSITORY, or na: and a reason")
         options = self.mapping(entry, "actorq", at)
         self.keys(options, ACTORQ, (*at, "actorq"), "quarl actorq")
+        self.mapping(options, "params", (*at, "actorq"))
         return PolicyEntry(
             line=self.lines[at],
             algo=algo,
@@ -137,6 +139,7 @@ class _Reader:
             raise self.wrong(at, f"unknown method {str(found)[:60]!r}; use {', '.join(METHODS)}")
         method: str = entry["method"]
         self.keys(entry, ("method", *OF_METHOD[method]), at, method)
+        self.mapping(entry, "params", at)
         found = MethodEntry(
             line=self.lines[at],
             method=method,
@@ -169,6 +172,20 @@ class _Reader:
                 meant = did_you_mean(str(key), known) or f"; known: {', '.join(known[:12])}"
                 raise self.wrong((*at, key), f"unknown key {str(key)[:60]!r} of {what}{meant}")
 
+    def plain(self, found: Any, at: Where) -> None:
+        """Refuses what YAML can hold and no cell can be made of: dates, bytes, sets, infinities, keys but text."""
+        name = next((key for key in reversed(at) if isinstance(key, str)), "a study")
+        if isinstance(found, Mapping):
+            for key, value in found.items():
+                if not isinstance(key, str):
+                    raise self.wrong(at, f"{name} has the key {str(key)[:60]}; write it as text, in quotes")
+                self.plain(value, (*at, key))
+        elif isinstance(found, list):
+            for number, value in enumerate(found):
+                self.plain(value, (*at, number))
+        elif not isinstance(found, str | int | float | None) or (isinstance(found, float) and not math.isfinite(found)):
+            raise self.wrong(at, f"{name} is {str(found)[:60]!r}; write a number, text, a list or values by name")
+
     def text(self, found: Mapping[str, Any], key: str, at: Where, default: str | None = None) -> str:
         value = found.get(key, default)
         if not isinstance(value, str) or len(value) > 400 or (key not in ("about", "na") and not value.isprintable()):
@@ -178,6 +195,8 @@ class _Reader:
     def words(self, found: Mapping[str, Any], key: str, at: Where) -> tuple[str, ...]:
         """One word or number, or a list of them, as words; none where the key is missing."""
         value = found.get(key, [])
+        if key in found and value == []:
+            raise self.wrong((*at, key), f"{key} is an empty list; name at least one, or drop {key}")
         listed = value if isinstance(value, list) else [value]
         if not all(isinstance(one, str | int) and not isinstance(one, bool) for one in listed):
             raise self.wrong((*at, key), f"{key} must be a word or a list of words, got {str(value)[:60]!r}")
@@ -185,7 +204,7 @@ class _Reader:
 
     def mapping(self, found: Mapping[str, Any], key: str, at: Where) -> Mapping[str, Any]:
         value = found.get(key, {})
-        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        if not isinstance(value, Mapping):
             raise self.wrong((*at, key), f"{key} must be values by name, got {str(value)[:60]!r}")
         return value
 

@@ -33,7 +33,7 @@ class Home:
     """What a household begins with."""
 
     path: Path
-    """The agent's file, or hub:REPOSITORY."""
+    """The agent's file."""
     algo: str
     """What the file is said to hold; empty where nothing is said."""
     env_id: str

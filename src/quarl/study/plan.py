@@ -210,7 +210,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     entry = policy.entry
     options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
     options |= {**method.options, **entry.actorq}
-    options["params"] = {**entry.params, **_params(method.options), **_params(entry.actorq)}
+    options["params"] = {**entry.params, **method.options.get("params", {}), **entry.actorq.get("params", {})}
     for text in method.precisions:
         work = {
             "algo": entry.algo,
@@ -226,13 +226,6 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         except UnsupportedError as error:  # an algorithm that learns on-policy
             cell = _refused(cell, str(error).partition(": ")[2])
         yield cell
-
-
-def _params(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = options.get("params", {})
-    if not isinstance(found, Mapping):
-        raise QuarlError(f"params of actorq are values by name, got {str(found)[:60]!r}")
-    return found
 
 
 _METHODS: Mapping[str, Callable[[_Policy, MethodEntry], Iterator[Cell]]] = {

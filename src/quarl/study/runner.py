@@ -129,11 +129,12 @@ class Runner:
         )
 
     def _agent(self, cell: Cell) -> Path:
-        """The file of the cell's agent, or hub:REPOSITORY."""
+        """The file of the cell's agent."""
         if cell.needs:
             return self.folder / str(self.store.found(cell.needs)["agent"])
         assert cell.agent is not None
-        return cell.agent.path or Path(cell.agent.source)
+        assert cell.agent.path is not None
+        return cell.agent.path
 
     def _hear(self, event: Prepared | Ended) -> None:
         if isinstance(event, Ended):

@@ -18,8 +18,6 @@ from quarl.training import tuned
 TRAIN, ZOO, HUB = "train", "zoo", "hub"
 CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}
 """Other names that a zoo has for an algorithm's folder: Stable-Baselines 2 called its PPO so."""
-BESIDE = (*hub.BESIDE, "obs_rms.pkl")
-"""Files beside an agent on which its actions may depend."""
 STRETCHES, EVALUATIONS = 10, 20
 """Of a training, at most."""
 FEWEST_STEPS = 2000
@@ -33,9 +31,9 @@ class Agent:
     source: str
     """train, zoo:FOLDER or hub:REPOSITORY."""
     identity: Mapping[str, Any]
-    """What determines it, in plain values: the hash of its files, its repository, or its training."""
+    """What determines it, in plain values: the hash of its files, or its training."""
     path: Path | None = None
-    """None where it is yet to be trained or fetched."""
+    """None where it is yet to be trained."""
     algo: str
     """What its folder calls the algorithm."""
     n_timesteps: int | None
@@ -49,7 +47,8 @@ class Agent:
 def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | None:
     """The agent from the first source that has one; None where none has and the entry says what that means.
 
-    A repository of the hub is not asked for: that takes a network, and is left to the cells.
+    A repository of the hub is fetched here, so that all cells read one commit of it, wherever `main` moves. A hub that
+    is out of reach is a mistake and not a source less: no network decides which agent is measured.
     """
     missing: QuarlError | None = None
     for source in entry.sources:
@@ -58,7 +57,7 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
             recipe = training(entry, env_id, seed)
             return Agent(source=source, identity=recipe, algo=entry.algo, n_timesteps=recipe["n_timesteps"])
         if kind == HUB:
-            return Agent(source=source, identity={"hub": rest}, algo="", n_timesteps=entry.n_timesteps)
+            return _on_hub(study, entry, source, rest)
         try:
             return _in_zoo(study.agents / rest, entry, source)
         except QuarlError as error:
@@ -91,6 +90,14 @@ def lengths(n_timesteps: int) -> dict[str, int]:
     }
 
 
+def _on_hub(study: Study, entry: PolicyEntry, source: str, repository: str) -> Agent:
+    try:
+        path = hub.fetch(repository)
+        return Agent(source=source, identity=_identity(path), path=path, algo="", n_timesteps=_steps(entry, path))
+    except QuarlError as error:
+        raise QuarlError(f"{study.at(entry.line)}: {error}") from None
+
+
 def _in_zoo(folder: Path, entry: PolicyEntry, source: str) -> Agent:
     missing: QuarlError | None = None
     for name in CALLED.get(entry.algo, (entry.algo,)):
@@ -99,18 +106,22 @@ def _in_zoo(folder: Path, entry: PolicyEntry, source: str) -> Agent:
         except QuarlError as error:
             missing = missing or error
             continue
-        identity = {"sha256": digest(path), "format": path.suffix}
-        return Agent(source=source, identity=identity, path=path, algo=name, n_timesteps=_steps(entry, path))
+        return Agent(source=source, identity=_identity(path), path=path, algo=name, n_timesteps=_steps(entry, path))
     assert missing is not None
     raise missing
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    return {"sha256": digest(path), "format": path.suffix}
 
 
 def digest(path: Path) -> str:
     """Of the agent's file and what lies beside it."""
     total = hashlib.sha256(read_bytes(path))
     settings = zoo.settings_folder(path)
-    beside = [] if settings is None else [settings / name for name in BESIDE]
-    for file in (*beside, zoo.own_statistics(path)):
+    beside = [] if settings is None else [settings / name for name in zoo.BESIDE]
+    own = zoo.own_statistics(path) if settings is not None else zoo.statistics_file(None, path)
+    for file in (*beside, own):
         if file.is_file():
             total.update(file.name.encode() + hashlib.sha256(read_bytes(file)).digest())
     return total.hexdigest()

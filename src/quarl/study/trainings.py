@@ -38,7 +38,7 @@ class Training:
     folder: Path
     """The cell's own, in it."""
     start: Path | None
-    """The agent that is fine-tuned, or hub:REPOSITORY; None: from scratch."""
+    """The agent that is fine-tuned; None: from scratch."""
 
 
 def train(job: Training) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def train_quantised(job: Training) -> dict[str, Any]:
 
 def run_actorq(job: Training) -> dict[str, Any]:
     """A learner with quantised actors; what is played is the learner's policy, in float."""
-    from quarl.actorq.supervisor import Supervisor, checkpoints  # here: other trainings need no learner
+    from quarl.actorq.resume import checkpoints  # here: other trainings need no learner
+    from quarl.actorq.supervisor import Supervisor
 
     config = actorq_config(job.work, job.folder)
     if checkpoints(config):

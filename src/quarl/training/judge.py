@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from quarl.policy.zoo import samples_actions
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.training.hyperparameters import Recipe
-from quarl.training.run_folder import BEST, RunFolder
+from quarl.training.run_folder import RunFolder
 
 BATCH = 16
 """Episodes played side by side."""
@@ -35,31 +36,42 @@ BATCH = 16
 class Judge:
     """Evaluations of one run, in order."""
 
-    def __init__(self, config: TrainConfig, recipe: Recipe, folder: Callable[[], RunFolder]) -> None:
+    def __init__(
+        self, config: TrainConfig, recipe: Recipe, folder: Callable[[], RunFolder], say: Callable[[str], None]
+    ) -> None:
         """folder: asked for when there is something to write."""
-        self.config, self.recipe, self._folder = config, recipe, folder
+        self.config, self.recipe, self._folder, self._say = config, recipe, folder, say
         self.timesteps: list[int] = []
         self._returns: list[Any] = []
         self._lengths: list[Any] = []
         self.best: tuple[float, int] | None = None
-        """(mean return, environment steps) of the best agent so far."""
+        """(mean return, environment steps) of the best agent so far, which is the one in the folder."""
         self._best_quantised = False
 
     def resume(self, timesteps: int) -> None:
-        """Goes on behind the evaluations up to that step."""
+        """Goes on behind the evaluations up to that step; what was best after it is in the folder, and stays so."""
         found = [entry for entry in zip(*self._folder().read_evaluations(), strict=True) if entry[0] <= timesteps]
         self.timesteps, self._returns, self._lengths = [[entry[k] for entry in found] for k in range(3)]
-        delay = self.config.quant_delay
-        kept = delay is not None and (self._folder().path / f"{BEST}.quarl").is_file()
-        for step, returns, _ in found:
-            quantised = kept and delay is not None and step >= delay
-            self._improves(float(np.mean(returns)), step, quantised=quantised)
+        if (best := self._folder().read_best()) is not None:
+            mean, step, self._best_quantised = best
+            self.best = mean, step
 
-    def look(self, model: BaseAlgorithm) -> float:
-        """The mean return now; evaluations.npz and, where it is the best so far, best_model.zip are written."""
+    def look(self, model: BaseAlgorithm) -> float | None:
+        """The mean return now; evaluations.npz and, where it is the best so far, best_model.zip are written.
+
+        None where an environment raised and raised again: that costs the evaluation and not the run.
+        """
         with undisturbed(model):
             policy = self.acting(model)
-            played = self._play(policy, "development")
+            try:
+                played = self._play(policy, "development")
+            except Exception as error:  # whatever a simulator raises
+                reason, steps = " ".join(str(error).split()), model.num_timesteps
+                self._say(
+                    f"the evaluation after {steps:,} steps is left out ({type(error).__name__}: {reason}); "
+                    "training goes on"
+                )
+                return None
         self.timesteps.append(model.num_timesteps)
         self._returns.append(played.returns)
         self._lengths.append(played.lengths)
@@ -67,9 +79,7 @@ class Judge:
         folder.write_evaluations(self.timesteps, self._returns, self._lengths)
         ready = qat.is_ready(model)
         if self._improves(mean, model.num_timesteps, quantised=ready):
-            folder.write_agent(model, f"{BEST}.zip")
-            if ready:
-                folder.write_integers(policy, f"{BEST}.quarl")
+            folder.write_best(model, mean, policy if ready else None)
         return mean
 
     def _improves(self, mean: float, step: int, *, quantised: bool) -> bool:
@@ -120,8 +130,10 @@ class Judge:
         return replace(policy, provenance=home)
 
     def _play(self, policy: QuantizedPolicy, stream: Stream) -> Evaluation:
+        """The episodes; played once more, in new environments, where one raises."""
         episodes = self.config.eval_episodes
-        return evaluate(
+        play = partial(
+            evaluate,
             policy,
             episodes=episodes,
             seed=self.config.seed,
@@ -130,6 +142,10 @@ class Judge:
             batch=min(episodes, BATCH),
             stream=stream,
         )
+        try:
+            return play()
+        except Exception:  # whatever a simulator raises
+            return play()
 
 
 @contextlib.contextmanager

@@ -3,15 +3,13 @@
 logs/ppo/CartPole-v1_1/CartPole-v1.zip        the newest agent        best_model.zip    the best in evaluations
                       /CartPole-v1.quarl      in integers (QAT)       best_model_vecnormalize.pkl   its statistics
                       /CartPole-v1/config.yml, args.yml, vecnormalize.pkl
-                      /checkpoint-0000000620.safetensors              evaluations.npz   as EvalCallback writes it
-                      /command.txt
+                      /checkpoint-0000000620.safetensors              best_model.yml  when and how good it was
+                      /command.txt                                    evaluations.npz   as EvalCallback writes it
 """
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,9 @@ import numpy as np
 import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from quarl.algorithms import checkpoint, checkpoint_file
+from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
+from quarl.config.options import options_of, plain
 from quarl.errors import QuarlError
 from quarl.policy import artifact, zoo
 from quarl.policy.container import read_bytes
@@ -78,11 +77,10 @@ class RunFolder:
 
     def describe(self, config: TrainConfig, written: Mapping[str, Any], env_id: str) -> None:
         """Writes config.yml and args.yml."""
-        options = {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
         # env_kwargs: the zoo's scripts look for it here
-        args = {**options, "env": env_id, "log_folder": str(config.folder), "env_kwargs": None}
+        args = {**options_of(config), "env": env_id, "log_folder": str(config.folder), "env_kwargs": None}
         for name, values in (("config.yml", written), ("args.yml", args)):
-            text = yaml.safe_dump(_plain(dict(values)), sort_keys=True)
+            text = yaml.safe_dump(plain(dict(values)), sort_keys=True)
             artifact.write_bytes(text.encode(), self.settings / name)
 
     def write_command(self, config: TrainConfig) -> None:
@@ -103,13 +101,32 @@ class RunFolder:
         An agent of another name has statistics of its own, which move on no more while the run does.
         """
         path = checkpoint.export(self.path, model, name or self.agent.name, exclude=PATCHED)
-        wrapper = model.get_vec_normalize_env()
-        if wrapper is not None:
-            newest, data = self.settings / "vecnormalize.pkl", pickle.dumps(wrapper)
-            for statistics in [newest] if path == self.agent else [newest, zoo.own_statistics(path)]:
-                with checkpoint_file.replacing(statistics) as file:
-                    checkpoint_file.put(file, data)
+        newest = self.settings / "vecnormalize.pkl"
+        for statistics in [newest] if path == self.agent else [newest, zoo.own_statistics(path)]:
+            checkpoint.export_statistics(statistics, model)
         return path
+
+    def write_best(self, model: BaseAlgorithm, mean: float, integers: QuantizedPolicy | None) -> None:
+        """The best agent, and then which one it is: whoever is killed in between leaves one that nothing is said of."""
+        facts, quantised = self.path / f"{BEST}.yml", self.path / f"{BEST}.quarl"
+        facts.unlink(missing_ok=True)
+        quantised.unlink(missing_ok=True)
+        self.write_agent(model, f"{BEST}.zip")
+        if integers is not None:
+            self.write_integers(integers, quantised.name)
+        known = {"mean": mean, "timesteps": model.num_timesteps, "quantised": integers is not None}
+        artifact.write_bytes(yaml.safe_dump(known).encode(), facts)
+
+    def read_best(self) -> tuple[float, int, bool] | None:
+        """Mean return, environment steps and whether there are integers of what `write_best` wrote; None: not known."""
+        path = self.path / f"{BEST}.yml"
+        if not path.exists():
+            return None
+        found = read_yaml(path)
+        try:
+            return float(found["mean"]), int(found["timesteps"]), bool(found["quantised"])
+        except (KeyError, TypeError, ValueError):
+            raise QuarlError(f"{path} is malformed; remove the file to resume without it") from None
 
     def write_integers(self, policy: QuantizedPolicy, name: str | None = None) -> None:
         """The policy that quantisation-aware training was for."""
@@ -132,12 +149,3 @@ class RunFolder:
         except KeyError as error:
             raise QuarlError(f"{path} has no {error}; remove the file to resume without it") from None
         return steps.tolist(), list(returns), list(lengths)
-
-
-def _plain(value: Any) -> Any:
-    """The value in YAML's own types."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return str(value) if isinstance(value, Path) else value

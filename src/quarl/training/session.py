@@ -81,7 +81,7 @@ class Session:
                     qat.prepare(self.model, spec)
             learn_in(self.model, config)
             self.keeper = Keeper(self.model, self.folder, say)
-            self.judge = Judge(self.config, recipe, self.folder)
+            self.judge = Judge(self.config, recipe, self.folder, say)
             self.clock_before = self.keeper.resume(asked, config.seed) if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
             if config.resume:
@@ -156,6 +156,8 @@ class Session:
             raise
         except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
             if not_finite(model) is None:
+                steward.leave_rollout()
+                self.keeper.save(steward.clock_s)
                 raise
             raise diverged(model, self.keeper) from None
         finally:

@@ -91,12 +91,15 @@ class Steward(BaseCallback):
             self.shown = now
             self.show()
         if self.interrupts.number is not None:
-            # What this rollout has collected is left out, and played anew by whoever goes on; of an off-policy
-            # learner's all but this step is in replay.
-            on_policy = isinstance(self.model, OnPolicyAlgorithm)
-            self.model.num_timesteps = self.rollout_steps if on_policy else self.model.num_timesteps - self.model.n_envs
+            self.model.num_timesteps -= self.model.n_envs  # this step is not in replay yet
+            self.leave_rollout()
             raise Stopped
         return True
+
+    def leave_rollout(self) -> None:
+        """Leaves out what an on-policy learner's rollout has collected: whoever goes on plays it anew."""
+        if isinstance(self.model, OnPolicyAlgorithm):
+            self.model.num_timesteps = self.rollout_steps
 
     def show(self) -> None:
         """Moves the progress bar."""
@@ -115,7 +118,8 @@ class Steward(BaseCallback):
             self.paused_s += time.perf_counter() - start
 
     def _evaluate(self) -> None:
-        mean = self.judge.look(self.model)
+        if (mean := self.judge.look(self.model)) is None:
+            return
         self.label = f"training, return {mean:.1f}"
         self.logger.record("eval/mean_reward", mean)
 

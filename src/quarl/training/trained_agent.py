@@ -23,9 +23,10 @@ from quarl.errors import QuarlError
 from quarl.literals import Name, read, spell
 from quarl.policy import hub, sb3, zoo
 from quarl.policy.actor import FUNCTIONS, TRAINED_RANGES
-from quarl.policy.container import read_members
+from quarl.policy.container import read_bytes, read_members
 from quarl.policy.graph import Policy
 from quarl.policy.normalizer import read_statistics
+from quarl.policy.operators import Normalize
 from quarl.policy.plain_yaml import read_yaml
 from quarl.policy.weights import read_tensors
 
@@ -51,6 +52,8 @@ class TrainedAgent:
         path = hub.local(path)
         if path.is_dir():
             path = zoo.find_in_run(path)
+        if not read_bytes(path).startswith(b"PK"):
+            raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
         self.path = path
         self.policy: Policy = sb3.read_zip(path)
         data, state = sb3.contents(path)
@@ -70,6 +73,8 @@ class TrainedAgent:
             own = read_yaml(self.settings / "config.yml")
             adapted |= {name: own.get(name) for name in ENVIRONMENT}
             adapted["env_kwargs"] = dict(self.policy.provenance.env_kwargs) or None
+        elif any(isinstance(op, Normalize) for op in self.policy.ops):
+            adapted["normalize"] = adapted.get("normalize") or True
         elif adapted.get("normalize"):
             adapted["normalize"] = False
             say(f"no vecnormalize.pkl beside {self.path}: observations are not normalised")
@@ -153,8 +158,8 @@ class TrainedAgent:
                     own.copy_(torch.from_numpy(saved))
 
     def _give_statistics(self, wrapper: VecNormalize) -> None:
-        path = zoo.statistics_file(self.settings, self.path) if self.settings is not None else self.path
-        saved = read_statistics(path) if path != self.path and path.is_file() else {}
+        path = zoo.statistics_file(self.settings, self.path)
+        saved = read_statistics(path) if path.is_file() else {}
         for name, (mean, variance, count) in saved.items():
             statistics: Any = getattr(wrapper, name, None)
             if statistics is None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, printable
 from quarl.policy import artifact
 from quarl.policy.container import MAX_MEMBERS, read_bytes, read_members
 from quarl.policy.layers import LayerWeights
@@ -58,7 +59,10 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
 
 
 def checked(layers: Sequence[LayerWeights], path: Path) -> tuple[LayerWeights, ...]:
-    """The layers, if they can be looked at: some weights, not too many tensors, all numbers finite."""
+    """The layers, if they can be looked at: some weights, not too many tensors, all numbers finite.
+
+    Their names, which are the file's, become names that a terminal only shows.
+    """
     if not layers:
         raise QuarlError(f"{path} holds no weights of layers, that is, no matrices of real numbers")
     if len(layers) > MAX_MEMBERS:
@@ -69,7 +73,7 @@ def checked(layers: Sequence[LayerWeights], path: Path) -> tuple[LayerWeights, .
         for array in (as_float32(layer.weight), layer.bias):
             if array is not None and not np.isfinite(array).all():
                 raise QuarlError(f"{path}: layer {layer.name[:80]!r} holds NaN or infinity; nothing can be said of it")
-    return tuple(layers)
+    return tuple(replace(layer, name=printable(layer.name)) for layer in layers)
 
 
 def _is_artefact(path: Path) -> bool:

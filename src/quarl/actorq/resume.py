@@ -1,0 +1,62 @@
+"""A run that is gone on with: whether there is one, its own options, and those that may be others now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from quarl.config import ActorQConfig
+from quarl.config.base import METERED
+from quarl.config.options import completed, options_of
+from quarl.errors import QuarlError
+from quarl.policy.artifact import write_bytes
+from quarl.policy.plain_yaml import read_yaml
+
+NEW = ("output", "resume", "json", "plan", *METERED)
+"""Options that say which run it is and what to do with it."""
+LENGTHS = ("n_timesteps", "updates", "target", "eval_freq", "save_freq", "save_replay_buffer")
+CREW = ("actors", "min_actors", "max_staleness", "env_timeout", "learner_threads", "device", "track")
+FREE = (*LENGTHS, *CREW, "params")
+"""Options that may change; the run's where they are not given."""
+
+
+def checkpoints(config: ActorQConfig) -> list[str]:
+    """Names of those that the output folder holds, oldest first."""
+    return sorted(path.name for path in config.output.glob("checkpoint-*"))
+
+
+def new_run(config: ActorQConfig) -> None:
+    """Refuses a folder that holds a run already: weeks of training are not overwritten by a typo."""
+    found = checkpoints(config)
+    if found and not config.resume:
+        raise QuarlError(f"{config.output} holds a run ({found[-1]}): go on with --resume, or name another folder")
+    if config.resume and not config.output.is_dir():
+        raise QuarlError(f"no checkpoint in {config.output}, which does not exist; start without --resume")
+
+
+def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
+    """The options of the run: those given, completed by its own where it goes on."""
+    if config.resume and not checkpoints(config):
+        say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
+        config = replace(config, resume=False)
+    where = _where(config)
+    if config.resume and where.is_file():
+        given, run = config.params, completed(replace(config, params=()), read_yaml(where), where, new=NEW, free=FREE)
+        words = {word.partition(":")[0]: word for word in (*run.params, *given)}
+        say(f"going on to {run.n_timesteps:,} environment steps, with the options in {where}")
+        return replace(run, params=tuple(words.values()))
+    if config.resume:
+        say(f"{where} is missing: the run goes on with the options given here")
+    return replace(config, quant_delay=config.delay())  # a longer run does not move it
+
+
+def write_options(config: ActorQConfig) -> None:
+    """What `begun` reads."""
+    write_bytes(yaml.safe_dump(options_of(config), sort_keys=True).encode(), _where(config))
+
+
+def _where(config: ActorQConfig) -> Path:
+    return config.output / "args.yml"

@@ -1,0 +1,64 @@
+"""A run's options in a file beside it, and those of a run that is gone on with: its own, but for what may change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quarl.config.base import Config
+from quarl.errors import QuarlError
+
+C = TypeVar("C", bound=Config)
+
+
+def plain(value: Any) -> Any:
+    """The value in YAML's own types."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """The options by their names, in YAML's own types."""
+    return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def completed(
+    config: C,
+    saved: Mapping[str, Any],
+    where: Path,
+    *,
+    new: Collection[str],
+    free: Collection[str],
+    compared_later: Collection[str] = (),
+) -> C:
+    """`config` completed by the run's options `saved`; QuarlError where they contradict each other.
+
+    where: the file of these. new: options that are those of `config`, given or not. free: those that may be others now.
+    An option counts as given where it is not the default.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        name, here = field.name, getattr(config, field.name)
+        given = here != field.default
+        if name in new or (name in free and given):
+            found[name] = here
+            continue
+        if name not in saved and name not in free:
+            raise QuarlError(f"{where} does not say {name}; it is no run of quarl {config.verb}")
+        value = saved.get(name, field.default)
+        found[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
+        if given and name not in compared_later and here != found[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise QuarlError(f"{flag} is {here} here and {found[name]} in {where}; resume without it")
+    options = type(config)(**found)
+    try:
+        # it was not resumed when it began, perhaps from a file
+        type(config)(**found | {"resume": False}).check()
+    except (TypeError, AttributeError, ValueError) as error:
+        raise QuarlError(f"{where} is malformed: {str(error)[:100]}") from None
+    return options

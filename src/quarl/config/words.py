@@ -1,0 +1,103 @@
+"""From the words of a command to its configuration; words that no verb knows are one line, as every mistake is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+from collections.abc import Sequence
+from itertools import dropwhile, takewhile
+from types import NoneType
+from typing import Annotated, Any, Union, get_args
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from quarl.config import VERBS, BenchConfig, Config, StudyConfig
+from quarl.errors import QuarlError, did_you_mean
+
+DESCRIPTION = """What low precision costs and gains in reinforcement learning.
+
+quarl --version prints the version."""
+NUMBERS = ConstructorRegistry()
+"""How words become numbers."""
+
+
+def parse(words: Sequence[str]) -> Config:
+    """The configuration of the verb that `words` name; --help ends the program."""
+    known = [verb.verb.split()[0] for verb in VERBS]
+    if words and words[0] not in known and not words[0].startswith("-"):
+        raise QuarlError(f"unknown verb {words[0]!r}{did_you_mean(words[0], known)} (known: {', '.join(known)})")
+    verbs = tuple(Annotated[verb, tyro.conf.subcommand(name)] for verb, name in zip(VERBS, known, strict=True))
+    one_of: Any = Union[verbs]  # noqa: UP007  # made of a tuple, which `|` cannot take
+    help_ = " ".join(["see quarl", *(word for word in words[:1] if word in known), "--help"])
+    said = io.StringIO()
+    try:
+        with NUMBERS, contextlib.redirect_stderr(said):
+            found, left = tyro.cli(one_of, prog="quarl", description=DESCRIPTION, args=words, return_unknown_args=True)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise QuarlError(f"{_sentence(said.getvalue())}; {help_}") from None
+    config: Config = found.chosen if isinstance(found, BenchConfig | StudyConfig) else found
+    if left:
+        raise QuarlError(f"{config.verb} {_unknown(config, left)}; {help_}")
+    return config
+
+
+def _sentence(box: str) -> str:
+    """What a box of tyro's says between its title and the first line without words; the rest is help."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│ ") for line in plain.splitlines()[1:]]
+    said = takewhile(_has_words, dropwhile(lambda line: not _has_words(line), lines))
+    return " ".join(said).removesuffix(".")
+
+
+def _has_words(line: str) -> bool:
+    return bool(line.strip("─-"))
+
+
+def _unknown(config: Config, left: Sequence[str]) -> str:
+    """What the first of the words is that were left over: an option, or else a value."""
+    word = next((word for word in left if word.startswith("-")), left[0])
+    if not word.startswith("-"):
+        return f"has no use for {word!r}"
+    option = word.partition("=")[0]
+    known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)]
+    if option in known:
+        return f"cannot take {word} where it stands"
+    return f"has no option {option}{did_you_mean(option, known).removesuffix('?')}"
+
+
+@NUMBERS.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    kinds = set(get_args(info.type) or (info.type,))
+    if kinds - {NoneType} not in ({int}, {float}):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT" if int in kinds else "FLOAT",
+        instance_from_str=lambda words: _count(words[0]) if int in kinds else _real(words[0]),
+        is_instance=lambda value: isinstance(value, tuple(kinds)),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _count(word: str) -> int:
+    """1e5 is a count too."""
+    for read in (int, float):
+        try:
+            number = read(word)
+        except ValueError:
+            continue
+        if float(number).is_integer():
+            return int(number)
+    raise ValueError(f"{word!r} is no whole number")
+
+
+def _real(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is no number") from None
