@@ -136,6 +136,14 @@ def evaluate(
     )
 
 
+def once_more(play: Callable[[], Evaluation]) -> Evaluation:
+    """What `play` evaluates; it is called again, and makes new environments, where one raised."""
+    try:
+        return play()
+    except Exception:  # whatever a simulator raises
+        return play()
+
+
 def record_observations(
     policy: Policy,
     engine: Engine,

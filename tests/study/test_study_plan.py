@@ -156,19 +156,12 @@ def test_a_key_changes_with_everything_that_a_result_depends_on(study_file: Writ
     assert plan(file.read(str(path), tmp_path))[1].key == cells(path)[1].key  # where it lies does not matter
 
 
-def test_an_agent_is_its_own_statistics_too(tmp_path: Path):
-    agent = tmp_path / "best_model.zip"
-    agent.write_bytes(b"agent")
-    alone = digest(agent)
-    (tmp_path / "best_model_vecnormalize.pkl").write_bytes(b"statistics")
-    assert digest(agent) != alone
-
-
-def test_statistics_beside_a_lone_zip_are_part_of_it(tmp_path: Path):
+@pytest.mark.parametrize("beside", ["ppo-Env-v0_vecnormalize.pkl", "vec_normalize.pkl"])
+def test_an_agent_is_its_own_statistics_too(tmp_path: Path, beside: str):
     agent = tmp_path / "ppo-Env-v0.zip"
     agent.write_bytes(b"agent")
     alone = digest(agent)
-    (tmp_path / "vec_normalize.pkl").write_bytes(b"statistics")
+    (tmp_path / beside).write_bytes(b"statistics")
     assert digest(agent) != alone
 
 

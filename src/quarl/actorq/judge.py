@@ -13,7 +13,7 @@ from quarl.actorq import wire
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.evaluate import evaluate
+from quarl.evaluate import evaluate, once_more
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
@@ -81,9 +81,5 @@ class Judge:
             batch=min(episodes, 16),
             stochastic=False,
         )
-        try:
-            played = play()
-        except Exception:  # whatever a simulator raises
-            played = play()
-        summary = stats.summary(played.returns, np.random.default_rng(0))
+        summary = stats.summary(once_more(play).returns, np.random.default_rng(0))
         return {name: summary.mean, f"{name}_low": summary.ci_low, f"{name}_high": summary.ci_high}

@@ -23,8 +23,6 @@ from quarl.algorithms.cpu import flushed
 GROW_AFTER = 2000
 """Updates without overflow, after which the scale doubles."""
 LEAST, MOST = 1.0, 2.0**24
-
-
 HEADS = ("action_net", "value_net")
 """Last layers of PPO and A2C: PPO compares log-probabilities that differ by less than bfloat16 tells apart, and with
 rounded ones learns nothing (CartPole: return 9 instead of 500)."""

@@ -174,9 +174,11 @@ class Crew:
         self._looked = now
         bounded = [(state, state.group) for state in self._running.values() if state.group != UNKNOWN]
         for home in self._homes.values():
-            states = [self._running[key] for key in home.keys] if home.ready else [home.state]
+            if not home.ready:
+                bounded.append((home.state, home.state.group))
             # while a cell has no process yet, what it takes is taken by its household
-            bounded += [(one, home.state.group) for one in states if one is home.state or one.group == UNKNOWN]
+            waiting = (cell for key in home.keys if (cell := self._running[key]).group == UNKNOWN)
+            bounded += [(cell, home.state.group) for cell in waiting]
         sizes = memory_mb({group for _, group in bounded})
         for state, group in bounded:
             state.peak_mb = max(state.peak_mb, sizes[group])

@@ -20,7 +20,7 @@ from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.config import TrainConfig
 from quarl.envs import resolve
 from quarl.envs.seeds import Stream
-from quarl.evaluate import Evaluation, evaluate
+from quarl.evaluate import Evaluation, evaluate, once_more
 from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.zoo import samples_actions
@@ -142,10 +142,7 @@ class Judge:
             batch=min(episodes, BATCH),
             stream=stream,
         )
-        try:
-            return play()
-        except Exception:  # whatever a simulator raises
-            return play()
+        return once_more(play)
 
 
 @contextlib.contextmanager
