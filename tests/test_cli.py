@@ -83,6 +83,11 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"quarl {__version__}\n"
 
 
+def test_the_package_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "quarl", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"quarl {__version__}\n"
+
+
 @pytest.mark.parametrize(
     "verb",
     [

@@ -43,7 +43,7 @@ def elsewhere(tmp_path, monkeypatch):
         ("-n 0", "--n-timesteps must be at least 1"),
         ("--n-envs 0", "--n-envs must be at least 1"),
         ("--eval-episodes 0", "--eval-episodes must be at least 1"),
-        ("--eval-freq -1", "--eval-freq must not be negative"),
+        ("--eval-freq -1", "--eval-freq must not be negative, got -1; 0 switches it off"),
         ("--seed -1", "--seed must be between 0 and 2**32 - 1"),
         ("--params lr", "'lr' is not NAME:VALUE"),
         ("--params lr:open('x')", "is not NAME:VALUE"),

@@ -9,7 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 from tyro.conf import arg
 
-from quarl.config.base import Flag, MeteredConfig, Output, at_least_one, check_device, check_folder, hyperparameters
+from quarl.config.base import (
+    Flag,
+    MeteredConfig,
+    Output,
+    at_least_one,
+    check_device,
+    check_folder,
+    hyperparameters,
+    zero_is_off,
+)
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -133,8 +142,7 @@ class ActorQConfig(MeteredConfig):
         self._check_precision()
         self.hidden()
         self.hyperparameters()
-        if self.eval_freq < 0:
-            raise QuarlError(f"--eval-freq must not be negative, got {self.eval_freq}")
+        zero_is_off(eval_freq=self.eval_freq)
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
         if self.samples_per_insert is not None and self.max_times_sampled is not None:

@@ -103,6 +103,13 @@ def at_least_one(**values: int) -> None:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
+def zero_is_off(**values: int | None) -> None:
+    """Refuses negative counts of what is done now and then, the zoo's way to switch it off."""
+    for name, value in values.items():
+        if value is not None and value < 0:
+            raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {value}; 0 switches it off")
+
+
 def check_device(name: str) -> None:
     """Refuses a device that PyTorch does not know by this name."""
     if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|hpu|mtia)(:\d+)?", name):

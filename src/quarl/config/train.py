@@ -9,7 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from quarl import literals
-from quarl.config.base import Flag, MeteredConfig, at_least_one, check_device, check_folder, hyperparameters
+from quarl.config.base import (
+    Flag,
+    MeteredConfig,
+    at_least_one,
+    check_device,
+    check_folder,
+    hyperparameters,
+    zero_is_off,
+)
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.training import QatSpec, Ranges
 
@@ -89,9 +97,9 @@ class TrainConfig(MeteredConfig):
             raise UnsupportedError(unknown_algorithm(self.algo))
         optional = {name: getattr(self, name) for name in ("n_timesteps", "n_envs", "threads")}
         at_least_one(eval_episodes=self.eval_episodes, **{n: v for n, v in optional.items() if v is not None})
-        for name in ("eval_freq", "save_freq", "quant_delay"):
-            if (getattr(self, name) or 0) < 0:
-                raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        zero_is_off(eval_freq=self.eval_freq, save_freq=self.save_freq)
+        if self.quant_delay is not None and self.quant_delay < 0:
+            raise QuarlError(f"--quant-delay must not be negative, got {self.quant_delay}")
         check_device(self.device)
         self.written()
         self.spec()
