@@ -15,7 +15,7 @@ from quarl.config import SweepConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
 from quarl.report import schema
-from quarl.study import bits
+from quarl.study import bits, bits_rows
 from quarl.study.bits import Played
 from quarl.study.store import locked
 
@@ -142,7 +142,7 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
         played("qat", "4", 0, [99.0] * 5),
         played("qat", "4", 1, [199.0] * 5),
     ]
-    exact, ptq, qat = bits.summaries(config, found)
+    exact, ptq, qat = bits_rows.summaries(config, found)
     assert (exact.mean, exact.error_pct, exact.gain) == (150.0, 0.0, None)
     assert (ptq.mean, ptq.error_pct, ptq.error_low, ptq.error_high) == (75.0, 50.0, 50.0, 50.0)
     assert not ptq.noninferior
@@ -150,13 +150,13 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
     assert qat.gain == 74.0
     half = 12.7062 * 25  # Student's t of 1 degree of freedom, and the standard error of 49 and 99
     assert (qat.gain_low, qat.gain_high) == pytest.approx((74 - half, 74 + half), rel=1e-4)
-    assert [row.error_pct for row in bits.rows(config, found)] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
+    assert [row.error_pct for row in bits_rows.rows(config, found)] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
 
 
 def test_seeds_whose_fp32_agent_is_missing_have_no_rows(tmp_path: Path):
     config = SweepConfig(bits=("4",))
-    assert bits.rows(config, [played("qat", "4", 0, [1.0])]) == []
-    assert bits.summaries(config, [played("qat", "4", 0, [1.0])]) == []
+    assert bits_rows.rows(config, [played("qat", "4", 0, [1.0])]) == []
+    assert bits_rows.summaries(config, [played("qat", "4", 0, [1.0])]) == []
     assert bits.num_cells(config) == 6
     assert Cells(tmp_path, 1, print).missing == 0
 

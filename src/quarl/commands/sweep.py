@@ -13,7 +13,7 @@ from quarl.errors import QuarlError
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema, style
 from quarl.report.sweep_figure import return_against_bits
-from quarl.study import bits
+from quarl.study import bits, bits_rows
 from quarl.study.store import locked
 
 
@@ -36,8 +36,8 @@ def run(config: SweepConfig) -> None:
 
 def _show(config: SweepConfig, played: Sequence[bits.Played], meter: energy.Meter) -> None:
     about = partial(schema.document, algo=config.algo, env_id=bits.env_id(config), seed=config.seed)
-    rows = about("sweep", [row.to_json() for row in bits.rows(config, played)], energy=meter.cost)
-    summary = about("sweep summary", [row.to_json() for row in bits.summaries(config, played)])
+    rows = about("sweep", [row.to_json() for row in bits_rows.rows(config, played)], energy=meter.cost)
+    summary = about("sweep summary", [row.to_json() for row in bits_rows.summaries(config, played)])
     title = f"{config.algo} on {bits.env_id(config)}"
     for name, document in (("rows.json", rows), ("summary.json", summary)):
         write_bytes(schema.to_text(document).encode(), config.output / name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl import engines, stats
+from quarl import engines
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig
 from quarl.config.base import METERED
@@ -45,65 +45,6 @@ LOG = "sweep.log"
 BATCH = 16
 ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", *METERED)
 """Options of a training that a cell does not depend on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One method at one precision with one seed: the contract of `quarl sweep --json`."""
-
-    algo: str
-    env_id: str
-    method: str
-    """fp32, ptq or qat."""
-    precision: str
-    bits_weights: int
-    bits_activations: int
-    """32 where activations stay float."""
-    seed: int
-    episodes: int
-    mean: float
-    ci_low: float
-    """Ends of the 95 % bootstrap interval of the mean, over episodes."""
-    ci_high: float
-    error_pct: float
-    """Loss against the fp32 agent of the same seed, in percent of it."""
-    noninferior: bool
-    """Paired with that agent's episodes."""
-    measured: bool
-    """False where no kernel runs the precision and it was simulated."""
-    env_steps: int
-    minutes: float
-    """Of the training behind it."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """One method at one precision over all seeds, each seed's episodes paired with its own fp32 agent's."""
-
-    method: str
-    precision: str
-    bits_weights: int
-    bits_activations: int
-    seeds: int
-    mean: float
-    ci_low: float
-    """Ends of the 95 % interval over seeds and their episodes."""
-    ci_high: float
-    error_pct: float
-    error_low: float
-    error_high: float
-    noninferior: bool
-    """The upper end of the error's interval lies below the margin."""
-    gain: float | None
-    """Of qat over ptq in return; None elsewhere."""
-    gain_low: float | None
-    gain_high: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,74 +187,3 @@ def _played(config: SweepConfig, cell: Cell, seed: int) -> Iterator[Played]:
         spec = EXACT if one["bits"] == FP32 else config.spec(one["bits"])
         returns = np.asarray(one["returns"], np.float64)
         yield Played(one["method"], spec, seed, returns, one["measured"], cell["env_steps"], cell["minutes"])
-
-
-def rows(config: SweepConfig, played: Sequence[Played]) -> list[Row]:
-    """A row each, compared with the fp32 agent of its seed."""
-    exact = {one.seed: one.returns for one in played if one.method == FP32}
-    made = []
-    for one in (one for one in played if one.seed in exact):
-        rng = np.random.default_rng(one.seed)
-        summary = stats.summary(one.returns, rng)
-        made.append(
-            Row(
-                algo=config.algo,
-                env_id=env_id(config),
-                method=one.method,
-                precision=one.spec.precision,
-                bits_weights=one.spec.weight_bits,
-                bits_activations=one.spec.activation_bits or 32,
-                seed=one.seed,
-                episodes=summary.episodes,
-                mean=summary.mean,
-                ci_low=summary.ci_low,
-                ci_high=summary.ci_high,
-                error_pct=stats.error_pct(exact[one.seed], one.returns),
-                noninferior=stats.noninferior(exact[one.seed], one.returns, config.margin, rng).noninferior,
-                measured=one.measured,
-                env_steps=one.env_steps,
-                minutes=one.minutes,
-            )
-        )
-    return made
-
-
-def summaries(config: SweepConfig, played: Sequence[Played]) -> list[Summary]:
-    """Every method at every precision, over the seeds that are there."""
-    groups: dict[tuple[str, str], dict[int, Played]] = {}
-    for one in played:
-        groups.setdefault((one.method, one.spec.precision), {})[one.seed] = one
-    exact = groups.get((FP32, FP32), {})
-    made = []
-    for (method, precision), group in groups.items():
-        seeds = [seed for seed in group if seed in exact]
-        if not seeds:
-            continue
-        values = stats.over_seeds([group[seed].returns for seed in seeds], np.random.default_rng(0))
-        pairs = [(exact[seed].returns, group[seed].returns) for seed in seeds]
-        error = stats.error_over_seeds(pairs, np.random.default_rng(0))
-        gain = None
-        other = groups.get(("ptq", precision), {})
-        if method == "qat" and all(seed in other for seed in seeds):
-            gain = stats.over_seeds([group[s].returns - other[s].returns for s in seeds], np.random.default_rng(0))
-        spec = group[seeds[0]].spec
-        made.append(
-            Summary(
-                method=method,
-                precision=precision,
-                bits_weights=spec.weight_bits,
-                bits_activations=spec.activation_bits or 32,
-                seeds=len(seeds),
-                mean=values.point,
-                ci_low=values.low,
-                ci_high=values.high,
-                error_pct=error.point,
-                error_low=error.low,
-                error_high=error.high,
-                noninferior=stats.noninferior_over_seeds(pairs, config.margin, np.random.default_rng(0)),
-                gain=None if gain is None else gain.point,
-                gain_low=None if gain is None else gain.low,
-                gain_high=None if gain is None else gain.high,
-            )
-        )
-    return made
