@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+import atari_curves
 from quarl import stats
 from quarl.algorithms import checkpoint
 from quarl.cli import main as quarl
@@ -250,6 +251,7 @@ def main() -> None:
         finally:
             if "training" in agent.result:
                 show(agent.result)
+                atari_curves.draw(options.out, options.game)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""Learning curves of a game's agents in one figure.
+
+python benchmarks/atari_curves.py [--game Pong] [--out benchmarks/results/atari]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from quarl.report import style
+
+ALGORITHMS = ("dqn", "ppo", "a2c")
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+def draw(out: Path, game: str) -> Path | None:
+    """Draws what is in `out`, and says where; None where no agent of the game is."""
+    suffix = "" if game == "Pong" else f"-{game}"
+    files = {algo: out / f"{algo}{suffix}.json" for algo in ALGORITHMS}
+    found = {algo: json.loads(path.read_text())["training"] for algo, path in files.items() if path.exists()}
+    if not found:
+        return None
+    with style.look():
+        figure = style.figure(7.2, 3.2)
+        axes = figure.subplots()
+        for colour, (algo, training) in zip(style.SERIES, found.items(), strict=False):
+            steps = [point["steps"] / 1e6 for point in training["curve"]]
+            axes.plot(steps, [point["mean"] for point in training["curve"]], color=colour, label=label(algo, training))
+        axes.set_xscale("log")
+        axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+        axes.minorticks_off()
+        axes.set_xlabel("million environment steps")
+        axes.set_ylabel("points")
+        axes.set_title(f"{game} from pixels: running evaluations, one seed each")
+        axes.legend()
+    path = out / f"curves{suffix}.png"
+    style.save(figure, path)
+    return path
+
+
+def label(algo: str, training: dict[str, Any]) -> str:
+    """With the final agent's whole games."""
+    final = training["return"]
+    return f"{algo}: {final['mean']:.1f} [{final['ci_low']:.1f}, {final['ci_high']:.1f}] at the end"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--game", default="Pong", help="as in PongNoFrameskip-v4")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/atari"))
+    options = parser.parse_args()
+    path = draw(options.out, options.game)
+    print(f"figure: {path}" if path else f"no agents of {options.game} in {options.out}: run atari.py first")
+
+
+if __name__ == "__main__":
+    main()
