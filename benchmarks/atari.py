@@ -44,7 +44,8 @@ QAT_BITS = ("8", "4")
 RAINBOW = ("n_steps:3", "policy_kwargs:dict(optimizer_kwargs=dict(eps=0.00015, fused=True))")
 """DQN's returns over three steps and Adam's epsilon (Hessel et al. 2018, table 1). With RL Zoo's one step and 1e-8,
 96 % of the dense units were dead after 525,000 steps and every game lost by 21; before the first points gradients are
-tiny, of which Adam with a small epsilon makes full steps. fused: Adam in one pass over its 1.7 million weights, several times faster on a CPU.
+tiny, of which Adam with a small epsilon makes full steps. fused: Adam in one pass over its 1.7 million weights, several
+times faster on a CPU.
 """
 DQN_TRAINING = (*RAINBOW, "learning_starts:50000", "exploration_fraction:0.2")
 DQN_TUNING = (*RAINBOW, "learning_starts:10000", "buffer_size:50000")
