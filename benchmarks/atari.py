@@ -95,7 +95,7 @@ class Agent:
         self.dtype: str = options.learner_dtype
         self.folder: Path = options.agents
         self.threads: int | None = options.threads
-        self.path: Path = options.out / (f"{algo}.json" if game == "Pong" else f"{algo}-{game}.json")
+        self.path: Path = options.out / f"{atari_curves.named(algo, game)}.json"
         self.settings = Settings(
             episodes=options.episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=options.workers
         )

@@ -18,8 +18,7 @@ TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 def draw(out: Path, game: str) -> Path | None:
     """Draws what is in `out`, and says where; None where no agent of the game is."""
-    suffix = "" if game == "Pong" else f"-{game}"
-    files = {algo: out / f"{algo}{suffix}.json" for algo in ALGORITHMS}
+    files = {algo: out / f"{named(algo, game)}.json" for algo in ALGORITHMS}
     found = {algo: json.loads(path.read_text())["training"] for algo, path in files.items() if path.exists()}
     if not found:
         return None
@@ -36,9 +35,14 @@ def draw(out: Path, game: str) -> Path | None:
         axes.set_ylabel("points")
         axes.set_title(f"{game} from pixels: running evaluations, one seed each")
         axes.legend()
-    path = out / f"curves{suffix}.png"
+    path = out / f"{named('curves', game)}.png"
     style.save(figure, path)
     return path
+
+
+def named(what: str, game: str) -> str:
+    """Of a file without its suffix: Pong's go without the game."""
+    return what if game == "Pong" else f"{what}-{game}"
 
 
 def label(algo: str, training: dict[str, Any]) -> str:

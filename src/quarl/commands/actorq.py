@@ -16,10 +16,9 @@ from quarl.actorq.resume import new_run
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
-from quarl.envs import make
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema
-from quarl.training.environments import check_spaces
+from quarl.training.environments import check_environment
 
 PLAN_STAGES = 4
 
@@ -27,8 +26,7 @@ PLAN_STAGES = 4
 def run(config: ActorQConfig) -> int:
     """Trains to the end, or only plans; returns the exit code."""
     if not config.resume:  # what is not said here, a run that goes on says
-        with contextlib.closing(make(config.env, trusted=True)) as env:
-            check_spaces(config.algo, config.env, env)
+        check_environment(config.algo, config.env)
     if config.plan:
         return _plan(config)
     new_run(config)

@@ -103,10 +103,10 @@ def at_least_one(**values: int) -> None:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
-def zero_is_off(**values: int | None) -> None:
+def zero_is_off(**values: int) -> None:
     """Refuses negative counts of what is done now and then, the zoo's way to switch it off."""
     for name, value in values.items():
-        if value is not None and value < 0:
+        if value < 0:
             raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {value}; 0 switches it off")
 
 

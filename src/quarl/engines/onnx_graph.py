@@ -17,11 +17,11 @@ from quarl.engines.onnx_file import File
 from quarl.engines.onnx_float import apply, layer_norm_of_codes
 from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
-from quarl.engines.sums import EXACT, check_int32, largest_sum, reach
+from quarl.engines.sums import check_int32, largest_sum, reach
 from quarl.engines.tflite_tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
-from quarl.policy.grids import narrowed
+from quarl.policy.grids import EXACT, narrowed
 from quarl.policy.operators import (
     OBSERVATION,
     Activation,

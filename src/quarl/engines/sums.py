@@ -12,8 +12,6 @@ from quarl.policy.graph import ActivationGrid
 from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
-EXACT = 2**24
-"""Integers up to here are float32 numbers, and so are their sums, in any order."""
 INT32 = 2**31 - 1
 LARGEST_DISTANCE = 255
 """From one int8 code to another: how far a row that is quantised at run time may reach from its zero point."""

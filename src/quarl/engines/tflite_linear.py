@@ -11,11 +11,12 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from quarl.engines.sums import EXACT, INT32, check_int32, largest_sum, reach
+from quarl.engines.sums import INT32, check_int32, largest_sum, reach
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import binary, centred, rounded
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
+from quarl.policy.grids import EXACT
 from quarl.policy.operators import Dense, Linear, QuantizedTensor, as_float32
 from quarl.quant.packing import pack
 

@@ -21,7 +21,7 @@ from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
 EXACT = 2**24
-"""float32 holds every integer up to here."""
+"""float32 holds every integer up to here, and their sums, in any order."""
 WIDEST = 16
 KEPT_LEVELS = 256
 """A wide grid with fewer on either side of 0 is no better than 8 bits."""

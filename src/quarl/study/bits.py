@@ -6,7 +6,6 @@ its running evaluations, for every method alike: the last one of an off-policy r
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from quarl import engines
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig
 from quarl.config.base import METERED
-from quarl.envs import make, resolve
+from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.policy import artifact
@@ -34,7 +33,7 @@ from quarl.study.alone import Errands, Failed
 from quarl.study.source import digest
 from quarl.sweep import EXACT, Settings, record
 from quarl.training import tuned
-from quarl.training.environments import check_spaces
+from quarl.training.environments import check_environment
 from quarl.training.run_folder import BEST
 from quarl.training.session import Session
 
@@ -102,8 +101,7 @@ def sweep(
 
 def check(config: SweepConfig) -> None:
     """Refuses at once what every training would fail by."""
-    with contextlib.closing(make(config.env, trusted=True)) as env:
-        check_spaces(config.algo, config.env, env)
+    check_environment(config.algo, config.env)
     if config.trained_agent is not None:
         read(config.trained_agent, config.algo)
     config.training(config.seed, config.bits[0], None, config.output).delay(_steps(config))

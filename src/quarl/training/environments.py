@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -60,6 +61,12 @@ def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEn
         return None
     say("environments: ale-py's own vector environment (--vec-env dummy steps Stable-Baselines3's)")
     return env
+
+
+def check_environment(algo: str, env_id: str) -> None:
+    """`check_spaces` of an environment that is made for it."""
+    with contextlib.closing(make(env_id, trusted=True)) as env:
+        check_spaces(algo, env_id, env)
 
 
 def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) -> Box:
