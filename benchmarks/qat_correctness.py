@@ -44,7 +44,7 @@ CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 50_000}
 """Of the others: OFF_STEPS. Half of them before quantisation acts."""
 OFF_STEPS = 2_600
-LEARNING_RATE = {"mlp": 1e-4, "ppo-cnn": 3e-7, "a2c-cnn": 3e-7, "dqn-cnn": 3e-6, "cnn": 1e-7}
+LEARNING_RATE = {"mlp": 1e-4, "ppo-cnn": 3e-7, "a2c-cnn": 3e-7, "dqn-cnn": 3e-6, "td3-cnn": 1e-8, "cnn": 1e-7}
 """Of rows, or of all others with a network; with a small one and discrete actions, the algorithm's own. Faster, they
 end at the bounds, or as one action for everything: features of similar images differ little, so the layer that tells
 them apart has large weights."""
