@@ -44,6 +44,11 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
     chaos = {"step_s": 0.004, "raise_p": 0.01}
     with Run(tmp_path, *words, chaos=chaos) as run:
         frozen = run.ready().rows()[-1]
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        politeness = [
+            os.getpriority(os.PRIO_PROCESS, run.pid(name)) - own for name in ("learner", "actor-0", "publisher")
+        ]
+        assert politeness == [10, 10, 0]
         run.send("publisher", signal.SIGSTOP)
         run.until(lambda: "actors wait for newer weights" in run.text(), 30)
         run.until(lambda: run.rows()[-1]["timesteps"] > frozen["timesteps"], 10)  # they have gone on to the bound

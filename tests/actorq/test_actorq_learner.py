@@ -15,12 +15,14 @@ from stable_baselines3.dqn import dqn
 from stable_baselines3.sac import sac
 from stable_baselines3.td3 import td3
 
+from quarl.actorq.board import SLOTS
 from quarl.actorq.build import build, samples_per_insert
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger
 from quarl.actorq.limiter import smallest_error_buffer
 from quarl.actorq.memory import Memory
+from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
@@ -278,6 +280,31 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
     assert loop.keeper.learning_rate() == pytest.approx(rate / 2)
     assert loop.keeper.rollbacks == 1
     assert "not finite" in capsys.readouterr().out
+
+
+def test_weights_that_were_written_over_while_they_were_packed_are_not_published(rig, monkeypatch):
+    chosen = rig()
+    chosen.loop.begin()
+    blocks, template = chosen.memory.blocks, Template.of(chosen.loop.model).to_bytes()
+    spec = PublisherSpec(
+        num_actors=1, memory=chosen.memory.path, blocks=blocks, template=template, packer={"actor_precision": "int8"}
+    )
+    publisher, floats, packed = PublisherLoop(spec), chosen.channels[0].floats, chosen.channels[0].packed
+    pack = publisher.packer.pack
+    first = floats.pull()
+
+    def overtaken(*args):
+        data = pack(*args)
+        for _ in range(SLOTS):
+            floats.publish(first.data.tobytes(), version=floats.version + 1, step=0)
+        return data
+
+    monkeypatch.setattr(publisher.packer, "pack", overtaken)
+    assert publisher.publish()
+    assert packed.version == 0
+    newest = floats.version
+    assert publisher.publish()  # of a copy, so that a learner that stays as fast cannot keep it from publishing
+    assert packed.version == newest > first.version
 
 
 def test_poisoned_weights_are_not_evaluated(rig):

@@ -70,6 +70,21 @@ def test_a_board_shows_the_newest_snapshot_once(memory):
     assert reader.pull(newer_than=2) is None
 
 
+def test_a_snapshot_that_is_read_in_place_holds_until_its_slot_is_written_again(memory):
+    shared = memory(Board.blocks("x", 4))
+    writer, reader = Board(shared, "x"), Board(shared, "x")
+    writer.publish(b"good", version=1, step=1)
+    found = reader.peek()
+    assert found.data.tobytes() == b"good"
+    assert np.shares_memory(found.data, reader.peek().data)
+    writer.publish(b"next", version=2, step=2)
+    writer.publish(b"last", version=3, step=3)
+    assert reader.holds(found)
+    assert reader.peek(newer_than=3) is None
+    writer.begin()
+    assert not reader.holds(found)
+
+
 def test_a_snapshot_that_was_begun_and_not_finished_is_never_seen(memory):
     shared = memory(Board.blocks("x", 4))
     dead, reader = Board(shared, "x"), Board(shared, "x")

@@ -21,7 +21,7 @@ from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
-from quarl.actorq.process import Worker
+from quarl.actorq.process import Worker, give_way
 from quarl.actorq.segment import SegmentWriter
 from quarl.policy.graph import QuantizedPolicy
 
@@ -250,5 +250,6 @@ class ActorLoop(Worker):
 
 def main(spec: ActorSpec) -> None:
     """The process."""
+    give_way()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ActorLoop(spec).run()

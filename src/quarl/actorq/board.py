@@ -8,7 +8,7 @@ Stores become visible in program order on x86-64; elsewhere a torn copy of an ar
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ HEADER = np.dtype([("sequence", "i8"), ("version", "i8"), ("step", "i8"), ("size
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Snapshot:
-    """What was put up, copied out of the shared memory."""
+    """What was put up."""
 
     version: int
     step: int
@@ -33,6 +33,10 @@ class Snapshot:
     """time.monotonic_ns() of the learner when these weights came to be."""
     data: Array
     """uint8 [size]."""
+    slot: int
+    """Where on the board it lies."""
+    sequence: int
+    """The slot's number while it does."""
 
 
 class Board:
@@ -82,15 +86,32 @@ class Board:
 
     def pull(self, newer_than: int = 0) -> Snapshot | None:
         """A copy of the newest snapshot, or None where its version is not above `newer_than`."""
+        while (found := self.peek(newer_than)) is not None:
+            data = found.data.copy()
+            if self.holds(found):
+                return replace(found, data=data)
+        return None
+
+    def peek(self, newer_than: int = 0) -> Snapshot | None:
+        """The same in place: whatever was made of its data counts only where `holds` is true afterwards."""
         while (slot := int(self._newest[0]) - 1) >= 0:
             header = self._headers[slot].copy()
             if header["sequence"] % 2 == 0:
                 if header["version"] <= newer_than:
                     return None
-                data = self._data[slot, : int(header["size"])].copy()
-                if self._headers["sequence"][slot] == header["sequence"]:
-                    return Snapshot(int(header["version"]), int(header["step"]), int(header["stamp_ns"]), data)
+                return Snapshot(
+                    version=int(header["version"]),
+                    step=int(header["step"]),
+                    stamp_ns=int(header["stamp_ns"]),
+                    data=self._data[slot, : int(header["size"])],
+                    slot=slot,
+                    sequence=int(header["sequence"]),
+                )
         return None
+
+    def holds(self, snapshot: Snapshot) -> bool:
+        """Whether the writer has not begun to write over it."""
+        return bool(self._headers["sequence"][snapshot.slot] == snapshot.sequence)
 
     def _free_slot(self) -> int:
         return int(self._newest[0]) % SLOTS

@@ -25,7 +25,7 @@ from quarl.actorq.keeper import Keeper
 from quarl.actorq.ledger import Control, Learner, Ledger, Publisher
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.pace import Pace
-from quarl.actorq.process import Worker, die_with_parent
+from quarl.actorq.process import Worker, die_with_parent, give_way
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
@@ -252,6 +252,7 @@ class LearnerLoop(Worker):
 
 def main(spec: LearnerSpec) -> None:
     """The process."""
+    give_way()
     loop = LearnerLoop(spec)
     die_with_parent(False)  # from here on there is something to save, and the loop looks for its supervisor itself
     loop.run()

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 SCHEME = Scheme(name="actorq", bias_correction=True, equalize=0.5, center_scores=True)
 REFRESH_INTERVAL = 20
 """Publishes between two looks at observations; one look takes a few times as long as a publish."""
-AT_ONCE = 2**18
+AT_ONCE = 2**17
 """Weights that are scaled, rounded and stored together: one pass over memory instead of six."""
 
 

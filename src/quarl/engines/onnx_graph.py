@@ -17,7 +17,7 @@ from quarl.engines.onnx_file import File
 from quarl.engines.onnx_float import apply, layer_norm_of_codes
 from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
-from quarl.engines.sums import check_int32, largest_sum, reach
+from quarl.engines.sums import check_int32, fits, reach
 from quarl.engines.tflite_tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
@@ -216,7 +216,7 @@ class _Translation:
 
     def wide_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array) -> str:
         """The same of codes that no integer kernel takes: float32 sums of integers are exact below 2**24."""
-        if not isinstance(op, Dense) or largest_sum(weight.codes, reach(source), steps) > EXACT:
+        if not isinstance(op, Dense) or not fits(weight.codes, EXACT, reach(source), steps):
             raise UnsupportedError(
                 f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} leaves; "
                 "use engine reference"

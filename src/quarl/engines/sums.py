@@ -23,15 +23,19 @@ def reach(grid: ActivationGrid) -> int:
     return max(grid.zero_point - low, high - grid.zero_point)
 
 
-def largest_sum(codes: Array, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> float:
-    """What no sum of a row of codes [out, ...] times integers up to `distance`, and of its bias, exceeds."""
+def fits(codes: Array, limit: int, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> bool:
+    """Whether no sum of a row of codes [out, ...] times integers up to `distance`, and of its bias, exceeds `limit`.
+
+    What the codes' type could hold answers for most layers: an actor stands still while its new weights are looked at.
+    """
+    most = codes[0].size * -int(np.iinfo(codes.dtype).min) * distance
+    if most + np.abs(bias).max() <= limit:
+        return True
     rows = np.abs(codes.reshape(len(codes), -1), dtype=np.float32).sum(axis=1, dtype=np.float64)
-    return float((rows * distance + np.abs(bias)).max())
+    return bool((rows * distance + np.abs(bias)).max() <= limit)
 
 
-def check_int32(layer: str, codes: Array, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> float:
-    """`largest_sum`; refuses a layer where it leaves the 32 bits that integer kernels add in."""
-    largest = largest_sum(codes, distance, bias)
-    if largest > INT32:
+def check_int32(layer: str, codes: Array, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> None:
+    """Refuses a layer whose sums leave the 32 bits that integer kernels add in."""
+    if not fits(codes, INT32, distance, bias):
         raise UnsupportedError(f"the integer sums of layer {layer!r} need more than 32 bits; use engine reference")
-    return largest

@@ -11,7 +11,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from quarl.engines.sums import INT32, check_int32, largest_sum, reach
+from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, reach
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import binary, centred, rounded
 from quarl.errors import UnsupportedError
@@ -41,8 +41,8 @@ def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
 def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
     """Codes times float32 inputs that the kernel quantises row by row: float32 out."""
     weight = _symmetric(op)
-    largest = check_int32(op.name, weight.codes)
-    tensors = [x, _integers(model, op, weight, weight.scale, largest), model.constant(op.bias)]
+    check_int32(op.name, weight.codes)
+    tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias)]
     return _apply(model, op, tensors, relu=relu)
 
 
@@ -58,11 +58,11 @@ def hidden(model: Model, op: Linear, x: int, source: ActivationGrid, target: Act
     if multiplier.max() >= LARGEST:
         return wide(model, op, centred(model, x), source, target, relu=relu)
     bias = np.rint(op.bias.astype(np.float64) / scale)
-    largest = check_int32(op.name, weight.codes, reach(source), bias)
+    check_int32(op.name, weight.codes, reach(source), bias)
     multiplier = np.maximum(multiplier, SMALLEST)
     tensors = [
         x,
-        _integers(model, op, weight, multiplier, largest),
+        _integers(model, op, weight, multiplier, reach(source), bias),
         model.constant(bias.astype(np.int32), multiplier),
     ]
     return _apply(model, op, tensors, relu=relu, zero_point=target.zero_point)
@@ -74,7 +74,7 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
     scale = _products(weight, source)
     bias = np.rint(op.bias.astype(np.float64) / scale)
     codes = _arrange(op, weight.codes)
-    if largest_sum(codes, reach(source), bias) > EXACT:
+    if not fits(codes, EXACT, reach(source), bias):
         raise UnsupportedError(
             f"the integer sums of layer {op.name!r} leave 24 bits, as far as LiteRT's float kernels go"
         )
@@ -94,10 +94,10 @@ def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
     weight = _symmetric(op)
     codes = _arrange(op, weight.codes)
     parts = [(codes, 1)]
-    if largest_sum(codes, reach(source)) > EXACT:
+    if not fits(codes, EXACT, reach(source)):
         high = ((codes.astype(np.int16) + 8) >> 4).astype(np.int8)
         parts = [(high, 16), ((codes - 16 * high.astype(np.int16)).astype(np.int8), 1)]
-        if any(largest_sum(half, reach(source)) > EXACT for half, _ in parts):
+        if not all(fits(half, EXACT, reach(source)) for half, _ in parts):
             raise UnsupportedError(f"layer {op.name!r} has too many inputs for an exact static accumulator in LiteRT")
     sums = [_apply(model, op, [x, _as_floats(model, *part), -1], relu=False) for part in parts]
     total = sums[0] if len(sums) == 1 else binary(model, Operator.ADD, *sums)
@@ -132,15 +132,23 @@ def _symmetric(op: Linear) -> QuantizedTensor:
     return weight
 
 
-def _integers(model: Model, op: Linear, weight: QuantizedTensor, scale: Array, largest: float) -> int:
+def _integers(
+    model: Model,
+    op: Linear,
+    weight: QuantizedTensor,
+    scale: Array,
+    distance: int = LARGEST_DISTANCE,
+    bias: Array | float = 0.0,
+) -> int:
     """The codes in the container whose kernels are fastest: 4 bits in dense layers where they fit, else 8.
 
     int4 kernels read two columns at a time: an odd number of inputs is left to int8. And they add 16 times what is to
-    be summed, of which no sum exceeds `largest`, in the same 32 bits.
+    be summed in the same 32 bits; distance, bias: as `fits` takes them.
     """
     codes = _arrange(op, weight.codes)
-    fits = weight.bits <= 4 and codes.min() >= -8 and codes.max() <= 7 and 16 * largest <= INT32
-    if isinstance(op, Dense) and fits and codes.shape[1] % 2 == 0:
+    narrow = weight.bits <= 4 and codes.min() >= -8 and codes.max() <= 7
+    even = isinstance(op, Dense) and codes.shape[1] % 2 == 0
+    if narrow and even and fits(codes, INT32 // 16, distance, bias):
         return model.nibbles(np.frombuffer(pack(codes, 4), np.uint8), codes.shape, scale)
     return model.constant(codes, scale)
 

@@ -38,8 +38,8 @@ def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool) -> QP
     with denormals get a finite positive scale; NaN counts as 0.
     """
     limit = np.float64(np.finfo(np.float32).max) / 4  # keeps high - low finite in float32
-    low = np.minimum(np.clip(np.nan_to_num(np.asarray(low, np.float64)), -limit, limit), 0.0)
-    high = np.maximum(np.clip(np.nan_to_num(np.asarray(high, np.float64)), -limit, limit), 0.0)
+    low = np.fmax(np.fmin(np.asarray(low, np.float64), 0.0), -limit)  # of NaN and a number these take the number
+    high = np.fmin(np.fmax(np.asarray(high, np.float64), 0.0), limit)
     qmin, qmax = integer_range(bits, symmetric=symmetric)
     scale = np.maximum(-low, high) / qmax if symmetric else (high - low) / (qmax - qmin)
     scale = np.maximum(np.where(scale > 0, scale, 1.0), TINY).astype(np.float32)
