@@ -117,7 +117,7 @@ class Rig:
         before = self.published
         self.publisher.publish()
         if self.published > before:
-            snapshot = self.channel.pull(0)
+            snapshot = self.channel.packed.pull()
             assert snapshot is not None
             policy = wire.unpack(snapshot.data)
             arrays = [array for op in policy.linear for array in (op.weight, op.bias)]

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quarl.actorq.board import Board
+from quarl.actorq.board import SLOTS, Board
 from quarl.actorq.ledger import Actor, Ledger, percentile
 from quarl.actorq.memory import PREFIX, Block, Memory
 from quarl.actorq.ring import Ring
+from quarl.errors import QuarlError
 
 SPAWN = multiprocessing.get_context("spawn")
 SIZE = 200_000
@@ -83,6 +84,37 @@ def test_a_snapshot_that_is_read_in_place_holds_until_its_slot_is_written_again(
     assert reader.peek(newer_than=3) is None
     writer.begin()
     assert not reader.holds(found)
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["made", "raised"])
+def test_what_was_made_of_a_snapshot_that_was_written_over_meanwhile_is_made_again(memory, raises):
+    shared = memory(Board.blocks("x", 4))
+    writer, reader = Board(shared, "x"), Board(shared, "x")
+    writer.publish(b"torn", version=1, step=1)
+
+    def make(data):
+        if reader.version == 1:
+            for version in range(2, 2 + SLOTS):
+                writer.publish(b"good", version=version, step=version)
+            if raises:
+                raise QuarlError("the sha256 is not that of half of each")
+        return data.tobytes()
+
+    snapshot, made = reader.read(0, make)
+    assert (snapshot.version, made) == (1 + SLOTS, b"good")
+    assert reader.read(snapshot.version, make) is None
+
+
+def test_bytes_that_cannot_be_made_anything_of_are_an_error(memory):
+    shared = memory(Board.blocks("x", 4))
+    writer, reader = Board(shared, "x"), Board(shared, "x")
+    writer.publish(b"junk", version=1, step=1)
+
+    def make(data):
+        raise QuarlError("it is damaged")
+
+    with pytest.raises(QuarlError, match="damaged"):
+        reader.read(0, make)
 
 
 def test_a_snapshot_that_was_begun_and_not_finished_is_never_seen(memory):

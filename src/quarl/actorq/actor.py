@@ -23,7 +23,7 @@ from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.process import Worker, give_way
 from quarl.actorq.segment import SegmentWriter
-from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.graph import ActionHead
 
 Array = NDArray[Any]
 AT_ONCE = 64
@@ -206,29 +206,35 @@ class ActorLoop(Worker):
         """Takes the newest weights; False where there are none that are newer."""
         self.pulled_at = self.steps
         start = time.perf_counter()
-        snapshot = self.channel.pull(self.version)
-        copied = time.perf_counter()
-        self.cells[Actor.PULL_S] += copied - start
-        if snapshot is None:
-            self.cells[Actor.SKIPPED] += 1
+        pulled = self.channel.pull(self.version, self._load)
+        cells, done = self.cells, time.perf_counter()
+        if pulled is None:
+            cells[Actor.PULL_S] += done - start
+            cells[Actor.SKIPPED] += 1
             return False
-        policy = wire.unpack(snapshot.data)
+        snapshot, (head, engine, unpack_s, load_s) = pulled
+        if self.version == 0:
+            self.explorer = Explorer(head, self.world.action_space, self.spec.rung, self.rng)
+        self.engine, self.version, self.step_of_version = engine, snapshot.version, snapshot.step
+        self.acting_since = snapshot.stamp_ns
+        cells[Actor.PULL_S] += done - start - unpack_s - load_s
+        cells[Actor.DESERIALIZE_S] += unpack_s
+        cells[Actor.LOAD_S] += load_s
+        cells[Actor.PULLS] += 1
+        cells[Actor.VERSION], cells[Actor.STEP] = snapshot.version, snapshot.step
+        blocked = min(int(1e4 * (done - start)), CLASSES - 1)
+        self.ledger.blocked_ms[self.spec.index, blocked] += 1
+        return True
+
+    def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
+        """What acts by a published artefact, and the seconds of unpacking it and of loading it."""
+        start = time.perf_counter()
+        # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way.
+        policy = wire.unpack(data.copy() if self.spec.engine == "torch" else data)
         unpacked = time.perf_counter()
         engine = engines.load(policy, self.spec.engine, batch=self.spec.num_envs)
         engine.run(self.world.observations)
-        loaded = time.perf_counter()
-        if self.version == 0:
-            self.explorer = self._explorer(policy)
-        self.engine, self.version, self.step_of_version = engine, snapshot.version, snapshot.step
-        self.acting_since = snapshot.stamp_ns
-        cells = self.cells
-        cells[Actor.DESERIALIZE_S] += unpacked - copied
-        cells[Actor.LOAD_S] += loaded - unpacked
-        cells[Actor.PULLS] += 1
-        cells[Actor.VERSION], cells[Actor.STEP] = snapshot.version, snapshot.step
-        blocked = min(int(1e4 * (loaded - start)), CLASSES - 1)
-        self.ledger.blocked_ms[self.spec.index, blocked] += 1
-        return True
+        return policy.head, engine, unpacked - start, time.perf_counter() - unpacked
 
     def _first_action(self) -> None:
         """Books how long the newest weights took from the learner's step to this actor's first action on them."""
@@ -237,9 +243,6 @@ class ActorLoop(Worker):
         self.cells[Actor.LATENCY_S] += seconds
         self.ledger.latency_ms[self.spec.index, min(int(1e3 * seconds), CLASSES - 1)] += 1
         self.acting_since = None
-
-    def _explorer(self, policy: QuantizedPolicy) -> Explorer:
-        return Explorer(policy.head, self.world.action_space, self.spec.rung, self.rng)
 
     def _stopped(self) -> bool:
         return bool(self.ledger.control[Control.STOP]) or self.orphaned()

@@ -8,15 +8,18 @@ Stores become visible in program order on x86-64; elsewhere a torn copy of an ar
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl.actorq.memory import Block, Memory
+from quarl.errors import QuarlError
 
 Array = NDArray[Any]
+Made = TypeVar("Made")
 SLOTS = 3
 """The newest, the one before it, which a slow reader may still be copying, and the one being written."""
 HEADER = np.dtype([("sequence", "i8"), ("version", "i8"), ("step", "i8"), ("size", "i8"), ("stamp_ns", "i8")])
@@ -86,14 +89,27 @@ class Board:
 
     def pull(self, newer_than: int = 0) -> Snapshot | None:
         """A copy of the newest snapshot, or None where its version is not above `newer_than`."""
+        read = self.read(newer_than, np.copy)
+        return None if read is None else replace(read[0], data=read[1])
+
+    def read(self, newer_than: int, make: Callable[[Array], Made]) -> tuple[Snapshot, Made] | None:
+        """The same and what `make` makes of its data, in place: again where the writer began to write over it.
+
+        What is made may not keep views of the data.
+        """
         while (found := self.peek(newer_than)) is not None:
-            data = found.data.copy()
-            if self.holds(found):
-                return replace(found, data=data)
+            try:
+                made = make(found.data)
+            except QuarlError:
+                if self.holds(found):
+                    raise
+            else:
+                if self.holds(found):
+                    return found, made
         return None
 
     def peek(self, newer_than: int = 0) -> Snapshot | None:
-        """The same in place: whatever was made of its data counts only where `holds` is true afterwards."""
+        """The newest snapshot in place: whatever was made of its data counts only where `holds` is true afterwards."""
         while (slot := int(self._newest[0]) - 1) >= 0:
             header = self._headers[slot].copy()
             if header["sequence"] % 2 == 0:

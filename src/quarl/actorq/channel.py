@@ -5,14 +5,14 @@ Another transport, for a cluster, is another class with these methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.actorq.board import Board, Snapshot
+from quarl.actorq.board import Board, Made, Snapshot
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.ring import Ring
 
@@ -29,8 +29,9 @@ class Channel(Protocol):
         """Publisher: makes `data` what actors pull from now on."""
         ...
 
-    def pull(self, newer_than: int) -> Snapshot | None:
-        """Actor: the newest published version, or None where it is not newer."""
+    def pull(self, newer_than: int, make: Callable[[Array], Made]) -> tuple[Snapshot, Made] | None:
+        """Actor: the newest published version and what `make` made of its bytes, or None where it is not newer; the
+        bytes are not the actor's to keep."""
         ...
 
     def send(self, rows: Array) -> bool:
@@ -66,8 +67,8 @@ class LocalChannel:
     def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int) -> None:
         self.packed.publish(data, version=version, step=step, stamp_ns=stamp_ns)
 
-    def pull(self, newer_than: int) -> Snapshot | None:
-        return self.packed.pull(newer_than)
+    def pull(self, newer_than: int, make: Callable[[Array], Made]) -> tuple[Snapshot, Made] | None:
+        return self.packed.read(newer_than, make)
 
     def send(self, rows: Array) -> bool:
         ring = self.ring
