@@ -264,3 +264,12 @@ def test_the_quick_scheme_brings_back_what_plain_rounding_loses(agents: Path):
     }
     assert played["actorq"] == 500
     assert played["per-channel"] < 250
+
+
+def test_a_flipped_code_is_caught_by_its_sha256_unless_it_is_known_that_nothing_was_lost() -> None:
+    policy = networks.dense([8, 16, 4])
+    data = bytearray(Packer("int8").pack(policy))
+    data[-1] ^= 1
+    with pytest.raises(QuarlError, match="does not match its sha256"):
+        unpack(bytes(data))
+    assert len(unpack(bytes(data), checked=True).ops) == len(policy.ops)

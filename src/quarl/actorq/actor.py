@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.actorq import wire
+from quarl.actorq.board import ORDERED
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.clock import Clock
 from quarl.actorq.environments import Environments
@@ -229,8 +230,9 @@ class ActorLoop(Worker):
     def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
         """What acts by a published artefact, and the seconds of unpacking it and of loading it."""
         start = time.perf_counter()
-        # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way.
-        policy = wire.unpack(data.copy() if self.spec.engine == "torch" else data)
+        # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way. Checksums
+        # of 8 MB take as long as all the rest.
+        policy = wire.unpack(data.copy() if self.spec.engine == "torch" else data, checked=ORDERED)
         unpacked = time.perf_counter()
         engine = engines.load(policy, self.spec.engine, batch=self.spec.num_envs)
         engine.run(self.world.observations)

@@ -2,11 +2,12 @@
 
 Three slots and a sequence number each (a seqlock): the writer never waits, a reader that is overtaken takes the newer
 one, and neither can be blocked by the death of the other. An odd sequence number marks a slot that is being written.
-Stores become visible in program order on x86-64; elsewhere a torn copy of an artefact is caught by its sha256.
+Stores become visible in program order on x86-64; elsewhere a torn artefact is caught by its sha256.
 """
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ Array = NDArray[Any]
 Made = TypeVar("Made")
 SLOTS = 3
 """The newest, the one before it, which a slow reader may still be copying, and the one being written."""
+ORDERED = platform.machine().lower() in ("x86_64", "amd64")
+"""Whether sequence numbers alone say that a snapshot is whole."""
 HEADER = np.dtype([("sequence", "i8"), ("version", "i8"), ("step", "i8"), ("size", "i8"), ("stamp_ns", "i8")])
 
 

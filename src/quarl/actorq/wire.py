@@ -90,16 +90,16 @@ def wire_spec(actor_precision: str, comm_bits: int | None = None, scheme: Scheme
     return replace(compute, weight_bits=bits, float_type=None, scheme=scheme)
 
 
-def unpack(data: Bytes | Array, limit_bytes: int = MAX_BYTES) -> QuantizedPolicy:
+def unpack(data: Bytes | Array, limit_bytes: int = MAX_BYTES, *, checked: bool = False) -> QuantizedPolicy:
     """The policy for the actor's engine: codes where it computes with integers, else real numbers.
 
-    Its arrays are views of `data`. Raises QuarlError for bytes that are damaged or would unpack to more than
-    `limit_bytes`.
+    Its arrays are views of `data`; checked: as for `artifact.from_bytes`. Raises QuarlError for bytes that are damaged
+    or would unpack to more than `limit_bytes`.
     """
     view: Bytes = memoryview(data.data if isinstance(data, np.ndarray) else data).cast("B")
     if bytes(view[: len(COMPRESSED)]) == COMPRESSED:
         view = _decompressed(view, limit_bytes)
-    policy = artifact.from_bytes(view, WHERE)
+    policy = artifact.from_bytes(view, WHERE, checked=checked)
     if not isinstance(policy, QuantizedPolicy):
         raise QuarlError(f"{WHERE} is not quantised; the publisher sends another format")
     if policy.spec.activation_bits is None and policy.spec.float_type is None:
