@@ -179,7 +179,7 @@ def from_bytes(data: Bytes, where: str, *, checked: bool = False) -> Policy:
         raise QuarlError(f"{where} is not a sound QuaRL policy file: {detail}") from None
 
 
-def _open(data: Bytes, checked: bool) -> tuple[dict[str, Array], dict[str, Any]]:
+def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
     """Checked tensors and manifest."""
     found, metadata = parse(data)
     text = metadata["manifest"]
