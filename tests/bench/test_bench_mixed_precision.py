@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -15,6 +16,7 @@ from quarl.bench.mixed_precision import Updates, take_turns, updates
 from quarl.bench.mixed_precision_learning import learning
 from quarl.cli import main, parse
 from quarl.config import MixedPrecisionConfig
+from quarl.config.base import hyperparameters
 from quarl.config.mixed_precision import sizes
 from quarl.errors import QuarlError
 from quarl.report import schema
@@ -191,6 +193,17 @@ def test_policies_are_those_of_the_experiment_or_any_widths():
         sizes("D")
 
 
+def test_policy_kwargs_are_those_given_and_the_policy_s():
+    given = "policy_kwargs:dict(optimizer_kwargs=dict(eps=0.00015), activation_fn=nn.ReLU)"
+    training = MixedPrecisionConfig(params=("gamma:0.9", given)).training("A", "bf16", 0, Path("out"))
+    assert hyperparameters(training.params, str) == {
+        "gamma": "0.9",
+        "batch_size": "32",
+        "policy_kwargs": "dict(optimizer_kwargs=dict(eps=0.00015), activation_fn=nn.ReLU, "
+        "features_extractor_class=WideCNN, features_extractor_kwargs=dict(filters=128, features_dim=128), net_arch=[])",
+    }
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -198,7 +211,9 @@ def test_policies_are_those_of_the_experiment_or_any_widths():
         ("--policies 0,8", "--policies '0,8'"),
         ("--batch-size 0", "--batch-size must be at least 1"),
         ("--seconds 0", "--seconds and --minutes must be above 0"),
-        ("--params policy_kwargs:dict()", "what --policies says"),
+        ("--params policy_kwargs:dict(net_arch=[8])", "net_arch is what --policies says"),
+        ("--params policy_kwargs:[8]", "policy_kwargs:[8] is no dict(...)"),
+        ("--params policy_kwargs:dict(open('x'))", "is no dict(...)"),
         ("--params lr", "'lr' is not NAME:VALUE"),
         ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
         ("--env CartPole-v1 --policies 4,8", "WideCNN reads images"),

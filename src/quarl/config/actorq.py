@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 from tyro.conf import arg
 
+from quarl import literals
 from quarl.config.base import (
     Flag,
     MeteredConfig,
@@ -81,7 +82,7 @@ class ActorQConfig(MeteredConfig):
     normalize: Flag = False
     """Normalise observations and rewards as VecNormalize does; the statistics travel with the weights."""
     params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
-    """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:1e-3 gamma:0.98."""
+    """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:lin_1e-3 gamma:0.98."""
     preset: Literal["none", "quarl-2020"] = "none"
     """Hyper-parameters of the original ActorQ; what is given besides overrides them."""
     sigma: float = 0.2
@@ -209,5 +210,5 @@ class ActorQConfig(MeteredConfig):
         return [int(word) for word in words]
 
     def hyperparameters(self) -> dict[str, Any]:
-        """`params` by name, their values read as Python literals and nothing else."""
-        return hyperparameters(self.params)
+        """`params` by name as a config.yml has them: plain values, or their text where it is a class or schedule."""
+        return hyperparameters(self.params, literals.written)

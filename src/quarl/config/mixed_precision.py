@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
 from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder, hyperparameters
 from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
+from quarl.literals import Name, read, spell
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 POLICIES = {"A": (128, 128), "B": (512, 512), "C": (1024, 2048)}
 """Filters of each of three convolutions and width of the dense layer, as in the original's experiment."""
 MAX_WIDTH = 16_384
+SHAPING = ("features_extractor_class", "features_extractor_kwargs", "net_arch")
+"""Entries of policy_kwargs that are a policy's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,8 @@ class MixedPrecisionConfig(MeteredConfig):
     """Of updates for each precision of a policy. Where not even three fit, the time is extrapolated from small
     batches."""
     params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
-    """Hyper-parameters of learning over the tuned ones, as for quarl train."""
+    """Hyper-parameters of learning over the tuned ones, as for quarl train; policy_kwargs without what --policies says,
+    as in policy_kwargs:"dict(optimizer_kwargs=dict(eps=1.5e-4))"."""
     n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
     """Environment steps of a training."""
     seeds: int = 3
@@ -70,8 +74,6 @@ class MixedPrecisionConfig(MeteredConfig):
             raise QuarlError("--seconds and --minutes must be above 0")
         if not self.dtypes:
             raise QuarlError("--dtypes needs at least one name, as in --dtypes fp32 bf16")
-        if "policy_kwargs" in hyperparameters(self.params, str):
-            raise QuarlError("--params policy_kwargs is what --policies says: drop it")
         for policy in self.chosen():
             self.training(policy, self.dtypes[0], self.seed, self.output).check()
         check_folder(self.output)
@@ -80,16 +82,30 @@ class MixedPrecisionConfig(MeteredConfig):
         """Names of the policies."""
         return self.policies or (tuple(POLICIES) if self.what == "updates" else ("A",))
 
+    def policy_kwargs(self) -> dict[str, Any]:
+        """Those of --params; QuarlError where they name what --policies says."""
+        text = hyperparameters(self.params, str).get("policy_kwargs", "dict()")
+        try:
+            given = read(text, names=True)
+            if not isinstance(given, dict):
+                raise ValueError
+        except ValueError:
+            raise QuarlError(f"--params policy_kwargs:{text[:60]} is no dict(...) of plain values") from None
+        if shaping := [name for name in SHAPING if name in given]:
+            raise QuarlError(f"--params policy_kwargs: {shaping[0]} is what --policies says: drop it")
+        return given
+
     def training(self, policy: str, dtype: Dtype, seed: int, folder: Path) -> TrainConfig:
         """One training."""
         filters, width = sizes(policy)
-        extractor = f"features_extractor_kwargs=dict(filters={filters}, features_dim={width})"
-        shape = f"policy_kwargs:dict(features_extractor_class=WideCNN, {extractor}, net_arch=[])"
+        extractor = {"filters": filters, "features_dim": width}
+        shape = zip(SHAPING, (Name("WideCNN"), extractor, []), strict=True)
+        policy_kwargs = f"policy_kwargs:{spell(self.policy_kwargs() | dict(shape))}"
         return TrainConfig(
             algo="dqn",
             env=self.env,
             n_timesteps=self.n_timesteps,
-            params=(*self.params, f"batch_size:{self.batch_size}", shape),
+            params=(*self.params, f"batch_size:{self.batch_size}", policy_kwargs),
             learner_dtype=dtype,
             folder=folder,
             eval_freq=max(self.n_timesteps // 10, 1),
