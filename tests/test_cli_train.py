@@ -55,6 +55,7 @@ def elsewhere(tmp_path, monkeypatch):
         ("--params noise_type:normal noise_std:0.1", "ppo takes no action noise"),
         ("--params double_q:True", "only dqn has it"),
         ("--params learning_rate:lin_x", "learning_rate is 'lin_x'"),
+        ("--params n_steps:many", "PPO's n_steps is 'many', not a whole number from 1 on"),
         ("--params batch_size:1", "cannot be made for CartPole-v1"),
         ("--device cub", "--device is 'cub'; use auto, cpu, cuda"),
         ("-i file", "file is no zip: -i takes agents of Stable-Baselines3"),

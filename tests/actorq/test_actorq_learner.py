@@ -136,10 +136,9 @@ def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch, algo, cl
     copies.clear()
 
     smallest = float(smallest_error_buffer(16 / 4, 16))
-    words = tuple(f"{name}:{value}" for name, value in params.items())
+    words = (*(f"{name}:{value}" for name, value in params.items()), "learning_rate:lin_1e-3")
     lockstep = rig(algo=algo, env=env, net_arch="16", params=words, error_buffer=smallest)
     model = lockstep.loop.model
-    model.lr_schedule = schedule["learning_rate"]
     trace = []
     lockstep.loop.begin()
     while not lockstep.loop.finished():
@@ -167,6 +166,14 @@ def test_an_optimizer_that_was_asked_for_is_kept(tmp_path):
     model = build(config(tmp_path, params=("policy_kwargs:{'optimizer_kwargs': {'eps': 1e-5}}",)))
     group = model.policy.optimizer.param_groups[0]
     assert (group["fused"], group["eps"]) == (None, 1e-5)
+
+
+def test_hyperparameters_are_in_the_zoo_s_words(tmp_path):
+    kwargs = "policy_kwargs:dict(activation_fn=nn.Tanh, optimizer_class=AdamW)"
+    model = build(config(tmp_path, algo="sac", env="Pendulum-v1", params=("ent_coef:auto_0.05", kwargs)))
+    assert float(model.log_ent_coef.detach().exp()) == pytest.approx(0.05)
+    assert isinstance(model.actor.optimizer, torch.optim.AdamW)
+    assert any(isinstance(module, torch.nn.Tanh) for module in model.actor.modules())
 
 
 def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from quarl import qat
 from quarl.actorq.replay import SegmentReplay
-from quarl.algorithms.arguments import arguments, check
+from quarl.algorithms.arguments import arguments, checked
 from quarl.algorithms.learners import DOUBLE, learner_class
 from quarl.config import ActorQConfig
 from quarl.envs import make
@@ -42,7 +42,7 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     parameters = _parameters(config)
     cls = learner_class(config.algo, double=bool(parameters.pop(DOUBLE, False)))
     known = inspect.signature(cls.__init__).parameters
-    check(cls, parameters)
+    parameters = checked(cls, parameters)
     gamma = float(parameters.get("gamma", known["gamma"].default))
     n_steps = int(parameters.pop("n_steps", known["n_steps"].default))
     critic = parameters.pop(CRITIC, None)
@@ -100,7 +100,8 @@ def _parameters(config: ActorQConfig) -> dict[str, Any]:
     chosen = _preset(config.algo) if config.preset == "quarl-2020" else {}
     if config.n_steps is not None:
         chosen["n_steps"] = config.n_steps
-    return chosen | arguments(config.hyperparameters(), "--params")
+    given = {name: value for name, value in config.hyperparameters().items() if value is not None}
+    return chosen | arguments(given, "--params")
 
 
 def _preset(algo: str) -> dict[str, Any]:

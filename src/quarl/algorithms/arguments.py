@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ CLASSES: Mapping[str, str] = {
     "WideCNN": "quarl.algorithms.wide_cnn.WideCNN",
 }
 """What a class may be called in a configuration, and where it is."""
+COUNTS = ("batch_size", "buffer_size", "n_epochs", "n_steps", "train_freq", "target_update_interval", "policy_delay")
+"""Whole numbers from 1 on."""
+LEAST = {"learning_starts": 0, "gradient_steps": -1, "num_atoms": 2}
+SHARES = ("gamma", "gae_lambda", "tau", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
+"""Numbers from 0 to 1."""
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf")
 
 
@@ -47,15 +53,50 @@ def arguments(written: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
     return found
 
 
-def check(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> None:
-    """QuarlError where an argument is text and the constructor takes none; Stable-Baselines3 fails on it much later."""
+def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, whole numbers as such however they are written (1e4).
+
+    QuarlError where one is nothing that the constructor takes; Stable-Baselines3 fails on many only in mid-training.
+    """
     parameters = inspect.signature(cls.__init__).parameters
+    found = dict(given)
     for name, value in given.items():
-        if isinstance(value, str) and name in parameters:
-            # as text: some annotations hold names that only type checkers see
-            annotation = parameters[name].annotation
-            if not re.search(r"\bstr\b", annotation if isinstance(annotation, str) else str(annotation)):
-                raise QuarlError(f"{name} is {value[:60]!r}, and {cls.__name__} takes no text there: write a number")
+        if name in parameters and value is not None and not callable(value) and not isinstance(value, dict):
+            annotation = parameters[name].annotation  # as text: some hold names that only type checkers see
+            types = set(re.findall(r"\w+", annotation if isinstance(annotation, str) else str(annotation)))
+            found[name] = _checked(f"{cls.__name__}'s {name}", name, value, types)
+    return found
+
+
+def _checked(what: str, name: str, value: Any, types: set[str]) -> Any:
+    shown = f"{what} is {str(value)[:60]!r}"
+    if isinstance(value, tuple) and "tuple" in types:
+        if len(value) != 2 or not _whole(value[0], 1) or value[1] not in ("step", "episode"):
+            raise QuarlError(f"{shown}; write a number, or as in [1, 'episode']")
+    elif isinstance(value, str | bool) and type(value).__name__ in types - ({"str"} if "tuple" in types else set()):
+        pass
+    elif "int" in types and "float" not in types:
+        least = 1 if name in COUNTS else LEAST.get(name)
+        if not _whole(value, least):
+            raise QuarlError(f"{shown}, not a whole number" + ("" if least is None else f" from {least} on"))
+        return int(value)
+    elif "float" in types:
+        if not _number(value):
+            raise QuarlError(f"{shown}, not a number")
+        if name in SHARES and not 0 <= value <= 1:
+            raise QuarlError(f"{shown}, not a number from 0 to 1")
+    elif "bool" in types:
+        raise QuarlError(f"{shown}, not True or False")
+    return value
+
+
+def _number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
+
+
+def _whole(value: Any, least: int | None) -> bool:
+    return _number(value) and value == int(value) and (least is None or value >= least)
 
 
 def mapping(value: Any, name: str, where: Path | str, *, names: bool = False) -> dict[str, Any]:

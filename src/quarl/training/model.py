@@ -12,7 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecEnv
 
-from quarl.algorithms.arguments import check
+from quarl.algorithms.arguments import checked
 from quarl.algorithms.learners import DOUBLE, learner_class
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import TrainConfig
@@ -33,7 +33,7 @@ def build(
     for name in arguments:
         if name not in known:
             raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{did_you_mean(name, known)}")
-    check(cls, arguments)
+    arguments = checked(cls, arguments)
     if recipe.noise is not None:
         if "action_noise" not in inspect.signature(cls.__init__).parameters:
             raise QuarlError(f"{config.algo} takes no action noise; drop it with --params noise_type:None")
