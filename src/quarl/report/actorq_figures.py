@@ -74,6 +74,7 @@ def times(rows: Sequence[Row], title: str) -> Figure:
     with style.look():
         drawn = style.figure(7.2, 3.6)
         axes = drawn.add_subplot()
+        heights = [row["seconds"] for row in rows]
         for row, (x, width) in _bars(axes, groups, "seconds", tasks):
             single = runs[row["task"], arm(row)]
             axes.plot([x] * len(single), [one["seconds"] for one in single], ".", color=style.MUTED, markersize=4)
@@ -81,11 +82,12 @@ def times(rows: Sequence[Row], title: str) -> Figure:
                 arrow = {"arrowstyle": "->", "color": style.MUTED}
                 top = row["seconds"]
                 axes.annotate("", (x, 1.5 * top), (x, top), arrowprops=arrow)
+                heights.append(1.6 * top)  # an arrow that ends outside the axes is not drawn
             if any(one["derived"] for one in single):
                 axes.bar(x, row["seconds"], width, **DERIVED)
         if any(row["derived"] for row in rows):
             axes.bar([0], [0], label="derived", **DERIVED)
-        _logarithmic(axes, [row["seconds"] for row in rows])
+        _logarithmic(axes, heights)
         axes.set_ylabel("seconds to the target")
         axes.set_title(title)
         axes.legend(fontsize=8)
@@ -210,11 +212,12 @@ def _mean(rows: Sequence[Row]) -> Row:
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """Decades on the axis of the bars, which begin at the one below the shortest."""
+    """Decades on the axis of the bars, which begin at the one below the shortest and hold the longest."""
     axes.set_yscale("log")
     positive = [value for value in values if value > 0]
     if positive:
-        axes.set_ylim(bottom=10.0 ** np.floor(np.log10(0.8 * min(positive))))
+        top = max(axes.get_ylim()[1], *positive)
+        axes.set_ylim(10.0 ** np.floor(np.log10(0.8 * min(positive))), top)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # the default one is mathematics, which is off
     axes.yaxis.set_minor_formatter(NullFormatter())
