@@ -64,6 +64,11 @@ def test_off_policy_learners_clocks_are_checked(given, said):
         checked(learner_class("dqn", double=True), given)
 
 
+def test_noise_is_not_negative():
+    with pytest.raises(QuarlError, match="TD3's target_policy_noise is '-1', not a number from 0 on"):
+        checked(learner_class("td3"), {"target_policy_noise": -1})
+
+
 def test_what_is_meant_passes():
     words = {"ent_coef": "auto_0.1", "target_entropy": "auto", "train_freq": (1, "episode"), "gradient_steps": -1}
     assert checked(learner_class("sac"), words) == words

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -31,7 +32,10 @@ CLASSES: Mapping[str, str] = {
 """What a class may be called in a configuration, and where it is."""
 COUNTS = ("batch_size", "buffer_size", "n_epochs", "n_steps", "train_freq", "target_update_interval", "policy_delay")
 """Whole numbers from 1 on."""
-LEAST = {"learning_starts": 0, "gradient_steps": -1, "num_atoms": 2}
+LEAST = {
+    **{"learning_starts": 0, "gradient_steps": -1, "num_atoms": 2},
+    **dict.fromkeys(("target_policy_noise", "target_noise_clip", "max_grad_norm"), 0),
+}
 SHARES = ("gamma", "gae_lambda", "tau", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
 """Numbers from 0 to 1."""
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf")
@@ -83,6 +87,8 @@ def _checked(what: str, name: str, value: Any, types: set[str]) -> Any:
     elif "float" in types:
         if not _number(value):
             raise QuarlError(f"{shown}, not a number")
+        if value < LEAST.get(name, -math.inf):
+            raise QuarlError(f"{shown}, not a number from {LEAST[name]} on")
         if name in SHARES and not 0 <= value <= 1:
             raise QuarlError(f"{shown}, not a number from 0 to 1")
     elif "bool" in types:
