@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,14 @@ def read(text: str, *, names: bool = False) -> Any:
         return _value(ast.parse(text[:MAX_TEXT].strip(), mode="eval").body, names)
     except (SyntaxError, RecursionError, MemoryError, TypeError):
         raise ValueError(f"{text[:60]!r} is no plain value") from None
+
+
+def mapping(value: Any, *, names: bool = False) -> dict[str, Any]:
+    """The mapping of names to values that `value` is, or spells where it is text; ValueError where it is neither."""
+    found = read(value, names=names) if isinstance(value, str) else value
+    if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
+        return dict(found)
+    raise ValueError("no mapping of names to values")
 
 
 def written(text: str) -> Any:

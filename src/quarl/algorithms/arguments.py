@@ -32,9 +32,11 @@ CLASSES: Mapping[str, str] = {
 """What a class may be called in a configuration, and where it is."""
 COUNTS = ("batch_size", "buffer_size", "n_epochs", "n_steps", "train_freq", "target_update_interval", "policy_delay")
 """Whole numbers from 1 on."""
-LEAST = {
-    **{"learning_starts": 0, "gradient_steps": -1, "num_atoms": 2},
-    **dict.fromkeys(("target_policy_noise", "target_noise_clip", "max_grad_norm"), 0),
+LEAST: Mapping[str, int] = {
+    **dict.fromkeys(COUNTS, 1),
+    **dict.fromkeys(("learning_starts", "target_policy_noise", "target_noise_clip", "max_grad_norm"), 0),
+    "gradient_steps": -1,
+    "num_atoms": 2,
 }
 SHARES = ("gamma", "gae_lambda", "tau", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
 """Numbers from 0 to 1."""
@@ -67,7 +69,7 @@ def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any
     for name, value in given.items():
         if name in parameters and value is not None and not callable(value) and not isinstance(value, dict):
             annotation = parameters[name].annotation  # as text: some hold names that only type checkers see
-            types = set(re.findall(r"\w+", annotation if isinstance(annotation, str) else str(annotation)))
+            types = set(re.findall(r"\w+", str(annotation)))
             found[name] = _checked(f"{cls.__name__}'s {name}", name, value, types)
     return found
 
@@ -80,7 +82,7 @@ def _checked(what: str, name: str, value: Any, types: set[str]) -> Any:
     elif isinstance(value, str | bool) and type(value).__name__ in types - ({"str"} if "tuple" in types else set()):
         pass
     elif "int" in types and "float" not in types:
-        least = 1 if name in COUNTS else LEAST.get(name)
+        least = LEAST.get(name)
         if not _whole(value, least):
             raise QuarlError(f"{shown}, not a whole number" + ("" if least is None else f" from {least} on"))
         return int(value)
@@ -108,12 +110,9 @@ def _whole(value: Any, least: int | None) -> bool:
 def mapping(value: Any, name: str, where: Path | str, *, names: bool = False) -> dict[str, Any]:
     """The mapping, or the one that the text spells."""
     try:
-        found = literals.read(value, names=names) if isinstance(value, str) else value
-        if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
-            return dict(found)
+        return literals.mapping(value, names=names)
     except ValueError:
-        pass
-    raise QuarlError(f"{where}: {name} is {str(value)[:60]!r}; write dict(...) of plain values")
+        raise QuarlError(f"{where}: {name} is {str(value)[:60]!r}; write dict(...) of plain values") from None
 
 
 def _schedule(value: Any, name: str, where: Path | str) -> Any:

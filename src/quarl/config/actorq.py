@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 from tyro.conf import arg
 
-from quarl import literals
 from quarl.config.base import (
     Flag,
     MeteredConfig,
@@ -210,5 +209,5 @@ class ActorQConfig(MeteredConfig):
         return [int(word) for word in words]
 
     def hyperparameters(self) -> dict[str, Any]:
-        """`params` by name as a config.yml has them: plain values, or their text where it is a class or schedule."""
-        return hyperparameters(self.params, literals.written)
+        """`params` by name."""
+        return hyperparameters(self.params)

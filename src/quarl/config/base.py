@@ -149,8 +149,11 @@ def _takes_files(folder: Path) -> bool:
         return False
 
 
-def hyperparameters(params: tuple[str, ...], read: Callable[[str], Any] = literals.read) -> dict[str, Any]:
-    """The words NAME:VALUE of --params by name; read: the value of a VALUE, which it may refuse with ValueError."""
+def hyperparameters(params: tuple[str, ...], read: Callable[[str], Any] = literals.written) -> dict[str, Any]:
+    """The words NAME:VALUE of --params by name, as a config.yml has them.
+
+    read: what makes a value of a VALUE, which it may refuse with ValueError.
+    """
     found: dict[str, Any] = {}
     for text in params:
         name, colon, value = text.partition(":")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import arg
 
 from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder, hyperparameters
 from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
-from quarl.literals import Name, read, spell
+from quarl.literals import Name, mapping, spell
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 POLICIES = {"A": (128, 128), "B": (512, 512), "C": (1024, 2048)}
 """Filters of each of three convolutions and width of the dense layer, as in the original's experiment."""
 MAX_WIDTH = 16_384
-SHAPING = ("features_extractor_class", "features_extractor_kwargs", "net_arch")
-"""Entries of policy_kwargs that are a policy's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,30 +80,31 @@ class MixedPrecisionConfig(MeteredConfig):
         """Names of the policies."""
         return self.policies or (tuple(POLICIES) if self.what == "updates" else ("A",))
 
-    def policy_kwargs(self) -> dict[str, Any]:
-        """Those of --params; QuarlError where they name what --policies says."""
+    def policy_kwargs(self, policy: str) -> str:
+        """Those of --params and what makes the policy; QuarlError where the former name some of the latter."""
+        filters, width = sizes(policy)
+        shape = {
+            "features_extractor_class": Name("WideCNN"),
+            "features_extractor_kwargs": {"filters": filters, "features_dim": width},
+            "net_arch": [],
+        }
         text = hyperparameters(self.params, str).get("policy_kwargs", "dict()")
         try:
-            given = read(text, names=True)
-            if not isinstance(given, dict):
-                raise ValueError
+            given = mapping(text, names=True)
         except ValueError:
             raise QuarlError(f"--params policy_kwargs:{text[:60]} is no dict(...) of plain values") from None
-        if shaping := [name for name in SHAPING if name in given]:
+        if shaping := [name for name in shape if name in given]:
             raise QuarlError(f"--params policy_kwargs: {shaping[0]} is what --policies says: drop it")
-        return given
+        return spell(given | shape)
 
     def training(self, policy: str, dtype: Dtype, seed: int, folder: Path) -> TrainConfig:
         """One training."""
-        filters, width = sizes(policy)
-        extractor = {"filters": filters, "features_dim": width}
-        shape = zip(SHAPING, (Name("WideCNN"), extractor, []), strict=True)
-        policy_kwargs = f"policy_kwargs:{spell(self.policy_kwargs() | dict(shape))}"
+        words = (f"batch_size:{self.batch_size}", f"policy_kwargs:{self.policy_kwargs(policy)}")
         return TrainConfig(
             algo="dqn",
             env=self.env,
             n_timesteps=self.n_timesteps,
-            params=(*self.params, f"batch_size:{self.batch_size}", policy_kwargs),
+            params=(*self.params, *words),
             learner_dtype=dtype,
             folder=folder,
             eval_freq=max(self.n_timesteps // 10, 1),

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from quarl import literals
 from quarl.config.base import (
     Flag,
     MeteredConfig,
@@ -110,8 +109,8 @@ class TrainConfig(MeteredConfig):
         check_folder(self.folder)
 
     def written(self) -> dict[str, Any]:
-        """`params` by name as a config.yml has them: plain values, or their text where it names a class."""
-        return hyperparameters(self.params, literals.written)
+        """`params` by name, as a config.yml has them."""
+        return hyperparameters(self.params)
 
     def spec(self) -> QatSpec | None:
         """What to train for; None: float32."""

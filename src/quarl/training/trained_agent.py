@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from quarl.algorithms.learners import learner_class
 from quarl.errors import QuarlError
-from quarl.literals import Name, read, spell
+from quarl.literals import Name, mapping, spell
 from quarl.policy import hub, sb3, zoo
 from quarl.policy.actor import FUNCTIONS, TRAINED_RANGES
 from quarl.policy.container import read_bytes, read_members
@@ -90,8 +90,8 @@ class TrainedAgent:
     def _architecture(self, given: Any) -> dict[str, Any]:
         """policy_kwargs: those given, but for what shapes the networks."""
         try:
-            kwargs = read(given, names=True) if isinstance(given, str) else dict(given)
-        except (ValueError, TypeError):
+            kwargs = mapping(given, names=True)
+        except ValueError:
             raise QuarlError(f"policy_kwargs is {str(given)[:60]!r}; write dict(...) of plain values") from None
         kwargs = {name: value for name, value in kwargs.items() if name not in SHAPING}
         for name in SHAPING:
