@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import gymnasium
@@ -20,6 +24,7 @@ from quarl.config.base import hyperparameters
 from quarl.config.mixed_precision import sizes
 from quarl.errors import QuarlError
 from quarl.report import schema
+from quarl.training import stretches
 
 SHORT = """\
 import gymnasium
@@ -164,6 +169,33 @@ def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
     assert fp16.equal == (fp16.difference_low <= 0 <= fp16.difference_high)
     assert 0 <= fp32.before <= 5
     assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_a_training_that_a_signal_broke_off_is_gone_on_with(tmp_path, monkeypatch):
+    params = ("learning_starts:40", "buffer_size:500", "train_freq:4")
+    asked = config(
+        tmp_path, what="learning", env="lights:Lights-v0", n_timesteps=400, seeds=1, episodes=2, dtypes=("fp32",)
+    )
+    asked = dataclasses.replace(asked, params=params)
+
+    def interrupt():
+        while not any("0000000000" not in path.name for path in tmp_path.glob("runs/*/dqn/*/checkpoint-*")):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        learning(asked, cells(tmp_path))
+    thread.join()
+    begun, from_here = [], stretches.from_here
+    monkeypatch.setattr(stretches, "from_here", lambda config: begun.append(from_here(config)) or begun[-1])
+    other = dataclasses.replace(asked, params=(*params, "gamma:0.9"))
+    assert learning(other, cells(tmp_path / "other"))[0].env_steps == 400
+    assert not begun[0].resume
+    begun.clear()
+    assert learning(asked, cells(tmp_path))[0].env_steps == 400
+    assert begun[0].resume
 
 
 def test_differences_are_paired_by_seed():

@@ -42,13 +42,10 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     parameters = _parameters(config)
     cls = learner_class(config.algo, double=bool(parameters.pop(DOUBLE, False)))
     known = inspect.signature(cls.__init__).parameters
+    critic = None if config.algo == "dqn" else parameters.pop(CRITIC, None)
     parameters = checked(cls, parameters)
     gamma = float(parameters.get("gamma", known["gamma"].default))
     n_steps = int(parameters.pop("n_steps", known["n_steps"].default))
-    critic = parameters.pop(CRITIC, None)
-    for name in parameters:
-        if name not in known:
-            raise QuarlError(f"--params {name}: {cls.__name__} has no such hyper-parameter")
     if config.algo == "sac" and parameters.get("target_update_interval", 1) != 1:
         # it counts updates within a round of gradient_steps, and here each is a round of its own
         raise QuarlError(

@@ -18,7 +18,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 
 from quarl import literals
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.policy.actor import FUNCTIONS
 
 TORCH = ("", "nn.", "th.nn.", "torch.nn.")
@@ -30,6 +30,10 @@ CLASSES: Mapping[str, str] = {
     "WideCNN": "quarl.algorithms.wide_cnn.WideCNN",
 }
 """What a class may be called in a configuration, and where it is."""
+OURS = ("env", "seed", "device", "verbose", "tensorboard_log", "action_noise", "_init_setup_model", "monitor_kwargs")
+"""Arguments of a learner that are not hyper-parameters."""
+CODE = ("replay_buffer_class", "rollout_buffer_class", "rollout_buffer_kwargs")
+"""Arguments that the zoo gives as code."""
 COUNTS = ("batch_size", "buffer_size", "n_epochs", "n_steps", "train_freq", "target_update_interval", "policy_delay")
 """Whole numbers from 1 on."""
 LEAST: Mapping[str, int] = {
@@ -62,12 +66,16 @@ def arguments(written: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
 def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments, whole numbers as such however they are written (1e4).
 
-    QuarlError where one is nothing that the constructor takes; Stable-Baselines3 fails on many only in mid-training.
+    QuarlError where one is no hyper-parameter, or nothing that the constructor takes; Stable-Baselines3 fails on many
+    only in mid-training.
     """
     parameters = inspect.signature(cls.__init__).parameters
+    known = parameters.keys() - {"self", "policy", *OURS, *CODE}
     found = dict(given)
     for name, value in given.items():
-        if name in parameters and value is not None and not callable(value) and not isinstance(value, dict):
+        if name not in known:
+            raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{did_you_mean(name, known)}")
+        if value is not None and not callable(value) and not isinstance(value, dict):
             annotation = parameters[name].annotation  # as text: some hold names that only type checkers see
             types = set(re.findall(r"\w+", str(annotation)))
             found[name] = _checked(f"{cls.__name__}'s {name}", name, value, types)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ from quarl import stats
 from quarl.bench.cells import Cell, Cells
 from quarl.config.base import METERED
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
-from quarl.errors import QuarlError
+from quarl.config.train import TrainConfig
 from quarl.evaluate import evaluate
-from quarl.interrupt import SIGNALLED
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.training import stretches
 from quarl.training.run_folder import BEST
 from quarl.training.session import Session
 
@@ -82,25 +83,27 @@ def learning(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
 
 def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, cells: Cells) -> Cell | None:
     name = f"learning-{policy.replace(',', 'x')}-{dtype}-{seed}"
-    training = config.training(policy, dtype, seed, config.output / "runs" / name)
+    runs = config.output / "runs"
+    training = config.training(policy, dtype, seed, runs)
     settings = {key: value for key, value in asdict(training).items() if key not in ELSEWHERE}
     settings |= {"episodes": config.episodes}
-    return cells.get(name, settings, partial(train, config, policy, dtype, seed, training.folder))
+    same = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    folder = runs / f"{name}-{same}"  # what other options have begun is not gone on with
+    return cells.get(name, settings, partial(train, config, replace(training, folder=folder)))
 
 
-def train(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, folder: Path) -> Cell:
-    """One training, and the returns of its best agent."""
-    shutil.rmtree(folder, ignore_errors=True)  # what is there was broken off
-    session = Session(config.training(policy, dtype, seed, folder), lambda line: None)
-    before = _play(config, session.judge.exact(session.model), seed)
-    ended = session.run(lambda label, done: None)
+def train(config: MixedPrecisionConfig, training: TrainConfig) -> Cell:
+    """One training, begun or gone on with, and the returns of its best agent."""
+    untrained = Session(replace(training, folder=training.folder / "untrained"), lambda line: None)
+    before = _play(config, untrained.judge.exact(untrained.model), training.seed)
+    assert untrained.model.env is not None
+    untrained.model.env.close()
+    run, ended = stretches.train(training, lambda line: None)
     if ended.row is None:
-        if ended.exit_code > SIGNALLED:
-            raise KeyboardInterrupt
-        raise QuarlError(f"{folder.name}: {ended.message}")
-    agent = quantize(read(session.folder().path / f"{BEST}.zip"), QuantSpec.parse("fp32"))
-    returns = _play(config, agent, seed)
-    shutil.rmtree(folder, ignore_errors=True)  # checkpoints hold replay
+        raise KeyboardInterrupt
+    agent = quantize(read(run.path / f"{BEST}.zip"), QuantSpec.parse("fp32"))
+    returns = _play(config, agent, training.seed)
+    shutil.rmtree(training.folder, ignore_errors=True)  # checkpoints hold replay
     return {
         "env_steps": ended.row.timesteps,
         "updates": ended.row.updates,

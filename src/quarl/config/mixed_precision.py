@@ -98,7 +98,8 @@ class MixedPrecisionConfig(MeteredConfig):
         return spell(given | shape)
 
     def training(self, policy: str, dtype: Dtype, seed: int, folder: Path) -> TrainConfig:
-        """One training."""
+        """One training, looked at and saved ten times on its way."""
+        tenth = max(self.n_timesteps // 10, 1)
         words = (f"batch_size:{self.batch_size}", f"policy_kwargs:{self.policy_kwargs(policy)}")
         return TrainConfig(
             algo="dqn",
@@ -107,9 +108,9 @@ class MixedPrecisionConfig(MeteredConfig):
             params=(*self.params, *words),
             learner_dtype=dtype,
             folder=folder,
-            eval_freq=max(self.n_timesteps // 10, 1),
+            eval_freq=tenth,
             eval_episodes=10,
-            save_freq=0,
+            save_freq=tenth,
             threads=self.threads,
             device=self.device,
             seed=seed,

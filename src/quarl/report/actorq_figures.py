@@ -77,11 +77,13 @@ def times(rows: Sequence[Row], title: str) -> Figure:
         heights = [row["seconds"] for row in rows]
         for row, (x, width) in _bars(axes, groups, "seconds", tasks):
             single = runs[row["task"], arm(row)]
-            axes.plot([x] * len(single), [one["seconds"] for one in single], ".", color=style.MUTED, markersize=4)
+            seconds = [one["seconds"] for one in single]
+            axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor="white", zorder=3)
             if any(one["censored"] for one in single):
                 arrow = {"arrowstyle": "->", "color": style.MUTED}
                 top = row["seconds"]
-                axes.annotate("", (x, 1.5 * top), (x, top), arrowprops=arrow)
+                beside = x + width / 4  # where no run's point is
+                axes.annotate("", (beside, 1.5 * top), (beside, top), arrowprops=arrow)
                 heights.append(1.6 * top)  # an arrow that ends outside the axes is not drawn
             if any(one["derived"] for one in single):
                 axes.bar(x, row["seconds"], width, **DERIVED)

@@ -1,8 +1,4 @@
-"""Cells that train: float agents, quantisation-aware ones, and ActorQ runs, each in a process of its own.
-
-Trainings run in stretches from checkpoint to checkpoint, and each goes on from what the one before has saved, killed or
-not: so a training that was killed ends in the very agent of one that was not.
-"""
+"""Cells that train: float agents, quantisation-aware ones, and ActorQ runs, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALLED
@@ -22,9 +17,9 @@ from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.study.cells import ACTORQ, QAT, TRAIN
 from quarl.study.play import returns, weights
 from quarl.study.runs import actorq_config, training_config
+from quarl.training import stretches
 from quarl.training.outcome import Row
 from quarl.training.run_folder import BEST, RunFolder
-from quarl.training.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,39 +96,11 @@ def _length(row: Row) -> dict[str, Any]:
 
 
 def _train(config: TrainConfig) -> tuple[RunFolder, Row]:
-    """The run's folder and its row, after as many stretches as are left."""
-    steps = -1
-    while True:
-        session = Session(_from_here(config), _print)
-        ended = session.run(lambda label, done: None, one_stretch=True)
-        if ended.row is not None:
-            return session.folder(), ended.row
-        if ended.exit_code:
-            raise SystemExit(ended.exit_code)
-        if session.model.num_timesteps <= steps:
-            raise QuarlError("no checkpoint can be written, so training cannot go on: free some space")
-        steps = session.model.num_timesteps
-
-
-def _from_here(config: TrainConfig) -> TrainConfig:
-    """What goes on with the run from the last end of a stretch; `config` itself where there is none."""
-    try:
-        run = RunFolder.latest(config.folder, config.algo, config.env)
-        saved = checkpoint.load_latest(run.path)
-        if config.n_timesteps is not None and _steps(saved) >= config.n_timesteps:
-            # killed in its last evaluation: the last stretch is trained again, whose end is the same
-            saved.path.unlink()
-            saved = checkpoint.load_latest(run.path)
-        if _steps(saved) > 0:
-            return TrainConfig(algo=config.algo, env=config.env, folder=config.folder, resume=True)
-    except QuarlError:  # nothing has been saved, or all of it is damaged
-        pass
-    shutil.rmtree(config.folder, ignore_errors=True)
-    return config
-
-
-def _steps(saved: checkpoint.Checkpoint) -> int:
-    return int(saved.facts["counters"]["num_timesteps"])
+    """The run's folder and its row."""
+    run, ended = stretches.train(config, _print)
+    if ended.row is None:
+        raise SystemExit(ended.exit_code)
+    return run, ended.row
 
 
 def _print(line: str) -> None:

@@ -16,8 +16,8 @@ from quarl.algorithms.arguments import checked
 from quarl.algorithms.learners import DOUBLE, learner_class
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import TrainConfig
-from quarl.errors import QuarlError, did_you_mean
-from quarl.training.hyperparameters import OURS, Recipe
+from quarl.errors import QuarlError
+from quarl.training.hyperparameters import Recipe
 
 PATCHED = ("train", "_sample_action")
 """Attributes that training puts on a model, which are not saved with it."""
@@ -29,10 +29,6 @@ def build(
     """The model; what Stable-Baselines3 warns of is said in one line each."""
     arguments = dict(recipe.arguments)
     cls = learner_class(config.algo, double=bool(arguments.pop(DOUBLE, False)))
-    known = inspect.signature(cls.__init__).parameters.keys() - {"self", "policy", *OURS}
-    for name in arguments:
-        if name not in known:
-            raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{did_you_mean(name, known)}")
     arguments = checked(cls, arguments)
     if recipe.noise is not None:
         if "action_noise" not in inspect.signature(cls.__init__).parameters:

@@ -1,0 +1,58 @@
+"""A training in stretches from checkpoint to checkpoint, each of which goes on from what the one before has saved.
+
+Killed or not, it so ends in the very agent of one that was not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+from quarl.algorithms import checkpoint
+from quarl.config import TrainConfig
+from quarl.envs import resolve
+from quarl.errors import QuarlError
+from quarl.training.outcome import Ended
+from quarl.training.run_folder import RunFolder
+from quarl.training.session import Session
+
+
+def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended]:
+    """The only run in `config.folder`, begun or gone on with: its folder, and how its last stretch ended.
+
+    `Ended.row` is None where a signal broke it off. QuarlError where training diverges, or no checkpoint can be
+    written.
+    """
+    steps = -1
+    while True:
+        session = Session(from_here(config), say)
+        ended = session.run(lambda label, done: None, one_stretch=True)
+        if ended.row is not None or ended.exit_code:
+            return session.folder(), ended
+        if session.model.num_timesteps <= steps:
+            raise QuarlError("no checkpoint can be written, so training cannot go on: free some space")
+        steps = session.model.num_timesteps
+
+
+def from_here(config: TrainConfig) -> TrainConfig:
+    """What goes on with the run from the last end of a stretch; `config` itself, its folder empty, where there is none.
+
+    A run in the folder is taken for this one: whoever changes the options changes the folder too.
+    """
+    try:
+        run = RunFolder.latest(config.folder, config.algo, resolve(config.env, trusted=True))
+        saved = checkpoint.load_latest(run.path)
+        if config.n_timesteps is not None and _steps(saved) >= config.n_timesteps:
+            # killed in its last evaluation: the last stretch is trained again, whose end is the same
+            saved.path.unlink()
+            saved = checkpoint.load_latest(run.path)
+        if _steps(saved) > 0:
+            return TrainConfig(algo=config.algo, env=config.env, folder=config.folder, resume=True)
+    except QuarlError:  # nothing has been saved, or all of it is damaged
+        pass
+    shutil.rmtree(config.folder, ignore_errors=True)
+    return config
+
+
+def _steps(saved: checkpoint.Checkpoint) -> int:
+    return int(saved.facts["counters"]["num_timesteps"])
