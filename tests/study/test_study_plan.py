@@ -78,6 +78,14 @@ def test_the_first_source_that_is_at_hand_is_taken(study_file: Write):
             "line 7: .* is the same cell as one of line 6",
         ),
         ("{algo: dqn, env: CartPole-v1, source: train, params: {1bad: 2}}", "line 6: --params '1bad:2'"),
+        (
+            "{algo: dqn, env: CartPole-v1, source: train, params: {lerning_rate: 1e-3}}",
+            "line 6: DQN has no hyper-parameter 'lerning_rate'; did you mean 'learning_rate'",
+        ),
+        (
+            "{algo: dqn, env: CartPole-v1, source: train, params: {gamma: 2}}",
+            "line 6: DQN's gamma is '2', not a number from 0 to 1",
+        ),
     ],
 )
 def test_what_nothing_can_make_sense_of_names_its_line(policies: str, said: str, study_file: Write):

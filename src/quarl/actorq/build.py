@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from quarl import qat
 from quarl.actorq.replay import SegmentReplay
-from quarl.algorithms.arguments import arguments, checked
-from quarl.algorithms.learners import DOUBLE, learner_class
+from quarl.algorithms.arguments import arguments
+from quarl.algorithms.learners import DOUBLE, constructor
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.errors import QuarlError
@@ -39,11 +39,8 @@ DQN_2020: Mapping[str, Any] = {
 
 def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     """The model, its replay empty, seeded; nothing has been trained."""
-    parameters = _parameters(config)
-    cls = learner_class(config.algo, double=bool(parameters.pop(DOUBLE, False)))
+    cls, parameters, critic = hyperparameters(config)
     known = inspect.signature(cls.__init__).parameters
-    critic = None if config.algo == "dqn" else parameters.pop(CRITIC, None)
-    parameters = checked(cls, parameters)
     gamma = float(parameters.get("gamma", known["gamma"].default))
     n_steps = int(parameters.pop("n_steps", known["n_steps"].default))
     if config.algo == "sac" and parameters.get("target_update_interval", 1) != 1:
@@ -92,13 +89,18 @@ def samples_per_insert(model: OffPolicyAlgorithm) -> float:
     return float(model.batch_size * steps / freq.frequency)
 
 
-def _parameters(config: ActorQConfig) -> dict[str, Any]:
-    """Hyper-parameters: the preset's below those that were given."""
+def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
+    """The learner's class, arguments of its constructor and hidden layers of its critic, None for its own.
+
+    The preset's hyper-parameters are below those that were given. QuarlError where there is no such argument.
+    """
     chosen = _preset(config.algo) if config.preset == "quarl-2020" else {}
     if config.n_steps is not None:
         chosen["n_steps"] = config.n_steps
     given = {name: value for name, value in config.hyperparameters().items() if value is not None}
-    return chosen | arguments(given, "--params")
+    chosen |= arguments(given, "--params")
+    critic = None if config.algo == "dqn" else chosen.pop(CRITIC, None)
+    return *constructor(config.algo, chosen), critic
 
 
 def _preset(algo: str) -> dict[str, Any]:

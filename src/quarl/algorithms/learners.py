@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
+from quarl.algorithms.arguments import checked
 from quarl.errors import QuarlError
 
 CLASSES = {
@@ -27,3 +29,10 @@ def learner_class(algo: str, *, double: bool = False) -> Any:
         raise QuarlError(f"--params {DOUBLE}: only dqn has it, and the algorithm is {algo}")
     module, _, name = (DOUBLE_DQN if double else CLASSES[algo]).rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The class that they make of the algorithm and its constructor's arguments; QuarlError where they are none."""
+    given = dict(hyperparameters)
+    cls = learner_class(algo, double=bool(given.pop(DOUBLE, False)))
+    return cls, checked(cls, given)

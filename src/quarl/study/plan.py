@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from quarl.envs import make, resolve
@@ -17,12 +16,10 @@ from quarl.quant.training import QatSpec
 from quarl.study import source
 from quarl.study.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, Cell, key_of
 from quarl.study.entries import MethodEntry, PolicyEntry, Study
-from quarl.study.runs import actorq_config, training_config
+from quarl.study.runs import check_actorq, check_training
 from quarl.study.source import Agent
 
 EXACT = QuantSpec.parse("fp32")
-UNCHECKED = Path("runs")
-"""Stands for the folder of a training whose options are only checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +56,10 @@ class _Policy:
         """Key of the training that makes the agent; empty where there is none."""
         return "" if self.agent is None or self.agent.kind != TRAIN else key_of(TRAIN, self.agent.identity)
 
-    def check(self, config: Callable[[], Any]) -> None:
-        """Makes the configuration of a training and checks it; a mistake names the line of the policy."""
+    def check(self, training: Callable[[], None]) -> None:
+        """Calls what checks a training; a mistake names the line of the policy."""
         try:
-            config().check()
+            training()
         except QuarlError as error:
             raise type(error)(f"{self.study.at(self.entry.line)}: {error}") from None
         except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs
@@ -113,7 +110,7 @@ def _of_policy(
         made = [_refused(cell, na) for cell in made]
     if agent is not None and any(cell.needs for cell in made):
         training = Cell(**policy.about, method=TRAIN, precision="fp32", work=agent.identity)
-        policy.check(partial(training_config, training.work, UNCHECKED))
+        policy.check(partial(check_training, training.work))
         yield training
     yield from made
 
@@ -190,7 +187,7 @@ def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
             "from": None if share is None else agent.identity,
             "episodes": policy.episodes,
         }
-        policy.check(partial(training_config, work, UNCHECKED))
+        policy.check(partial(check_training, work))
         yield dataclasses.replace(cell, needs="" if share is None else policy.training, work=work)
 
 
@@ -222,7 +219,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         }
         cell = Cell(**policy.about, method=ACTORQ, precision=QuantSpec.parse(text).precision, work=work)
         try:
-            policy.check(partial(actorq_config, work, UNCHECKED))
+            policy.check(partial(check_actorq, work))
         except UnsupportedError as error:  # an algorithm that learns on-policy
             cell = _refused(cell, str(error).partition(": ")[2])
         yield cell

@@ -8,6 +8,9 @@ from typing import Any
 
 from quarl.config import ActorQConfig, TrainConfig
 
+UNCHECKED = Path("runs")
+"""Stands for the folder of a training whose options are only checked."""
+
 
 def training_config(work: Mapping[str, Any], folder: Path, trained_agent: Path | None = None) -> TrainConfig:
     """The `quarl train` of a training or of a quantisation-aware cell."""
@@ -24,6 +27,26 @@ def training_config(work: Mapping[str, Any], folder: Path, trained_agent: Path |
         save_freq=work["save_freq"],
         seed=work["seed"],
     )
+
+
+def check_training(work: Mapping[str, Any]) -> None:
+    """QuarlError where `quarl train` would not begin for its options or hyper-parameters."""
+    from quarl.algorithms.learners import constructor  # here: most studies train nothing, and learners take seconds
+    from quarl.training.hyperparameters import interpret
+
+    config = training_config(work, UNCHECKED)
+    config.check()
+    recipe = interpret({"n_timesteps": config.n_timesteps or 1, **config.written()}, Path("params"))
+    constructor(config.algo, recipe.arguments)
+
+
+def check_actorq(work: Mapping[str, Any]) -> None:
+    """QuarlError where `quarl actorq` would not begin for its options or hyper-parameters."""
+    from quarl.actorq.build import hyperparameters
+
+    config = actorq_config(work, UNCHECKED)
+    config.check()
+    hyperparameters(config)
 
 
 def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:

@@ -12,8 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecEnv
 
-from quarl.algorithms.arguments import checked
-from quarl.algorithms.learners import DOUBLE, learner_class
+from quarl.algorithms.learners import constructor
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
@@ -27,9 +26,7 @@ def build(
     config: TrainConfig, recipe: Recipe, env: VecEnv, say: Callable[[str], None], *, images: bool
 ) -> BaseAlgorithm:
     """The model; what Stable-Baselines3 warns of is said in one line each."""
-    arguments = dict(recipe.arguments)
-    cls = learner_class(config.algo, double=bool(arguments.pop(DOUBLE, False)))
-    arguments = checked(cls, arguments)
+    cls, arguments = constructor(config.algo, recipe.arguments)
     if recipe.noise is not None:
         if "action_noise" not in inspect.signature(cls.__init__).parameters:
             raise QuarlError(f"{config.algo} takes no action noise; drop it with --params noise_type:None")
