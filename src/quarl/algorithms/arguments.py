@@ -32,8 +32,8 @@ CLASSES: Mapping[str, str] = {
 """What a class may be called in a configuration, and where it is."""
 OURS = ("env", "seed", "device", "verbose", "tensorboard_log", "action_noise", "_init_setup_model", "monitor_kwargs")
 """Arguments of a learner that are not hyper-parameters."""
-CODE = ("replay_buffer_class", "rollout_buffer_class", "rollout_buffer_kwargs")
-"""Arguments that the zoo gives as code."""
+CODE = ("callback", "replay_buffer_class", "rollout_buffer_class", "rollout_buffer_kwargs", "vec_env_wrapper")
+"""What the zoo gives code for."""
 COUNTS = ("batch_size", "buffer_size", "n_epochs", "n_steps", "train_freq", "target_update_interval", "policy_delay")
 """Whole numbers from 1 on."""
 LEAST: Mapping[str, int] = {
@@ -85,13 +85,13 @@ def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any
 def _checked(what: str, name: str, value: Any, types: set[str]) -> Any:
     shown = f"{what} is {str(value)[:60]!r}"
     if isinstance(value, tuple) and "tuple" in types:
-        if len(value) != 2 or not _whole(value[0], 1) or value[1] not in ("step", "episode"):
+        if len(value) != 2 or not whole(value[0], 1) or value[1] not in ("step", "episode"):
             raise QuarlError(f"{shown}; write a number, or as in [1, 'episode']")
     elif isinstance(value, str | bool) and type(value).__name__ in types - ({"str"} if "tuple" in types else set()):
         pass
     elif "int" in types and "float" not in types:
         least = LEAST.get(name)
-        if not _whole(value, least):
+        if not whole(value, least):
             raise QuarlError(f"{shown}, not a whole number" + ("" if least is None else f" from {least} on"))
         return int(value)
     elif "float" in types:
@@ -111,7 +111,8 @@ def _number(value: Any) -> bool:
     return number and abs(value) <= sys.float_info.max
 
 
-def _whole(value: Any, least: int | None) -> bool:
+def whole(value: Any, least: int | None) -> bool:
+    """Whether it is a whole number from `least` on, also where YAML has made a float of it (1e6)."""
     return _number(value) and value == int(value) and (least is None or value >= least)
 
 

@@ -94,10 +94,7 @@ def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, ce
 
 def train(config: MixedPrecisionConfig, training: TrainConfig) -> Cell:
     """One training, begun or gone on with, and the returns of its best agent."""
-    untrained = Session(replace(training, folder=training.folder / "untrained"), lambda line: None)
-    before = _play(config, untrained.judge.exact(untrained.model), training.seed)
-    assert untrained.model.env is not None
-    untrained.model.env.close()
+    before = _untrained(config, training)
     run, ended = stretches.train(training, lambda line: None)
     if ended.row is None:
         raise KeyboardInterrupt
@@ -111,6 +108,14 @@ def train(config: MixedPrecisionConfig, training: TrainConfig) -> Cell:
         "before": before.tolist(),
         "returns": returns.tolist(),
     }
+
+
+def _untrained(config: MixedPrecisionConfig, training: TrainConfig) -> Array:
+    """Returns of the networks that the training begins with."""
+    session = Session(training, lambda line: None)  # writes nothing before it runs
+    assert session.model.env is not None
+    session.model.env.close()
+    return _play(config, session.judge.exact(session.model), training.seed)
 
 
 def _play(config: MixedPrecisionConfig, policy: QuantizedPolicy, seed: int) -> Array:

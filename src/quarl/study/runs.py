@@ -31,11 +31,13 @@ def training_config(work: Mapping[str, Any], folder: Path, trained_agent: Path |
 
 def check_training(work: Mapping[str, Any]) -> None:
     """QuarlError where `quarl train` would not begin for its options or hyper-parameters."""
-    from quarl.algorithms.learners import constructor  # here: most studies train nothing, and learners take seconds
-    from quarl.training.hyperparameters import interpret
-
     config = training_config(work, UNCHECKED)
     config.check()
+    if not config.params:
+        return
+    from quarl.algorithms.learners import constructor  # here: loading learners takes a second
+    from quarl.training.hyperparameters import interpret
+
     recipe = interpret({"n_timesteps": config.n_timesteps or 1, **config.written()}, Path("params"))
     constructor(config.algo, recipe.arguments)
 

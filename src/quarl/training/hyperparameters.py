@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quarl.algorithms.arguments import CODE, OURS, arguments, mapping
+from quarl.algorithms.arguments import CODE, OURS, arguments, mapping, whole
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.zoo import vecnormalize_options, wrappers_of
 
@@ -45,7 +45,7 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
     for name in OURS:
         if name in left:
             raise QuarlError(f"{where}: {name} is no hyper-parameter; options of quarl train say such things")
-    for name in (*CODE, "callback", "vec_env_wrapper"):
+    for name in CODE:
         if left.pop(name, None):
             raise UnsupportedError(f"{where}: {name} names code of the zoo, which is not run; drop it with {name}:None")
     policy = left.pop("policy", None)
@@ -95,8 +95,6 @@ def _noise(kind: Any, std: Any, where: Path) -> tuple[str, float] | None:
 
 
 def _count(value: Any, name: str, where: Path) -> int:
-    """A whole number, which YAML often spells 1e6."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 1 <= value < 2**53 or value != int(value):
+    if not whole(value, 1) or value >= 2**53:
         raise QuarlError(f"{where}: {name} is {str(value)[:60]!r}, not a whole number from 1 on")
     return int(value)
