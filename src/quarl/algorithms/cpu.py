@@ -1,14 +1,19 @@
-"""What torch computes with on a CPU: how many threads, and without denormal numbers while it learns."""
+"""What torch computes with on a CPU: how many threads, which memory, and without denormal numbers while it learns."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 
 import torch
 
 ENOUGH = 1 << 20
 """Numbers that torch shares among its threads."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of mallopt(3)."""
+KEPT_BYTES, MAPPED_BYTES = 2**30, 2**25
+"""Freed memory that a process keeps; blocks from this size on go back to the system all the same (glibc's maximum)."""
 
 
 @contextlib.contextmanager
@@ -25,8 +30,21 @@ def threads(number: int) -> Iterator[None]:
 def start_threads(number: int) -> None:
     """So many threads from now on; those that this starts flush denormals, as `flushed` says, for good."""
     torch.set_num_threads(number)
+    keep_memory()
     with flushed():  # the setting is each thread's own: a new one has that of the thread that starts it
         torch.zeros(ENOUGH).add_(1)
+
+
+def keep_memory() -> None:
+    """This process keeps memory that it frees, for its next use; on glibc, elsewhere nothing changes.
+
+    An update frees the gradients and casts of a wide layer, 17 MB each, and asks for as much in the next one. Handed
+    back to the system in between, every page comes anew, and zeroed: a fifth of the time of an update in bfloat16.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc; CDLL(None) is no library on Windows
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 @contextlib.contextmanager
