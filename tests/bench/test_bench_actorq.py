@@ -265,6 +265,29 @@ def test_derived_seconds_are_updates_times_the_arm_s_pace(tmp_path, trainings):
     ]
 
 
+def test_no_arm_is_compared_with_one_of_another_processor(tmp_path, trainings):
+    path = protocol(tmp_path, seeds=[0, 1])
+    rows_of(path, tmp_path)
+    found = read(path)
+    for name in ("int8", "fp32"):
+        to_another_processor(tmp_path / "cells" / f"Cart-Pole-{name}-spi1-seed0.json")
+    (tmp_path / "cells" / "Cart-Pole-torch-fp32-spi1-seed0.json").unlink()
+    trainings.clear()
+    again = cells(tmp_path)
+    runs = time_to_reward(found, found.tasks, again)
+    assert trainings == []
+    assert [(run.row.seed, run.row.cpu == "another") for run in runs] == [(0, True)] * 2 + [(1, False)] * 3
+    assert (again.elsewhere, again.missing) == (["Cart-Pole-torch-fp32-spi1-seed0"], 0)
+
+    to_another_processor(tmp_path / "cells" / "Cart-Pole-fp32-spi1-seed1.json")
+    with pytest.raises(QuarlError, match=r"fp32-spi1-seed1\.json was measured on another, Cart-Pole-int8-spi1-seed1"):
+        time_to_reward(found, found.tasks, cells(tmp_path))
+
+
+def to_another_processor(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": {"cpu": "another"}}))
+
+
 def test_seeds_of_the_others_take_turns_and_cells_resume(tmp_path, trainings):
     path = protocol(tmp_path, seeds=[0, 1])
     rows = rows_of(path, tmp_path)
@@ -320,10 +343,27 @@ def test_speedups_are_geometric_means_over_seeds_then_tasks():
     a, b, both = speedups(rows)
     assert (a.task, a.speedup, a.seconds_against, a.at_least) == ("a", pytest.approx(4.0), pytest.approx(40.0), False)
     assert (a.low, a.high) == (pytest.approx(2.0), pytest.approx(8.0))
-    assert (a.final_return_pct, a.noninferior) == (pytest.approx(3.0), True)
+    assert (a.final_return_pct, a.noninferior) == (pytest.approx(3.0), None)
+    assert (a.final_return_low, a.final_return_high) == (pytest.approx(0.0), pytest.approx(6.0))
+    assert (b.final_return_pct, b.final_return_low, b.final_return_high) == (0.0, None, None)
     assert (b.speedup, b.at_least, b.noninferior) == (pytest.approx(1.0), True, None)
     assert (both.task, both.speedup, both.at_least, both.seeds) == ("all", pytest.approx(2.0), True, 3)
     schema.check(schema.document("bench actorq speed-up", [one.to_json() for one in (a, b, both)]))
+
+
+def test_three_seeds_are_judged_by_the_interval_of_their_loss():
+    def verdict(*returns):
+        rows = [reward_row("a", "fp32", "litert", seed, 20.0) for seed in range(len(returns))]
+        rows += [
+            reward_row("a", "int8", "litert", seed, 10.0, final_return_quantised=found)
+            for seed, found in enumerate(returns)
+        ]
+        (found,) = speedups(rows)
+        return found.noninferior
+
+    assert verdict(98.0, 97.0, 96.0) is True
+    assert verdict(100.0, 99.0, 91.0) is False  # 3.3 % in the mean, but 9 % in one of three
+    assert verdict(98.0, 97.0) is None
 
 
 def test_runs_that_missed_the_target_are_counted_and_left_out():

@@ -27,6 +27,7 @@ def reward(task, precision, engine, seed, seconds, **changed):
         "final_return": 100.0,
         "final_return_quantised": None,
         "samples_per_insert": 1.0,
+        "cpu": "a processor",
         "joules": None,
         "joules_by": None,
     } | changed

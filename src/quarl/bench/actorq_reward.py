@@ -38,6 +38,8 @@ class Row:
     """Of the learner's policy, in the last evaluation."""
     final_return_quantised: float | None
     samples_per_insert: float
+    cpu: str
+    """The processor: that of all arms of a task's seed."""
     joules: float | None
     """Of the whole run, evaluations included; None where it was derived, or measured without --energy."""
     joules_by: str | None
@@ -99,6 +101,7 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
         f"{_slug(task.name)}-{arm}-spi{ratio:g}-seed{seed}",
         settings_of(training),
         lambda: train(training, cap_s=cap_s, say=cells.say, meter=cells.meter),
+        group=_group(task, seed),
     )
     if cell is None:
         return None
@@ -120,6 +123,7 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
         final_return=last.get("return"),
         final_return_quantised=last.get("return_quantised"),
         samples_per_insert=ratio,
+        cpu=cell["machine"]["cpu"],
         joules=cell.get("joules"),
         joules_by=cell.get("joules_by"),
     )
@@ -136,6 +140,7 @@ def _derived(
         f"{_slug(task.name)}-{arm}-spi{ratio:g}-pace",
         settings_of(training, **window),
         lambda: watch(_endless(training), **window, say=cells.say),
+        group=_group(task, seed),
     )
     if cell is None or not cell["updates"]:
         return None
@@ -154,11 +159,17 @@ def _derived(
         updates=source.updates,
         final_return=source.final_return,
         final_return_quantised=source.final_return_quantised,
+        samples_per_insert=ratio,
+        cpu=source.cpu,
         joules=None,
         joules_by=None,
-        samples_per_insert=ratio,
     )
     return Run(row=row, curve=[])
+
+
+def _group(task: Task, seed: int) -> str:
+    """Runs whose seconds are compared: those of a seed, and of all seeds where a pace was measured once for them."""
+    return task.name if task.derived else f"{task.name} seed {seed}"
 
 
 def _endless(training: ActorQConfig) -> ActorQConfig:

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl.stats import Interval, error_interval
+
 Array = NDArray[Any]
 RESAMPLES = 10_000
 MARGIN_PCT = 5.0
+FEWEST_SEEDS = 3
+"""For a verdict on the final return."""
 BASELINES = (("fp32", "litert"), ("fp32", "torch"))
 """The headline first."""
 
@@ -43,8 +47,11 @@ class Speedup:
     """Runs of this arm that did not reach the target, and are in none of these numbers."""
     final_return_pct: float | None
     """Mean final return over the other arm's, as a loss in percent; negative for a gain."""
+    final_return_low: float | None
+    """Ends of its 95 % interval: seeds are resampled. None for a single one."""
+    final_return_high: float | None
     noninferior: bool | None
-    """A loss within 5 percent. None where a run of either was censored."""
+    """The whole interval lies within a loss of 5 percent. None where a run of either was censored, and below three."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,7 +106,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
             continue
         logs[task] = np.log([b["seconds"] / a["seconds"] for a, b in reached])
         loss = _loss(reached)
-        comparable = loss is not None and not any(a["censored"] or b["censored"] for a, b in pairs)
+        comparable = len(pairs) >= FEWEST_SEEDS and not any(a["censored"] or b["censored"] for a, b in pairs)
         found.append(
             Speedup(
                 task=task,
@@ -109,8 +116,10 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
                 derived=any(a["derived"] or b["derived"] for a, b in reached),
                 seeds=len(reached),
                 lost=len(pairs) - len(reached),
-                final_return_pct=loss,
-                noninferior=loss <= MARGIN_PCT if comparable and loss is not None else None,
+                final_return_pct=None if loss is None else loss.point,
+                final_return_low=None if loss is None or len(reached) < 2 else loss.low,
+                final_return_high=None if loss is None or len(reached) < 2 else loss.high,
+                noninferior=loss.high <= MARGIN_PCT if comparable and loss is not None else None,
                 **_common(arm, base, [logs[task]], is_best),
             )
         )
@@ -125,6 +134,8 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
                 seeds=sum(one.seeds for one in found),
                 lost=lost,
                 final_return_pct=None,
+                final_return_low=None,
+                final_return_high=None,
                 noninferior=None,
                 **_common(arm, base, list(logs.values()), is_best),
             )
@@ -157,10 +168,9 @@ def _geometric(seconds: Sequence[float]) -> float:
     return math.exp(float(np.mean(np.log(seconds))))
 
 
-def _loss(pairs: Sequence[tuple[Row, Row]]) -> float | None:
+def _loss(pairs: Sequence[tuple[Row, Row]]) -> Interval | None:
     """Of the mean final return of the quantised policies, in percent of the other arm's."""
-    ours = [a["final_return_quantised"] for a, _ in pairs]
-    theirs = [b["final_return_quantised"] for _, b in pairs]
+    ours, theirs = ([row["final_return_quantised"] for row in rows] for rows in zip(*pairs, strict=True))
     if None in ours or None in theirs or not np.mean(theirs):
         return None
-    return float(100 * (np.mean(theirs) - np.mean(ours)) / abs(np.mean(theirs)))
+    return error_interval(np.array(theirs), np.array(ours), np.random.default_rng(0), num_resamples=RESAMPLES)

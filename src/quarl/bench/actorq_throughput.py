@@ -148,7 +148,10 @@ def _window(
     name = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}-{number}"
     window = {"warm_up": config.warm_up, "seconds": config.seconds}
     return cells.get(
-        name, settings_of(training, **window), lambda: watch(training, **window, say=cells.say, meter=cells.meter)
+        name,
+        settings_of(training, **window),
+        lambda: watch(training, **window, say=cells.say, meter=cells.meter),
+        group="throughput",
     )
 
 
@@ -160,6 +163,7 @@ def _parts(config: BenchActorQConfig, cells: Cells, network: str) -> parts.Parts
         f"parts-{network.replace(',', 'x')}",
         settings_of(training, arms=arms),
         lambda: {"parts": parts.measure(training, arms).to_json()},
+        group="throughput",
     )
     return None if cell is None else parts.Parts.from_json(cell["parts"])
 

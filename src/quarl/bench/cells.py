@@ -28,11 +28,20 @@ class Cells:
         self.deadline = time.monotonic() + 60 * minutes
         self.missing = 0
         """Cells that were asked for after the time was over."""
+        self.elsewhere: list[str] = []
+        """Names of cells that were asked for on another processor than that of their group."""
         self.failed: list[str] = []
         """Names of cells that could not be measured, where that is no reason to stop."""
+        self._groups: dict[str, tuple[str, Path]] = {}
 
-    def get(self, name: str, settings: Mapping[str, Any], measure: Callable[[], Cell]) -> Cell | None:
-        """The cell of that name, measured now where it is not there; None where the time is over."""
+    def get(
+        self, name: str, settings: Mapping[str, Any], measure: Callable[[], Cell], *, group: str | None = None
+    ) -> Cell | None:
+        """The cell of that name, measured now where it is not there; None where the time is over.
+
+        group: cells whose seconds are compared. They are all of the processor of the first one that is asked for: none
+        is measured on another (None), and one that was is a QuarlError.
+        """
         path = self.folder / f"{name}.json"
         wanted = json.loads(json.dumps(settings))
         if path.exists():
@@ -42,14 +51,30 @@ class Cells:
                 raise QuarlError(
                     f"{path} was measured with another {', '.join(other)}: choose another -o, or remove it"
                 )
+            self._same_processor(group, str(found.get("machine", {}).get("cpu")), path)
             return found
         if time.monotonic() > self.deadline:
             self.missing += 1
             return None
+        here = machine()
+        if group in self._groups and self._groups[group][0] != here["cpu"]:
+            self.elsewhere.append(name)
+            return None
         self.say(name)
-        measured = {"settings": wanted, "machine": machine(), **measure()}
+        measured = {"settings": wanted, "machine": here, **measure()}
         write_bytes(json.dumps(measured).encode() + b"\n", path)
+        self._same_processor(group, str(here["cpu"]), path)
         return measured
+
+    def _same_processor(self, group: str | None, cpu: str, path: Path) -> None:
+        if group is None:
+            return
+        others, first = self._groups.setdefault(group, (cpu, path))
+        if others != cpu:
+            raise QuarlError(
+                f"{path} was measured on {cpu}, {first.name} on {others}: their seconds cannot be compared; "
+                "remove one of them, or choose another -o"
+            )
 
 
 def _read(path: Path) -> Cell:

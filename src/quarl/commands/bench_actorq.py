@@ -37,6 +37,10 @@ def run(config: BenchActorQConfig) -> None:
         cells = Cells(config.output, config.minutes, terminal.note, meter)
         rows, tables, figures = _measure(config, protocol, cells)
     _show(config, rows, tables, figures, meter.cost)
+    if cells.elsewhere:
+        terminal.say(
+            f"{len(cells.elsewhere)} cells are left out: what they are compared with was measured on another processor"
+        )
     if cells.missing:
         terminal.say(f"the time is over with {cells.missing} cells to go: repeat the command to go on")
 

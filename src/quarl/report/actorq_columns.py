@@ -85,7 +85,7 @@ ACTORQ: Mapping[str, tuple[Column, ...]] = {
         Column("", lambda row: "derived" if row["derived"] else "", left=True),
         Column("seeds", field_of("seeds")),
         Column("not reached", field_of("lost")),
-        Column("loss of return %", digits_of("final_return_pct")),
+        Column("loss of return %", times_of("final_return_pct", "final_return_low", "final_return_high")),
     ),
     "bench actorq breakdown": (
         Column("policy", field_of("net_arch"), "policy {}", left=True),

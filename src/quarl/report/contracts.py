@@ -201,6 +201,7 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "final_return": (float, NULL),
         "final_return_quantised": (float, NULL),
         "samples_per_insert": (float,),
+        "cpu": (str,),
         "joules": (float, NULL),
         "joules_by": (str, NULL),
     },
@@ -220,6 +221,8 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "seeds": (int,),
         "lost": (int,),
         "final_return_pct": (float, NULL),
+        "final_return_low": (float, NULL),
+        "final_return_high": (float, NULL),
         "noninferior": (bool, NULL),
     },
     "bench actorq breakdown": {
