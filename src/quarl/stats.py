@@ -168,7 +168,7 @@ def over_seeds(groups: Sequence[Array], rng: np.random.Generator) -> Interval:
     """
     if len(groups) == 1:
         return bootstrap_interval(groups[0], rng)
-    return _over_few(np.array([_returns(group).mean() for group in groups]))
+    return over_few(np.array([_returns(group).mean() for group in groups]))
 
 
 def error_over_seeds(pairs: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> Interval:
@@ -183,11 +183,11 @@ def error_over_seeds(pairs: Sequence[tuple[Array, Array]], rng: np.random.Genera
     error = error_pct(fp32, q)
     scale = abs(fp32.mean()) or np.nan
     same = error / 100 * fp32 * np.sign(fp32.mean())  # a seed's loss if all lost the same share
-    return _over_few(error + (fp32 - q - same) / scale * 100)
+    return over_few(error + (fp32 - q - same) / scale * 100)
 
 
-def _over_few(values: Array) -> Interval:
-    """The mean of [n] independent numbers, with Student's 95 % interval."""
+def over_few(values: Array) -> Interval:
+    """The mean of [n] independent numbers, two or more, with Student's 95 % interval."""
     point = float(values.mean())
     width = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
     return Interval(point=point, low=point - width, high=point + width)

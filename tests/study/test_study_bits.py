@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,26 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     again = json.loads((tmp_path / "rows.json").read_text())["rows"]
     # a training of the same seed is the same training
     assert [row["mean"] for row in again] == [row["mean"] for row in document["rows"]]
+
+
+def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
+    words = [*WORDS, "--algo", "dqn", "--env", "Acrobot-v1", "-n", "5000", "--methods", "ptq"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main([*words, "-o", str(whole)]) == 0
+
+    command = [sys.executable, "-m", "quarl", *words, "-o", str(broken)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(broken.glob("runs/*/dqn/*/checkpoint-0000002*")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    (begun,) = broken.glob("runs/*/dqn/*")
+    assert main([*words, "-o", str(broken)]) == 0
+
+    assert list(broken.glob("runs/*/dqn/*")) == [begun]
+    played = [json.loads((folder / "cells/fp32-0.json").read_text())["played"] for folder in (whole, broken)]
+    assert played[0] == played[1]
 
 
 def test_other_options_are_not_taken_for_the_same_cell(tmp_path: Path, capsys: Any):

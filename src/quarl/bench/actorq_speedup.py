@@ -1,4 +1,4 @@
-"""Speed-ups of time-to-reward rows: geometric means over seeds and tasks, with bootstrap intervals."""
+"""Speed-ups of time-to-reward rows: geometric means over seeds and tasks, with Student's intervals."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.stats import Interval, error_interval
+from quarl.stats import Interval, error_over_seeds, over_few
 
 Array = NDArray[Any]
-RESAMPLES = 10_000
 MARGIN_PCT = 5.0
 FEWEST_SEEDS = 3
 """For a verdict on the final return."""
@@ -36,9 +35,9 @@ class Speedup:
     """Geometric mean over the seeds."""
     seconds_against: float | None
     speedup: float
-    low: float
-    """Ends of the 95 % bootstrap interval: seeds are resampled within their tasks, the tasks are kept."""
-    high: float
+    low: float | None
+    """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". None for a single one."""
+    high: float | None
     at_least: bool
     """The other arm was stopped before it reached the target: the true speed-up is larger."""
     derived: bool
@@ -48,7 +47,7 @@ class Speedup:
     final_return_pct: float | None
     """Mean final return over the other arm's, as a loss in percent; negative for a gain."""
     final_return_low: float | None
-    """Ends of its 95 % interval: seeds are resampled. None for a single one."""
+    """Ends of its 95 % interval over the seeds. None for a single one."""
     final_return_high: float | None
     noninferior: bool | None
     """The whole interval lies within a loss of 5 percent. None where a run of either was censored, and below three."""
@@ -156,12 +155,13 @@ def _common(arm: tuple[str, str], base: tuple[str, str], logs: Sequence[Array], 
     }
 
 
-def _mean_of_means(logs: Sequence[Array]) -> tuple[float, float, float]:
+def _mean_of_means(logs: Sequence[Array]) -> tuple[float, float | None, float | None]:
     """exp of the mean over tasks of the mean over seeds, and the ends of its interval."""
-    rng = np.random.default_rng(0)
-    resampled = [one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in logs]
-    low, high = np.quantile(np.mean(resampled, axis=0), [0.025, 0.975])
-    return math.exp(float(np.mean([one.mean() for one in logs]))), math.exp(float(low)), math.exp(float(high))
+    values = np.array([one.mean() for one in logs]) if len(logs) > 1 else logs[0]
+    if len(values) < 2:
+        return math.exp(float(values.mean())), None, None
+    mean = over_few(values)
+    return math.exp(mean.point), math.exp(mean.low), math.exp(mean.high)
 
 
 def _geometric(seconds: Sequence[float]) -> float:
@@ -173,4 +173,5 @@ def _loss(pairs: Sequence[tuple[Row, Row]]) -> Interval | None:
     ours, theirs = ([row["final_return_quantised"] for row in rows] for rows in zip(*pairs, strict=True))
     if None in ours or None in theirs or not np.mean(theirs):
         return None
-    return error_interval(np.array(theirs), np.array(ours), np.random.default_rng(0), num_resamples=RESAMPLES)
+    seeds = [(np.array([b]), np.array([a])) for a, b in zip(ours, theirs, strict=True)]
+    return error_over_seeds(seeds, np.random.default_rng(0))

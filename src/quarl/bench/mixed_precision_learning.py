@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 
 from quarl import stats
 from quarl.bench.cells import Cell, Cells
-from quarl.config.base import METERED
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
 from quarl.config.train import TrainConfig
 from quarl.evaluate import evaluate
@@ -29,8 +26,6 @@ from quarl.training.session import Session
 
 Array = NDArray[Any]
 BATCH = 16
-ELSEWHERE = ("folder", "json", "resume", "track", *METERED)
-"""Options of a training that a cell does not depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +80,8 @@ def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, ce
     name = f"learning-{policy.replace(',', 'x')}-{dtype}-{seed}"
     runs = config.output / "runs"
     training = config.training(policy, dtype, seed, runs)
-    settings = {key: value for key, value in asdict(training).items() if key not in ELSEWHERE}
-    settings |= {"episodes": config.episodes}
-    same = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    folder = runs / f"{name}-{same}"  # what other options have begun is not gone on with
+    settings = stretches.settings(training) | {"episodes": config.episodes}
+    folder = stretches.own_folder(runs, name, settings)
     return cells.get(name, settings, partial(train, config, replace(training, folder=folder)))
 
 

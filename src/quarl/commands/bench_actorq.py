@@ -39,7 +39,8 @@ def run(config: BenchActorQConfig) -> None:
     _show(config, rows, tables, figures, meter.cost)
     if cells.elsewhere:
         terminal.say(
-            f"{len(cells.elsewhere)} cells are left out: what they are compared with was measured on another processor"
+            f"{len(cells.elsewhere)} cells are left out, as those that they are compared with were measured on another "
+            "processor: repeat the command there, or choose another -o"
         )
     if cells.missing:
         terminal.say(f"the time is over with {cells.missing} cells to go: repeat the command to go on")

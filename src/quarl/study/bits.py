@@ -6,10 +6,9 @@ its running evaluations, for every method alike: the last one of an off-policy r
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.bench.cells import Cell, Cells
-from quarl.config import SweepConfig
-from quarl.config.base import METERED
+from quarl.config import SweepConfig, TrainConfig
 from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
@@ -30,20 +28,17 @@ from quarl.policy.load import read
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.study.alone import Errands, Failed
-from quarl.study.source import digest
+from quarl.study.source import digest, lengths
 from quarl.sweep import EXACT, Settings, record
-from quarl.training import tuned
+from quarl.training import stretches, tuned
 from quarl.training.environments import check_environment
 from quarl.training.run_folder import BEST
-from quarl.training.session import Session
 
 Array = NDArray[Any]
 FP32 = "fp32"
-LOG = "sweep.log"
-"""What the trainings print, in the sweep's folder."""
+LOG, RUNS = "sweep.log", "runs"
+"""In the sweep's folder: what the trainings print, and their own folders."""
 BATCH = 16
-ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", *METERED)
-"""Options of a training that a cell does not depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,36 +119,30 @@ def _name(config: SweepConfig, seed: int, bits: str | None) -> str:
 def _cell(
     config: SweepConfig, cells: Cells, errands: Errands, n_timesteps: int, seed: int, bits: str | None
 ) -> Cell | None:
-    name = _name(config, seed, bits)
-    training = config.training(seed, bits, n_timesteps, config.output / "runs" / name)
-    settings = {key: value for key, value in asdict(training).items() if key not in ELSEWHERE}
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+    name, runs = _name(config, seed, bits), config.output / RUNS
+    training = config.training(seed, bits, n_timesteps, runs)
     precisions = list(config.bits) if bits is None and "ptq" in config.methods else []
-    settings |= {"episodes": config.episodes, "ptq": precisions}
+    settings = stretches.settings(training) | {"episodes": config.episodes, "ptq": precisions}
     if config.trained_agent is not None:
         settings |= {"trained_agent": digest(config.trained_agent)}  # a file of that name may be another one tomorrow
-    work = partial(measure, config, n_timesteps, seed, bits)
+    folder, save_freq = stretches.own_folder(runs, name, settings), lengths(n_timesteps)["save_freq"]
+    work = partial(measure, config, replace(training, folder=folder, save_freq=save_freq), bits)
     return cells.get(name, settings, lambda: errands.run(name, work))
 
 
-def measure(config: SweepConfig, n_timesteps: int, seed: int, bits: str | None) -> Cell:
-    """One cell, in a process of its own: trains, and plays what comes of it."""
-    name = _name(config, seed, bits)
-    folder = config.output / "runs" / name
-    shutil.rmtree(folder, ignore_errors=True)  # what is there was broken off
+def measure(config: SweepConfig, training: TrainConfig, bits: str | None) -> Cell:
+    """One cell, in a process of its own: trains, or goes on with what was broken off, and plays what comes of it."""
     if bits is None and config.trained_agent is not None:
-        return {"env_steps": 0, "minutes": 0.0, "played": list(_quantised(config, config.trained_agent, seed))}
-    session = Session(config.training(seed, bits, n_timesteps, folder), lambda line: None)
-    ended = session.run(lambda label, done: None)
+        return {"env_steps": 0, "minutes": 0.0, "played": list(_quantised(config, config.trained_agent, training.seed))}
+    run, ended = stretches.train(training, lambda line: None)
     if ended.row is None:
         raise QuarlError(ended.message)
-    run = session.folder().path
     if bits is None:
-        played = list(_quantised(config, run / f"{BEST}.zip", seed))
+        played = list(_quantised(config, run.path / f"{BEST}.zip", training.seed))
     else:
-        policy = artifact.read(run / f"{BEST}.quarl")
+        policy = artifact.read(run.path / f"{BEST}.quarl")
         assert isinstance(policy, QuantizedPolicy)
-        played = [_play(config, policy, "qat", bits, seed)]
+        played = [_play(config, policy, "qat", bits, training.seed)]
     return {"env_steps": ended.row.timesteps, "minutes": ended.row.clock_s / 60, "played": played}
 
 
