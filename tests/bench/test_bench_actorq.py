@@ -354,7 +354,7 @@ def test_speedups_are_geometric_means_over_seeds_then_tasks():
         pytest.approx(3 + t * 3, rel=1e-3),
     )
     assert (b.low, b.high) == (None, None)
-    assert (b.final_return_pct, b.final_return_low, b.final_return_high) == (0.0, None, None)
+    assert (b.final_return_pct, b.final_return_low, b.final_return_high) == (None, None, None)
     assert (b.speedup, b.at_least, b.noninferior) == (pytest.approx(1.0), True, None)
     assert (both.low, both.high) == (
         pytest.approx(2 / math.exp(t * math.log(2)), rel=1e-3),
@@ -362,6 +362,13 @@ def test_speedups_are_geometric_means_over_seeds_then_tasks():
     )  # tasks of 4 and 1
     assert (both.task, both.speedup, both.at_least, both.seeds) == ("all", pytest.approx(2.0), True, 3)
     schema.check(schema.document("bench actorq speed-up", [one.to_json() for one in (a, b, both)]))
+
+
+def test_seconds_of_the_bound_have_no_interval():
+    rows = [reward_row("a", "int8", "litert", seed, 10.0 + seed) for seed in range(3)]
+    rows += [reward_row("a", "fp32", "torch", seed, 40.0 + 4 * seed, censored=True) for seed in range(3)]
+    (found,) = speedups(rows)
+    assert (found.speedup, found.at_least, found.low, found.high) == (pytest.approx(4.0), True, None, None)
 
 
 def test_three_seeds_are_judged_by_the_interval_of_their_loss():

@@ -36,7 +36,8 @@ class Speedup:
     seconds_against: float | None
     speedup: float
     low: float | None
-    """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". None for a single one."""
+    """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". None for a single one,
+    and where none of the other arm's runs reached the target: their seconds are those of the bound."""
     high: float | None
     at_least: bool
     """The other arm was stopped before it reached the target: the true speed-up is larger."""
@@ -45,7 +46,8 @@ class Speedup:
     lost: int
     """Runs of this arm that did not reach the target, and are in none of these numbers."""
     final_return_pct: float | None
-    """Mean final return over the other arm's, as a loss in percent; negative for a gain."""
+    """Mean final return over the other arm's, as a loss in percent; negative for a gain. Of the seeds with which both
+    reached the target."""
     final_return_low: float | None
     """Ends of its 95 % interval over the seeds. None for a single one."""
     final_return_high: float | None
@@ -104,8 +106,8 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
         if not reached:
             continue
         logs[task] = np.log([b["seconds"] / a["seconds"] for a, b in reached])
-        loss = _loss(reached)
-        comparable = len(pairs) >= FEWEST_SEEDS and not any(a["censored"] or b["censored"] for a, b in pairs)
+        both = [(a, b) for a, b in reached if not b["censored"]]
+        loss = _loss(both) if both else None
         found.append(
             Speedup(
                 task=task,
@@ -116,10 +118,10 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
                 seeds=len(reached),
                 lost=len(pairs) - len(reached),
                 final_return_pct=None if loss is None else loss.point,
-                final_return_low=None if loss is None or len(reached) < 2 else loss.low,
-                final_return_high=None if loss is None or len(reached) < 2 else loss.high,
-                noninferior=loss.high <= MARGIN_PCT if comparable and loss is not None else None,
-                **_common(arm, base, [logs[task]], is_best),
+                final_return_low=None if loss is None or len(both) < 2 else loss.low,
+                final_return_high=None if loss is None or len(both) < 2 else loss.high,
+                noninferior=loss.high <= MARGIN_PCT if loss and FEWEST_SEEDS <= len(both) == len(pairs) else None,
+                **_common(arm, base, [logs[task]], is_best) | ({} if both else {"low": None, "high": None}),
             )
         )
     if len(found) > 1:
