@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.stats import Interval, error_over_seeds, over_few
+from quarl.stats import error_over_seeds, over_few
 
 Array = NDArray[Any]
 MARGIN_PCT = 5.0
@@ -107,7 +107,6 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
             continue
         logs[task] = np.log([b["seconds"] / a["seconds"] for a, b in reached])
         both = [(a, b) for a, b in reached if not b["censored"]]
-        loss = _loss(both) if both else None
         found.append(
             Speedup(
                 task=task,
@@ -117,10 +116,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
                 derived=any(a["derived"] or b["derived"] for a, b in reached),
                 seeds=len(reached),
                 lost=len(pairs) - len(reached),
-                final_return_pct=None if loss is None else loss.point,
-                final_return_low=None if loss is None or len(both) < 2 else loss.low,
-                final_return_high=None if loss is None or len(both) < 2 else loss.high,
-                noninferior=loss.high <= MARGIN_PCT if loss and FEWEST_SEEDS <= len(both) == len(pairs) else None,
+                **_final_return(both, judged=FEWEST_SEEDS <= len(both) == len(pairs)),
                 **_common(arm, base, [logs[task]], is_best) | ({} if both else {"low": None, "high": None}),
             )
         )
@@ -134,10 +130,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
                 derived=any(one.derived for one in found),
                 seeds=sum(one.seeds for one in found),
                 lost=lost,
-                final_return_pct=None,
-                final_return_low=None,
-                final_return_high=None,
-                noninferior=None,
+                **_final_return([], judged=False),
                 **_common(arm, base, list(logs.values()), is_best),
             )
         )
@@ -170,10 +163,16 @@ def _geometric(seconds: Sequence[float]) -> float:
     return math.exp(float(np.mean(np.log(seconds))))
 
 
-def _loss(pairs: Sequence[tuple[Row, Row]]) -> Interval | None:
-    """Of the mean final return of the quantised policies, in percent of the other arm's."""
-    ours, theirs = ([row["final_return_quantised"] for row in rows] for rows in zip(*pairs, strict=True))
-    if None in ours or None in theirs or not np.mean(theirs):
-        return None
+def _final_return(pairs: Sequence[tuple[Row, Row]], *, judged: bool) -> dict[str, Any]:
+    """The fields of the quantised policies' loss of mean final return, in percent of the other arm's."""
+    ours, theirs = ([pair[side]["final_return_quantised"] for pair in pairs] for side in (0, 1))
+    known = bool(pairs) and None not in (*ours, *theirs) and np.mean(theirs) != 0
     seeds = [(np.array([b]), np.array([a])) for a, b in zip(ours, theirs, strict=True)]
-    return error_over_seeds(seeds, np.random.default_rng(0))
+    loss = error_over_seeds(seeds, np.random.default_rng(0)) if known else None
+    several = loss if len(pairs) > 1 else None
+    return {
+        "final_return_pct": loss and loss.point,
+        "final_return_low": several and several.low,
+        "final_return_high": several and several.high,
+        "noninferior": loss.high <= MARGIN_PCT if loss and judged else None,
+    }

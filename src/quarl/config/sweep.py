@@ -101,7 +101,6 @@ class SweepConfig(MeteredConfig):
             params=self.params,
             trained_agent=self.trained_agent,
             eval_freq=self.eval_freq or max((n_timesteps or 0) // 20, 1),
-            save_freq=0,
             folder=folder,
             seed=seed,
             threads=1,
