@@ -302,19 +302,21 @@ def test_seeds_of_the_others_take_turns_and_cells_resume(tmp_path, trainings):
     assert late.missing == 6
 
 
-def test_other_ratios_are_bounded_by_the_task_s_own(tmp_path, trainings):
-    path = protocol(tmp_path, also_samples_per_insert=[0.5, 1], also_seeds=[0])
+def test_other_ratios_are_bounded_by_the_arm_s_time_at_the_task_s_own(tmp_path, trainings):
+    path = protocol(tmp_path, also_samples_per_insert=[0.5, 1, 2], also_seeds=[0])
     rows = rows_of(path, tmp_path)
-    assert [(row.samples_per_insert, row.precision, row.engine) for row in rows[3:]] == [
-        (0.5, "int8", "litert"),
-        (0.5, "fp32", "torch"),
-        (0.5, "fp32", "litert"),
+    assert [(row.samples_per_insert, row.precision, row.engine, row.seconds, row.censored) for row in rows[3:]] == [
+        (0.5, "int8", "litert", 3.0, False),
+        (0.5, "fp32", "torch", 24.0, True),  # needs 45
+        (0.5, "fp32", "litert", 6.0, False),
+        (2.0, "int8", "litert", 6.0, True),
+        (2.0, "fp32", "litert", 12.0, True),
+        (2.0, "fp32", "torch", 24.0, True),
     ]
-    assert {cap for *_, ratio, _, cap in trainings if ratio == 0.5} == {60.0, 24.0}
     best = [one for one in speedups([row.to_json() for row in rows]) if one.best_ratio]
-    assert {(one.precision, one.engine, one.against): one.speedup for one in best}[
-        "int8", "litert", "litert fp32"
-    ] == pytest.approx(2.0)
+    found = {(one.precision, one.engine, one.against): (one.speedup, one.at_least) for one in best}
+    assert found["int8", "litert", "litert fp32"] == (pytest.approx(2.0), False)
+    assert found["int8", "litert", "torch fp32"] == (pytest.approx(8.0), True)
 
 
 def reward_row(task, precision, engine, seed, seconds, **changed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -61,37 +61,42 @@ def time_to_reward(protocol: Protocol, tasks: Sequence[Task], cells: Cells) -> l
     """All runs that are there, in the protocol's order; those that are missing are made while there is time."""
     found: list[Run] = []
     for task in tasks:
+        own: dict[int, dict[str, Run]] = {}
         for number, (seed, ratio) in enumerate(task.runs()):
-            found += _seed(protocol, task, seed, ratio, number, cells)
+            runs = _seed(protocol, task, seed, ratio, number, own.get(seed, {}), cells)
+            own.setdefault(seed, runs)  # a task's own ratio comes first
+            found += runs.values()
     return found
 
 
-def _seed(protocol: Protocol, task: Task, seed: int, ratio: float, number: int, cells: Cells) -> Iterator[Run]:
-    """The runs of one seed: the reference first, whose time bounds the others', which take turns at being early."""
+def _seed(
+    protocol: Protocol, task: Task, seed: int, ratio: float, number: int, own: Mapping[str, Run], cells: Cells
+) -> dict[str, Run]:
+    """The runs of one seed, by arm: the reference first, whose time bounds the others', which take turns at being early.
+
+    At another ratio than the task's, an arm's time at the task's, in `own`, bounds it: beyond that it is not its best.
+    """
     bound_s = 60 * protocol.cap_minutes
-    reference = _trained(task, protocol.reference, ratio, seed, bound_s, cells)
-    if reference is None:
-        cells.missing += len(task.arms) + len(task.derived) - 1
-        return
-    yield reference
-    # Other ratios are bounded by what the reference took at the task's own, which has been run before.
-    own = reference
-    if ratio != task.samples_per_insert:
-        own = _trained(task, protocol.reference, task.samples_per_insert, seed, bound_s, cells) or reference
-    cap_s = min(protocol.cap_times * own.row.seconds, bound_s)
+    runs: dict[str, Run] = {}
     others = [arm for arm in task.arms if arm != protocol.reference]
     turn = number % max(len(others), 1)
-    runs: dict[str, Run] = {protocol.reference: reference}
-    for arm in (*others[turn:], *others[:turn]):
-        run = _trained(task, arm, ratio, seed, cap_s, cells)
+    for arm in (protocol.reference, *others[turn:], *others[:turn]):
+        if arm != protocol.reference:
+            if protocol.reference not in runs:
+                cells.missing += 1
+                continue
+            bound_s = min(protocol.cap_times * runs[protocol.reference].row.seconds, 60 * protocol.cap_minutes)
+        run = _trained(task, arm, ratio, seed, own[arm].row.seconds if arm in own else bound_s, cells)
         if run is not None:
             runs[arm] = run
-            yield run
     for arm in task.derived:
-        if protocol.derived_from in runs:
-            derived = _derived(protocol, task, arm, ratio, seed, runs[protocol.derived_from].row, cells)
-            if derived is not None:
-                yield derived
+        if protocol.derived_from not in runs:
+            cells.missing += 1
+            continue
+        derived = _derived(protocol, task, arm, ratio, seed, runs[protocol.derived_from].row, cells)
+        if derived is not None:
+            runs[arm] = derived
+    return runs
 
 
 def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells: Cells) -> Run | None:
