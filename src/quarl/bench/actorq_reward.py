@@ -72,7 +72,7 @@ def time_to_reward(protocol: Protocol, tasks: Sequence[Task], cells: Cells) -> l
 def _seed(
     protocol: Protocol, task: Task, seed: int, ratio: float, number: int, own: Mapping[str, Run], cells: Cells
 ) -> dict[str, Run]:
-    """The runs of one seed, by arm: the reference first, whose time bounds the others', which take turns at being early.
+    """The runs of one seed, by arm: the reference first, whose time bounds the others, which take turns at being early.
 
     At another ratio than the task's, an arm's time at the task's, in `own`, bounds it: beyond that it is not its best.
     """
