@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from rich.console import Console
 
-from quarl.report import actorq_figures, schema, style, tables
+from quarl.report import actorq_figures, actorq_reward_figures, schema, style, tables
 
 
 def reward(task, precision, engine, seed, seconds, **changed):
@@ -119,7 +119,7 @@ def bars(axes):
 
 
 def test_seconds_are_geometric_means_at_the_task_s_own_ratio():
-    (axes,) = actorq_figures.times(REWARDS, "title").axes
+    (axes,) = actorq_reward_figures.times(REWARDS, "title").axes
     found = bars(axes)
     assert [height for _, height in found["int8"]] == pytest.approx([20.0, 5.0])
     assert [height for _, height in found["torch fp32"]] == pytest.approx([160.0, 50.0])
@@ -128,25 +128,46 @@ def test_seconds_are_geometric_means_at_the_task_s_own_ratio():
 
 
 def test_censored_bars_have_an_arrow_and_derived_ones_are_hatched():
-    (axes,) = actorq_figures.times(REWARDS, "").axes
+    (axes,) = actorq_reward_figures.times(REWARDS, "").axes
     (arrow,) = axes.texts
     width = axes.patches[0].get_width()
     beside = bars(axes)["torch fp32"][0][0] + width / 4  # where points do not hide it
     assert arrow.xy == pytest.approx((beside, 240.0))
     assert arrow.xy[1] < axes.get_ylim()[1]  # else it is not drawn
     assert sum(bar.get_hatch() is not None for bar in axes.patches) == 2  # one bar, and one in the legend
-    (plain,) = actorq_figures.times([row for row in REWARDS if not row["derived"]], "").axes
+    (plain,) = actorq_reward_figures.times([row for row in REWARDS if not row["derived"]], "").axes
     assert "derived" not in [text.get_text() for text in plain.get_legend().get_texts()]
 
 
-def test_a_panel_a_task_has_a_line_a_run_and_the_target():
-    curve = [{"clock_s": 1.0, "return": 5.0}, {"clock_s": 2.0, "return": 7.0}]
-    found = [(row, curve if not row["derived"] else []) for row in REWARDS[:5]]
-    a, b = actorq_figures.curves(found, "").axes
+@pytest.mark.parametrize(("against", "name"), [("clock_s", "training seconds"), ("updates", "updates")])
+def test_a_panel_a_task_has_a_line_a_run_at_its_own_ratio_and_the_target(against, name):
+    curve = [{"clock_s": 1.0, "updates": 10.0, "return": 5.0}, {"clock_s": 2.0, "updates": 30.0, "return": 7.0}]
+    found = [(row, curve if not row["derived"] else []) for row in REWARDS]
+    drawn = actorq_reward_figures.curves(found, "", against)
+    a, b = drawn.axes
     assert [len(panel.lines) for panel in (a, b)] == [4, 2]
+    assert list(b.lines[0].get_xdata()) == [point[against] for point in curve]
     assert list(b.lines[0].get_ydata()) == [5.0, 7.0]
     assert list(b.lines[1].get_ydata()) == [100.0, 100.0]
     assert [text.get_text() for text in a.get_legend().get_texts()] == ["torch fp32", "int8"]
+    assert drawn.get_supxlabel() == name
+
+
+def test_ratios_have_a_line_an_arm_of_the_seeds_that_ran_at_several():
+    also = [
+        reward("a", "fp32", "torch", 0, 80.0, samples_per_insert=4.0),
+        reward("a", "int8", "litert", 0, 10.0, samples_per_insert=4.0, censored=True),
+    ]
+    (axes,) = actorq_reward_figures.ratios([*REWARDS, *also], "").axes
+    assert axes.get_title(loc="left") == "a"
+    lines = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+    assert lines["int8"] == [(0.5, 1.0), (1.0, 10.0), (4.0, 10.0)]  # not the 40 seconds of seed 1
+    assert lines["torch fp32"] == [(1.0, 160.0), (4.0, 80.0)]
+    tips = sorted(arrow.xy for arrow in axes.texts)
+    assert tips == [(1.0, 240.0), (4.0, 15.0)]  # of those that were stopped
+    assert tips[0][1] < axes.get_ylim()[1]
+    hollow = [line.get_xydata()[0].tolist() for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert sorted(hollow) == [[1.0, 160.0], [4.0, 10.0]]
 
 
 def test_throughput_has_a_bar_an_arm_and_a_tick_where_it_was_predicted():
@@ -161,7 +182,7 @@ def test_throughput_has_a_bar_an_arm_and_a_tick_where_it_was_predicted():
 
 def test_an_arm_has_one_colour_in_every_figure():
     (left,) = actorq_figures.throughput(RATES, "").axes
-    (right,) = actorq_figures.times(REWARDS, "").axes
+    (right,) = actorq_reward_figures.times(REWARDS, "").axes
     colours = [
         {container.get_label(): container[0].get_facecolor() for container in axes.containers[:2]}
         for axes in (left, right)
@@ -205,11 +226,12 @@ def test_every_row_can_be_printed(command, rows, shown):
 
 def test_figures_are_drawn_and_saved(tmp_path):
     drawn = {
-        "times": actorq_figures.times(REWARDS, "t"),
+        "times": actorq_reward_figures.times(REWARDS, "t"),
         "throughput": actorq_figures.throughput(RATES, "t"),
         "breakdown": actorq_figures.breakdown(BREAKDOWN, "t"),
         "staleness": actorq_figures.staleness(STALENESS, "t"),
-        "curves": actorq_figures.curves([], "t"),
+        "curves": actorq_reward_figures.curves([], "t"),
+        "ratios": actorq_reward_figures.ratios([], "t"),
     }
     for name, found in drawn.items():
         assert style.to_svg(found).endswith("</svg>\n")

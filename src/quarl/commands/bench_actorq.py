@@ -17,7 +17,7 @@ from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig
 from quarl.policy.artifact import write_bytes
-from quarl.report import actorq_figures, schema, style
+from quarl.report import actorq_figures, actorq_reward_figures, schema, style
 
 Rows = Sequence[Mapping[str, Any]]
 Tables = Mapping[str, Rows]
@@ -55,8 +55,12 @@ def _measure(config: BenchActorQConfig, protocol: Protocol | None, cells: Cells)
         rows = [run.row.to_json() for run in runs]
         tables["speed-up"] = [found.to_json() for found in speedups(rows)]
         if rows:
-            figures["times"] = actorq_figures.times(rows, title)
-            figures["curves"] = actorq_figures.curves([(run.row.to_json(), run.curve) for run in runs], title)
+            found = [(run.row.to_json(), run.curve) for run in runs]
+            figures["times"] = actorq_reward_figures.times(rows, title)
+            figures["curves"] = actorq_reward_figures.curves(found, title)
+            figures["curves-updates"] = actorq_reward_figures.curves(found, title, "updates")
+        if any(one["best_ratio"] for one in tables["speed-up"]):
+            figures["ratios"] = actorq_reward_figures.ratios(rows, title)
     elif config.what == "throughput":
         rows = [row.to_json() for row in throughput(config, cells)]
         figures |= {"throughput": actorq_figures.throughput(rows, title)} if rows else {}

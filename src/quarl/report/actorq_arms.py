@@ -1,0 +1,58 @@
+"""What figures of ActorQ have in common: names, order and colours of its arms, bars and their axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+from quarl.report import style
+from quarl.report.schema import Row
+
+ORDER = ("torch fp32", "fp32", "fp16", "int8", "int7", "int6", "int5", "int4", "int3", "int2")
+"""Arms from slow to fast; an arm has its colour in every figure."""
+
+
+def arm(row: Row) -> str:
+    """The arm's name: its precision, with the engine in front where that is not LiteRT."""
+    return str(row["precision"]) if row["engine"] == "litert" else f"{row['engine']} {row['precision']}"
+
+
+def rank(name: str) -> int:
+    return ORDER.index(name) if name in ORDER else len(ORDER)
+
+
+def colour(name: str) -> str:
+    return style.SERIES[rank(name) % len(style.SERIES)]
+
+
+def bars(
+    axes: Axes, groups: Sequence[Sequence[Row]], key: str, names: Sequence[str]
+) -> list[tuple[Row, tuple[float, float]]]:
+    """Bars side by side within each group, in the order and colours of the arms; (row, (middle, width)) of each."""
+    arms = sorted({arm(row) for group in groups for row in group}, key=rank)
+    width = 0.8 / max(len(arms), 1)
+    places = []
+    for number, name in enumerate(arms):
+        shift = (number - (len(arms) - 1) / 2) * width
+        members = [(x, row) for x, group in enumerate(groups) for row in group if arm(row) == name]
+        heights = [row[key] for _, row in members]
+        axes.bar([x + shift for x, _ in members], heights, 0.92 * width, color=colour(name), label=name)
+        places += [(row, (x + shift, 0.92 * width)) for x, row in members]
+    axes.set_xticks(range(len(groups)), list(names))
+    axes.grid(visible=False, axis="x")
+    return places
+
+
+def logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    """Decades on the axis of the bars, which begin at the one below the shortest and hold the longest."""
+    axes.set_yscale("log")
+    positive = [value for value in values if value > 0]
+    if positive:
+        top = max(axes.get_ylim()[1], *positive)
+        axes.set_ylim(10.0 ** np.floor(np.log10(0.8 * min(positive))), top)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # the default one is mathematics, which is off
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,151 @@
+"""Figures of time to reward: seconds at the tasks' own samples per insert and at others, learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from quarl.report import style
+from quarl.report.actorq_arms import arm, bars, colour, logarithmic, rank
+from quarl.report.schema import Row
+
+DERIVED: Mapping[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.MUTED, "linewidth": 0}
+COLUMNS = 3
+Curve = Sequence[Mapping[str, float]]
+CLOCKS = {"clock_s": "training seconds", "updates": "updates"}
+
+
+def times(rows: Sequence[Row], title: str) -> Figure:
+    """Seconds to the target, geometric mean over seeds, a bar an arm and task; rows at the task's own ratio.
+
+    Hatched: derived. With an arrow: runs were stopped before they reached the target. Points: single runs.
+    """
+    own = _own(rows)
+    groups = []
+    runs: dict[tuple[str, str], list[Row]] = {}
+    for task, ratio in own.items():
+        members = [row for row in rows if row["task"] == task and row["samples_per_insert"] == ratio]
+        for row in members:
+            runs.setdefault((task, arm(row)), []).append(row)
+        groups.append([_mean(runs[task, name]) for name in dict.fromkeys(map(arm, members))])
+    with style.look():
+        drawn = style.figure(7.2, 3.6)
+        axes = drawn.add_subplot()
+        heights = [row["seconds"] for row in rows]
+        for row, (x, width) in bars(axes, groups, "seconds", list(own)):
+            single = runs[row["task"], arm(row)]
+            seconds = [one["seconds"] for one in single]
+            axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor="white", zorder=3)
+            if any(one["censored"] for one in single):
+                top = row["seconds"]
+                _arrow(axes, x + width / 4, top)  # where no run's point is
+                heights.append(1.6 * top)  # an arrow that ends outside the axes is not drawn
+            if any(one["derived"] for one in single):
+                axes.bar(x, row["seconds"], width, **DERIVED)
+        if any(row["derived"] for row in rows):
+            axes.bar([0], [0], label="derived", **DERIVED)
+        logarithmic(axes, heights)
+        axes.set_ylabel("seconds to the target")
+        axes.set_title(title)
+        axes.legend(fontsize=8)
+    return drawn
+
+
+def ratios(rows: Sequence[Row], title: str) -> Figure:
+    """Seconds to the target against samples per insert, a line an arm, for tasks with several ratios.
+
+    Of the seeds that have them. Hollow, with an arrow: stopped at the seconds shown before it reached the target.
+    """
+    several: dict[str, list[Row]] = {}
+    for task, own in _own(rows).items():
+        members = [row for row in rows if row["task"] == task]
+        seeds = {row["seed"] for row in members if row["samples_per_insert"] != own}
+        if seeds:
+            several[task] = [row for row in members if row["seed"] in seeds]
+    with style.look():
+        drawn, panels = _panels(list(several), title, "samples per insert", "seconds to the target")
+        for (task, members), axes in zip(several.items(), panels, strict=True):
+            for name in sorted(dict.fromkeys(map(arm, members)), key=rank):
+                found = sorted((row for row in members if arm(row) == name), key=lambda row: row["samples_per_insert"])
+                places = [(row["samples_per_insert"], row["seconds"]) for row in found]
+                axes.plot(*zip(*places, strict=True), color=colour(name), linewidth=1.1, label=name)
+                for row, place in zip(found, places, strict=True):
+                    face = "white" if row["censored"] else colour(name)
+                    axes.plot(*place, "o", color=colour(name), markersize=5, markerfacecolor=face)
+                    if row["censored"]:
+                        _arrow(axes, *place)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sorted({row["samples_per_insert"] for row in members}))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            logarithmic(axes, [1.6 * row["seconds"] if row["censored"] else row["seconds"] for row in members])
+            axes.set_title(task, fontsize=9)
+        if panels:
+            panels[0].legend(fontsize=7)
+    return drawn
+
+
+def curves(found: Sequence[tuple[Row, Curve]], title: str, against: str = "clock_s") -> Figure:
+    """Return of the learner's policy, a line a run, a panel a task, the target dashed; runs at the task's own ratio.
+
+    against: clock_s or updates.
+    """
+    own = _own([row for row, _ in found])
+    members = [(row, curve) for row, curve in found if curve and row["samples_per_insert"] == own[row["task"]]]
+    tasks = list(dict.fromkeys(row["task"] for row, _ in members))
+    with style.look():
+        drawn, panels = _panels(tasks, title, CLOCKS[against], "return")
+        for task, axes in zip(tasks, panels, strict=True):
+            runs = [(row, curve) for row, curve in members if row["task"] == task]
+            shown: set[str] = set()
+            for row, curve in sorted(runs, key=lambda pair: rank(arm(pair[0]))):
+                name = arm(row)
+                axes.plot(
+                    [point[against] for point in curve],
+                    [point["return"] for point in curve],
+                    color=colour(name),
+                    linewidth=1.1,
+                    label=None if name in shown else name,
+                )
+                shown.add(name)
+            axes.axhline(runs[0][0]["target"], color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
+            axes.set_title(task, fontsize=9)
+        if panels:
+            panels[0].legend(fontsize=7)
+    return drawn
+
+
+def _panels(tasks: Sequence[str], title: str, x: str, y: str) -> tuple[Figure, list[Axes]]:
+    columns = min(len(tasks), COLUMNS) or 1
+    height = -(-len(tasks) // columns) or 1
+    drawn = style.figure(7.2, 0.6 + 2.4 * height)
+    panels = [drawn.add_subplot(height, columns, number + 1) for number in range(len(tasks))]
+    for axes in panels:
+        axes.tick_params(labelsize=7)
+    drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
+    drawn.supxlabel(x, fontsize=9)
+    drawn.supylabel(y, fontsize=9)
+    return drawn, panels
+
+
+def _arrow(axes: Axes, x: float, top: float) -> None:
+    """More than that."""
+    axes.annotate("", (x, 1.5 * top), (x, top), arrowprops={"arrowstyle": "->", "color": style.MUTED})
+
+
+def _own(rows: Sequence[Row]) -> dict[str, float]:
+    """Each task's own samples per insert: those of its first row."""
+    found: dict[str, float] = {}
+    for row in rows:
+        found.setdefault(row["task"], row["samples_per_insert"])
+    return found
+
+
+def _mean(rows: Sequence[Row]) -> Row:
+    """The first of the rows with the geometric mean of their seconds."""
+    return {**rows[0], "seconds": float(np.exp(np.mean(np.log([row["seconds"] for row in rows]))))}
