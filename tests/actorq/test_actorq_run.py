@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from stable_baselines3 import DQN
 
+from quarl.actorq.actor import AT_ONCE
 from quarl.actorq.memory import PREFIX
 from quarl.api import load
 from quarl.cli import main
@@ -50,8 +51,8 @@ def test_it_makes_all_steps_and_the_updates_that_belong_to_them(finished):
 def test_metrics_say_where_time_and_bytes_went(finished):
     last = rows(finished / "metrics.jsonl")[-1]
     assert last["timesteps"] == 3000
-    # each actor may have been one step further than what it knew of the other
-    assert 3000 <= sum(actor["steps"] for actor in last["actors"]) <= 3001
+    # the one may have made the last steps while the other was in the middle of a block
+    assert 3000 <= sum(actor["steps"] for actor in last["actors"]) <= 3000 + AT_ONCE
     assert last["published_version"] == last["version"]
     assert last["learner"]["duplicates"] == last["learner"]["gaps"] == 0
     assert last["publisher"]["share_of_fp32"] < 0.35  # 6 of 32 bits, and the names of a small network
