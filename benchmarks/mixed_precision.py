@@ -2,8 +2,8 @@
 
     python benchmarks/mixed_precision.py [--only updates] [--minutes 90] [--device auto]
 
-Learning takes a million steps and more, whose updates a processor without such numbers makes in days: `--only learning`
-is for a GPU.
+Learning is short: 240,000 environment steps, in which a DQN begins to score. On a processor with bfloat16 a training
+takes an hour or more; fp16 is for a GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ import argparse
 from actorq_results import RESULTS, Rows, rows_of, write
 from quarl.cli import main as quarl
 
-PONG = ("--env", "PongNoFrameskip-v4", "-n", "1500000", "--episodes", "20")
-"""With RL Zoo's hyper-parameters."""
+PONG = (
+    *("--env", "PongNoFrameskip-v4", "-n", "240000", "--episodes", "20", "--params"),
+    *("learning_rate:3e-4", "n_steps:3", "learning_starts:10000", "target_update_interval:2000"),
+    *("exploration_fraction:0.125", "exploration_final_eps:0.02"),
+    "policy_kwargs:dict(optimizer_kwargs=dict(eps=1.5e-4, fused=True))",
+)
+"""RL Zoo's, but faster: the Nature CNN was at -8.6 after 200,000 steps with seed 100 (with 1e-4 at -20.8)."""
 
 
 def measure(name: str, what: str, *words: str) -> Rows:
