@@ -61,32 +61,33 @@ def time_to_reward(protocol: Protocol, tasks: Sequence[Task], cells: Cells) -> l
     """All runs that are there, in the protocol's order; those that are missing are made while there is time."""
     found: list[Run] = []
     for task in tasks:
-        own: dict[int, dict[str, Run]] = {}
+        own_s: dict[int, dict[str, float]] = {}
         for number, (seed, ratio) in enumerate(task.runs()):
-            runs = _seed(protocol, task, seed, ratio, number, own.get(seed, {}), cells)
-            own.setdefault(seed, runs)  # a task's own ratio comes first
+            runs = _seed(protocol, task, seed, ratio, number, own_s.get(seed, {}), cells)
+            if ratio == task.samples_per_insert:
+                own_s[seed] = {arm: run.row.seconds for arm, run in runs.items()}
             found += runs.values()
     return found
 
 
 def _seed(
-    protocol: Protocol, task: Task, seed: int, ratio: float, number: int, own: Mapping[str, Run], cells: Cells
+    protocol: Protocol, task: Task, seed: int, ratio: float, number: int, own_s: Mapping[str, float], cells: Cells
 ) -> dict[str, Run]:
     """The runs of one seed, by arm: the reference first, whose time bounds the others, which take turns at being early.
 
-    At another ratio than the task's, an arm's time at the task's, in `own`, bounds it: beyond that it is not its best.
+    own_s: at another ratio than the task's, seconds of each arm at the task's: beyond them this one is not its best.
     """
-    bound_s = 60 * protocol.cap_minutes
-    runs: dict[str, Run] = {}
+    longest_s = 60 * protocol.cap_minutes
+    reference = _trained(task, protocol.reference, ratio, seed, own_s.get(protocol.reference, longest_s), cells)
+    if reference is None:
+        cells.missing += len(task.arms) + len(task.derived) - 1
+        return {}
+    cap_s = min(protocol.cap_times * reference.row.seconds, longest_s)
     others = [arm for arm in task.arms if arm != protocol.reference]
     turn = number % max(len(others), 1)
-    for arm in (protocol.reference, *others[turn:], *others[:turn]):
-        if arm != protocol.reference:
-            if protocol.reference not in runs:
-                cells.missing += 1
-                continue
-            bound_s = min(protocol.cap_times * runs[protocol.reference].row.seconds, 60 * protocol.cap_minutes)
-        run = _trained(task, arm, ratio, seed, own[arm].row.seconds if arm in own else bound_s, cells)
+    runs = {protocol.reference: reference}
+    for arm in (*others[turn:], *others[:turn]):
+        run = _trained(task, arm, ratio, seed, own_s.get(arm, cap_s), cells)
         if run is not None:
             runs[arm] = run
     for arm in task.derived:

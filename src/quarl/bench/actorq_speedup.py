@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,12 +73,17 @@ def speedups(rows: Sequence[Row]) -> list[Speedup]:
     return found
 
 
-def _own_ratio(rows: Sequence[Row]) -> list[Row]:
-    """Rows at the ratio that stands first for their task."""
+def own_ratios(rows: Iterable[Row]) -> dict[str, float]:
+    """Each task's own samples per insert: those of its first row."""
     first: dict[str, float] = {}
     for row in rows:
         first.setdefault(row["task"], row["samples_per_insert"])
-    return [row for row in rows if row["samples_per_insert"] == first[row["task"]]]
+    return first
+
+
+def _own_ratio(rows: Sequence[Row]) -> list[Row]:
+    own = own_ratios(rows)
+    return [row for row in rows if row["samples_per_insert"] == own[row["task"]]]
 
 
 def _best_ratio(rows: Sequence[Row]) -> list[Row]:

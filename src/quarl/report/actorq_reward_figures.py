@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from quarl.bench.actorq_speedup import own_ratios
 from quarl.report import style
 from quarl.report.actorq_arms import arm, bars, colour, logarithmic, rank
 from quarl.report.schema import Row
@@ -25,7 +26,7 @@ def times(rows: Sequence[Row], title: str) -> Figure:
 
     Hatched: derived. With an arrow: runs were stopped before they reached the target. Points: single runs.
     """
-    own = _own(rows)
+    own = own_ratios(rows)
     groups = []
     runs: dict[tuple[str, str], list[Row]] = {}
     for task, ratio in own.items():
@@ -42,9 +43,7 @@ def times(rows: Sequence[Row], title: str) -> Figure:
             seconds = [one["seconds"] for one in single]
             axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor="white", zorder=3)
             if any(one["censored"] for one in single):
-                top = row["seconds"]
-                _arrow(axes, x + width / 4, top)  # where no run's point is
-                heights.append(1.6 * top)  # an arrow that ends outside the axes is not drawn
+                heights.append(_arrow(axes, x + width / 4, row["seconds"]))  # where no run's point is
             if any(one["derived"] for one in single):
                 axes.bar(x, row["seconds"], width, **DERIVED)
         if any(row["derived"] for row in rows):
@@ -62,14 +61,15 @@ def ratios(rows: Sequence[Row], title: str) -> Figure:
     Of the seeds that have them. Hollow, with an arrow: stopped at the seconds shown before it reached the target.
     """
     several: dict[str, list[Row]] = {}
-    for task, own in _own(rows).items():
+    for task, own in own_ratios(rows).items():
         members = [row for row in rows if row["task"] == task]
         seeds = {row["seed"] for row in members if row["samples_per_insert"] != own}
         if seeds:
             several[task] = [row for row in members if row["seed"] in seeds]
     with style.look():
         drawn, panels = _panels(list(several), title, "samples per insert", "seconds to the target")
-        for (task, members), axes in zip(several.items(), panels, strict=True):
+        for members, axes in zip(several.values(), panels, strict=True):
+            heights = [row["seconds"] for row in members]
             for name in sorted(dict.fromkeys(map(arm, members)), key=rank):
                 found = sorted((row for row in members if arm(row) == name), key=lambda row: row["samples_per_insert"])
                 places = [(row["samples_per_insert"], row["seconds"]) for row in found]
@@ -78,13 +78,12 @@ def ratios(rows: Sequence[Row], title: str) -> Figure:
                     face = "white" if row["censored"] else colour(name)
                     axes.plot(*place, "o", color=colour(name), markersize=5, markerfacecolor=face)
                     if row["censored"]:
-                        _arrow(axes, *place)
+                        heights.append(_arrow(axes, *place))
             axes.set_xscale("log", base=2)
             axes.set_xticks(sorted({row["samples_per_insert"] for row in members}))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
-            logarithmic(axes, [1.6 * row["seconds"] if row["censored"] else row["seconds"] for row in members])
-            axes.set_title(task, fontsize=9)
+            logarithmic(axes, heights)
         if panels:
             panels[0].legend(fontsize=7)
     return drawn
@@ -95,7 +94,7 @@ def curves(found: Sequence[tuple[Row, Curve]], title: str, against: str = "clock
 
     against: clock_s or updates.
     """
-    own = _own([row for row, _ in found])
+    own = own_ratios(row for row, _ in found)
     members = [(row, curve) for row, curve in found if curve and row["samples_per_insert"] == own[row["task"]]]
     tasks = list(dict.fromkeys(row["task"] for row, _ in members))
     with style.look():
@@ -114,18 +113,19 @@ def curves(found: Sequence[tuple[Row, Curve]], title: str, against: str = "clock
                 )
                 shown.add(name)
             axes.axhline(runs[0][0]["target"], color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
-            axes.set_title(task, fontsize=9)
         if panels:
             panels[0].legend(fontsize=7)
     return drawn
 
 
 def _panels(tasks: Sequence[str], title: str, x: str, y: str) -> tuple[Figure, list[Axes]]:
+    """A figure with an empty panel a task, and one name for all panels' x and y."""
     columns = min(len(tasks), COLUMNS) or 1
     height = -(-len(tasks) // columns) or 1
     drawn = style.figure(7.2, 0.6 + 2.4 * height)
     panels = [drawn.add_subplot(height, columns, number + 1) for number in range(len(tasks))]
-    for axes in panels:
+    for task, axes in zip(tasks, panels, strict=True):
+        axes.set_title(task, fontsize=9)
         axes.tick_params(labelsize=7)
     drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
     drawn.supxlabel(x, fontsize=9)
@@ -133,17 +133,10 @@ def _panels(tasks: Sequence[str], title: str, x: str, y: str) -> tuple[Figure, l
     return drawn, panels
 
 
-def _arrow(axes: Axes, x: float, top: float) -> None:
-    """More than that."""
+def _arrow(axes: Axes, x: float, top: float) -> float:
+    """More than that; returns what the axes must hold, as an arrow that ends outside of them is not drawn."""
     axes.annotate("", (x, 1.5 * top), (x, top), arrowprops={"arrowstyle": "->", "color": style.MUTED})
-
-
-def _own(rows: Sequence[Row]) -> dict[str, float]:
-    """Each task's own samples per insert: those of its first row."""
-    found: dict[str, float] = {}
-    for row in rows:
-        found.setdefault(row["task"], row["samples_per_insert"])
-    return found
+    return 1.6 * top
 
 
 def _mean(rows: Sequence[Row]) -> Row:
