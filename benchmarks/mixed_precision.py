@@ -3,7 +3,7 @@
     python benchmarks/mixed_precision.py [--only updates] [--minutes 90] [--device auto]
 
 Learning is short: 240,000 environment steps, in which a DQN begins to score. On a processor with bfloat16 a training
-takes an hour or more; fp16 is for a GPU.
+takes an hour or more on its one core, so that two precisions can learn at once; fp16 is for a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from actorq_results import RESULTS, Rows, rows_of, write
 from quarl.cli import main as quarl
 
 PONG = (
-    *("--env", "PongNoFrameskip-v4", "-n", "240000", "--episodes", "20", "--params"),
+    *("--env", "PongNoFrameskip-v4", "-n", "240000", "--episodes", "20", "--threads", "1", "--params"),
     *("learning_rate:3e-4", "n_steps:3", "learning_starts:10000", "target_update_interval:2000"),
     *("exploration_fraction:0.125", "exploration_final_eps:0.02"),
     "policy_kwargs:dict(optimizer_kwargs=dict(eps=1.5e-4, fused=True))",
