@@ -37,7 +37,7 @@ def times(rows: Sequence[Row], title: str) -> Figure:
     with style.look():
         drawn = style.figure(7.2, 3.6)
         axes = drawn.add_subplot()
-        heights = [row["seconds"] for row in rows]
+        heights = [row["seconds"] for members in runs.values() for row in members]
         for row, (x, width) in bars(axes, groups, "seconds", list(own)):
             single = runs[row["task"], arm(row)]
             seconds = [one["seconds"] for one in single]
@@ -56,9 +56,10 @@ def times(rows: Sequence[Row], title: str) -> Figure:
 
 
 def ratios(rows: Sequence[Row], title: str) -> Figure:
-    """Seconds to the target against samples per insert, a line an arm, for tasks with several ratios.
+    """Seconds to the target against samples per insert, for tasks with several ratios, of the seeds that have them.
 
-    Of the seeds that have them. Hollow, with an arrow: stopped at the seconds shown before it reached the target.
+    A line an arm, through geometric means over seeds; points: single runs, hollow and with an arrow where they were
+    stopped at the seconds shown before they reached the target.
     """
     several: dict[str, list[Row]] = {}
     for task, own in own_ratios(rows).items():
@@ -71,10 +72,12 @@ def ratios(rows: Sequence[Row], title: str) -> Figure:
         for members, axes in zip(several.values(), panels, strict=True):
             heights = [row["seconds"] for row in members]
             for name in sorted(dict.fromkeys(map(arm, members)), key=rank):
-                found = sorted((row for row in members if arm(row) == name), key=lambda row: row["samples_per_insert"])
-                places = [(row["samples_per_insert"], row["seconds"]) for row in found]
-                axes.plot(*zip(*places, strict=True), color=colour(name), linewidth=1.1, label=name)
-                for row, place in zip(found, places, strict=True):
+                found = [row for row in members if arm(row) == name]
+                at = sorted({row["samples_per_insert"] for row in found})
+                means = [_mean([row for row in found if row["samples_per_insert"] == ratio]) for ratio in at]
+                axes.plot(at, [row["seconds"] for row in means], color=colour(name), linewidth=1.1, label=name)
+                for row in found:
+                    place = (row["samples_per_insert"], row["seconds"])
                     face = "white" if row["censored"] else colour(name)
                     axes.plot(*place, "o", color=colour(name), markersize=5, markerfacecolor=face)
                     if row["censored"]:
