@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from quarl.actorq.memory import Memory  # noqa: E402
 from quarl.actorq.pace import Pace  # noqa: E402
 from quarl.actorq.segment import segment_dtype  # noqa: E402
 from quarl.actorq.supervisor import Supervisor  # noqa: E402
+from quarl.actorq.versions import RESERVED, Versions  # noqa: E402
 from quarl.algorithms import checkpoint  # noqa: E402
 from quarl.cli import parse  # noqa: E402
 from quarl.config import ActorQConfig  # noqa: E402
@@ -385,6 +388,8 @@ def test_a_run_goes_on_with_its_own_options(tmp_path):
     assert said == [f"going on to 1,000 environment steps, with the options in {tmp_path / 'args.yml'}"]
     longer, _ = resumed(tmp_path, "-n", "5000", "--actors", "1", "--params", "gamma:0.9")
     assert (longer.n_timesteps, longer.actors, longer.params) == (5000, 1, ("batch_size:16", "gamma:0.9"))
+    default, _ = resumed(tmp_path, "-n", "100000")
+    assert default.n_timesteps == 100_000
     assert longer.delay() == first.delay() == 500  # of the length that the run had when it began
 
 
@@ -422,6 +427,77 @@ def test_incarnations_go_on_after_resume(tmp_path):
     with chaos_poison.rig(tmp_path) as rig:
         rig.train(3)
     assert first() >= 1000
+
+
+def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
+    """Evaluations of steps that were not saved are no more."""
+    entries = [
+        {"clock_s": steps / 10, "timesteps": steps, "updates": 1, "return": value}
+        for steps, value in ((100, 1.0), (200, 9.0), (300, 8.0), (400, 9.0))
+    ]
+    path = tmp_path / "evaluations.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"clock_s": 5')
+
+    def picked_up(steps, target):
+        supervisor = Supervisor(config(tmp_path, target=target), print)
+        supervisor.memory.remove()
+        supervisor.ledger.learner[Learner.BEGAN_AT] = steps
+        supervisor._pick_up()
+        return supervisor
+
+    found = picked_up(350, 7.0)
+    assert (found.judge.reached_s, found.judge.entries) == (30.0, entries[:3])
+    assert found.ledger.control[Control.FINISH] == 1
+    assert [json.loads(line) for line in path.read_text().splitlines()] == entries[:3]
+    assert picked_up(350, 8.5).judge.reached_s is None
+    found = picked_up(200, 7.0)
+    assert (found.judge.reached_s, found.judge.entries) == (None, entries[:2])
+    assert found.ledger.control[Control.FINISH] == 0
+
+
+def test_a_full_disk_costs_rows_and_not_the_run(crew, monkeypatch):
+    supervisor, said = crew
+    (supervisor.config.output / "metrics.jsonl").symlink_to("/dev/full")
+    for _ in range(2):
+        supervisor._log({"clock_s": 1.0})
+    assert said == ["metrics.jsonl cannot be written (No space left on device); training goes on"]
+
+    def full(data, path):
+        raise QuarlError(f"cannot write {path}: No space left on device; nothing was changed")
+
+    versions = Versions(supervisor.config.output)
+    assert versions.next(0) == 1
+    monkeypatch.setattr("quarl.actorq.versions.write_bytes", full)
+    assert [versions.next(step) for step in range(1, RESERVED + 5)][-1] == RESERVED + 5
+    assert Versions(supervisor.config.output).first == RESERVED + 1
+    monkeypatch.undo()
+    versions.next(0)  # there is room again
+    assert Versions(supervisor.config.output).first > RESERVED + 6
+    monkeypatch.setattr("quarl.actorq.versions.write_bytes", full)
+    with pytest.raises(QuarlError, match="No space left"):
+        Versions(supervisor.config.output).next(0)
+
+
+def test_damaged_version_numbers_say_how_to_mend_them(tmp_path):
+    (tmp_path / "versions.json").write_text("{")
+    with pytest.raises(QuarlError, match=re.escape('write {"reserved": N} into it, N above every "version" in')):
+        Versions(tmp_path)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_learner_has_a_core_for_each_of_its_threads(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(Memory, "alone", lambda memory: True)
+    supervisor = Supervisor(config(tmp_path, learner_threads=threads, actors=3), print)
+    supervisor.memory.remove()
+    learner, *actors = (child.spec.cores for child in (supervisor.crew.learner, *supervisor.crew.actors))
+    assert learner == frozenset(range(threads))
+    assert len({*actors, learner}) == min(4, 1 + 4 - threads)
+    assert all(len(cores) == 1 for cores in actors)
+    monkeypatch.setattr(Memory, "alone", lambda memory: False)  # another run would be on the same cores
+    beside = Supervisor(config(tmp_path), print)
+    beside.memory.remove()
+    assert beside.crew.learner.spec.cores is None
 
 
 def test_a_finished_run_that_is_resumed_is_finished(tmp_path):

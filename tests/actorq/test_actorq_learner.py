@@ -166,6 +166,8 @@ def test_an_optimizer_that_was_asked_for_is_kept(tmp_path):
     model = build(config(tmp_path, params=("policy_kwargs:{'optimizer_kwargs': {'eps': 1e-5}}",)))
     group = model.policy.optimizer.param_groups[0]
     assert (group["fused"], group["eps"]) == (None, 1e-5)
+    other = build(config(tmp_path, params=("policy_kwargs:dict(optimizer_class=RMSprop)",)))
+    assert isinstance(other.policy.optimizer, torch.optim.RMSprop)
 
 
 def test_hyperparameters_are_in_the_zoo_s_words(tmp_path):
@@ -187,6 +189,23 @@ def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):
         chosen.loop.step()
     model = chosen.loop.model
     assert model._n_updates == int((model.num_timesteps - 100) * 0.5 // 16)
+    chosen.loop._show()
+    shown = chosen.ledger.learner[Learner.SAMPLES_PER_INSERT]  # the warm-up does not count
+    assert shown == 16 * model._n_updates / (model.num_timesteps - 100)
+
+
+def test_updates_of_an_episode_are_no_ratio(tmp_path):
+    td3 = {"algo": "td3", "env": "Pendulum-v1"}
+    with pytest.raises(QuarlError, match=r"10 updates an episode are no ratio .* set gradient_steps:-1"):
+        build(config(tmp_path, **td3, params=("train_freq:[1,'episode']", "gradient_steps:10")))
+    model = build(config(tmp_path, **td3, params=("train_freq:[1,'episode']", "gradient_steps:-1")))
+    assert samples_per_insert(model) == model.batch_size
+
+
+def test_the_original_s_dqn_learns_once_in_sixteen_steps_and_copies_its_target_every_hundred(tmp_path):
+    model = build(config(tmp_path, preset="quarl-2020", params=(), net_arch="8"))
+    assert samples_per_insert(model) == 16
+    assert model.target_update_interval / model.train_freq.frequency == 100
 
 
 def test_where_actors_never_wait_replay_is_fed_while_the_learner_is_behind(rig):
@@ -253,6 +272,26 @@ def test_exploration_goes_on_after_resume_where_it_was(rig):
     second = rig(resume=True)
     second.loop.begin()
     assert second.ledger.learner[Learner.EXPLORATION] == pytest.approx(1 - 0.95 * 300 / 600)
+
+
+@pytest.mark.parametrize("longer", [2 * STEPS, 900])
+def test_schedules_of_a_resumed_run_end_where_it_ends_now(rig, capsys, longer):
+    params = tuple(f"{name}:{value}" for name, value in PARAMS.items())
+    chosen = {"params": (*params, "learning_rate:lin_1e-3")}
+    first = rig(**chosen)
+    while first.loop.model.num_timesteps < 600:
+        first.send()
+        first.loop.step()
+    first.loop._save()
+    second = rig(**chosen, resume=True, n_timesteps=longer)
+    assert second.loop.keeper.learning_rate() == pytest.approx(1e-3 * (1 - 600 / longer))
+    second.send()
+    second.loop.step()
+    assert second.loop.model.exploration_rate == pytest.approx(1 - 0.95 * min(601 / (longer / 2), 1))
+    second.loop.keeper.roll_back()  # to a checkpoint that knows the old end
+    second.send()
+    second.loop.step()
+    assert second.loop.keeper.learning_rate() == pytest.approx(0.5e-3 * (1 - 602 / longer))
 
 
 def test_an_agent_that_learnt_from_normalised_observations_keeps_their_statistics(rig, tmp_path):

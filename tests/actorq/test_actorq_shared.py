@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from quarl.actorq.board import SLOTS, Board
 from quarl.actorq.ledger import Actor, Ledger, percentile
-from quarl.actorq.memory import PREFIX, Block, Memory
+from quarl.actorq.memory import PREFIX, SHARED, Block, Memory
 from quarl.actorq.ring import Ring
 from quarl.errors import QuarlError
 
@@ -44,7 +45,8 @@ def test_arrays_of_two_mappings_are_the_same_memory(memory):
     assert two.array("a").tolist() == [0, 0, 0]
 
 
-def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory, monkeypatch, elsewhere):
     code = (
         "import numpy as np, os, signal\n"
         "from quarl.actorq.memory import Block, Memory\n"
@@ -54,8 +56,19 @@ def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory):
     left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
     assert left.name.startswith(PREFIX)
     assert left.exists()
+    if elsewhere:  # as where it filled all that there was
+        monkeypatch.setattr("quarl.actorq.memory._folder", lambda size: Path(tempfile.gettempdir()))
     memory({"a": Block(np.dtype("u1"), (64,))})
     assert not left.exists()
+
+
+def test_a_run_knows_whether_another_one_is_on_the_machine(memory):
+    path = SHARED / f"{PREFIX}{os.getppid()}-0"
+    path.touch()
+    try:
+        assert not memory({"a": Block(np.dtype("u1"), (64,))}).alone()
+    finally:
+        path.unlink()
 
 
 def test_a_board_shows_the_newest_snapshot_once(memory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,16 @@ def test_a_delay_beyond_the_last_rollout_is_refused_before_training(algo: str, d
     assert model.num_timesteps == 0
 
 
+def test_the_last_rollout_of_an_off_policy_algorithm_may_be_long():
+    model = make("dqn", train_freq=256)
+    qat.prepare(model, "w8a8")
+    with pytest.raises(QuarlError, match="last rollout of this run starts at 768"):
+        model.learn(1000, callback=qat.QuantDelay(769))
+    assert model.num_timesteps == 0
+    model.learn(1000, callback=qat.QuantDelay(768))
+    assert qat.is_active(model)
+
+
 def test_the_delay_is_the_middle_of_the_run_unless_given():
     model = make("dqn")
     qat.prepare(model, "w8a8")
@@ -195,6 +206,39 @@ def test_learned_steps_are_learned():
         start = [steps.clone() for steps in table.weight_steps]
     model.learn(100, reset_num_timesteps=False, callback=qat.QuantDelay(0))
     assert all(not torch.equal(before, after) for before, after in zip(start, table.weight_steps, strict=True))
+
+
+@pytest.mark.parametrize(("algo", "soft"), [("dqn", {}), ("ppo", {}), ("td3", {"tau": 0.005})])
+def test_steps_are_learned_of_what_is_first_seen_after_the_switch(algo: str, soft: dict[str, Any]):
+    """As with a delay below learning_starts: the first update comes after it."""
+    model = make(algo, **soft)
+    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges="lsq"))
+    model.learn(STEPS, callback=qat.QuantDelay(0))
+    tables = tables_of(model.policy)
+    for name, table in tables.items():
+        assert set(table.grids) == set(table.site_of_row)
+        for row, site in table.site_of_row.items():
+            assert table.learns(site) != site.wide
+            if table.learns(site):  # it began at the range, and a target's is near its original's
+                own, original = (t.activation_steps[row].item() for t in (table, tables[name.removesuffix("_target")]))
+                assert own == pytest.approx(math.log(table.grids[row].scale), abs=1.0)
+                assert own == pytest.approx(original, abs=0.3)
+    assert qat.convert(model).spec.weight_bits == 4
+
+
+def test_the_observation_s_range_is_followed_beside_learned_steps():
+    model = make("dqn")
+    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges="lsq"))
+    model.learn(STEPS, callback=qat.QuantDelay(100))
+    table = tables_of(model.policy)["q_net"]
+    (wide,) = (row for row, site in table.site_of_row.items() if site.wide)
+    scales = {row: grid.scale for row, grid in table.grids.items()}
+    model.policy.set_training_mode(True)
+    for _ in range(50):
+        model.q_net(200 * torch.randn(64, 4))
+    follow(model, active=True)
+    assert table.grids[wide].scale > 10 * scales.pop(wide)
+    assert all(table.grids[row].scale == scale for row, scale in scales.items())
 
 
 def test_what_cannot_be_prepared_is_refused_by_name():

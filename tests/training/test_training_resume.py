@@ -22,7 +22,7 @@ from quarl.algorithms.checkpoint_model import take
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.policy import load
-from quarl.training import steward
+from quarl.training import steward, stretches
 from quarl.training.replay import StoredReplay
 from quarl.training.session import Session
 
@@ -252,3 +252,30 @@ def test_rows_of_another_buffer_are_refused():
         StoredReplay(buffer()).load_state({**state, "observations": state["observations"][:, :1]})
     with pytest.raises(QuarlError, match="has room for"):
         StoredReplay(buffer(size=2)).load_state(state)
+
+
+@pytest.mark.parametrize(("algo", "length"), [("ppo", 4096), ("dqn", 512)])
+def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, length, tmp_path, monkeypatch):
+    monkeypatch.setattr(steward, "SHOWN_S", 0.0)
+
+    def stretched(folder, signals):
+        config = parse([*words(algo, "CartPole-v1", length, folder=tmp_path / folder), "--save-freq", str(length // 4)])
+        steps = []
+
+        def progress(label, done):
+            steps.append(done)
+            if signals and sum(steps) > signals[0]:
+                signals.pop(0)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        while True:
+            session = Session(stretches.from_here(config), lambda line: None)
+            steps.clear()
+            ended = session.run(progress, one_stretch=True)
+            if ended.row is not None:
+                return weights(session.model)
+
+    signals = [0.15 * length, 0.4 * length, 0.65 * length]
+    whole, broken = stretched("whole", []), stretched("broken", signals)
+    assert not signals
+    assert same(whole, broken)

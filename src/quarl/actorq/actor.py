@@ -53,14 +53,14 @@ class ActorSpec:
     max_staleness: int = 1000
     rung: float = 0.0
     seed: int = 0
-    cpu: int | None = None
+    cores: frozenset[int] | None = None
 
 
 class ActorLoop(Worker):
     """Acts until it is told to stop; every environment step is one segment."""
 
     def __init__(self, spec: ActorSpec) -> None:
-        super().__init__(spec.cpu)
+        super().__init__(spec.cores)
         self.spec = spec
         memory = Memory(spec.memory, spec.blocks)
         self.ledger = Ledger(memory)

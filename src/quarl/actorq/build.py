@@ -11,7 +11,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from torch.optim import Adam
 
 from quarl import qat
 from quarl.actorq.replay import SegmentReplay
@@ -28,7 +30,8 @@ DQN_2020: Mapping[str, Any] = {
     "batch_size": 256,
     "learning_starts": 100_000,
     "buffer_size": 200_000,
-    "target_update_interval": 1_600,  # 100 updates, at the 16 environment steps that each one took
+    "train_freq": 16,  # samples per insert, at its batch of 256
+    "target_update_interval": 1_600,  # 100 updates
     "n_steps": 5,
     "gamma": 0.99,
     DOUBLE: True,
@@ -52,8 +55,9 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     policy_kwargs = dict(parameters.pop("policy_kwargs", {}))
     if arch := _net_arch(config, critic):
         policy_kwargs["net_arch"] = arch
-    # One pass over the weights instead of a dozen: Adam is bound by memory, and a third of a wide learner's update.
-    policy_kwargs.setdefault("optimizer_kwargs", {"fused": True})
+    if policy_kwargs.get("optimizer_class", Adam) is Adam:
+        # One pass over the weights instead of a dozen: it is bound by memory, and a third of a wide learner's update.
+        policy_kwargs.setdefault("optimizer_kwargs", {"fused": True})
     if config.batch_size is not None:
         parameters["batch_size"] = config.batch_size
     image = isinstance(env.observation_space, spaces.Box) and env.observation_space.dtype == np.uint8
@@ -77,6 +81,12 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise QuarlError(f"{config.algo} cannot be made for {config.env}: {reason}") from None
+    freq: Any = model.train_freq
+    if freq.unit is TrainFrequencyUnit.EPISODE and model.gradient_steps > 0:
+        raise QuarlError(
+            f"--params train_freq: {model.gradient_steps} updates an episode are no ratio that actors could keep; "
+            "count steps, as in train_freq:1, or set gradient_steps:-1"
+        )
     if (spec := config.training_spec()) is not None:
         qat.prepare(model, spec)
     return model

@@ -24,10 +24,10 @@ class Crew:
         """packer: keyword arguments of Packer."""
         shared: dict[str, Any] = {"memory": memory.path, "blocks": memory.blocks}
         rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
-        cpus = _cpus(config.actors)
+        cores = _cores(config.actors, config.learner_threads) if memory.alone() else [None] * (1 + config.actors)
         logs = {name: config.output / f"{name}.log" for name in ("learner", "publisher")}
         self.learner = Child(
-            "learner", learner.main, LearnerSpec(config=config, cpu=cpus[0], **shared), logs["learner"]
+            "learner", learner.main, LearnerSpec(config=config, cores=cores[0], **shared), logs["learner"]
         )
         publisher_spec = PublisherSpec(num_actors=config.actors, template=template.to_bytes(), packer=packer, **shared)
         self.publisher = Child("publisher", publisher.main, publisher_spec, logs["publisher"])
@@ -49,7 +49,7 @@ class Crew:
                     max_staleness=config.max_staleness,
                     rung=rungs[i],
                     seed=config.seed,
-                    cpu=cpus[1 + i],
+                    cores=cores[1 + i],
                     **shared,
                 ),
                 config.output / f"actor-{i}.log",
@@ -62,11 +62,12 @@ class Crew:
         return (self.learner, self.publisher, *self.actors)
 
 
-def _cpus(actors: int) -> list[int | None]:
-    """Cores for the learner and each actor; None leaves the choice to the system."""
+def _cores(actors: int, learner_threads: int) -> list[frozenset[int] | None]:
+    """Those of the learner, one for each of its threads, and of each actor; None leaves the choice to the system."""
     if not hasattr(os, "sched_getaffinity"):
         return [None] * (1 + actors)
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
+    if len(cores) <= learner_threads:
         return [None] * (1 + actors)
-    return [cores[0], *(cores[1 + i % (len(cores) - 1)] for i in range(actors))]
+    others = cores[learner_threads:]
+    return [frozenset(cores[:learner_threads]), *(frozenset({others[i % len(others)]}) for i in range(actors))]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from quarl.actorq import wire
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
 from quarl.evaluate import evaluate, once_more
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
@@ -24,6 +28,8 @@ FINAL_EPISODES = 20
 """At least so many after training."""
 RUNNING = 2
 """Evaluations in a row that have to reach the target."""
+NUMBERS = ("clock_s", "timesteps", "updates", "return")
+"""What every evaluation in a run's file has."""
 
 
 class Judge:
@@ -56,10 +62,42 @@ class Judge:
             if last:
                 name = f"policy-{quantized.spec.precision}.safetensors"
                 artifact.write(quantized, self.config.output / name)
+        self._add(entry)
+        self._write()
+        return entry
+
+    def resume(self, timesteps: int) -> None:
+        """Goes on behind the evaluations up to that step; later ones, of what was not saved, are no more."""
+        for entry in self._read():
+            if entry["timesteps"] <= timesteps:
+                self._add(entry)
+        self._write()
+
+    def _write(self) -> None:
+        """All evaluations, in one step. A full disk costs the file and not the run."""
+        lines = "".join(json.dumps(entry) + "\n" for entry in self.entries)
+        with contextlib.suppress(QuarlError):
+            artifact.write_bytes(lines.encode(), self._path)
+
+    def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
         if self.reached and self.reached_s is None:
-            self.reached_s = float(where["clock_s"])
-        return entry
+            self.reached_s = float(entry["clock_s"])
+
+    def _read(self) -> list[dict[str, Any]]:
+        """What the file holds, up to a line that is none of its own."""
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._path.read_text().splitlines():
+                entry = json.loads(line)
+                if not isinstance(entry, dict) or not all(isinstance(entry.get(n), int | float) for n in NUMBERS):
+                    break
+                found.append(entry)
+        return found
+
+    @property
+    def _path(self) -> Path:
+        return self.config.output / "evaluations.jsonl"
 
     @property
     def reached(self) -> bool:

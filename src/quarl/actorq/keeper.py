@@ -10,13 +10,13 @@ from quarl.actorq.limiter import Limiter, RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.algorithms import checkpoint
-from quarl.algorithms.checkpoint_model import not_finite
+from quarl.algorithms.checkpoint_model import COUNTERS, not_finite
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError
 
 ROLLBACKS = 3
 """Times that training goes back to sound weights before it gives up."""
-CLOCKS = ("num_timesteps", "_n_updates", "_n_calls", "_episode_num", "_current_progress_remaining", "exploration_rate")
+CLOCKS = tuple(name for name in COUNTERS if name != "_num_timesteps_at_start")
 """What moves on when weights go back."""
 
 
@@ -69,6 +69,9 @@ class Keeper:
             if saved != here:
                 raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
         checkpoint.restore(found, self.model, self.replay if found.has_replay else None)
+        model = self.model
+        model._total_timesteps = self.config.steps  # perhaps more than before: schedules end there
+        model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         self.limiter.load_state(found.state["limiter"])
         if not found.has_replay and isinstance(self.limiter, RateLimiter):
             self.limiter.warm_up_again()

@@ -50,14 +50,14 @@ class LearnerSpec:
     config: ActorQConfig
     memory: Path
     blocks: Mapping[str, Block]
-    cpu: int | None = None
+    cores: frozenset[int] | None = None
 
 
 class LearnerLoop(Worker):
     """Trains until its steps or updates are done, or it is told to stop."""
 
     def __init__(self, spec: LearnerSpec) -> None:
-        super().__init__(spec.cpu)
+        super().__init__(spec.cores)
         self.config = config = spec.config
         start_threads(config.learner_threads)
         memory = Memory(spec.memory, spec.blocks)
@@ -78,7 +78,7 @@ class LearnerLoop(Worker):
         self.keeper = Keeper(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update; nothing is written or accumulated.
         self.model.set_logger(Logger(folder=None, output_formats=[]))
-        self.model._setup_learn(config.n_timesteps, reset_num_timesteps=not config.resume)
+        self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)
         self.clock_before = self.keeper.resume() if config.resume else 0.0
         self.evaluations = self.pushed_step = self.sound_version = 0
         self.last_insert = time.monotonic()
@@ -102,6 +102,7 @@ class LearnerLoop(Worker):
 
     def begin(self) -> None:
         """The first weights for the actors, and a checkpoint: there is always something sound to go back to."""
+        self.cells[Learner.BEGAN_AT] = self.inserts_before
         name = "exploration_rate" if self.model.num_timesteps else "exploration_initial_eps"
         self.cells[Learner.EXPLORATION] = getattr(self.model, name, 0.0)
         self._show()
@@ -138,7 +139,7 @@ class LearnerLoop(Worker):
         """Takes segments in, as many as there are and the limiter wants; how many there were."""
         start = time.perf_counter()
         received = 0
-        left = self.config.n_timesteps - self.model.num_timesteps  # actors may have made a step more than they should
+        left = self.config.steps - self.model.num_timesteps  # actors may have made a step more than they should
         for rows in self.channel.receive(min(self.limiter.inserts_wanted(), AT_ONCE, left)):
             self.intake.take(rows)
             received += len(rows)
@@ -217,7 +218,7 @@ class LearnerLoop(Worker):
     def finished(self) -> bool:
         """True when steps or updates are done, or someone wants an end."""
         config = self.config
-        done = self.model.num_timesteps >= config.n_timesteps and not self.limiter.updates_allowed()
+        done = self.model.num_timesteps >= config.steps and not self.limiter.updates_allowed()
         done |= config.updates is not None and self.model._n_updates >= config.updates
         return bool(done or self._told_to_end())
 
@@ -233,13 +234,13 @@ class LearnerLoop(Worker):
         """What actors and supervisor look at."""
         cells, model = self.cells, self.model
         # An actor steps all its environments or none; what they make beyond the last step is not taken in.
-        limit = min(self.limiter.insert_limit(), self.config.n_timesteps + self.config.envs_per_actor - 1)
+        limit = min(self.limiter.insert_limit(), self.config.steps + self.config.envs_per_actor - 1)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
         cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
         cells[Learner.UPDATES_PER_INSERT] = per_insert = self.pace.updates_per_insert
         cells[Learner.UPDATES_OFFSET] = self.pace.updates_offset() + per_insert * self.inserts_before
         cells[Learner.TIMESTEPS], cells[Learner.UPDATES] = model.num_timesteps, model._n_updates
-        cells[Learner.SAMPLES], cells[Learner.INSERTS] = self.limiter.samples, self.limiter.inserts
+        cells[Learner.SAMPLES_PER_INSERT] = self.limiter.realised
         if self.started is not None:
             cells[Learner.EXPLORATION] = getattr(model, "exploration_rate", 0.0)
         cells[Learner.CLOCK_S] = self._clock()

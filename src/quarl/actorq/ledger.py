@@ -44,6 +44,8 @@ class Learner(_Column):
 
     READY = auto()
     DONE = auto()
+    BEGAN_AT = auto()
+    """Environment steps that an earlier learner of the run had taken in."""
     PAUSED = auto()
     """1 while an evaluation runs: the training clock stands still and actors wait."""
     EVALUATIONS = auto()
@@ -73,8 +75,8 @@ class Learner(_Column):
     CHECKPOINT_S = auto()
     SAVING_S = auto()
     """time.monotonic() at the start of the checkpoint that is being written; 0: none is."""
-    SAMPLES = auto()
-    INSERTS = auto()
+    SAMPLES_PER_INSERT = auto()
+    """As realised since the warm-up."""
     EPISODES = auto()
     RETURN_MEAN = auto()
     """Of the last 100 training episodes, exploration included."""

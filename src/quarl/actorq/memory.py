@@ -22,6 +22,7 @@ from quarl.errors import QuarlError
 
 Array = NDArray[Any]
 PREFIX = "quarl-actorq-"
+SHARED = Path("/dev/shm")
 LINE = 64
 """Bytes of a cache line: arrays start on one, so that writers of neighbours do not slow each other down."""
 
@@ -64,8 +65,8 @@ class Memory:
     @classmethod
     def create(cls, blocks: Mapping[str, Block]) -> Memory:
         """New memory of this process; `remove` ends it."""
+        _sweep()
         folder = _folder(sum(_aligned(block.nbytes) for block in blocks.values()))
-        _sweep(folder)
         name = f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
         return cls(folder / name, blocks, create=True)
 
@@ -80,6 +81,10 @@ class Memory:
             offset += _aligned(block.nbytes)
         raise KeyError(name)
 
+    def alone(self) -> bool:
+        """Whether no other run has memory on this machine."""
+        return not any(path != self.path and _alive(_owner(path)) for path in _all())
+
     def remove(self) -> None:
         """Deletes the file; processes that have it mapped keep their memory until they end."""
         self.path.unlink(missing_ok=True)
@@ -91,21 +96,31 @@ def _aligned(nbytes: int) -> int:
 
 def _folder(size: int) -> Path:
     """Memory-backed where there is room, so that nothing is written to a disk."""
-    shared = Path("/dev/shm")
-    if shared.is_dir() and os.access(shared, os.W_OK):
-        stat = os.statvfs(shared)
+    if SHARED.is_dir() and os.access(SHARED, os.W_OK):
+        stat = os.statvfs(SHARED)
         if stat.f_bavail * stat.f_frsize > size:
-            return shared
+            return SHARED
     return Path(tempfile.gettempdir())
 
 
-def _sweep(folder: Path) -> None:
-    """Removes the memory of supervisors that are no more."""
-    for path in folder.glob(f"{PREFIX}*"):
-        owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdecimal() and not _alive(int(owner)):
+def _sweep() -> None:
+    """Removes the memory of supervisors that are no more, wherever they had it."""
+    for path in _all():
+        if not _alive(_owner(path)):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _all() -> list[Path]:
+    """The memory of every run on this machine."""
+    folders = {SHARED, Path(tempfile.gettempdir())}
+    return [path for folder in folders for path in folder.glob(f"{PREFIX}*") if _owner(path)]
+
+
+def _owner(path: Path) -> int:
+    """The process id of its supervisor; 0 where the name is not of ours."""
+    owner = path.name.removeprefix(PREFIX).partition("-")[0]
+    return int(owner) if owner.isdecimal() else 0
 
 
 def _alive(pid: int) -> bool:

@@ -39,7 +39,7 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
         "exploration": float(learner[Learner.EXPLORATION]),
         "loss": _number(learner[Learner.LOSS]),
         "actor_loss": _number(learner[Learner.ACTOR_LOSS]),
-        "samples_per_insert": _ratio(learner[Learner.SAMPLES], learner[Learner.INSERTS]),
+        "samples_per_insert": float(learner[Learner.SAMPLES_PER_INSERT]) or None,
         "staleness_p50": _number(percentile(ledger.staleness, 0.5)),
         "staleness_p99": _number(percentile(ledger.staleness, 0.99)),
         "staleness_max": _number(percentile(ledger.staleness, 1.0)),

@@ -61,11 +61,11 @@ def _parent() -> int:
 class Worker:
     """A child that the supervisor started: pinned where asked, and aware of its supervisor's end."""
 
-    def __init__(self, cpu: int | None = None) -> None:
+    def __init__(self, cores: frozenset[int] | None = None) -> None:
         self._parent = _parent()
-        if cpu is not None and hasattr(os, "sched_setaffinity"):
+        if cores is not None and hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):  # not every container allows it, and it is only faster
-                os.sched_setaffinity(0, {cpu})
+                os.sched_setaffinity(0, cores)
 
     def orphaned(self) -> bool:
         """True when the supervisor is no more."""

@@ -41,14 +41,13 @@ class PublisherSpec:
     """`Template.to_bytes`: what the float tensors mean."""
     packer: Mapping[str, Any]
     """Keyword arguments of Packer."""
-    cpu: int | None = None
 
 
 class PublisherLoop(Worker):
     """Publishes until it is told to stop."""
 
     def __init__(self, spec: PublisherSpec) -> None:
-        super().__init__(spec.cpu)
+        super().__init__()
         memory = Memory(spec.memory, spec.blocks)
         self.ledger = Ledger(memory)
         self.channel = LocalChannel(memory, spec.num_actors)

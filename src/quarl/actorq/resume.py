@@ -46,11 +46,11 @@ def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if config.resume and where.is_file():
         given, run = config.params, completed(replace(config, params=()), read_yaml(where), where, new=NEW, free=FREE)
         words = {word.partition(":")[0]: word for word in (*run.params, *given)}
-        say(f"going on to {run.n_timesteps:,} environment steps, with the options in {where}")
+        say(f"going on to {run.steps:,} environment steps, with the options in {where}")
         return replace(run, params=tuple(words.values()))
     if config.resume:
         say(f"{where} is missing: the run goes on with the options given here")
-    return replace(config, quant_delay=config.delay())  # a longer run does not move it
+    return replace(config, n_timesteps=config.steps, quant_delay=config.delay())  # a longer run does not move it
 
 
 def write_options(config: ActorQConfig) -> None:

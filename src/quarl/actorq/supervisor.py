@@ -78,6 +78,7 @@ class Supervisor:
             raise
         self.family = Family(say)
         self.interrupts = Interrupts(self._end)
+        self.picked_up = self.log_is_full = False
 
     @property
     def signal(self) -> int | None:
@@ -94,7 +95,6 @@ class Supervisor:
             stack.enter_context(self.interrupts)
             stack.enter_context(self._saving())
             write_options(self.config)
-            file = stack.enter_context((self.config.output / "metrics.jsonl").open("a"))
             for child in self.crew.all:
                 self.family.start(child)
             self.watch = Watch(self.crew, self.ledger, self.config.env_timeout, self.say)
@@ -103,11 +103,11 @@ class Supervisor:
                 if time.perf_counter() >= next_row and self.ledger.learner[Learner.READY]:
                     next_row = time.perf_counter() + ROW_S
                     previous = metrics.row(self.ledger, time.perf_counter() - started, previous)
-                    print(json.dumps(previous), file=file, flush=True)
+                    self._log(previous)
                     yield previous
             last = metrics.row(self.ledger, time.perf_counter() - started, previous)
             if began := bool(self.ledger.learner[Learner.READY]):
-                print(json.dumps(last), file=file, flush=True)
+                self._log(last)
             code, message = ended
             if code == 0 and not self._evaluate(last=True):
                 code, message = self._stopped("in its last evaluation; model and checkpoint are there")
@@ -123,6 +123,8 @@ class Supervisor:
         cells, control, crew = self.ledger.learner, self.ledger.control, self.crew
         if not crew.learner.alive():
             return self._learner_left()
+        if self.config.resume and not self.picked_up and cells[Learner.READY]:
+            self._pick_up()
         self.watch.look()
         if not crew.publisher.alive():
             self.family.revive(crew.publisher)
@@ -149,6 +151,14 @@ class Supervisor:
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
 
+    def _pick_up(self) -> None:
+        """Goes on behind the run's evaluations, which may have reached the target."""
+        self.picked_up = True
+        self.judge.resume(int(self.ledger.learner[Learner.BEGAN_AT]))
+        if self.judge.reached_s is not None:
+            self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
+            self.ledger.control[Control.FINISH] = 1
+
     def _learner_left(self) -> tuple[int, str]:
         """The end of the run, good or bad."""
         if self.ledger.learner[Learner.DONE]:
@@ -169,14 +179,12 @@ class Supervisor:
         cells = self.ledger.learner
 
         def judge() -> None:
-            entry = self.judge.judge(
+            self.judge.judge(
                 last=last,
                 clock_s=float(cells[Learner.CLOCK_S]),
                 timesteps=int(cells[Learner.TIMESTEPS]),
                 updates=int(cells[Learner.UPDATES]),
             )
-            with (self.config.output / "evaluations.jsonl").open("a") as file:
-                print(json.dumps(entry), file=file)
 
         try:
             return self.interrupts.attempt(judge)
@@ -225,6 +233,16 @@ class Supervisor:
             if saving_since := float(cells[Learner.SAVING_S]):
                 until = saving_since + SAVE_S
         self.family.wind_up(max(start + GRACE_S - time.monotonic(), 0) if cells[Learner.READY] else 0)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        """Appends a row of metrics. A full disk costs the row and not the run."""
+        try:
+            with (self.config.output / "metrics.jsonl").open("a") as file:
+                print(json.dumps(row), file=file)
+        except OSError as error:
+            if not self.log_is_full:
+                self.log_is_full = True
+                self.say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on")
 
     def _stopped(self, when: str) -> tuple[int, str]:
         assert self.signal is not None

@@ -34,8 +34,7 @@ class Versions:
     def next(self, step: int) -> int:
         """A new number for weights after `step` updates."""
         if self.newest >= self._top:
-            self._top += RESERVED
-            write_bytes(json.dumps({"reserved": self._top}).encode(), self._path)
+            self._reserve()
         self.newest += 1
         place = self.newest - self.first
         if place == len(self._steps):
@@ -49,10 +48,23 @@ class Versions:
         inside = (place >= 0) & (versions <= self.newest)
         return np.where(inside, self._steps[np.where(inside, place, 0)], -1)
 
+    def _reserve(self) -> None:
+        """A full disk costs the learner its first numbers, and no later ones: they are tried again at every push."""
+        top = self.newest + RESERVED
+        try:
+            write_bytes(json.dumps({"reserved": top}).encode(), self._path)
+        except QuarlError:
+            if self.newest < self.first:
+                raise
+        else:
+            self._top = top
+
     def _reserved(self) -> int:
         if not self._path.exists():
             return 0
         try:
             return int(json.loads(self._path.read_text())["reserved"])
         except (ValueError, KeyError, TypeError):
-            raise QuarlError(f"{self._path} is damaged; remove it to start the version numbers anew") from None
+            raise QuarlError(
+                f'{self._path} is damaged; write {{"reserved": N}} into it, N above every "version" in metrics.jsonl'
+            ) from None

@@ -120,7 +120,7 @@ def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str
     last = evaluations[-1] if evaluations else {}
     cells = (
         ("clock", f"{row['clock_s']:.0f} s"),
-        ("environment steps", f"{row['timesteps']:,} of {config.n_timesteps:,}"),
+        ("environment steps", f"{row['timesteps']:,} of {config.steps:,}"),
         ("updates", f"{row['updates']:,}"),
         ("steps/s", _rate(row["timesteps_per_s"])),
         ("updates/s", _rate(row["updates_per_s"])),

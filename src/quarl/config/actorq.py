@@ -24,6 +24,8 @@ from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
 
 ALGORITHMS = ("dqn", "ddpg", "td3", "sac", "d4pg")
+STEPS = 100_000
+"""Environment steps of a run that says nothing."""
 ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
 
 
@@ -38,7 +40,9 @@ class ActorQConfig(MeteredConfig):
     env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
     """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
     my_module first, which registers it."""
-    n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
+    n_timesteps: Annotated[
+        int | None, arg(aliases=["-n"], metavar="INT", help_behavior_hint="(default: 100000; with --resume the run's)")
+    ] = None
     """Environment steps of all actors together."""
     updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
     """Learner updates after which training ends, if that comes first."""
@@ -129,7 +133,6 @@ class ActorQConfig(MeteredConfig):
             raise UnsupportedError(f"unknown algorithm {self.algo!r}; use one of {', '.join(ALGORITHMS)}")
         self._check_names()
         counts: tuple[str, ...] = (
-            "n_timesteps",
             "actors",
             "envs_per_actor",
             "actor_update_interval",
@@ -137,7 +140,7 @@ class ActorQConfig(MeteredConfig):
         )
         counts += ("max_staleness", "eval_episodes", "save_freq", "min_actors", "learner_threads")
         at_least_one(**{name: getattr(self, name) for name in counts})
-        optional = ("updates", "max_times_sampled", "batch_size", "n_steps")
+        optional = ("n_timesteps", "updates", "max_times_sampled", "batch_size", "n_steps")
         at_least_one(**{name: value for name in optional if (value := getattr(self, name)) is not None})
         self._check_precision()
         self.hidden()
@@ -175,9 +178,9 @@ class ActorQConfig(MeteredConfig):
             )
         if trained is not None and self.comm_bits is not None:
             raise QuarlError("--comm-bits would round weights further than --qat trains for: keep one")
-        if self.quant_delay is not None and (trained is None or not 0 <= self.quant_delay < self.n_timesteps):
+        if self.quant_delay is not None and (trained is None or not 0 <= self.quant_delay < self.steps):
             raise QuarlError(
-                f"--quant-delay {self.quant_delay:,} goes with --qat and lies below --n-timesteps {self.n_timesteps:,}"
+                f"--quant-delay {self.quant_delay:,} goes with --qat and lies below --n-timesteps {self.steps:,}"
             )
         known = spec.float_type in ("fp32", "fp16") or (
             spec.float_type is None and spec.weight_bits <= 8 and spec.activation_bits == 8
@@ -189,6 +192,11 @@ class ActorQConfig(MeteredConfig):
         if self.comm_bits is not None and not 2 <= self.comm_bits <= 32:
             raise QuarlError(f"--comm-bits must be 2..32, got {self.comm_bits}")
 
+    @property
+    def steps(self) -> int:
+        """`n_timesteps`, or what stands for it."""
+        return STEPS if self.n_timesteps is None else self.n_timesteps
+
     def training_spec(self) -> QatSpec | None:
         """What `qat` asks for."""
         return None if self.qat is None else QatSpec.parse(self.qat)
@@ -197,7 +205,7 @@ class ActorQConfig(MeteredConfig):
         """Environment steps before fake quantisation acts; None where none is asked for."""
         if self.qat is None:
             return None
-        return self.n_timesteps // 2 if self.quant_delay is None else self.quant_delay
+        return self.steps // 2 if self.quant_delay is None else self.quant_delay
 
     def hidden(self) -> list[int] | None:
         """`net_arch` as numbers."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from quarl.errors import QuarlError
 from quarl.qat.prepare import follow, is_active, spec_of
@@ -39,10 +42,8 @@ class QuantDelay(BaseCallback):
         start, end = self.model.num_timesteps, self.model._total_timesteps
         if self.steps is None:
             self.steps = start + (end - start) // 2
-        last = end - 1
-        if isinstance(self.model, OnPolicyAlgorithm):
-            rollout = self.model.n_steps * self.model.n_envs
-            last = start + (math.ceil((end - start) / rollout) - 1) * rollout
+        rollout = _rollout(self.model)
+        last = start + (math.ceil((end - start) / rollout) - 1) * rollout
         if self.steps > last and not self.allow_inactive and not is_active(self.model):
             raise QuarlError(
                 f"quantisation would act from step {self.steps:,} on, but the last rollout of this run starts at "
@@ -66,6 +67,14 @@ class QuantDelay(BaseCallback):
     def _on_training_end(self) -> None:
         if not self.allow_inactive and not is_active(self.model):
             raise QuarlError(f"the run ended before step {self.steps:,}, from which on quantisation would have acted")
+
+
+def _rollout(model: BaseAlgorithm) -> int:
+    """Environment steps of a rollout; the fewest that it can have where it counts episodes."""
+    if isinstance(model, OnPolicyAlgorithm):
+        return model.n_steps * model.n_envs
+    freq: Any = model.train_freq  # type: ignore[attr-defined]
+    return model.n_envs * (freq.frequency if freq.unit is TrainFrequencyUnit.STEP else 1)
 
 
 def _look(after: int) -> int:

@@ -76,14 +76,15 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     """To be called between rollouts: puts the ranges seen so far in force, and fake quantisation once `active`.
 
     With the switch, channels are balanced in the weights themselves, which keeps what the networks compute, and target
-    networks get the ranges of their originals; later ones they get as they get weights. Returns whether this call has
-    switched fake quantisation on.
+    networks get the ranges of their originals, as they do where a step to learn begins; later ones they get as they get
+    weights. Returns whether this call has switched fake quantisation on.
     """
     switches = active and not is_active(model)
     tables = tables_of(model.policy)
     networks = networks_of(model.policy)
     apart = shared(model.policy) if switches else set()
     found: dict[str, Factors] = {}
+    begun: dict[str, list[int]] = {}
     for name, table in tables.items():
         original = name.removesuffix(TARGET)
         if original == name and switches:
@@ -91,10 +92,10 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
             balance(table, networks[name], found[name], optimizer_of(model.policy, networks[name]))
             table.switch_on(model.num_timesteps, networks[name])
         elif original == name:
-            table.follow()
+            begun[name] = table.follow()
         elif switches:  # originals come before their targets
             balance(table, networks[name], found[original])
             table.load_state_dict(tables[original].state_dict())
         else:
-            table.refresh()
+            table.begin_as(tables[original], begun[original])
     return switches

@@ -123,10 +123,10 @@ class LayerQuantizer:
         table = self.table
         if site.row < 0:
             return on_tensor_grid(x, fixed(site), quotient) if table.active else x
-        learns = table.learns(site)
-        if site.observes and table.training and torch.is_grad_enabled() and not (learns and table.active):
+        learns, grid = table.learns(site), table.grids.get(site.row)
+        settled = learns and table.active and grid is not None
+        if site.observes and table.training and torch.is_grad_enabled() and not settled:
             table.observe(site.row, x)
-        grid = table.grids.get(site.row)
         if grid is None or not table.active:
             return x
         if learns:

@@ -95,10 +95,24 @@ class RangeTable(nn.Module):
         """[C]: what the channels of a layer that feeds others reach."""
         return self.get_buffer(_extent(place))
 
-    def follow(self) -> None:
-        """Puts what has been seen in force."""
-        if not (self.learned and self.active):
-            self.running_range.copy_(self.seen_range)
+    def follow(self) -> list[int]:
+        """Puts what has been seen in force, but for ranges that have become steps to learn; rows that become so now."""
+        steps = {row for row, site in self.site_of_row.items() if self.learns(site)}
+        free = [row for row in self.site_of_row if not (self.active and row in steps and row in self.grids)]
+        self.running_range[free] = self.seen_range[free]
+        self.refresh()
+        begun = [row for row in free if self.active and row in steps and row in self.grids]
+        with torch.no_grad():
+            for row in begun:
+                self.activation_steps[row] = math.log(self.grids[row].scale)
+        return begun
+
+    def begin_as(self, original: RangeTable, rows: list[int]) -> None:
+        """The original's ranges and steps of these rows, in force."""
+        if rows:
+            with torch.no_grad():
+                self.running_range[rows] = original.running_range[rows]
+                self.activation_steps[rows] = original.activation_steps[rows]
         self.refresh()
 
     def switch_on(self, step: int, network: nn.Module) -> None:
@@ -107,8 +121,6 @@ class RangeTable(nn.Module):
         self.follow()
         if self.learned:
             with torch.no_grad():
-                for row, grid in self.grids.items():
-                    self.activation_steps[row] = math.log(grid.scale)
                 for steps, layer in zip(self.weight_steps, self.plan.layers, strict=True):
                     weight = network.get_parameter(f"{layer.path}.weight")
                     steps.copy_(_first_log_step(weight, layer))

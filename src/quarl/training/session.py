@@ -107,7 +107,8 @@ class Session:
         """Trains to the end, or to a signal; QuarlError where training diverges, its checkpoints kept.
 
         one_stretch: or to the next checkpoint of save_freq, with no row. A run in stretches, each of which resumes the
-        one before, is bit for bit the same wherever it was killed: its environments begin anew at every checkpoint.
+        one before, is bit for bit the same wherever it was killed, as its environments begin anew at every checkpoint:
+        so a signal makes none.
         """
         started = time.perf_counter()
         with threads(self.threads), Interrupts(lambda: None) as interrupts:
@@ -133,7 +134,8 @@ class Session:
                     steward.look()
                 row = self._conclude(interrupts, integers, clock_s, started)
             except Stopped:
-                self.keeper.save(steward.clock_s)
+                if not one_stretch or interrupts.number is None:
+                    self.keeper.save(steward.clock_s)
                 row = None
             finally:
                 assert self.model.env is not None
