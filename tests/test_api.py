@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import onnxruntime
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from stable_baselines3.common.evaluation import evaluate_policy
 
 import networks
 import quarl
 from quarl.errors import QuarlError
+from quarl.policy.graph import ActionHead
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
@@ -66,6 +70,57 @@ def test_saved_files_hold_the_same_policy(agent, tmp_path):
         small.save(tmp_path / name)
     assert np.array_equal(quarl.load(tmp_path / "p.quarl").predict(x)[0], small.predict(x)[0])
     assert np.array_equal(small.predict(x, engine="onnx")[0], small.predict(x)[0])
+
+
+@pytest.mark.parametrize("kind", ["clip", "tanh", "gaussian", "argmax"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_files_for_other_runtimes_act(kind, precision, tmp_path):
+    """Within bounds of their own, which engines leave to the head; of discrete actions they give the scores."""
+    policy = networks.dense([4, 12, 6], head="clip" if kind == "gaussian" else kind)
+    if kind == "gaussian":  # [mean, log_std]
+        low = np.array([-1, -2, 0], np.float32)
+        policy = dataclasses.replace(policy, head=ActionHead(kind, low, low + np.float32([1, 4, 0.5])))
+    x = 3 * networks.observations(policy, 64)
+    agent = quarl.api.Agent(policy).quantize(precision, observations=x)
+    expected, _ = agent.predict(x)
+    agent.save(tmp_path / "p.onnx")
+    agent.save(tmp_path / "p.tflite")
+    session = onnxruntime.InferenceSession(tmp_path / "p.onnx")
+    (exported,) = session.run(None, {"observation": x})
+    interpreter = Interpreter(str(tmp_path / "p.tflite"))
+    interpreter.allocate_tensors()
+    (source,), (output,) = interpreter.get_input_details(), interpreter.get_output_details()
+    rows = []
+    for row in x:
+        interpreter.set_tensor(source["index"], row[None])
+        interpreter.invoke()
+        rows.append(interpreter.get_tensor(output["index"])[0].copy())
+    for found in (exported, np.array(rows)):
+        if kind == "argmax":
+            assert found.shape == (64, 6)
+            assert (found.argmax(axis=1) == expected).all()
+        else:
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 if precision == "fp32" else 0.02)
+            assert (found >= policy.head.low).all()
+            assert (found <= policy.head.high).all()
+
+
+def test_images_of_either_order_of_axes_are_seen():
+    policy = networks.convolutional()
+    x = networks.observations(policy, 8)
+    agent = quarl.api.Agent(policy)
+    assert np.array_equal(agent.predict(x.transpose(0, 2, 3, 1))[0], agent.predict(x)[0])
+    assert agent.predict(x[0].transpose(1, 2, 0))[0] == agent.predict(x[0])[0]
+
+
+def test_an_agent_that_names_no_environment_calibrates_in_one_that_is_named():
+    agent = quarl.api.Agent(networks.dense([4, 16, 2]))
+    with pytest.raises(QuarlError, match=r"in Python env_id=|env_id in Python"):
+        agent.quantize("int8")
+    assert agent.quantize("int8", env_id="CartPole-v1").policy.spec.precision == "int8"
+    rows = networks.observations(agent.policy, 16).tolist()
+    assert agent.quantize("int8", observations=rows).policy.spec.precision == "int8"
 
 
 def test_images_are_bytes():

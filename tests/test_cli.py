@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,11 +31,12 @@ HEAVY = ("numpy", "scipy", "torch", "gymnasium", "matplotlib", "onnxruntime", "a
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder with policy.safetensors, CartPole-v1.zip, cut.zip and a zoo folder whose ppo agent is a DQN."""
+    """A folder with policy.safetensors, sampled.safetensors (PPO), CartPole-v1.zip, cut.zip, a DQN as a zoo's ppo."""
     folder = tmp_path_factory.mktemp("models")
     policy = dense([4, 16, 2])
     provenance = Provenance(algo="dqn", env_id="CartPole-v1", origin="module")
-    artifact.write(type(policy)(**{**fields(policy), "provenance": provenance}), folder / "policy.safetensors")
+    artifact.write(replace(policy, provenance=provenance), folder / "policy.safetensors")
+    artifact.write(replace(policy, provenance=replace(provenance, algo="ppo")), folder / "sampled.safetensors")
     agent = DQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, buffer_size=1, device="cpu")
     path = folder / "CartPole-v1.zip"
     agent.save(path)
@@ -44,10 +46,6 @@ def models(tmp_path_factory):
     (run / "CartPole-v1.zip").write_bytes(path.read_bytes())
     (folder / "unmounted").symlink_to("/nowhere/disk")
     return folder
-
-
-def fields(policy):
-    return {name: getattr(policy, name) for name in ("observation_shape", "observation_dtype", "ops", "head")}
 
 
 @pytest.fixture(autouse=True)
@@ -244,6 +242,17 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     assert "quantised already (int8)" in capsys.readouterr().err
 
 
+def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(capsys, tmp_path):
+    artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
+    words = ["--bits", "4", "--episodes", "2", "-o", "out"]
+    assert main(["ptq", "plain.safetensors", "--env", "CartPole-v1", *words]) == 0
+    assert main(["eval", "out/int4.safetensors", "--episodes", "2"]) == 0
+    capsys.readouterr()
+    artifact.write(dense([4, 8, 2]), tmp_path / "other.safetensors")
+    message = "out holds results of plain.safetensors: choose another -o, or remove them"
+    assert message in fails(capsys, "ptq", "other.safetensors", "--env", "CartPole-v1", *words)
+
+
 def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):
     assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", "-"]) == 0
     captured = capfd.readouterr()
@@ -266,8 +275,15 @@ def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path)
     assert Path("link").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1.zip", "policy.safetensors"])
-@pytest.mark.parametrize("how", ["stochastic", "deterministic"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("CartPole-v1.zip", "deterministic"),
+        ("policy.safetensors", "deterministic"),
+        ("sampled.safetensors", "deterministic"),
+        ("sampled.safetensors", "stochastic"),
+    ],
+)
 def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path):
     assert main(["eval", str(models / name), "--episodes", "4", "--json", "eval.json", f"--{how}"]) == 0
     document = json.loads((tmp_path / "eval.json").read_text())

@@ -153,6 +153,13 @@ def test_a_model_that_cannot_be_run_shows_all_its_weights(files: Path, capsys, t
     assert {tuple(row["shape"]) for row in document["rows"]} == {(8, 4), (400, 8)}
 
 
+def test_a_policy_with_nowhere_to_play_is_rounded_by_its_weights_alone(capsys, tmp_path: Path):
+    artifact.write(networks.dense([4, 16, 2]), tmp_path / "plain.safetensors")
+    document = inspected(tmp_path / "plain.safetensors", "--bits", "8")
+    assert {row["scheme"] for row in document["rows"]} == {"per-channel"}
+    assert PLAIN in capsys.readouterr().out
+
+
 def test_an_agent_of_the_hub_is_a_model_of_every_verb(files: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("huggingface_hub", reason="it comes with the extra hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

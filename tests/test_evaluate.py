@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.typing import NDArray
 
 from quarl import engines
@@ -140,6 +141,17 @@ def test_returns_are_those_of_the_same_network_in_stable_baselines3() -> None:
             theirs, ended = theirs + float(reward), terminated or truncated
         assert total == theirs
     assert len(set(evaluation.returns)) > 1
+
+
+def test_values_of_actions_are_no_distribution_to_sample_from() -> None:
+    with pytest.raises(QuarlError, match="dqn has values of actions and no distribution"):
+        run(balancing(algo="dqn"), episodes=1, stochastic=True)
+
+
+def test_rewards_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CartPoleEnv, "step", lambda self, action: (np.zeros(4, np.float32), np.nan, True, False, {}))
+    with pytest.raises(QuarlError, match=r"CartPole-v1 gave rewards that are NaN or infinite, in 3 of 3 episodes"):
+        run(balancing(), episodes=3)
 
 
 def test_progress_hears_of_every_episode_once() -> None:

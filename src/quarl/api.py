@@ -34,6 +34,7 @@ class Agent:
         precision: str | int = "int8",
         *,
         observations: Array | None = None,
+        env_id: str | None = None,
         scheme: str = "default",
         mode: Mode = "dynamic",
         seed: int = 0,
@@ -41,7 +42,7 @@ class Agent:
         """A new agent in that precision: "int8", "int4", "fp16", "w4a8", or a number of bits.
 
         observations: raw calibration observations [N, *shape], as the environment gives them; None records the
-        policy's own episodes in the environment it was trained on, from calibration seeds.
+        policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
         """
         if isinstance(self.policy, QuantizedPolicy) and self.policy.spec.float_type != "fp32":
             raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
@@ -49,8 +50,9 @@ class Agent:
         if observations is None and spec.float_type is None and (spec.scheme.needs_observations or mode == "static"):
             exact = quantize(self.policy, QuantSpec.parse("fp32"))
             engine = engines.load(exact, batch=16)
-            observations = record_observations(exact, engine, sample_size(exact), seed=seed, stream="calibration")
-        return Agent(quantize(self.policy, spec, observations))
+            recorded = sample_size(exact)
+            observations = record_observations(exact, engine, recorded, seed=seed, stream="calibration", env_id=env_id)
+        return Agent(quantize(self.policy, spec, None if observations is None else np.asarray(observations)))
 
     def predict(
         self,
@@ -67,7 +69,7 @@ class Agent:
         """
         if not deterministic:
             raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
-        x = np.asarray(observation)
+        x = self._channels_first(np.asarray(observation))
         single = x.shape == self.policy.observation_shape
         if not single and x.shape[1:] != self.policy.observation_shape:
             raise QuarlError(f"observation is {x.shape}, the policy expects {self.policy.observation_shape}")
@@ -77,21 +79,32 @@ class Agent:
         actions = self.policy.head(self._engine(engine, len(rows)).run(rows))
         return (actions[0] if single else actions), None
 
+    def _channels_first(self, x: Array) -> Array:
+        """Images in the policy's order of axes, as Stable-Baselines3's own `predict` puts them."""
+        shape = self.policy.observation_shape
+        if len(shape) == 3 and x.ndim in (3, 4) and x.shape[-3:] != shape == (x.shape[-1], *x.shape[-3:-1]):
+            return np.moveaxis(x, -1, -3)
+        return x
+
     def evaluate(self, **options: Any) -> Evaluation:
         """Returns of episodes in the policy's environment; options as of `quarl.evaluate.evaluate`."""
         return evaluate(self._quantized(), **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes QuaRL's artefact, or by the path's suffix a .tflite or .onnx file for a runtime without QuaRL."""
+        """Writes QuaRL's artefact, or by the path's suffix a .tflite or .onnx file for a runtime without QuaRL.
+
+        Such a file reads the raw observation. Its output is the greedy action, within its bounds; of discrete actions
+        it is their scores, and the action is the number of the largest.
+        """
         target = Path(path)
         if target.suffix == ".tflite":
             from quarl.engines import litert
 
-            artifact.write_bytes(litert.write(self._quantized()), target)
+            artifact.write_bytes(litert.write(self._quantized(), acts=True), target)
         elif target.suffix == ".onnx":
             from quarl.engines import onnx_graph
 
-            artifact.write_bytes(onnx_graph.write(self._quantized()), target)
+            artifact.write_bytes(onnx_graph.write(self._quantized(), acts=True), target)
         else:
             artifact.write(self.policy, target)
 

@@ -23,7 +23,7 @@ from quarl.envs import make_for, resolve
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import Policy, QuantizedPolicy
 
 Array = NDArray[Any]
@@ -97,6 +97,8 @@ def evaluate(
             raise QuarlError(f"{name} must be at least 1, got {value}")
     if seed < 0:
         raise QuarlError(f"seed must not be negative, got {seed}")
+    if stochastic and policy.provenance.algo == "dqn":
+        raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
     source = _Source(policy, env_id)
     job = _Job(
@@ -122,6 +124,12 @@ def evaluate(
         else _in_processes(job, [range(first, episodes, num_workers) for first in range(num_workers)], report)
     )
     finished.sort(key=lambda episode: episode.index)
+    broken = sum(not np.isfinite(episode.total) for episode in finished)
+    if broken:
+        raise QuarlError(
+            f"{source.living_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
+            "rewards, or play another environment"
+        )
     return Evaluation(
         env_id=source.living_id,
         engine=engine,

@@ -354,6 +354,16 @@ def test_resume_before_the_first_checkpoint_starts_at_the_beginning(tmp_path):
     assert not supervisor.config.resume
 
 
+def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_options(tmp_path):
+    first = begun(config(tmp_path, params=("batch_size:16", "gamma:0.8"), **OTHERS))
+    (tmp_path / "checkpoint-0000000000.safetensors").unlink()
+    found, said = resumed(tmp_path)
+    assert found == first
+    assert said == [f"{tmp_path} holds no checkpoint yet: the run starts at its beginning"]
+    with pytest.raises(QuarlError, match="--seed is 9 here and 3 in"):
+        resumed(tmp_path, "--seed", "9")
+
+
 def begun(chosen):
     """The options of a run that was killed when it had its first checkpoint."""
     supervisor = Supervisor(chosen, print)
@@ -453,6 +463,10 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
     found = picked_up(200, 7.0)
     assert (found.judge.reached_s, found.judge.entries) == (None, entries[:2])
     assert found.ledger.control[Control.FINISH] == 0
+    assert not found.judge.has_concluded(200)
+    found.judge.entries[-1]["last"] = True
+    assert found.judge.has_concluded(200)
+    assert not found.judge.has_concluded(300)
 
 
 def test_a_full_disk_costs_rows_and_not_the_run(crew, monkeypatch):

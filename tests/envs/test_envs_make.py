@@ -114,7 +114,7 @@ def test_the_users_own_module_is_imported_where_the_user_names_it(module: str) -
 
 def test_a_policy_file_that_names_a_module_is_refused_and_the_users_choice_stands(module: str) -> None:
     policy = _linear(Provenance(env_id=f"{module}:Mine-v0"), inputs=4, head=ActionHead("argmax"))
-    with pytest.raises(QuarlError, match="only --env may name a module to import"):
+    with pytest.raises(QuarlError, match="only your own words may name a module, as in --env"):
         make_for(policy)
     make_for(policy, "CartPole-v1").close()
     assert not Path("imported").exists()

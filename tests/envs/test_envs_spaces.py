@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from quarl.envs import check_spaces, make
 from quarl.errors import QuarlError
@@ -31,6 +35,12 @@ def box(size: int, limit: float) -> ActionHead:
 )
 def test_a_fitting_policy_is_accepted(env_id: str, fitting: Policy) -> None:
     check_spaces(fitting, make(env_id))
+
+
+def test_bytes_that_are_no_image_are_numbers_to_a_policy() -> None:
+    env = gymnasium.Env[Any, Any]()
+    env.observation_space, env.action_space = spaces.Box(0, 255, (4,), np.uint8), spaces.Discrete(2)
+    check_spaces(policy(4, 2, ActionHead("argmax")), env)
 
 
 @pytest.mark.parametrize(

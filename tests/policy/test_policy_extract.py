@@ -14,7 +14,7 @@ from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
 from quarl.engines.reference import as_float
@@ -205,6 +205,20 @@ def test_an_environment_that_its_id_does_not_tell_is_none(how: str, known: str):
     """Evaluation in the bare environment would be of another task."""
     model = DQN("MlpPolicy", wrapped(how), buffer_size=10, device="cpu")
     assert from_model(model).provenance.env_id == known
+
+
+def test_wrappers_of_vectors_that_may_change_what_is_observed_leave_no_environment():
+    class Halved(VecEnvWrapper):
+        def reset(self) -> Any:
+            return self.venv.reset() / 2
+
+        def step_wait(self) -> Any:
+            observations, *others = self.venv.step_wait()
+            return observations / 2, *others
+
+    made = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
+    assert from_model(A2C("MlpPolicy", VecMonitor(made), device="cpu")).provenance.env_id == "CartPole-v1"
+    assert from_model(A2C("MlpPolicy", Halved(made), device="cpu")).provenance.env_id == ""
 
 
 def test_statistics_are_those_of_the_one_that_normalises_observations():

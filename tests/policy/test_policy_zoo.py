@@ -140,6 +140,18 @@ def test_statistics_among_several_agents_belong_to_the_one_they_are_called_after
     assert zoo.read_settings(tmp_path / "a.zip").normalize is None
 
 
+def test_statistics_of_a_checkpoint_callback_are_those_of_its_step(tmp_path: Path):
+    make(tmp_path, "rl_model_500_steps.zip", "rl_model_1000_steps.zip")
+    (tmp_path / "rl_model_vecnormalize_1000_steps.pkl").write_bytes(pickle.dumps(VecNormalize()))
+    assert zoo.read_settings(tmp_path / "rl_model_1000_steps.zip").normalize is not None
+    assert zoo.read_settings(tmp_path / "rl_model_500_steps.zip").normalize is None
+
+
+def test_folders_are_called_as_in_the_zoo():
+    assert zoo.folder_name("ALE/Pong-v5") == "ALE-Pong-v5"
+    assert zoo.folder_name("my.envs:Walk-v0") == "Walk-v0"
+
+
 def test_a_zip_unpacked_beside_itself_is_no_folder_of_settings(tmp_path: Path):
     make(tmp_path, "ppo-Env-v0.zip", "ppo-Env-v0/data", "ppo-Env-v0/policy.pth")
     assert zoo.settings_folder(tmp_path / "ppo-Env-v0.zip") is None

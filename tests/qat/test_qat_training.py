@@ -152,6 +152,15 @@ def test_bits_of_the_output_and_layers_left_out():
     assert type(skipped) is torch.nn.Linear
 
 
+def test_a_layer_that_is_not_there_cannot_be_left_out():
+    model = make("ppo")
+    with pytest.raises(
+        QuarlError, match=r"'mlp_extractor\.policy_nett\.0'; did you mean 'mlp_extractor\.policy_net\.0'"
+    ):
+        qat.prepare(model, qat.QatSpec.parse("w4a8", skip=("mlp_extractor.policy_nett.0",)))
+    qat.prepare(model, qat.QatSpec.parse("w4a8", skip=("mlp_extractor",)))  # all that is below it
+
+
 @pytest.mark.parametrize(
     ("algo", "delay", "steps"), [("ppo", 129, 256), ("dqn", 300, 300), ("a2c", 98, 100)], ids=lambda value: str(value)
 )

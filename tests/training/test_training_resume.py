@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -252,6 +253,21 @@ def test_rows_of_another_buffer_are_refused():
         StoredReplay(buffer()).load_state({**state, "observations": state["observations"][:, :1]})
     with pytest.raises(QuarlError, match="has room for"):
         StoredReplay(buffer(size=2)).load_state(state)
+
+
+def test_the_replay_of_a_stretch_is_gone_when_the_next_begins(tmp_path, monkeypatch):
+    models, alive = [], []
+
+    class Watched(Session):
+        def __init__(self, *args):
+            alive.append([model() for model in models if model() is not None])
+            super().__init__(*args)
+            models.append(weakref.ref(self.model))
+
+    monkeypatch.setattr(stretches, "Session", Watched)
+    config = parse([*words("dqn", "CartPole-v1", 400, folder=tmp_path / "runs"), "--save-freq", "100"])
+    stretches.train(config, lambda line: None)
+    assert alive == [[]] * 4
 
 
 @pytest.mark.parametrize(("algo", "length"), [("ppo", 4096), ("dqn", 512)])

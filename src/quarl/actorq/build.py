@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
@@ -18,10 +17,12 @@ from torch.optim import Adam
 from quarl import qat
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
+from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import DOUBLE, constructor
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.errors import QuarlError
+from quarl.policy.spaces import from_live, observation_box
 
 CRITIC = "qf_arch"
 """The hyper-parameter that names the critic's hidden layers; Stable-Baselines3 has it inside policy_kwargs."""
@@ -60,7 +61,8 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
         policy_kwargs.setdefault("optimizer_kwargs", {"fused": True})
     if config.batch_size is not None:
         parameters["batch_size"] = config.batch_size
-    image = isinstance(env.observation_space, spaces.Box) and env.observation_space.dtype == np.uint8
+    space, where = env.observation_space, "observation space"
+    image = isinstance(space, spaces.Box) and observation_box(from_live(space, where), where).is_image
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
         try:
@@ -68,7 +70,7 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
                 "CnnPolicy" if image else "MlpPolicy",
                 env,
                 seed=config.seed,
-                device=config.device,
+                device=find_device(config.device),
                 policy_kwargs=policy_kwargs,
                 replay_buffer_class=SegmentReplay,
                 replay_buffer_kwargs={

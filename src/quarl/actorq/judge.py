@@ -73,6 +73,10 @@ class Judge:
                 self._add(entry)
         self._write()
 
+    def has_concluded(self, timesteps: int) -> bool:
+        """Whether the last word on the policy after so many steps has been spoken, before the run was resumed."""
+        return bool(self.entries) and bool(self.entries[-1].get("last")) and self.entries[-1]["timesteps"] == timesteps
+
     def _write(self) -> None:
         """All evaluations, in one step. A full disk costs the file and not the run."""
         lines = "".join(json.dumps(entry) + "\n" for entry in self.entries)

@@ -39,18 +39,24 @@ def new_run(config: ActorQConfig) -> None:
 
 def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     """The options of the run: those given, completed by its own where it goes on."""
-    if config.resume and not checkpoints(config):
-        say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
-        config = replace(config, resume=False)
-    where = _where(config)
-    if config.resume and where.is_file():
-        given, run = config.params, completed(replace(config, params=()), read_yaml(where), where, new=NEW, free=FREE)
-        words = {word.partition(":")[0]: word for word in (*run.params, *given)}
-        say(f"going on to {run.steps:,} environment steps, with the options in {where}")
-        return replace(run, params=tuple(words.values()))
     if config.resume:
-        say(f"{where} is missing: the run goes on with the options given here")
+        where, kept = _where(config), _where(config).is_file()
+        if kept:
+            config = _completed(config, where)
+        if not checkpoints(config):
+            say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
+            config = replace(config, resume=False)
+        elif kept:
+            say(f"going on to {config.steps:,} environment steps, with the options in {where}")
+        else:
+            say(f"{where} is missing: the run goes on with the options given here")
     return replace(config, n_timesteps=config.steps, quant_delay=config.delay())  # a longer run does not move it
+
+
+def _completed(config: ActorQConfig, where: Path) -> ActorQConfig:
+    run = completed(replace(config, params=()), read_yaml(where), where, new=NEW, free=FREE)
+    words = {word.partition(":")[0]: word for word in (*run.params, *config.params)}
+    return replace(run, params=tuple(words.values()))
 
 
 def write_options(config: ActorQConfig) -> None:

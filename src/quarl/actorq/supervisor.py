@@ -109,7 +109,7 @@ class Supervisor:
             if began := bool(self.ledger.learner[Learner.READY]):
                 self._log(last)
             code, message = ended
-            if code == 0 and not self._evaluate(last=True):
+            if code == 0 and not self.judge.has_concluded(last["timesteps"]) and not self._evaluate(last=True):
                 code, message = self._stopped("in its last evaluation; model and checkpoint are there")
             self.result = Result(exit_code=code, message=message, summary=self._summary(last))
             if began:

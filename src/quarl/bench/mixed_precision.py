@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.utils import get_device
 
 from quarl.algorithms.cpu import threads
+from quarl.algorithms.device import find_device
 from quarl.algorithms.precision import Precision, learned
 from quarl.bench.cells import Cell, Cells
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
@@ -72,7 +72,7 @@ class Row:
 
 def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
     """A row for every policy, and every precision of it, that is there or could be measured in time."""
-    device = get_device(config.device).type
+    device = find_device(config.device).type
     settings = {
         "dtypes": config.dtypes,
         "env": config.env,

@@ -78,7 +78,7 @@ def _one(config: InspectConfig, found: _Model) -> None:
         seed=config.seed,
     )
     terminal.show("inspect", document["rows"], title)
-    if found.policy is None:
+    if found.policy is None or _has_no_environment(config, found):
         terminal.say(*_reasons(config, [found]))
     elif _is_rewritten(layers[0]):
         terminal.say(
@@ -90,6 +90,8 @@ def _one(config: InspectConfig, found: _Model) -> None:
 
 def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
     policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
+    if _has_no_environment(config, found):
+        policy = None
     if isinstance(policy, QuantizedPolicy):
         return inspect(found.layers, found.layers, policy.spec)
     if policy is None:
@@ -101,6 +103,14 @@ def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
     calibrated = Calibrated(policy, observations)
     before, _ = calibrated.rewrite(spec)
     return inspect(of_policy(before), of_policy(calibrated.quantize(spec)), spec)
+
+
+def _has_no_environment(config: InspectConfig, found: _Model) -> bool:
+    """Whether the scheme needs observations of a float policy that has nowhere to make them."""
+    policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
+    if policy is None or isinstance(policy, QuantizedPolicy) or config.env or policy.provenance.env_id:
+        return False
+    return spec.float_type is None and spec.scheme.needs_observations
 
 
 def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from quarl.config import ModelConfig
+from quarl.envs import resolve
 from quarl.policy import hub, load, zoo
 from quarl.policy.graph import Policy
 
@@ -23,6 +25,14 @@ def find(words: Sequence[str], folder: Path | None) -> Path:
 def read(config: ModelConfig) -> Policy:
     """The policy (or the quantised one) at `locate(config)`; ALGO must be what the file says it is."""
     return load.read(locate(config), config.model[0] if config.folder is not None else "")
+
+
+def at_home(policy: Policy, env_id: str | None) -> Policy:
+    """The policy, knowing the environment that the user named where its file does not say one."""
+    source = policy.provenance
+    if env_id is None or source.env_id:
+        return policy
+    return replace(policy, provenance=replace(source, env_id=resolve(env_id, trusted=True)))
 
 
 def title(policy: Policy, env_id: str | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +27,8 @@ DRAWN_BITS = 8
 
 def run(config: PtqConfig) -> None:
     """Measures every precision, writes the folder, prints the table."""
-    policy = model.read(config)
+    _check_folder(config)
+    policy = model.at_home(model.read(config), config.env)
     if isinstance(policy, QuantizedPolicy):
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
@@ -58,6 +61,14 @@ def run(config: PtqConfig) -> None:
     terminal.show("ptq", rows, title)
     terminal.say("", *assessment.assess(rows), "", f"report: {config.output / 'report.html'}")
     terminal.finish(config, document)
+
+
+def _check_folder(config: PtqConfig) -> None:
+    """Refuses a folder of another agent's results: some of its policies would stay among this one's."""
+    rows = config.output / "rows.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        if (other := json.loads(rows.read_text())["model"]) != str(model.locate(config)):
+            raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
 
 
 def _write(

@@ -69,7 +69,7 @@ class PtqConfig(ModelConfig, MeteredConfig):
     engine: EngineName = "litert"
     """What runs the policy."""
     env: EnvId = None
-    """Gymnasium id of the environment."""
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 100
     """Episodes at every precision."""
     margin: Annotated[float, arg(metavar="PERCENT")] = 5.0
@@ -104,7 +104,7 @@ class EvalConfig(ModelConfig):
     engine: EngineName = "litert"
     """What runs the policy."""
     env: EnvId = None
-    """Gymnasium id of the environment."""
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 100
     """Episodes to play."""
     batch: int = 16
@@ -136,7 +136,7 @@ class InspectConfig(ModelConfig):
     """fp16, bf16, an integer 2..32, or wNaM; a policy that is already quantised is shown as it is."""
     scheme: Annotated[str, arg(metavar="NAME", help=SCHEME_HELP)] = "default"
     env: EnvId = None
-    """Gymnasium id of the environment, for schemes that calibrate."""
+    """Gymnasium id of the environment, for schemes that calibrate; or my_module:MyEnv-v0."""
     output: Output = Path("quarl-inspect")
     """Folder for the figure and output.txt."""
 

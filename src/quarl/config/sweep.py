@@ -27,7 +27,7 @@ class SweepConfig(MeteredConfig):
     algo: Annotated[str, arg(metavar="NAME")] = "dqn"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
     env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
-    """Gymnasium id of the environment."""
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     bits: Annotated[tuple[str, ...], arg(metavar="BITS ...")] = ("8", "7", "6", "5", "4", "3", "2")
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
     methods: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = METHODS

@@ -6,10 +6,23 @@ import numpy as np
 
 from quarl.engines.onnx_file import File
 from quarl.engines.reference import norm_constants
-from quarl.policy.graph import ActivationGrid
+from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Flatten, LayerNorm, Normalize, Op, Scale
 
 NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
+
+
+def action(file: File, head: ActionHead, output: str) -> str:
+    """The greedy action that the head of continuous ones makes of the network's output."""
+    low, high = file.constant(head.low), file.constant(head.high)
+    if head.kind == "gaussian":
+        ends = (file.constant(np.array([end], np.int64)) for end in (0, head.low.size, 1))
+        output = file.node("Slice", output, *ends)
+    if head.kind != "clip":
+        half = file.constant(np.float32(0.5) * (head.high - head.low))
+        output = file.node("Mul", file.node("Add", file.node("Tanh", output), file.number(1)), half)
+        output = file.node("Add", output, low)
+    return file.node("Max", file.node("Min", output, high), low)
 
 
 def apply(file: File, op: Op, inputs: list[str]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.engines.onnx_file import File
-from quarl.engines.onnx_float import apply, layer_norm_of_codes
+from quarl.engines.onnx_float import action, apply, layer_norm_of_codes
 from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
 from quarl.engines.sums import check_int32, fits, reach
@@ -43,15 +43,18 @@ NIBBLE_SHIFT = 8
 """What SHIFT is to int8, for codes that take half a byte."""
 
 
-def write(policy: QuantizedPolicy, batch: int | None = None) -> bytes:
+def write(policy: QuantizedPolicy, batch: int | None = None, *, acts: bool = False) -> bytes:
     """The .onnx file: "observation" [batch, *shape] to "output" float32 [batch, n]; None leaves the batch open.
 
-    A batch of 1 takes fewer operators per layer, with the same results bit for bit. Weights of 5 to 8 bits are stored
-    in 8, those of 2 to 4 bits in 4 (UINT4, widened by a Cast that a runtime folds when it loads the file), fp16 and
-    bf16 as such, and weights without quantised activations as the float32 numbers they stand for.
+    The output is what the policy's head reads; or, where the file `acts`, the greedy action itself unless actions are
+    discrete. A batch of 1 takes fewer operators per layer, with the same results bit for bit.
+
+    Weights of 5 to 8 bits are stored in 8, those of 2 to 4 bits in 4 (UINT4, widened by a Cast that a runtime folds
+    when it loads the file), fp16 and bf16 as such, and weights without quantised activations as the float32 numbers
+    they stand for.
     """
     refuse(policy)
-    return _Translation(policy, batch).run()
+    return _Translation(policy, batch).run(acts=acts)
 
 
 def refuse(policy: QuantizedPolicy) -> None:
@@ -105,7 +108,7 @@ class _Translation:
         self.not_negative: set[str] = set()
         """Values whose rows have their low end at 0, which saves half of the work of quantising them."""
 
-    def run(self) -> bytes:
+    def run(self, *, acts: bool) -> bytes:
         dtype = self.policy.observation_dtype
         if dtype == "uint8":
             self.values[OBSERVATION] = self.file.cast(OBSERVATION, np.float32)
@@ -118,7 +121,10 @@ class _Translation:
                 self.not_negative.add(op.name)
         batch: list[Any] = ["batch" if self.batch is None else self.batch]
         shape, width = (batch + list(self.shapes[name]) for name in (OBSERVATION, self.policy.output))
-        return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, self.real(self.policy.output), width)
+        output, head = self.real(self.policy.output), self.policy.head
+        if acts and head.kind != "argmax":
+            output, width = action(self.file, head, output), [*batch, head.low.size]
+        return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, output, width)
 
     def real(self, name: str) -> str:
         """The float32 tensor of a value."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quarl.engines.reference import norm_constants
 from quarl.engines.tflite import Model, Operator
-from quarl.policy.graph import ActivationGrid
+from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize
 from quarl.quant.spec import integer_range
 
@@ -124,6 +124,20 @@ def concat(model: Model, tensors: list[int]) -> int:
     joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
     options = schema.ConcatenationOptionsT(axis=len(joined) - 1)
     return model.add(Operator.CONCATENATION, tensors, model.value(joined), options)
+
+
+def action(model: Model, head: ActionHead, output: int) -> int:
+    """What the head makes of the network's output: the greedy action; the scores as they are of discrete ones."""
+    if head.kind == "argmax":
+        return output
+    if head.kind == "gaussian":
+        begin, size = (model.constant(np.array(numbers, np.int32)) for numbers in ([0, 0], [-1, head.low.size]))
+        output = model.add(Operator.SLICE, [output, begin, size], model.value((1, head.low.size)))
+    if head.kind != "clip":
+        output = model.add(Operator.TANH, [output], model.value(model.shape(output)))
+        output = each(model, Operator.MUL, each(model, Operator.ADD, output, 1), 0.5 * (head.high - head.low))
+        output = each(model, Operator.ADD, output, head.low)
+    return each(model, Operator.MAXIMUM, each(model, Operator.MINIMUM, output, head.high), head.low)
 
 
 def _constant(model: Model, numbers: Any) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quarl.engines.reference import norms_codes
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import (
+    action,
     activation,
     binary,
     centred,
@@ -53,13 +54,14 @@ from quarl.policy.operators import (
 Array = NDArray[Any]
 
 
-def write(policy: QuantizedPolicy) -> bytes:
+def write(policy: QuantizedPolicy, *, acts: bool = False) -> bytes:
     """The .tflite file of the policy for one row at a time; a runtime may resize its batch.
 
-    Input: the raw observation [1, *shape], float32 or uint8. Output: float32 [1, n]. Raises UnsupportedError for
-    precisions and operators that the runtime's kernels do not have.
+    Input: the raw observation [1, *shape], float32 or uint8. Output: float32 [1, n], what the policy's head reads; or,
+    where it `acts`, the greedy action itself unless actions are discrete. Raises UnsupportedError for precisions and
+    operators that the runtime's kernels do not have.
     """
-    return Lowering(policy).to_bytes()
+    return Lowering(policy).to_bytes(acts=acts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,12 +101,13 @@ class Lowering:
             self.source = real = self.model.value(shape)
         self.values = {OBSERVATION: Value(real=real)}
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, *, acts: bool) -> bytes:
         """The file."""
         for op in self.policy.ops:
             if op.name not in self.values:
                 self.values[op.name] = self._lower(op)
-        return self.model.to_bytes(self.source, self.real(self.policy.output))
+        output = self.real(self.policy.output)
+        return self.model.to_bytes(self.source, action(self.model, self.policy.head, output) if acts else output)
 
     def plain(self, name: str) -> int:
         """The float32 tensor of a value, its axes as in the policy."""

@@ -74,7 +74,9 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
     source = policy.provenance
     chosen = env_id or source.env_id
     if not chosen:
-        raise QuarlError("the policy does not say which environment it was trained on; name one with --env")
+        raise QuarlError(
+            "the policy does not say which environment it was trained on; name one with --env, or env_id in Python"
+        )
     # arguments of another environment's constructor mean nothing here
     trusted = env_id is not None and chosen == env_id
     same = env_id is None or resolve(env_id, trusted=trusted) == _resolved(source.env_id)

@@ -98,7 +98,7 @@ def resolve(env_id: str, *, trusted: bool = False) -> str:
     if MODULE_ID.fullmatch(env_id):
         if trusted:
             return env_id
-        raise QuarlError(f"unknown environment {env_id!r}: only --env may name a module to import")
+        raise QuarlError(f"unknown environment {env_id!r}: only your own words may name a module, as in --env {env_id}")
     asked = modern(env_id)
     if (asked in registry and not is_tombstone(registry[asked])) or any(asked in suite.ids for suite in SUITES):
         return asked

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import Policy, shapes
+from quarl.policy.spaces import Box, from_live
 
 
 def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
@@ -25,7 +26,8 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
 def _observations_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or space.shape != policy.observation_shape:
         return False
-    return (space.dtype == np.uint8) == (policy.observation_dtype == "uint8")
+    box = from_live(space, "observation space")
+    return isinstance(box, Box) and box.observation_dtype == policy.observation_dtype
 
 
 def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:

@@ -185,8 +185,15 @@ def _normalize(model: Any) -> Normalize | None:
 def _environment(model: Any) -> tuple[str, dict[str, Any]]:
     """(id, keyword arguments) of the model's environment; empty where it has none, where it is not registered, and
     where it cannot be made from these alone: who evaluates has to say in which."""
+    from stable_baselines3.common import vec_env as sb3  # here: modules without SB3 models need not load it
+
     env = model.get_env()
     spec = env.get_attr("spec", [0])[0] if env is not None else None
+    known = (sb3.VecNormalize, sb3.VecTransposeImage, sb3.VecMonitor, sb3.VecCheckNan, sb3.VecVideoRecorder)
+    while isinstance(env, sb3.VecEnvWrapper):
+        if type(env) not in known:
+            return "", {}
+        env = env.venv
     if spec is None or not {wrapper.name for wrapper in spec.additional_wrappers} <= WRAPPERS:
         return "", {}
     try:

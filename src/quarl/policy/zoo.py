@@ -21,6 +21,7 @@ from quarl.policy.normalizer import read_running, read_vecnormalize
 from quarl.policy.operators import Normalize
 from quarl.policy.plain_yaml import read_yaml
 
+_CHECKPOINT = re.compile(r"(.*)_([0-9]+_steps)\.zip")
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
 BESIDE = (*hub.BESIDE, "obs_rms.pkl")
@@ -64,8 +65,9 @@ def numbered_runs(folder: Path, env_id: str) -> dict[int, Path]:
 
 
 def folder_name(env_id: str) -> str:
-    """What files and folders of an environment are called: its id, with dashes for slashes."""
-    return env_id.replace("/", "-")
+    """What files and folders of an environment are called, as in the zoo: its id without the module that registers
+    it, with dashes for slashes."""
+    return env_id.rpartition(":")[2].replace("/", "-")
 
 
 def find_in_run(run: Path) -> Path:
@@ -120,12 +122,15 @@ def own_statistics(model: Path) -> Path:
 def statistics_file(stats: Path | None, model: Path) -> Path:
     """The file of the statistics that the zip `model` observed with, whether it is there or not.
 
+    Stable-Baselines3's CheckpointCallback puts PREFIX_vecnormalize_N_steps.pkl beside PREFIX_N_steps.zip.
+
     Its own where it has some, for those of the settings folder `stats` are the newest agent's. None: there is no such
     folder, and what lies in the zip's is the zip's; among several agents nothing says which of them observed with it,
     so that is refused: to go without statistics, or with another's, changes actions silently.
     """
-    if own_statistics(model).is_file():
-        return own_statistics(model)
+    for own in (own_statistics(model), model.with_name(_CHECKPOINT.sub(r"\1_vecnormalize_\2.pkl", model.name))):
+        if own.is_file() and own != model:
+            return own
     pushed = (stats or model.parent) / "vec_normalize.pkl"  # as it is called on the hub
     found = pushed if pushed.is_file() else pushed.with_name("vecnormalize.pkl")
     if stats is None and found.is_file():

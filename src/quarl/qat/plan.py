@@ -96,6 +96,12 @@ def plan_network(name: str, graphs: Iterable[Graph], spec: QatSpec) -> NetworkPl
     return NetworkPlan(layers=tuple(layers.values()), rows=rows)
 
 
+def layer_name(network: str, graph: Graph, layer: str) -> str:
+    """The name of a graph's layer in the policy, as `skip` has it."""
+    path = graph.path(layer)
+    return f"{network}.{path}" if network else path
+
+
 class _Planning:
     """One graph's layers; `rows` counts on from those of the graphs before."""
 
@@ -134,8 +140,7 @@ class _Planning:
         return found
 
     def _skips(self, layer: str) -> bool:
-        path = self.graph.path(layer)
-        return self.spec.skips(f"{self.network}.{path}" if self.network else path)
+        return self.spec.skips(layer_name(self.network, self.graph, layer))
 
     def _value(self, name: str) -> tuple[str, GridRule | None]:
         """The value whose grid `name` lies on, and the rule of that grid; None where it is not quantised."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import get_parameters_by_name
 
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, did_you_mean
 from quarl.qat.balance import Factors, balance, factors_of, shared
-from quarl.qat.networks import graphs_of, networks_of, optimizer_of
-from quarl.qat.plan import plan_network
+from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
+from quarl.qat.plan import layer_name, plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
 from quarl.quant.training import QatSpec
 
@@ -37,6 +39,7 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
         raise QuarlError(f"the model is prepared already, for {policy.spec.precision}; load or build it anew")
     carrier = carrying(policy)
     graphs = graphs_of(model, critic=spec.critic)
+    _check_skip(spec, graphs)
     networks = {name: plan_network(name, of_network, spec).to_json() for name, of_network in graphs.items()}
     if not any(plan["layers"] for plan in networks.values()):
         raise QuarlError(f"skip leaves no layer to quantise: {', '.join(spec.skip)}")
@@ -50,6 +53,19 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
             if hasattr(model, attribute + suffix):
                 network = next(getattr(policy, name + suffix) for name in names if hasattr(policy, name))
                 setattr(model, attribute + suffix, get_parameters_by_name(network, RUNNING))
+
+
+def _check_skip(spec: QatSpec, graphs: Mapping[str, Sequence[Graph]]) -> None:
+    """Refuses names of no layer: what was meant would be quantised."""
+    layers = [
+        layer_name(name, graph, op.name)
+        for name, of_network in graphs.items()
+        for graph in of_network
+        for op in graph.policy.linear
+    ]
+    for name in spec.skip:
+        if not any(replace(spec, skip=(name,)).skips(layer) for layer in layers):
+            raise QuarlError(f"skip names no layer that is quantised, {name!r}{did_you_mean(name, layers)}")
 
 
 def spec_of(model: BaseAlgorithm) -> QatSpec | None:

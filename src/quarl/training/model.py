@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecEnv
 
+from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import constructor
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import TrainConfig
@@ -40,7 +41,7 @@ def build(
                 "a2c ignores optimizer_kwargs without an optimizer_class: add optimizer_class=RMSprop to policy_kwargs"
             )
     policy = recipe.policy or ("CnnPolicy" if images else "MlpPolicy")
-    device = "cpu" if config.device == "auto" and not images else config.device
+    device = find_device("cpu" if config.device == "auto" and not images else config.device)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:

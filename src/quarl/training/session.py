@@ -158,7 +158,8 @@ class Session:
             raise
         except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
             if not_finite(model) is None:
-                steward.leave_rollout()
+                if model.num_timesteps > self.steps_before:
+                    steward.leave_rollout()
                 self.keeper.save(steward.clock_s)
                 raise
             raise diverged(model, self.keeper) from None

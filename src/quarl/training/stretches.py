@@ -5,6 +5,7 @@ Killed or not, it so ends in the very agent of one that was not.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import shutil
@@ -45,15 +46,23 @@ def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, E
     `Ended.row` is None where a signal broke it off. QuarlError where training diverges, or no checkpoint can be
     written.
     """
-    steps = -1
+    before = -1
     while True:
-        session = Session(from_here(config), say)
-        ended = session.run(lambda label, done: None, one_stretch=True)
+        # Models and environments refer to each other: a replay of gigabytes would stay beside the next stretch's.
+        gc.collect()
+        run, ended, steps = _stretch(from_here(config), say)
         if ended.row is not None or ended.exit_code:
-            return session.folder(), ended
-        if session.model.num_timesteps <= steps:
+            return run, ended
+        if steps <= before:
             raise QuarlError("no checkpoint can be written, so training cannot go on: free some space")
-        steps = session.model.num_timesteps
+        before = steps
+
+
+def _stretch(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended, int]:
+    """The run, how its stretch ended, and its environment steps then; nothing here holds the learner any longer."""
+    session = Session(config, say)
+    ended = session.run(lambda label, done: None, one_stretch=True)
+    return session.folder(), ended, session.model.num_timesteps
 
 
 def from_here(config: TrainConfig) -> TrainConfig:
