@@ -37,8 +37,14 @@ def test_a_few_episodes_get_no_verdict(rows):
 
 
 def test_what_was_simulated_is_said(rows):
-    rows[2]["measured"] = False
-    assert assess(rows)[-1] == "int8: simulated in float, so returns hold, latency and file size do not."
+    eight = [row for row in rows if row["precision"] == "int8"]
+    for row in eight:
+        row["measured"] = False
+    said = "simulated in float, so returns hold, latency and file size do not."
+    assert assess(rows)[-1] == f"int8: {said}"
+    rows.append({**eight[0], "scheme": "gptq", "measured": True})
+    names = " and ".join(dict.fromkeys(f"int8 with scheme {row['scheme']}" for row in eight))
+    assert assess(rows)[-1] == f"{names}: {said}"
 
 
 def test_words_are_listed_as_in_a_sentence():

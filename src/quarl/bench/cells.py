@@ -15,6 +15,8 @@ from quarl.machine import machine
 from quarl.policy.artifact import write_bytes
 
 Cell = dict[str, Any]
+OPTIONS = {"ptq": "bits"}
+"""What users call a setting, where it is not its name."""
 Say = Callable[[str], None]
 
 
@@ -46,7 +48,11 @@ class Cells:
         wanted = json.loads(json.dumps(settings))
         if path.exists():
             found: Cell = _read(path)
-            other = [key for key in wanted | found["settings"] if wanted.get(key) != found["settings"].get(key)]
+            other = [
+                OPTIONS.get(key, key)
+                for key in wanted | found["settings"]
+                if wanted.get(key) != found["settings"].get(key)
+            ]
             if other:
                 raise QuarlError(
                     f"{path} was measured with another {', '.join(other)}: choose another -o, or remove it"

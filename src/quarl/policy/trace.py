@@ -150,9 +150,13 @@ class _Translation:
             raise self.refusal(node, f"it computes in {node.meta['val'].dtype}; convert to float32 before it")
         if kind in FUNCTIONS:
             return Activation(f"{x}.{kind}", (x,), kind)
-        if kind == "elu" and all(self.option(node, i, name, 1) == 1 for i, name in enumerate(ELU, 1)):
+        if kind == "elu":
+            if any(self.option(node, i, name, 1) != 1 for i, name in enumerate(ELU, 1)):
+                raise self.refusal(node, "the operator set has ELU with alpha 1 and no other scale")
             return Activation(f"{x}.elu", (x,), "elu")
-        if kind == "leaky_relu" and self.option(node, 1, "negative_slope", LEAKY_SLOPE) == LEAKY_SLOPE:
+        if kind == "leaky_relu":
+            if (slope := self.option(node, 1, "negative_slope", LEAKY_SLOPE)) != LEAKY_SLOPE:
+                raise self.refusal(node, f"its slope is {slope}; the operator set has {LEAKY_SLOPE}")
             return Activation(f"{x}.leaky_relu", (x,), "leaky_relu")
         if kind in ("hardtanh", "clamp"):
             hard = kind == "hardtanh"  # its bounds have defaults, a clamp's are open

@@ -16,8 +16,13 @@ def assess(rows: Sequence[Row]) -> list[str]:
         sentences = [f"No verdict: {base['episodes']} episodes are too few, take {FEWEST_EPISODES} or more."]
     else:
         sentences = [*_verdicts(rows, base), *_unstable(rows, base)]
-    simulated = list(dict.fromkeys(row["precision"] for row in rows if not row["measured"]))
-    if simulated:
+    measured = {row["precision"] for row in rows if row["measured"]}
+    names = (
+        f"{row['precision']} with scheme {row['scheme']}" if row["precision"] in measured else row["precision"]
+        for row in rows
+        if not row["measured"]
+    )
+    if simulated := list(dict.fromkeys(names)):
         sentences.append(f"{listed(simulated)}: simulated in float, so returns hold, latency and file size do not.")
     return sentences
 
