@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import zipfile
@@ -212,6 +213,21 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, t
     assert main(["ptq", str(models / "policy.safetensors")]) == 130
     assert capsys.readouterr().err == "quarl: interrupted\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_in_an_import_is_still_ctrl_c(models, capsys, monkeypatch):
+    """Extension modules make an ImportError of it."""
+
+    def imported(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+
+    monkeypatch.setattr("quarl.sweep.sweep", imported)
+    assert main(["ptq", str(models / "policy.safetensors")]) == 130
+    assert capsys.readouterr().err == "quarl: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ptq_writes_what_it_prints(models, capsys, tmp_path):

@@ -13,6 +13,7 @@ from quarl import __version__
 from quarl.config.base import STDOUT
 from quarl.config.words import parse
 from quarl.errors import QuarlError
+from quarl.interrupt import ctrl_c
 
 INTERRUPTED = 130
 """The shell's number for a program that Ctrl-C ended: 128 + SIGINT."""
@@ -26,11 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"quarl {__version__}")
         return 0
     try:
-        config = parse(words)
-        config.check()
-        command = importlib.import_module(f"quarl.commands.{config.verb.split()[0]}")
-        with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
-            code: int | None = command.run(config)
+        with ctrl_c():
+            config = parse(words)
+            config.check()
+            command = importlib.import_module(f"quarl.commands.{config.verb.split()[0]}")
+            with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
+                code: int | None = command.run(config)
     except QuarlError as error:
         print(f"quarl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +14,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run."""
 SIGNALLED = 128
 """Exit codes above are this and a signal."""
+
+
+@contextlib.contextmanager
+def ctrl_c() -> Iterator[None]:
+    """Inside, Ctrl-C ends in a KeyboardInterrupt, whatever it becomes on its way: libraries that are being imported
+    turn it into an ImportError."""
+    came = False
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    except Exception:
+        if came:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Interrupted(BaseException):
