@@ -83,7 +83,8 @@ def main() -> None:
         codes.append(quarl([*command, "-o", str(own)]))
         if codes[-1] > SIGNALLED:
             break
-        shutil.rmtree(own / "runs", ignore_errors=True)  # agents and checkpoints: large, and made again by the command
+        if not codes[-1]:  # agents and checkpoints: large, and made again by the command
+            shutil.rmtree(own / "runs", ignore_errors=True)
         about(own)
     judge(folder)
     raise SystemExit(max(codes))

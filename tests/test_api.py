@@ -106,6 +106,28 @@ def test_files_for_other_runtimes_act(kind, precision, tmp_path):
             assert (found <= policy.head.high).all()
 
 
+def test_the_exported_batch_can_be_resized(tmp_path):
+    low = np.array([-1, -2, 0], np.float32)
+    policy = dataclasses.replace(networks.dense([4, 12, 6], head="clip"), head=ActionHead("gaussian", low, low + 2))
+    x = networks.observations(policy, 5)
+    agent = quarl.api.Agent(policy)
+    agent.save(tmp_path / "p.tflite")
+    interpreter = Interpreter(str(tmp_path / "p.tflite"))
+    source, output = (f()[0]["index"] for f in (interpreter.get_input_details, interpreter.get_output_details))
+    interpreter.resize_tensor_input(source, x.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(source, x)
+    interpreter.invoke()
+    np.testing.assert_allclose(interpreter.get_tensor(output), agent.predict(x)[0], rtol=0, atol=1e-5)
+
+
+def test_engines_of_many_batch_sizes_are_not_kept(agent):
+    for batch in range(1, 12):
+        agent.predict(np.zeros((batch, 4), np.float32))
+    assert len(agent._engines) == quarl.api.KEPT_ENGINES
+    assert ("litert", 11) in agent._engines
+
+
 def test_images_of_either_order_of_axes_are_seen():
     policy = networks.convolutional()
     x = networks.observations(policy, 8)

@@ -203,7 +203,7 @@ def test_a_window_of_actorq_counts_all_its_processes():
         found = watch(config, warm_up=0.1, seconds=1.0, say=lambda line: None, meter=meter)
         own = time.process_time() - own
     assert found["joules_by"] == "CPU time × 1 W a core, stated"
-    assert 0.1 < found["joules"] < meter.cost.joules
+    assert 0.01 < found["joules"] < meter.cost.joules
     assert meter.cost.joules > own + 1.0  # learner, publisher and actor have each imported torch or a runtime
 
 

@@ -8,7 +8,7 @@ import pytest
 import networks
 from quarl import engines, ptq
 from quarl.engines.reference import as_float
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
 from quarl.policy.grids import EXACT, grid_rules, trained_rules
 from quarl.policy.operators import QuantizedTensor
@@ -193,3 +193,10 @@ def test_what_several_precisions_share_changes_none_of_them(name, monkeypatch):
     monkeypatch.setattr(ptq, "as_float", lambda *_: pytest.fail("the float passes were run again"))
     for bits in (8, 6, 4):
         calibrated.quantize(spec(bits))
+
+
+def test_a_layer_too_wide_for_its_second_moments_is_refused_with_what_to_do():
+    policy = networks.dense([8_200, 2])
+    with pytest.raises(UnsupportedError, match=r"'net\.0' has 8,200 inputs; .* use --scheme per-channel"):
+        quantize(policy, spec(8), networks.observations(policy, 32))
+    assert quantize(policy, spec(8, scheme="per-channel")).spec.precision == "int8"

@@ -20,6 +20,8 @@ from quarl.ptq import quantize
 from quarl.quant.spec import Mode, QuantSpec
 
 Array = NDArray[Any]
+KEPT_ENGINES = 4
+"""Of an agent, one for each batch size that it was asked for lately."""
 
 
 class Agent:
@@ -52,7 +54,8 @@ class Agent:
             engine = engines.load(exact, batch=16)
             recorded = sample_size(exact)
             observations = record_observations(exact, engine, recorded, seed=seed, stream="calibration", env_id=env_id)
-        return Agent(quantize(self.policy, spec, None if observations is None else np.asarray(observations)))
+        given = None if observations is None else self._channels_first(np.asarray(observations))
+        return Agent(quantize(self.policy, spec, given))
 
     def predict(
         self,
@@ -114,9 +117,11 @@ class Agent:
         return quantize(self.policy, QuantSpec.parse("fp32"))
 
     def _engine(self, name: str, batch: int) -> Engine:
-        if (name, batch) not in self._engines:
-            self._engines[name, batch] = engines.load(self._quantized(), name, batch=batch)
-        return self._engines[name, batch]
+        engine = self._engines.pop((name, batch), None) or engines.load(self._quantized(), name, batch=batch)
+        self._engines[name, batch] = engine  # the newest is the last
+        while len(self._engines) > KEPT_ENGINES:
+            del self._engines[next(iter(self._engines))]
+        return engine
 
 
 def load(path: str | os.PathLike[str]) -> Agent:

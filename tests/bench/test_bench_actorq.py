@@ -49,6 +49,11 @@ def test_a_cell_of_other_settings_is_refused(tmp_path):
     cells(tmp_path).get("a", {"seconds": 1, "actors": 1}, lambda: {})
     with pytest.raises(QuarlError, match=r"a\.json was measured with another seconds: choose another -o"):
         cells(tmp_path).get("a", {"seconds": 2, "actors": 1}, lambda: {})
+    cells(tmp_path).get("sweep", {"ptq": ["8"], "save_freq": 100}, lambda: {})
+    with pytest.raises(QuarlError, match=r"measured with another bits: choose another -o"):
+        cells(tmp_path).get("sweep", {"ptq": ["4"]}, lambda: {})
+    again = cells(tmp_path).get("sweep", {"ptq": ["8"]}, lambda: pytest.fail("measured twice"))
+    assert again["settings"]["save_freq"] == 100  # of a time when cells held it
 
 
 def test_a_damaged_cell_is_named(tmp_path):
@@ -266,6 +271,17 @@ def test_derived_seconds_are_updates_times_the_arm_s_pace(tmp_path, trainings):
     ]
 
 
+def test_a_reference_of_another_processor_is_not_missing_for_want_of_time(tmp_path, monkeypatch):
+    def elsewhere(task, arm, ratio, seed, cap_s, cells):
+        cells.elsewhere.append(arm)
+
+    monkeypatch.setattr(actorq_reward, "_trained", elsewhere)
+    again = cells(tmp_path)
+    found = read(protocol(tmp_path, seeds=[0]))
+    assert time_to_reward(found, found.tasks, again) == []
+    assert (again.elsewhere, again.missing) == ([found.reference], 0)
+
+
 def test_no_arm_is_compared_with_one_of_another_processor(tmp_path, trainings):
     path = protocol(tmp_path, seeds=[0, 1])
     rows_of(path, tmp_path)
@@ -447,6 +463,9 @@ def test_both_benches_are_parsed():
     [
         ("--what time-to-reward", "wants --protocol FILE"),
         ("--protocol x.json", "belong to --what time-to-reward"),
+        ("--what time-to-reward --protocol x.json --env Nope-v9", "--env is said by the protocol of time-to-reward"),
+        ("--what throughput --seeds 3", "--seeds belongs to --what staleness: drop it"),
+        ("--publish-interval 0", "--publish-interval must be at least 1"),
         ("--what time-to-reward --protocol missing.json", "cannot read the protocol missing.json"),
         ("--arms int9", "int9"),
         ("--arms torch-int8", "torch engine has no integer kernels"),

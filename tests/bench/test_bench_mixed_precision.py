@@ -96,6 +96,9 @@ def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path
     assert bf16.speedup == pytest.approx(fp32.ms_per_update / bf16.ms_per_update)
     assert bf16.speedup_low <= bf16.speedup <= bf16.speedup_high
     assert updates(asked, cells(tmp_path, minutes=-1.0)) == rows  # from its cell
+    other = dataclasses.replace(asked, params=("policy_kwargs:dict(optimizer_kwargs=dict(eps=1e-5))",))
+    with pytest.raises(QuarlError, match="measured with another params"):
+        updates(other, cells(tmp_path))
 
 
 def test_what_does_not_fit_into_the_time_is_extrapolated_and_said(tmp_path, capsys):

@@ -116,3 +116,18 @@ def test_mlp_names_values_after_their_layers():
     ops = mlp([("a", np.zeros((2, 3)), np.zeros(2)), ("b", np.zeros((1, 2)), np.zeros(1))], "tanh", "x")
     assert [(op.name, op.inputs) for op in ops] == [("a", ("x",)), ("a.tanh", ("a",)), ("b", ("a.tanh",))]
     assert [type(op) for op in ops] == [Dense, Activation, Dense]
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (ActionHead("clip", np.zeros(2, np.float32), np.ones(3, np.float32)), "bounds"),
+        (ActionHead("clip", np.full(2, np.nan, np.float32), np.ones(2, np.float32)), "bounds"),
+        (ActionHead("clip", np.ones(2, np.float32), np.zeros(2, np.float32)), "bounds"),
+        (ActionHead("clip", *np.float32([[0, 0], [1, 1]]), log_std=np.zeros(3, np.float32)), "log_std"),
+        (ActionHead("clip", *np.float32([[0, 0], [1, 1]]), log_std=np.full(2, np.inf, np.float32)), "log_std"),
+    ],
+)
+def test_a_head_that_no_action_fits_is_refused(head: ActionHead, said: str):
+    with pytest.raises(QuarlError, match=f"the action head's {said}"):
+        replace(networks.dense([4, 8, 2], head="clip"), head=head)

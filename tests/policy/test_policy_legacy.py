@@ -292,6 +292,7 @@ def test_wrappers_of_the_zoo_are_kept(tmp_path: Path):
     [
         ({"policy": Name("stable_baselines.common.policies", "MlpLstmPolicy")}, UnsupportedError, "recurrent"),
         ({"policy": Name("__main__", "Mine")}, UnsupportedError, "author's own"),
+        ({"policy": Name("utils.my_policies", "ReluPolicy")}, UnsupportedError, "author's own"),
         ({"policy": None}, QuarlError, "class is missing"),
         ({"policy_kwargs": {"act_fun": Name("tensorflow", "leaky_relu")}}, UnsupportedError, "act_fun"),
         ({"observation_space": None}, QuarlError, "observation_space"),
@@ -390,3 +391,21 @@ def test_all_real_agents_load(agents: Path):
     assert layers["ddpg/BipedalWalker-v2"] == [(64, 24), (64, 64), (4, 64)]
     assert layers["ppo2/HopperBulletEnv-v0"] == [(64, 15), (64, 64), (3, 64)]
     assert layers["dqn/CartPole-v1"] == [(64, 4), (2, 64), (64, 4), (1, 64)]
+
+
+def test_values_that_no_learner_wrote_are_one_line(tmp_path: Path):
+    data = {**sb2_data("dqn"), "policy_kwargs": {"dueling": np.zeros(3)}}
+    with pytest.raises(QuarlError, match="dueling is a ndarray, not true or false"):
+        read_sb2(as_pickle(tmp_path, data, sb2_arrays("dqn")))
+
+
+def test_what_is_refused_is_not_written_out_first(tmp_path: Path):
+    """Tuples that share their members are written in a few bytes, and out in gigabytes."""
+    shared: Any = ()
+    for _ in range(60):
+        shared = (shared, shared)
+    data = {**sb2_data("a2c"), "policy_kwargs": {"act_fun": shared}}
+    path = tmp_path / "Env-v0.pkl"
+    path.write_bytes(pickled((data, list(sb2_arrays("a2c").values())), 4))
+    with pytest.raises(UnsupportedError, match="act_fun tuple is not one of"):
+        read_sb2(path)

@@ -72,6 +72,7 @@ HOSTILE = {
     "fraction": with_header(lambda h: h["a"].update(shape=[2.0, 3])),
     "truth": with_header(lambda h: h["a"].update(shape=[True, 6])),
     "huge": with_header(lambda h: h["a"].update(shape=[2**62, 2**62])),
+    "many huge": with_header(lambda h: h["a"].update(shape=[10**4_000] * 400)),
     "more numbers": with_header(lambda h: h["a"].update(shape=[2, 4])),
     "wider type": with_header(lambda h: h["a"].update(dtype="F64")),
     "no type": with_header(lambda h: h["a"].pop("dtype")),

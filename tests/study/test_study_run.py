@@ -248,6 +248,12 @@ def test_when_the_time_is_over_nothing_begins(study_file: Write, capsys: Any):
     assert "the time is over with 1 cells to go: repeat the command" in capsys.readouterr().err
 
 
+def test_a_study_runs_from_a_folder_that_cannot_be_written(study_file: Write, tmp_path: Path, monkeypatch: Any):
+    path = study_file("{algo: dqn, env: CartPole-v1, source: train, n_timesteps: 1000}", FP32)
+    monkeypatch.chdir("/proc")
+    assert main(["study", "run", str(path), "-o", str(tmp_path / "out"), "--dry-run"]) == 0
+
+
 def test_a_dry_run_writes_nothing_and_counts_what_is_there(study_file: Write, tmp_path: Path, capsys: Any):
     path = study_file(f"{DQN}\n{{algo: ddpg, env: CartPole-v1, source: train}}", f"{FP32}\n{PTQ}")
     assert main(["study", "run", str(path), "-o", "out", "--dry-run"]) == 0

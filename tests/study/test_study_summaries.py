@@ -268,6 +268,15 @@ def test_agents_of_one_pair_have_titles_with_their_source():
     ]
 
 
+def test_what_was_trained_for_a_precision_stands_over_it():
+    rows = summaries.means(groups([done(name, [1.0, 2.0]) for name in ("fp32", "int8", "int4")]))
+    trained = [
+        {**row, "method": "qat", "precision": f"w{row['precision'][3:]}a8"} for row in rows if row["method"] != "fp32"
+    ]
+    (axes,) = bits_against_return([*rows, *trained], "title").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "4"]
+
+
 def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
     names = ("w4a4", "int4", "w8a4", "int8", "fp16", "fp32")
     drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in names])), "title")

@@ -78,9 +78,11 @@ def _seed(
     own_s: at another ratio than the task's, seconds of each arm at the task's: beyond them this one is not its best.
     """
     longest_s = 60 * protocol.cap_minutes
+    missing = cells.missing
     reference = _trained(task, protocol.reference, ratio, seed, own_s.get(protocol.reference, longest_s), cells)
     if reference is None:
-        cells.missing += len(task.arms) + len(task.derived) - 1
+        if cells.missing > missing:  # for want of time, and not of its processor
+            cells.missing += len(task.arms) + len(task.derived) - 1
         return {}
     cap_s = min(protocol.cap_times * reference.row.seconds, longest_s)
     others = [arm for arm in task.arms if arm != protocol.reference]

@@ -15,6 +15,8 @@ from quarl.machine import machine
 from quarl.policy.artifact import write_bytes
 
 Cell = dict[str, Any]
+RETIRED = ("save_freq",)
+"""Settings that older cells hold and that determine nothing that is measured."""
 OPTIONS = {"ptq": "bits"}
 """What users call a setting, where it is not its name."""
 Say = Callable[[str], None]
@@ -51,7 +53,7 @@ class Cells:
             other = [
                 OPTIONS.get(key, key)
                 for key in wanted | found["settings"]
-                if wanted.get(key) != found["settings"].get(key)
+                if key not in RETIRED and wanted.get(key) != found["settings"].get(key)
             ]
             if other:
                 raise QuarlError(

@@ -81,6 +81,8 @@ def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
         "threads": config.threads or usable_cores(),
         "seed": config.seed,
     }
+    if config.params:
+        settings["params"] = config.params
     rows: list[Row] = []
     for policy in config.chosen():
         name = f"updates-{policy.replace(',', 'x')}-{device}"

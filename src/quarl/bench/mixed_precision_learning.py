@@ -82,7 +82,10 @@ def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, ce
     training = config.training(policy, dtype, seed, runs)
     settings = stretches.settings(training) | {"episodes": config.episodes}
     folder = stretches.own_folder(runs, name, settings)
-    return cells.get(name, settings, partial(train, config, replace(training, folder=folder)))
+    cell = cells.get(name, settings, partial(train, config, replace(training, folder=folder)))
+    if cell is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # checkpoints hold replay
+    return cell
 
 
 def train(config: MixedPrecisionConfig, training: TrainConfig) -> Cell:
@@ -93,7 +96,6 @@ def train(config: MixedPrecisionConfig, training: TrainConfig) -> Cell:
         raise KeyboardInterrupt
     agent = quantize(read(run.path / f"{BEST}.zip"), QuantSpec.parse("fp32"))
     returns = _play(config, agent, training.seed)
-    shutil.rmtree(training.folder, ignore_errors=True)  # checkpoints hold replay
     return {
         "env_steps": ended.row.timesteps,
         "updates": ended.row.updates,

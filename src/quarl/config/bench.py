@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +14,12 @@ from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.errors import QuarlError, UnsupportedError
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
+OF_PROTOCOLS = (
+    *("arms", "algo", "env", "samples_per_insert", "net_arch", "actor_update_interval", "publish_interval", "actors"),
+    *("envs_per_actor", "batch_size", "learner_dtype", "learner_threads", "params", "seconds", "warm_up", "rounds"),
+    *("n_timesteps", "seeds", "seed"),
+)
+"""Options of `quarl bench actorq` that time to reward has in its protocol."""
 RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,), "staleness": (4.0,)}
 INTERVALS = {"throughput": (30,), "breakdown": (30, 300), "staleness": (10, 100, 1_000, 10_000)}
 PUBLISH_INTERVAL = {"throughput": 10, "breakdown": 1, "staleness": 1}
@@ -129,12 +135,17 @@ class BenchActorQConfig(MeteredConfig):
     def check(self) -> None:
         super().check()
         at_least_one(actors=self.actors, rounds=self.rounds, seeds=self.seeds, n_timesteps=self.n_timesteps)
+        if self.publish_interval is not None:
+            at_least_one(publish_interval=self.publish_interval)
         if not self.seconds > 0 or not self.warm_up >= 0 or not self.minutes > 0:
             raise QuarlError("--seconds and --minutes must be above 0, --warm-up must not be negative")
         if self.what == "time-to-reward":
             if self.protocol is None:
                 raise QuarlError("time-to-reward wants --protocol FILE, as benchmarks/actorq_protocol.json is one")
+            self._refuse(OF_PROTOCOLS, "is said by the protocol of time-to-reward")
             return
+        if self.what != "staleness":
+            self._refuse(("seeds", "n_timesteps"), "belongs to --what staleness")
         if self.protocol is not None or self.only:
             raise QuarlError("--protocol and --only belong to --what time-to-reward")
         if not self.arms:
@@ -144,6 +155,12 @@ class BenchActorQConfig(MeteredConfig):
                 for network in self.networks():
                     for interval in self.intervals():
                         self.training(arm, ratio, network, interval).check()
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        """Refuses options that nothing would come of."""
+        for option in fields(self):
+            if option.name in names and getattr(self, option.name) != option.default:
+                raise QuarlError(f"--{option.name.replace('_', '-')} {why}: drop it")
 
     def ratios(self) -> tuple[float, ...]:
         """Samples per insert of the cells."""

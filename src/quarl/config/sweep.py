@@ -66,6 +66,8 @@ class SweepConfig(MeteredConfig):
     def check(self) -> None:
         super().check()
         at_least_one(seeds=self.seeds, episodes=self.episodes, jobs=self.jobs)
+        if self.eval_freq is not None:
+            at_least_one(eval_freq=self.eval_freq)
         if not self.bits or not self.methods:
             raise QuarlError("--bits and --methods need at least one name each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:
@@ -100,7 +102,7 @@ class SweepConfig(MeteredConfig):
             n_timesteps=n_timesteps,
             params=self.params,
             trained_agent=self.trained_agent,
-            eval_freq=self.eval_freq or max((n_timesteps or 0) // 20, 1),
+            eval_freq=max((n_timesteps or 0) // 20, 1) if self.eval_freq is None else self.eval_freq,
             folder=folder,
             seed=seed,
             threads=1,

@@ -131,8 +131,9 @@ def action(model: Model, head: ActionHead, output: int) -> int:
     if head.kind == "argmax":
         return output
     if head.kind == "gaussian":
-        begin, size = (model.constant(np.array(numbers, np.int32)) for numbers in ([0, 0], [-1, head.low.size]))
-        output = model.add(Operator.SLICE, [output, begin, size], model.value((1, head.low.size)))
+        means = model.constant(np.arange(head.low.size, dtype=np.int32))  # a slice has a batch of its own
+        options = schema.GatherOptionsT(axis=1)
+        output = model.add(Operator.GATHER, [output, means], model.value((1, head.low.size)), options)
     if head.kind != "clip":
         output = model.add(Operator.TANH, [output], model.value(model.shape(output)))
         output = each(model, Operator.MUL, each(model, Operator.ADD, output, 1), 0.5 * (head.high - head.low))

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+MAX_FRAMES = 1_000
+"""As many as a config.yml may ask for."""
 
 
 class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
@@ -25,8 +27,8 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         space = env.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or not space.shape:
             raise ValueError(f"only a Box with axes can be stacked, not {type(space).__name__}")
-        if type(n_stack) is not int or n_stack < 1:
-            raise ValueError(f"n_stack is {n_stack!r}, not a number from 1 on")
+        if type(n_stack) is not int or not 1 <= n_stack <= MAX_FRAMES:
+            raise ValueError(f"n_stack is {n_stack!r}, not a number from 1 to {MAX_FRAMES}")
         if channels_order not in (None, "first", "last"):
             raise ValueError(f"channels_order is {channels_order!r}; use first or last")
         image = len(space.shape) == 3 and space.dtype == np.uint8 and not space.low.any() and (space.high == 255).all()

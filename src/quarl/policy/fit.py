@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, as_float32
 from quarl.quant import affine
 from quarl.quant.affine import TINY, QParams, choose_qparams, quarl_2020
@@ -25,6 +25,8 @@ SHRINKS = np.linspace(1.0, 0.3, 15)
 MAX_ROWS = 20_000
 """Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
 ROWS_AT_ONCE = 64
+MAX_INPUTS = 8_192
+"""Inputs of a layer that is rounded for its output: four matrices of this size squared are 2.3 GB in float64."""
 
 
 def fit(op: Linear, columns: Array, spec: QuantSpec, least: Array | None = None) -> Linear:
@@ -34,6 +36,11 @@ def fit(op: Linear, columns: Array, spec: QuantSpec, least: Array | None = None)
     """
     if spec.scheme.rounding == "nearest":
         return nearest(op, spec, least)
+    if columns.shape[1] > MAX_INPUTS:
+        raise UnsupportedError(
+            f"layer {op.name!r} has {columns.shape[1]:,} inputs; rounding for its output takes their square in memory, "
+            f"at most {MAX_INPUTS:,} of them: use --scheme per-channel"
+        )
     stride = max(1, len(columns) // MAX_ROWS)
     h = second_moment(columns[::stride])
     weight = as_float32(op.weight).reshape(op.weight.shape[0], -1).astype(np.float64)

@@ -214,3 +214,13 @@ def check(policy: Policy) -> None:
     expected = tuple(n * 2 for n in policy.head.low.shape) if policy.head.kind == "gaussian" else policy.head.low.shape
     if len(out) != 1 or (policy.head.kind != "argmax" and expected != out):
         raise QuarlError(f"the network's output is {out}, but the action head expects {expected}")
+    _check_head(policy.head)
+
+
+def _check_head(head: ActionHead) -> None:
+    """Refuses bounds that no action satisfies, and noise of another number of actions."""
+    if head.kind != "argmax":
+        if head.low.shape != head.high.shape or not (head.low <= head.high).all():
+            raise QuarlError("the action head's bounds are not a lower and an upper one for every action")
+        if head.log_std is not None and (head.log_std.shape != head.low.shape or not np.isfinite(head.log_std).all()):
+            raise QuarlError("the action head's log_std is not a number for every action")

@@ -46,8 +46,8 @@ SUPPORTED = ("a2c", "ddpg", "dqn", "ppo2")
 DEFAULT_ACTIVATION = {"a2c": "tanh", "ppo2": "tanh", "dqn": "relu", "ddpg": "relu"}
 FUNCTIONS = ("relu", "tanh", "sigmoid", "elu")
 """TensorFlow's names, which are ours. Its leaky_relu has another slope."""
-OWN_POLICIES = ("stable_baselines", "utils")
-"""Packages whose policy classes keep the defaults: the library, and the zoo's own utils.CustomDQNPolicy and kin."""
+ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
+"""The classes in the zoo's own module utils; like the library's, they keep the default activation."""
 
 
 def read_sb2(path: str | Path, algo: str | None = None, env_id: str | None = None) -> Policy:
@@ -142,10 +142,10 @@ def _policy(
     if settings.normalize is not None:
         check_shape(settings.normalize, network.shape)
         network.append(settings.normalize)
-    if algo == "ddpg" and data.get("normalize_observations"):
+    if algo == "ddpg" and _flag(data, "normalize_observations", default=False):
         network.running_normalize(*_observation_range(data))
     if algo == "dqn":
-        legacy_network.dqn(network, activation, dueling=bool(kwargs.get("dueling", True)))
+        legacy_network.dqn(network, activation, dueling=_flag(kwargs, "dueling", default=True))
     elif algo == "ddpg":
         legacy_network.ddpg(network, activation)
     else:
@@ -179,7 +179,7 @@ def _named(
 ) -> dict[str, Array]:
     shape = observed.low.shape
     if algo == "dqn":
-        return legacy_names.dqn(arrays, width, math.prod(shape), dueling=bool(kwargs.get("dueling", True)))
+        return legacy_names.dqn(arrays, width, math.prod(shape), dueling=_flag(kwargs, "dueling", default=True))
     if algo == "ddpg":
         return legacy_names.ddpg(arrays, width, shape)
     return legacy_names.actor_critic(arrays, width, kwargs, gaussian=isinstance(actions, Box))
@@ -204,14 +204,24 @@ def _activation(policy: Any, kwargs: Mapping[Any, Any], algo: str) -> str:
         raise QuarlError("the policy class is missing; the file is damaged")
     if "lstm" in policy.name.lower():
         raise UnsupportedError(f"policy {policy.name[:80]} is recurrent, which is not supported")
-    if policy.module.split(".")[0] not in OWN_POLICIES or policy.called:
+    package = policy.module.split(".")[0]
+    known = package == "stable_baselines" or (package == "utils" and policy.name in ZOO_POLICIES)
+    if not known or policy.called:
         raise UnsupportedError(f"policy {policy.path[:80]} is the author's own class, so its activation is not known")
     chosen = kwargs.get("act_fun")
     if chosen is None:
         return DEFAULT_ACTIVATION[algo]
     if not isinstance(chosen, Inert) or chosen.called or chosen.name not in FUNCTIONS:
-        raise UnsupportedError(f"act_fun {str(chosen)[:80]} is not one of {', '.join(FUNCTIONS)}")
+        named = chosen.path[:80] if isinstance(chosen, Inert) else type(chosen).__name__
+        raise UnsupportedError(f"act_fun {named} is not one of {', '.join(FUNCTIONS)}")
     return chosen.name
+
+
+def _flag(data: Mapping[Any, Any], name: str, *, default: bool) -> bool:
+    value = data.get(name, default)
+    if not isinstance(value, bool):
+        raise QuarlError(f"{name} is a {type(value).__name__}, not true or false; the file is damaged")
+    return value
 
 
 def _observation_range(data: Mapping[Any, Any]) -> tuple[float, float]:

@@ -78,10 +78,15 @@ def parse(data: Bytes) -> tuple[dict[str, tuple[str, tuple[int, ...], memoryview
     return {name: (d, shape, view[start + a : start + b]) for name, (d, shape, a, b) in found.items()}, metadata
 
 
+MAX_AXES, MAX_NUMBER = 16, 2**48
+"""Of a shape: numbers out of a file are not multiplied before they are known to be of a size."""
+
+
 def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """(type, shape, first byte, byte after the last) of a tensor."""
     shape, (begin, stop) = tuple(entry["shape"]), entry["data_offsets"]
-    if not all(type(n) is int and n >= 0 for n in (*shape, begin, stop)):  # True is an int as well
+    numbers = (*shape, begin, stop)
+    if len(shape) > MAX_AXES or not all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers):  # True is an int too
         raise ValueError
     return str(entry["dtype"]), shape, begin, stop
 

@@ -59,7 +59,11 @@ def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
     for base in (row for row in rows if row["method"] == "fp32"):
         axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.3, linewidth=0)
         axes.axhline(base["mean"], color=style.MUTED, linewidth=1)
-    others = [row for row in rows if row["method"] in ("ptq", "qat")]
+    others = [
+        {**row, "precision": QuantSpec.parse(row["precision"]).precision}  # w8a8 is int8
+        for row in rows
+        if row["method"] in ("ptq", "qat")
+    ]
     order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
     for label in dict.fromkeys(_line(row) for row in others if row["precision"] not in FLOAT_BITS):
         colour = lines.setdefault(label, style.SERIES[len(lines) % len(style.SERIES)])

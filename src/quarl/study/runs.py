@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig, TrainConfig
 
-UNCHECKED = Path("runs")
+UNCHECKED = Path(tempfile.gettempdir()) / "runs"
 """Stands for the folder of a training whose options are only checked."""
 
 
