@@ -525,3 +525,23 @@ engines.load(quantize(networks.dense([5, 8, 3]), QuantSpec.parse("fp32")))
         env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
     )
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "padding"), [(3, 1, 1, 0), (8, 1, 1, 1), (8, 1, 2, 0), (3, 4, 4, 0), (1, 2, 2, 0)]
+)
+def test_kernels_of_one_pixel_quantise_images_and_not_pixels(channels, kernel, stride, padding, precision):
+    """Pixels here are of very different size; a first layer whose kernel is its stride is one of blocks."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(5, channels, kernel, kernel)).astype(np.float32)
+    conv = Conv2d("c", ("observation",), weight, np.zeros(5, np.float32), (stride, stride), (padding, padding))
+    size = 12
+    head = ActionHead("argmax")
+    policy = Policy(observation_shape=(channels, size, size), ops=(conv, Flatten("f", ("c",))), head=head)
+    quantized = quantize(policy, QuantSpec.parse(precision, scheme="per-channel"))
+    x = rng.normal(size=(4, channels, size, size)) * np.exp(2 * rng.normal(size=(4, 1, size, size)))
+    found, expected = (
+        engines.load(quantized, name, batch=4).run(x.astype(np.float32)) for name in ("litert", "reference")
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())

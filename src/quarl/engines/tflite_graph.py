@@ -29,7 +29,7 @@ from quarl.engines.tflite_elementwise import (
     normalize,
     quantized,
 )
-from quarl.engines.tflite_layout import flat_order, reshape, transpose, turned, with_weight
+from quarl.engines.tflite_layout import flat_order, reshape, transpose, turned, wider_than_a_pixel, with_weight
 from quarl.engines.tflite_linear import dynamic, floating, hidden, last, wide
 from quarl.engines.tflite_tables import steady_scale, table
 from quarl.errors import UnsupportedError
@@ -172,6 +172,8 @@ class Lowering:
         if integers and spec.mode == "static":
             return self._static(op, relu)
         op, x = self._arranged(op, self.real(name))
+        if integers and isinstance(op, Conv2d):
+            op = wider_than_a_pixel(op)
         layer = dynamic if integers else floating
         value = Value(real=layer(self.model, op, x, relu=relu is not None), turned=isinstance(op, Conv2d))
         if relu is not None:

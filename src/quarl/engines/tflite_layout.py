@@ -42,6 +42,19 @@ def with_weight(op: Linear, rearrange: Callable[[Array], Array]) -> Linear:
     return replace(op, weight=rearrange(op.weight))
 
 
+def wider_than_a_pixel(op: Conv2d) -> Conv2d:
+    """A convolution with kernels of one pixel as one of 3 x 3 with zeros around it.
+
+    The runtime takes the former for a dense layer over pixels, and its dynamic kernels then quantise every pixel on a
+    range of its own, not every image.
+    """
+    if op.weight.shape[2:] != (1, 1):
+        return op
+    padded = with_weight(op, lambda weight: np.pad(weight, ((0, 0), (0, 0), (1, 1), (1, 1))))
+    assert isinstance(padded, Conv2d)
+    return replace(padded, padding=(op.padding[0] + 1, op.padding[1] + 1))
+
+
 def turned(model: Model, op: Conv2d, x: int) -> tuple[Linear, int]:
     """A convolution of x [B, C, H, W] as one of the returned tensor [B, H, W, C].
 
