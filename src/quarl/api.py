@@ -16,6 +16,7 @@ from quarl.evaluate import Evaluation, evaluate, record_observations, sample_siz
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.load import read
+from quarl.policy.spaces import has_channels_last
 from quarl.ptq import quantize
 from quarl.quant.spec import Mode, QuantSpec
 
@@ -84,10 +85,7 @@ class Agent:
 
     def _channels_first(self, x: Array) -> Array:
         """Images in the policy's order of axes, as Stable-Baselines3's own `predict` puts them."""
-        shape = self.policy.observation_shape
-        if len(shape) == 3 and x.ndim in (3, 4) and x.shape[-3:] != shape == (x.shape[-1], *x.shape[-3:-1]):
-            return np.moveaxis(x, -1, -3)
-        return x
+        return np.moveaxis(x, -1, -3) if has_channels_last(x.shape[-3:], self.policy.observation_shape) else x
 
     def evaluate(self, **options: Any) -> Evaluation:
         """Returns of episodes in the policy's environment; options as of `quarl.evaluate.evaluate`."""

@@ -24,7 +24,7 @@ class Crew:
         """packer: keyword arguments of Packer."""
         shared: dict[str, Any] = {"memory": memory.path, "blocks": memory.blocks}
         rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
-        cores = _cores(config.actors, config.learner_threads) if memory.alone() else [None] * (1 + config.actors)
+        cores = _cores(config.actors, config.learner_threads, alone=memory.alone())
         logs = {name: config.output / f"{name}.log" for name in ("learner", "publisher")}
         self.learner = Child(
             "learner", learner.main, LearnerSpec(config=config, cores=cores[0], **shared), logs["learner"]
@@ -62,11 +62,12 @@ class Crew:
         return (self.learner, self.publisher, *self.actors)
 
 
-def _cores(actors: int, learner_threads: int) -> list[frozenset[int] | None]:
-    """Those of the learner, one for each of its threads, and of each actor; None leaves the choice to the system."""
-    if not hasattr(os, "sched_getaffinity"):
-        return [None] * (1 + actors)
-    cores = sorted(os.sched_getaffinity(0))
+def _cores(actors: int, learner_threads: int, *, alone: bool) -> list[frozenset[int] | None]:
+    """Those of the learner, one for each of its threads, and of each actor; None leaves the choice to the system.
+
+    alone: no other run would take the same ones.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if alone and hasattr(os, "sched_getaffinity") else []
     if len(cores) <= learner_threads:
         return [None] * (1 + actors)
     others = cores[learner_threads:]

@@ -16,8 +16,6 @@ from quarl.errors import QuarlError, UnsupportedError
 
 ROLLBACKS = 3
 """Times that training goes back to sound weights before it gives up."""
-CLOCKS = tuple(name for name in COUNTERS if name != "_num_timesteps_at_start")
-"""What moves on when weights go back."""
 
 
 class Keeper:
@@ -87,7 +85,8 @@ class Keeper:
                 f"training diverged {self.rollbacks} times at {layer}, the last time with a learning rate of "
                 f"{self.learning_rate():g}; use a smaller --params learning_rate"
             )
-        clocks = {name: getattr(self.model, name) for name in CLOCKS if hasattr(self.model, name)}
+        # weights go back, the run's clocks move on
+        clocks = {name: getattr(self.model, name) for name in COUNTERS if hasattr(self.model, name)}
         checkpoint.restore(checkpoint.load_latest(self.config.output), self.model)
         for name, value in clocks.items():
             setattr(self.model, name, value)

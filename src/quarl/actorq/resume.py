@@ -40,8 +40,8 @@ def new_run(config: ActorQConfig) -> None:
 def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     """The options of the run: those given, completed by its own where it goes on."""
     if config.resume:
-        where, kept = _where(config), _where(config).is_file()
-        if kept:
+        where = _where(config)
+        if kept := where.is_file():
             config = _completed(config, where)
         if not checkpoints(config):
             say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")

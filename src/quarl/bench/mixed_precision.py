@@ -81,7 +81,7 @@ def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
         "threads": config.threads or usable_cores(),
         "seed": config.seed,
     }
-    if config.params:
+    if config.params:  # cells without any are older than this setting
         settings["params"] = config.params
     rows: list[Row] = []
     for policy in config.chosen():

@@ -78,7 +78,7 @@ def _one(config: InspectConfig, found: _Model) -> None:
         seed=config.seed,
     )
     terminal.show("inspect", document["rows"], title)
-    if found.policy is None or _has_no_environment(config, found):
+    if _has_weights_alone(config, found):
         terminal.say(*_reasons(config, [found]))
     elif _is_rewritten(layers[0]):
         terminal.say(
@@ -90,11 +90,9 @@ def _one(config: InspectConfig, found: _Model) -> None:
 
 def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
     policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
-    if _has_no_environment(config, found):
-        policy = None
     if isinstance(policy, QuantizedPolicy):
         return inspect(found.layers, found.layers, policy.spec)
-    if policy is None:
+    if policy is None or _has_weights_alone(config, found):
         spec = _plain(config)
         return inspect(found.layers, round_layers(found.layers, spec), spec)
     if spec.float_type is not None or not spec.scheme.needs_observations:
@@ -105,10 +103,12 @@ def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
     return inspect(of_policy(before), of_policy(calibrated.quantize(spec)), spec)
 
 
-def _has_no_environment(config: InspectConfig, found: _Model) -> bool:
-    """Whether the scheme needs observations of a float policy that has nowhere to make them."""
+def _has_weights_alone(config: InspectConfig, found: _Model) -> bool:
+    """Whether there is no policy, or a float one with nowhere to make the observations that the scheme needs."""
     policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
-    if policy is None or isinstance(policy, QuantizedPolicy) or config.env or policy.provenance.env_id:
+    if policy is None:
+        return True
+    if isinstance(policy, QuantizedPolicy) or config.env or policy.provenance.env_id:
         return False
     return spec.float_type is None and spec.scheme.needs_observations
 

@@ -24,6 +24,9 @@ class SweepConfig(MeteredConfig):
 
     verb: ClassVar[str] = "sweep"
 
+    device: ClassVar[str] = "auto"
+    """Where its trainings compute."""
+
     algo: Annotated[str, arg(metavar="NAME")] = "dqn"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
     env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"

@@ -107,8 +107,8 @@ def meter(asked: Asked) -> Iterator[Meter]:
         yield OFF
         return
     grams = grams_per_kwh(_package(), asked.energy_country)
-    # a verb without such an option computes on the processor, but for the trainings of a sweep
-    device: str = getattr(asked, "device", "auto" if getattr(asked, "verb", "") == "sweep" else "cpu")
+    # a verb that names none computes on the processor
+    device: str = getattr(asked, "device", "cpu")
     found = Meter(find(asked.energy_watts, gpus=device != "cpu"), asked.energy_country or WORLD, grams)
     try:
         yield found

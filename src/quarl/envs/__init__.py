@@ -15,6 +15,7 @@ from quarl.envs.spaces import check_spaces
 from quarl.envs.wrappers import ChannelsFirst, wrap
 from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
+from quarl.policy.spaces import has_channels_last
 
 __all__ = ["check_spaces", "make", "make_for", "resolve"]
 
@@ -81,8 +82,7 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
     trusted = env_id is not None and chosen == env_id
     same = env_id is None or resolve(env_id, trusted=trusted) == _resolved(source.env_id)
     env = _make_whole(chosen, source.wrappers, source.env_kwargs if same else {}, trusted=trusted)
-    shape = env.observation_space.shape or ()
-    if len(shape) == 3 and shape != policy.observation_shape == (shape[2], *shape[:2]):
+    if has_channels_last(env.observation_space.shape or (), policy.observation_shape):
         env = ChannelsFirst(env)
     try:
         check_spaces(policy, env)

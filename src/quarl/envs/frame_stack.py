@@ -8,9 +8,9 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl.policy.zoo import MAX_FRAMES
+
 Array = NDArray[Any]
-MAX_FRAMES = 1_000
-"""As many as a config.yml may ask for."""
 
 
 class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):

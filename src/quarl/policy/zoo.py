@@ -21,6 +21,8 @@ from quarl.policy.normalizer import read_running, read_vecnormalize
 from quarl.policy.operators import Normalize
 from quarl.policy.plain_yaml import read_yaml
 
+MAX_FRAMES = 1_000
+"""Of a stack: numbers out of a file are of a size."""
 _CHECKPOINT = re.compile(r"(.*)_([0-9]+_steps)\.zip")
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
@@ -198,7 +200,7 @@ def wrappers_of(config: Mapping[str, Any], path: Path) -> tuple[tuple[str, Mappi
                 name, kwargs = entry, None
             wrappers.append((_text(name, path, key), _mapping(kwargs, path, key)))
     stack = config.get("frame_stack") or 0
-    if type(stack) is not int or not 0 <= stack <= 1000:
+    if type(stack) is not int or not 0 <= stack <= MAX_FRAMES:
         raise QuarlError(f"{path}: frame_stack is {str(stack)[:60]!r}, not a number of frames")
     if stack:
         wrappers.append((VEC_FRAME_STACK, {"n_stack": stack}))

@@ -7,6 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
@@ -73,7 +74,8 @@ def _rollout(model: BaseAlgorithm) -> int:
     """Environment steps of a rollout; the fewest that it can have where it counts episodes."""
     if isinstance(model, OnPolicyAlgorithm):
         return model.n_steps * model.n_envs
-    freq: Any = model.train_freq  # type: ignore[attr-defined]
+    assert isinstance(model, OffPolicyAlgorithm)
+    freq: Any = model.train_freq
     return model.n_envs * (freq.frequency if freq.unit is TrainFrequencyUnit.STEP else 1)
 
 

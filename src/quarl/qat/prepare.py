@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -14,7 +13,7 @@ from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
 from quarl.qat.plan import layer_name, plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
-from quarl.quant.training import QatSpec
+from quarl.quant.training import QatSpec, covers
 
 RUNNING = ("running_",)
 COPIED = {
@@ -64,7 +63,7 @@ def _check_skip(spec: QatSpec, graphs: Mapping[str, Sequence[Graph]]) -> None:
         for op in graph.policy.linear
     ]
     for name in spec.skip:
-        if not any(replace(spec, skip=(name,)).skips(layer) for layer in layers):
+        if not any(covers(name, layer) for layer in layers):
             raise QuarlError(f"skip names no layer that is quantised, {name!r}{did_you_mean(name, layers)}")
 
 

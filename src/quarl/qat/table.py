@@ -97,15 +97,20 @@ class RangeTable(nn.Module):
 
     def follow(self) -> list[int]:
         """Puts what has been seen in force, but for ranges that have become steps to learn; rows that become so now."""
-        steps = {row for row, site in self.site_of_row.items() if self.learns(site)}
-        free = [row for row in self.site_of_row if not (self.active and row in steps and row in self.grids)]
-        self.running_range[free] = self.seen_range[free]
+        settled = self._settled()
+        ranges = self.seen_range.clone()
+        ranges[settled] = self.running_range[settled]
+        self.running_range.copy_(ranges)
         self.refresh()
-        begun = [row for row in free if self.active and row in steps and row in self.grids]
+        begun = [row for row in self._settled() if row not in settled]
         with torch.no_grad():
             for row in begun:
                 self.activation_steps[row] = math.log(self.grids[row].scale)
         return begun
+
+    def _settled(self) -> list[int]:
+        """Rows whose steps are being learned."""
+        return [row for row in self.grids if self.active and self.learns(self.site_of_row[row])]
 
     def begin_as(self, original: RangeTable, rows: list[int]) -> None:
         """The original's ranges and steps of these rows, in force."""

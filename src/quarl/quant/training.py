@@ -98,7 +98,7 @@ class QatSpec:
 
     def skips(self, layer: str) -> bool:
         """Whether the layer of that name stays in float32."""
-        return any(layer == name or layer.startswith(f"{name}.") for name in self.skip)
+        return any(covers(name, layer) for name in self.skip)
 
     def bits_of(self, *, last: bool) -> int:
         """Bits of the weights of a layer."""
@@ -117,3 +117,8 @@ class QatSpec:
             raise QuarlError(
                 f"the checkpoint's settings of quantisation-aware training are malformed: {error}"
             ) from None
+
+
+def covers(name: str, layer: str) -> bool:
+    """Whether a name in `skip` is that of the layer, or of a module around it."""
+    return layer == name or layer.startswith(f"{name}.")

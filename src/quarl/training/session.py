@@ -158,7 +158,7 @@ class Session:
             raise
         except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
             if not_finite(model) is None:
-                if model.num_timesteps > self.steps_before:
+                if model.num_timesteps > self.steps_before:  # before that the steward knows no model
                     steward.leave_rollout()
                 self.keeper.save(steward.clock_s)
                 raise
