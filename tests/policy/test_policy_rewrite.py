@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 import networks
+from quarl import engines
 from quarl.engines.reference import as_float
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Add, Scale, as_float32, mlp
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated, readings
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
 
 
 @pytest.mark.parametrize("name", networks.EVERY)
@@ -26,13 +29,29 @@ def test_an_equalized_policy_computes_the_same(name, alpha):
 
 def test_equalizing_levels_the_observation_and_hidden_channels():
     policy = networks.dense([4, 32, 32, 2])
-    x = networks.observations(policy, 256) * np.float32([1, 100, 0.01, 1])
+    units = np.float32([1, 100, 0.01, 1])
+    policy.linear[0].weight[:] /= units
+    x = networks.observations(policy, 256) * units
     rewritten = equalize(policy, as_float(policy, x), 1.0)
     values = as_float(rewritten, x)
     extent = np.abs(values["observation.equalized"]).max(axis=0)
     assert extent.max() / extent.min() == pytest.approx(1, rel=1e-4)
     hidden = np.abs(values["net.0.relu"]).max(axis=0)
     assert hidden.max() / hidden[hidden > 0].min() == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-12, 1e-6, 5e-4])
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_an_observation_that_hardly_moved_in_calibration_may_move_later(share, mode):
+    policy = networks.dense([8, 64, 64, 2], "tanh", head="clip")
+    x, seen = networks.observations(policy, 256), networks.observations(policy, 512, seed=1)
+    spec = QuantSpec.parse(8, mode=mode)
+    usual, quiet = (
+        engines.load(quantize(policy, spec, calibration), "reference", batch=256).run(x)
+        for calibration in (seen, seen * np.float32([1, 1, 1, share, 1, 1, 1, 1]))
+    )
+    exact = engines.load(quantize(policy, QuantSpec.parse("fp32")), "reference", batch=256).run(x)
+    assert np.abs(quiet - exact).mean() < 2 * np.abs(usual - exact).mean()
 
 
 def test_images_are_not_rescaled_but_convolutions_are_equalized():

@@ -15,6 +15,10 @@ from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, Linear, N
 Array = NDArray[Any]
 HOMOGENEOUS = ("relu", "leaky_relu")
 """f(s x) = s f(x) for s > 0: what lets a channel's scale pass through."""
+NEGLIGIBLE = 2.0**-10
+"""Of the largest channel: a quarter of an int8 step of it. A channel that in calibration stayed below, both itself and
+in what it adds to the layer, as the position of an axis that never moved or a contact that never happened, may say
+more later: with a factor made for noise it would outgrow all others and take the range for itself."""
 
 
 def center_scores(policy: Policy) -> Policy:
@@ -77,7 +81,8 @@ def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[
         values_of = np.abs(values[source]).max(axis=0)
         extent = values_of.reshape(values_of.shape[0] if chain is None else chain.weight.shape[0], -1).max(axis=1)
         reads = [np.abs(as_float32(op.weight)).max(axis=0).reshape(len(extent), -1).max(axis=1) for op in consumers]
-        scale = factors(extent, np.max(reads, axis=0), alpha)
+        weight = np.max(reads, axis=0)
+        scale = factors(np.where(_negligible(extent) & _negligible(extent * weight), 0, extent), weight, alpha)
         names = tuple(op.name for op in consumers)
         found.append(Balance(source, scale, None if chain is None else chain.name, names))
     return found
@@ -112,6 +117,11 @@ def factors(extent: Array, weight: Array, alpha: float) -> Array:
     if alive.any():
         scale[alive] /= np.exp(np.log(scale[alive]).mean())
     return scale
+
+
+def _negligible(values: Array) -> Array:
+    small: Array = values < NEGLIGIBLE * values.max()
+    return small
 
 
 def equalized(policy: Policy, found: Iterable[Balance]) -> Policy:

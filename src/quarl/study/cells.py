@@ -11,7 +11,7 @@ from typing import Any
 from quarl.quant.spec import FLOAT_BITS
 from quarl.study.source import Agent
 
-VERSION = 2
+VERSION = 3
 """Part of every key: raised when what a cell computes changes, so that older results are not taken for newer ones."""
 TRAIN, FP32, PTQ, QAT, ACTORQ = "train", "fp32", "ptq", "qat", "actorq"
 TODO, RUNNING, DONE, FAILED, NA = "todo", "running", "done", "failed", "na"
