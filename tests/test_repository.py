@@ -87,3 +87,8 @@ def _makefile():
 def test_continuous_integration_runs_the_documented_test_command():
     assert "make test" in (ROOT / "README.md").read_text()
     assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("table", ["ptq.md"])
+def test_tables_of_the_readme_are_those_that_were_measured(table):
+    assert (ROOT / "benchmarks/results" / table).read_text() in (ROOT / "README.md").read_text()
