@@ -268,6 +268,21 @@ def test_agents_of_one_pair_have_titles_with_their_source():
     ]
 
 
+def test_titles_stay_over_their_panels():
+    names = ("MountainCarContinuous-v0", "hub_of_someone/BipedalWalkerHardcore-v3")
+    records = [
+        done(name, [1.0, 2.0], env_id=env_id, source=source)
+        for env_id in names
+        for source in ("zoo:sb2", "zoo:sb3")
+        for name in ("fp32", "int8")
+    ]
+    drawn = bits_against_return(summaries.means(groups(records)), "title")
+    drawn.draw_without_rendering()
+    for axes in drawn.axes:
+        (title,) = (text for text in axes.get_children() if getattr(text, "get_text", str)() == axes.get_title("left"))
+        assert title.get_window_extent().width < axes.get_window_extent().width
+
+
 def test_what_was_trained_for_a_precision_stands_over_it():
     rows = summaries.means(groups([done(name, [1.0, 2.0]) for name in ("fp32", "int8", "int4")]))
     trained = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,6 +18,8 @@ COLUMNS = 3
 """Panels side by side."""
 LINEAR_PCT = 10.0
 """Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
+TITLE_WIDTH = 30
+"""Characters that fit over a panel."""
 TICKS_PCT = (-1000, -100, -10, 0, 10, 100, 1000)
 SPREADS: Mapping[str, str] = {
     "range": "largest minus smallest weight",
@@ -39,7 +42,7 @@ def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
             axes = drawn.add_subplot(height, columns, number + 1)
             _panel(axes, [row for row in rows if _agent(row) == agent], lines)
             several = sum(other[:2] == agent[:2] for other in agents) > 1
-            axes.set_title(" ".join(agent if several else agent[:2]), fontsize=8)
+            axes.set_title(fill(" ".join(agent if several else agent[:2]), TITLE_WIDTH), fontsize=8)
             axes.tick_params(labelsize=6)
         for label, colour in lines.items():
             drawn.axes[0].plot([], [], color=colour, label=label)
