@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
@@ -167,3 +170,74 @@ def test_images_are_bytes():
 def test_mistakes_are_one_line(agent, call, message):
     with pytest.raises(QuarlError, match=message):
         call(agent)
+
+
+@pytest.mark.parametrize("engine", ["litert", "onnx"])
+def test_threads_may_share_an_agent(engine):
+    policy = networks.dense([8, 256, 256, 4], "tanh", head="clip")
+    agent, x = quarl.Agent(policy), networks.observations(policy, 4)
+    expected = [agent.predict(row, engine=engine)[0] for row in x]
+
+    def wrong(number):
+        return sum(
+            not np.array_equal(agent.predict(x[number], engine=engine)[0], expected[number]) for _ in range(1500)
+        )
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(wrong, range(4))) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda agent: pickle.loads(pickle.dumps(agent))])
+def test_an_agent_that_has_acted_can_be_copied(copied):
+    agent = quarl.Agent(networks.dense([4, 16, 2])).quantize("int8", scheme="per-channel")
+    x = networks.observations(agent.policy, 3)
+    assert np.array_equal(agent.predict(x)[0], copied(agent).predict(x)[0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_no_action_is_made_up_for_nan(value):
+    agent = quarl.Agent(networks.dense([4, 16, 2]))
+    with pytest.raises(QuarlError, match="NaN or infinity"):
+        agent.predict(np.float32([0, value, 0, 0]))
+
+
+def test_calibration_images_are_bytes_as_those_that_are_acted_on():
+    agent = quarl.Agent(networks.convolutional())
+    images = networks.observations(agent.policy, 8)
+    with pytest.raises(QuarlError, match=r"are float32, the policy expects bytes"):
+        agent.quantize("int8", observations=(images / 255).astype(np.float32))
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".PT", ".h5", ".c"])
+def test_no_file_is_saved_under_another_format_s_name(tmp_path, suffix):
+    with pytest.raises(QuarlError, match=r"use \.safetensors, \.tflite or \.onnx"):
+        quarl.Agent(networks.dense([4, 16, 2])).save(tmp_path / f"policy{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_formats_are_chosen_by_suffixes_in_any_case_and_values_have_names(tmp_path):
+    quarl.Agent(networks.dense([4, 16, 2])).save(tmp_path / "POLICY.TFLITE")
+    interpreter = Interpreter(str(tmp_path / "POLICY.TFLITE"))
+    assert [found[0]["name"] for found in (interpreter.get_input_details(), interpreter.get_output_details())] == [
+        "observation",
+        "output",
+    ]
+
+
+def test_what_no_runtime_has_kernels_for_says_what_to_do_instead(tmp_path):
+    agent = quarl.Agent(networks.dense([4, 16, 2])).quantize("w8a4", scheme="per-channel")
+    with pytest.raises(QuarlError, match=r"4-bit activations; use engine reference$"):
+        agent.predict(np.zeros(4, np.float32))
+    for suffix in ("tflite", "onnx"):
+        with pytest.raises(QuarlError, match=r"save it as \.safetensors$"):
+            agent.save(tmp_path / f"policy.{suffix}")
+
+
+def test_a_name_that_no_file_can_have_is_a_user_s_mistake():
+    with pytest.raises(QuarlError, match="cannot read"):
+        quarl.load("x" * 5000)
+
+
+def test_the_root_folder_holds_no_agent():
+    with pytest.raises(QuarlError):
+        quarl.load("/")

@@ -280,7 +280,7 @@ def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):
 def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path):
     os.mkfifo("pipe")
     Path("link").symlink_to("linked.json")
-    Path("linked.json").write_text("of the last time")
+    Path("linked.json").write_text('["of the last time"]')
     reader = subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE)
     for name in ("pipe", "link"):
         assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", name]) == 0
@@ -351,3 +351,35 @@ def test_demo_trains_saves_and_quantises(capsys, monkeypatch, tmp_path):
     assert "quarl ptq out/CartPole-v1.zip --seed 3" in shown
     assert (tmp_path / "out" / "report.html").is_file()
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+def test_rows_replace_no_model(models, capsys):
+    before = (models / "policy.safetensors").read_bytes()
+    assert main(["eval", str(models / "policy.safetensors"), "--json", str(models / "policy.safetensors")]) == 2
+    assert "would replace a file that holds no JSON" in capsys.readouterr().err
+    assert (models / "policy.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["ptq", "x", "-o", ""], ["eval", ""], ["ptq", "x", "--output="]])
+def test_an_empty_word_is_no_folder(words, capsys):
+    assert main(words) == 2
+    assert "shell variable that is not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", ["> /dev/full", "--json /dev/full", "--json - > /dev/full"])
+def test_a_full_device_costs_one_line(models, more):
+    ended = subprocess.run(
+        f"{sys.executable} -m quarl eval {models / 'policy.safetensors'} --episodes 1 {more}",
+        shell=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") <= 12
+    assert ended.stderr.splitlines()[-1].startswith("quarl: cannot write what was to be shown or kept")
+
+
+def test_the_option_that_a_longer_word_begins_with_is_the_one_that_is_meant(capsys):
+    assert main(["ptq", "x", "--environment", "CartPole-v1"]) == 2
+    assert "did you mean '--env'" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.engines import Engine
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -23,6 +25,8 @@ from quarl.quant.spec import Mode, QuantSpec
 Array = NDArray[Any]
 KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""
+OTHERS = (".zip", ".pkl", ".pt", ".pth", ".h5", ".pb", ".npz", ".tfl", ".c")
+"""Suffixes that promise a format which is not written."""
 
 
 class Agent:
@@ -31,6 +35,10 @@ class Agent:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._engines: dict[tuple[str, int], Engine] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.policy,)  # engines and locks are made anew, in whichever process
 
     def quantize(
         self,
@@ -69,7 +77,8 @@ class Agent:
     ) -> tuple[Array, None]:
         """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
 
-        `state` and `episode_start` are accepted for it and not used: policies here have no memory.
+        `state` and `episode_start` are accepted for it and not used: policies here have no memory. Threads may share
+        an agent. QuarlError for an observation with NaN or infinity, for which quantised kernels have no code.
         """
         if not deterministic:
             raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
@@ -79,8 +88,12 @@ class Agent:
             raise QuarlError(f"observation is {x.shape}, the policy expects {self.policy.observation_shape}")
         if self.policy.observation_dtype == "uint8" and x.dtype != np.uint8:
             raise QuarlError(f"observation is {x.dtype}, the policy expects bytes 0..255 (uint8)")
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise QuarlError("the observation holds NaN or infinity; act without the policy there")
         rows = x[None] if single else x
-        actions = self.policy.head(self._engine(engine, len(rows)).run(rows))
+        with self._lock:  # an engine has one set of buffers
+            outputs = self._engine(engine, len(rows)).run(rows)
+        actions = self.policy.head(outputs)
         return (actions[0] if single else actions), None
 
     def _channels_first(self, x: Array) -> Array:
@@ -94,20 +107,24 @@ class Agent:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes QuaRL's artefact, or by the path's suffix a .tflite or .onnx file for a runtime without QuaRL.
 
-        Such a file reads the raw observation. Its output is the greedy action, within its bounds; of discrete actions
-        it is their scores, and the action is the number of the largest.
+        Such a file reads the raw observation, an image with its channels first. Its output is the greedy action,
+        within its bounds; of discrete actions it is their scores, and the action is the number of the largest. What it
+        makes of NaN and infinity is the runtime's affair: `predict` refuses them, a file cannot.
         """
         target = Path(path)
-        if target.suffix == ".tflite":
-            from quarl.engines import litert
-
-            artifact.write_bytes(litert.write(self._quantized(), acts=True), target)
-        elif target.suffix == ".onnx":
-            from quarl.engines import onnx_graph
-
-            artifact.write_bytes(onnx_graph.write(self._quantized(), acts=True), target)
-        else:
+        suffix = target.suffix.lower()
+        if suffix in OTHERS:
+            raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .tflite or .onnx")
+        if suffix not in (".tflite", ".onnx"):
             artifact.write(self.policy, target)
+            return
+        # runtimes' libraries take their time to import
+        writer = importlib.import_module(f"quarl.engines.{'onnx_graph' if suffix == '.onnx' else 'tflite_graph'}")
+        try:
+            content = writer.write(self._quantized(), acts=True)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}; save it as .safetensors") from None
+        artifact.write_bytes(content, target)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

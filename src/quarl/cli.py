@@ -15,6 +15,7 @@ from quarl.config.words import parse
 from quarl.errors import QuarlError
 from quarl.interrupt import ctrl_c
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130
 """The shell's number for a program that Ctrl-C ended: 128 + SIGINT."""
 
@@ -41,9 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # the others are met where it is known what they mean
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"quarl: the name {str(error.filename)[:40]}... is too long: choose another", file=sys.stderr)
+        elif error.errno in FULL:
+            print(f"quarl: cannot write what was to be shown or kept: {error.strerror}; make room", file=sys.stderr)
+            with contextlib.suppress(OSError):  # stdout may be a file there: nothing is left for Python to flush
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:  # the others are met where it is known what they mean
             raise
-        print(f"quarl: the name {str(error.filename)[:40]}... is too long: choose another", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("quarl: interrupted", file=sys.stderr)

@@ -169,6 +169,8 @@ def record_observations(
     long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
     Of images every IMAGE_INTERVAL-th step counts.
     """
+    if seed < 0:
+        raise QuarlError(f"seed must not be negative, got {seed}")
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
     source = _Source(policy, env_id)

@@ -89,6 +89,8 @@ class Calibrated:
             )
         if found.shape[1:] != expected:
             raise QuarlError(f"calibration observations are {found.shape[1:]} each, the policy expects {expected}")
+        if self.policy.observation_dtype == "uint8" and found.dtype != np.uint8:
+            raise QuarlError(f"calibration observations are {found.dtype}, the policy expects bytes 0..255 (uint8)")
         if not np.isfinite(found).all():
             raise QuarlError("a calibration observation holds NaN or infinity; leave such rows out")
         return found

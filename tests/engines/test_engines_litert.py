@@ -410,6 +410,14 @@ def test_measured_is_said_of_the_kernels_that_compute_in_the_precision():
     assert said == {"fp32": True, "fp16": True, "bf16": False, "int8": True, "int2": True, "w8": False}
 
 
+def test_measured_is_not_said_where_static_layers_multiply_in_float32():
+    """The first layer reads more than 8 bits and the last one's sums are exact in float32: some have no others."""
+    spec = QuantSpec.parse("int8", mode="static")
+    shallow, deep = networks.dense([4, 16, 2]), networks.dense([4, 16, 16, 2])
+    static = [quantize(policy, spec, networks.observations(policy, 64)) for policy in (shallow, deep)]
+    assert [engines.load(policy).measured for policy in static] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("precision", "scheme", "reason"),
     [

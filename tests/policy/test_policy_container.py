@@ -77,6 +77,12 @@ def test_a_compression_that_no_saver_uses_is_refused():
     assert "deflated" in refusal(archive({"data": b"1"}, zipfile.ZIP_LZMA))
 
 
+def test_an_archive_cut_off_behind_one_that_it_stores_is_not_taken_for_that_one():
+    inner = archive({"data": b"{}"})
+    outer = archive({"policy.pth": inner, "data": bytes(5000)})
+    assert "its first member does not come first" in refusal(outer[: outer.index(inner) + len(inner)])
+
+
 def test_every_truncation_is_refused():
     data = archive({"data": bytes(range(50))})
     for size in range(len(data)):

@@ -15,6 +15,7 @@ import torch
 from onnx import helper, numpy_helper
 
 import networks
+import quarl
 from quarl.bench import onnx_tool
 from quarl.engines import litert, onnx_graph
 from quarl.errors import QuarlError
@@ -327,11 +328,13 @@ def test_images_turned_for_the_runtime_leave_each_output_its_weights(tmp_path: P
         assert np.array_equal(*(np.sort(weight.reshape(len(op.bias), -1), axis=1) for weight in (ours, theirs)))
 
 
-def test_static_files_are_read_on_the_scales_they_carry(tmp_path: Path):
+@pytest.mark.parametrize("suffix", ["tflite", "onnx"])
+def test_files_whose_scales_are_not_of_the_weights_are_refused(tmp_path: Path, suffix: str):
     policy = networks.dense([5, 16, 3])
-    spec = QuantSpec.parse("int8", mode="static")
-    data = litert.write(quantize(policy, spec, networks.observations(policy, 64)))
-    assert [layer.weight.shape for layer in foreign.read(put(tmp_path / "p.tflite", data))] == [(16, 5), (3, 16)]
+    static = quantize(policy, QuantSpec.parse("int8", mode="static"), networks.observations(policy, 64))
+    quarl.Agent(static).save(tmp_path / f"p.{suffix}")
+    with pytest.raises(QuarlError, match=r"p\.\w+: statically quantised by QuaRL.*inspect the policy that was"):
+        foreign.read(tmp_path / f"p.{suffix}")
 
 
 def test_every_truncation_of_a_tflite_file_is_read_or_refused(tmp_path: Path):

@@ -43,6 +43,8 @@ class Config:
         file = self.json
         if file is not None and file not in STDOUT and not _is_writable(file):
             raise QuarlError(f"cannot write --json {file}: name a file in a folder that exists and is writable")
+        if file is not None and file.is_file() and not _may_be_replaced(file):
+            raise QuarlError(f"--json {file} would replace a file that holds no JSON: name another")
         seed = getattr(self, "seed", None)
         if seed is not None and not 0 <= seed < SEEDS:
             raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
@@ -138,6 +140,12 @@ def is_kept(file: Path) -> bool:
 
 def _is_writable(file: Path) -> bool:
     return os.access(file, os.W_OK) and not file.is_dir() if is_kept(file) else _takes_files(file.parent)
+
+
+def _may_be_replaced(file: Path) -> bool:
+    """Whether it is empty or may be JSON, as rows are: a model named by mistake begins with other bytes."""
+    with file.open("rb") as opened:
+        return opened.read(64).lstrip()[:1] in (b"", b"{", b"[")
 
 
 def _takes_files(folder: Path) -> bool:

@@ -26,6 +26,8 @@ NUMBERS = ConstructorRegistry()
 
 def parse(words: Sequence[str]) -> Config:
     """The configuration of the verb that `words` name; --help ends the program."""
+    if any(re.fullmatch(r"(--?[\w-]+=)?", word) for word in words):
+        raise QuarlError("a word of the command line is empty, perhaps a shell variable that is not set: name a value")
     known = [verb.verb.split()[0] for verb in VERBS]
     if words and words[0] not in known and not words[0].startswith("-"):
         raise QuarlError(f"unknown verb {words[0]!r}{did_you_mean(words[0], known)} (known: {', '.join(known)})")

@@ -38,7 +38,10 @@ def load(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> 
     """
     if engine not in ENGINES:
         raise UnsupportedError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
-    loaded: Engine = importlib.import_module(f"quarl.engines.{engine}").load(policy, batch)
+    try:
+        loaded: Engine = importlib.import_module(f"quarl.engines.{engine}").load(policy, batch)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}; use engine reference") from None
     return loaded
 
 

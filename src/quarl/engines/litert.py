@@ -13,7 +13,7 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 
 from quarl.engines.tflite import Model, Operator
-from quarl.engines.tflite_graph import write
+from quarl.engines.tflite_graph import Lowering, write
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
 
@@ -68,8 +68,10 @@ class LiteRT:
 
 def load(policy: QuantizedPolicy, batch: int) -> LiteRT:
     """The policy ready to run `batch` rows a call."""
-    integers = policy.spec.float_type is None and policy.spec.activation_bits is not None
-    return LiteRT(write(policy), batch, measured=integers or policy.spec.float_type in ("fp32", "fp16"))
+    lowering = Lowering(policy)
+    content = lowering.to_bytes(acts=False)
+    integers = policy.spec.activation_bits is not None and lowering.model.multiplies_integers()
+    return LiteRT(content, batch, measured=integers or policy.spec.float_type in ("fp32", "fp16"))
 
 
 @functools.cache

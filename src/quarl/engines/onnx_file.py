@@ -20,7 +20,9 @@ IR_VERSION = 10
 class File:
     """A graph under construction; every tensor is known by its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, about: str) -> None:
+        """about: what is said of the whole file."""
+        self._about = about
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
 
@@ -82,5 +84,6 @@ class File:
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
             producer_name="quarl",
+            doc_string=self._about,
         )
         return bytes(model.SerializeToString())

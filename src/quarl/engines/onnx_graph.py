@@ -20,6 +20,7 @@ from quarl.engines.reference import norms_codes
 from quarl.engines.sums import check_int32, fits, reach
 from quarl.engines.tflite_tables import table
 from quarl.errors import UnsupportedError
+from quarl.policy.foreign.names import MULTIPLIERS
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import EXACT, narrowed
 from quarl.policy.operators import (
@@ -63,23 +64,20 @@ def refuse(policy: QuantizedPolicy) -> None:
     if spec.float_type is not None or spec.activation_bits is None:
         return
     if spec.activation_bits != 8:
-        raise UnsupportedError(f"engine onnx runs 8-bit activations only, not {spec.precision}; use engine reference")
+        raise UnsupportedError(f"engine onnx runs 8-bit activations only, not {spec.precision}")
     if (name := narrowed(policy)) is not None:
-        raise UnsupportedError(
-            f"engine onnx runs 8-bit activations only, {name!r} has {policy.grids[name].bits}; use engine reference"
-        )
+        raise UnsupportedError(f"engine onnx runs 8-bit activations only, {name!r} has {policy.grids[name].bits}")
     for op in policy.linear:
         if not isinstance(op.weight, QuantizedTensor):
             continue
         if op.weight.codes.dtype != np.int8:
             raise UnsupportedError(
-                f"engine onnx runs weights of at most 8 bits, layer {op.name!r} has codes beyond -128..127; "
-                "use engine reference"
+                f"engine onnx runs weights of at most 8 bits, layer {op.name!r} has codes beyond -128..127"
             )
         if op.weight.zero_point.any():
             raise UnsupportedError(
-                f"engine onnx runs weights without zero points only, layer {op.name!r} has them; "
-                "use a symmetric scheme or engine reference"
+                f"engine onnx runs weights without zero points only, layer {op.name!r} has them: "
+                "a symmetric scheme has none"
             )
         if spec.mode == "dynamic":
             check_int32(op.name, op.weight.codes)
@@ -101,7 +99,7 @@ class _Translation:
         self.static = policy.spec.mode == "static"
         self.shapes = shapes(policy)
         self.final = final_linear(policy)
-        self.file = File()
+        self.file = File(MULTIPLIERS if policy.grids else "")
         self.values: dict[str, str | _Codes] = {OBSERVATION: OBSERVATION}
         self.rows: dict[str, Rows] = {}
         """By tensor: two layers may read the same value."""
@@ -224,8 +222,7 @@ class _Translation:
         """The same of codes that no integer kernel takes: float32 sums of integers are exact below 2**24."""
         if not isinstance(op, Dense) or not fits(weight.codes, EXACT, reach(source), steps):
             raise UnsupportedError(
-                f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} leaves; "
-                "use engine reference"
+                f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} leaves"
             )
         file, centred = self.file, self.counted(self.real(op.inputs[0]), source)
         codes = file.cast(file.constant(weight.codes, f"{op.name}.weight"), np.float32)

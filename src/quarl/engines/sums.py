@@ -38,4 +38,4 @@ def fits(codes: Array, limit: int, distance: int = LARGEST_DISTANCE, bias: Array
 def check_int32(layer: str, codes: Array, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> None:
     """Refuses a layer whose sums leave the 32 bits that integer kernels add in."""
     if not fits(codes, INT32, distance, bias):
-        raise UnsupportedError(f"the integer sums of layer {layer!r} need more than 32 bits; use engine reference")
+        raise UnsupportedError(f"the integer sums of layer {layer!r} need more than 32 bits")

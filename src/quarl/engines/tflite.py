@@ -32,6 +32,7 @@ TYPES = {
 }
 VERSIONS = {Operator.FULLY_CONNECTED: 9, Operator.CONV_2D: 5, Operator.DEQUANTIZE: 2, Operator.PAD: 2}
 """Operator versions above 1: the ones that the runtime writes for the types used here."""
+LINEAR = (Operator.FULLY_CONNECTED, Operator.CONV_2D)
 OFFSET_SLOT, SCALE_SLOT = 6, 8
 """Places of `offset` and `scale` in the vtables of the schema's Buffer and QuantizationParameters."""
 HEADS = 16
@@ -66,6 +67,9 @@ class _Plan(NamedTuple):
     """Bytes of each constant."""
     source: int
     output: int
+    names: tuple[str, str]
+    """Of these two."""
+    about: str
 
 
 class _Head(NamedTuple):
@@ -119,10 +123,17 @@ class Model:
         self._operators.append(_Operator(code, tuple(inputs), output, type(options) if options else None, fields))
         return output
 
-    def to_bytes(self, source: int, output: int) -> bytes:
-        """The whole file of a network from tensor `source` to tensor `output`."""
+    def multiplies_integers(self) -> bool:
+        """Whether a layer's kernel reads its codes as such, not widened to float32."""
+        return any(
+            operator.code in LINEAR and self._tensors[operator.inputs[1]].kind in (TensorType.INT8, TensorType.INT4)
+            for operator in self._operators
+        )
+
+    def to_bytes(self, source: int, output: int, names: tuple[str, str] = ("", ""), about: str = "") -> bytes:
+        """The whole file of a network from tensor `source` to tensor `output`, which have these names."""
         sizes = tuple(array.nbytes for array in self._constants)
-        made = _head(_Plan(tuple(self._tensors), tuple(self._operators), sizes, source, output))
+        made = _head(_Plan(tuple(self._tensors), tuple(self._operators), sizes, source, output, names, about))
         head = bytearray(made.content)
         for tensor, scale in self._scales.items():
             head[made.scales[tensor] : made.scales[tensor] + scale.nbytes] = scale.tobytes()
@@ -153,8 +164,11 @@ class Model:
 def _head(plan: _Plan) -> _Head:
     """The flatbuffer of a plan, and where in it the numbers are that the plan leaves open."""
     codes = list(dict.fromkeys(operator.code for operator in plan.operators))
+    tensors = [_tensor(tensor) for tensor in plan.tensors]
+    for place, name in zip((plan.source, plan.output), plan.names, strict=True):
+        tensors[place].name = name or None
     graph = schema.SubGraphT(
-        tensors=[_tensor(tensor) for tensor in plan.tensors],
+        tensors=tensors,
         inputs=np.array([plan.source], np.int32),
         outputs=np.array([plan.output], np.int32),
         operators=[_operator(operator, codes.index(operator.code)) for operator in plan.operators],
@@ -165,7 +179,8 @@ def _head(plan: _Plan) -> _Head:
         for code in codes
     ]
     buffers = [schema.BufferT()] + [schema.BufferT(offset=ALIGNMENT, size=size) for size in plan.sizes]
-    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers)
+    about = plan.about or None
+    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, description=about)
     builder = flatbuffers.Builder(4096)
     builder.Finish(model.Pack(builder), b"TFL3")
     content = bytes(builder.Output())

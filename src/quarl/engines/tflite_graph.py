@@ -33,6 +33,7 @@ from quarl.engines.tflite_layout import flat_order, reshape, transpose, turned, 
 from quarl.engines.tflite_linear import dynamic, floating, hidden, last, wide
 from quarl.engines.tflite_tables import steady_scale, table
 from quarl.errors import UnsupportedError
+from quarl.policy.foreign.names import MULTIPLIERS
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import narrowed
 from quarl.policy.operators import (
@@ -107,7 +108,11 @@ class Lowering:
             if op.name not in self.values:
                 self.values[op.name] = self._lower(op)
         output = self.real(self.policy.output)
-        return self.model.to_bytes(self.source, action(self.model, self.policy.head, output) if acts else output)
+        about = MULTIPLIERS if self.policy.grids else ""
+        if not acts:
+            return self.model.to_bytes(self.source, output, about=about)
+        output, names = action(self.model, self.policy.head, output), (OBSERVATION, "output")
+        return self.model.to_bytes(self.source, output, names, about)
 
     def plain(self, name: str) -> int:
         """The float32 tensor of a value, its axes as in the policy."""

@@ -88,6 +88,9 @@ def _checked(
     """The members to unpack, after every refusal that needs no unpacking."""
     if len(infos) > MAX_MEMBERS:
         raise QuarlError(f"{where} has {len(infos):,} members, more than the {MAX_MEMBERS:,} that are read")
+    if min((info.header_offset for info in infos), default=0):
+        # The list of an archive stored inside is found where the outer one's is cut off.
+        raise QuarlError(f"{where} is not a whole zip file (its first member does not come first); fetch it again")
     seen: set[str] = set()
     wanted: dict[str, zipfile.ZipInfo] = {}
     total = 0

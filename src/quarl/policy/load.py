@@ -22,9 +22,11 @@ def read(path: str | Path, algo: str = "") -> Policy | QuantizedPolicy:
     training library's file holds another algorithm.
     """
     path = hub.local(Path(path))
-    if path.is_dir():
-        path = _in_folder(path)
-    start = _start(path)
+    try:
+        path = _in_folder(path) if path.is_dir() else path
+        start = _start(path)
+    except OSError as error:
+        raise QuarlError(f"cannot read {str(path)[:200]!r}: {error.strerror}") from None
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
         return artifact.read(path)
@@ -34,18 +36,15 @@ def read(path: str | Path, algo: str = "") -> Policy | QuantizedPolicy:
         return legacy.read_sb2(path, algo) if old else sb3.read_zip(path, algo=algo.lower())
     if start.startswith(b"\x80") or path.suffix == ".pkl":
         return legacy.read_sb2(path, algo)
-    weights = f"; quarl inspect {path.name} shows its weights" if foreign.recognise(path) else ""
+    weights = f"; quarl inspect {path.name} may show its weights" if foreign.recognise(path) else ""
     raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
 
 
 def _start(path: Path) -> bytes:
     if not path.is_file():
         read_bytes(path)  # says what is wrong with it
-    try:
-        with path.open("rb") as file:
-            return file.read(16)
-    except OSError as error:
-        raise QuarlError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    with path.open("rb") as file:
+        return file.read(16)
 
 
 def _in_folder(folder: Path) -> Path:
@@ -53,5 +52,5 @@ def _in_folder(folder: Path) -> Path:
     name = folder.resolve().name
     run = folder / re.sub(r"_[0-9]+$", "", name)
     stems = (run, folder / "best_model", folder.parent / name)
-    candidates = (stem.with_name(f"{stem.name}{suffix}") for stem in stems for suffix in (".zip", ".pkl"))
+    candidates = (stem.parent / f"{stem.name}{suffix}" for stem in stems if stem.name for suffix in (".zip", ".pkl"))
     return next((path for path in candidates if path.is_file()), None) or zoo.find_in_run(folder)

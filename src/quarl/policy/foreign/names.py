@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl.errors import QuarlError
 from quarl.policy.layers import LayerWeights
 
 Array = NDArray[Any]
 OUTPUTS_LAST = {"kernel": "bias", "weights": "biases", "w": "b", "wx": "b", "wh": "b"}
 """What TensorFlow, Keras and Flax call weights [in, out] or [height, width, in, out], and the biases beside them."""
+MULTIPLIERS = "statically quantised by QuaRL: its scales are multipliers of sums"
+"""What QuaRL's own .tflite and .onnx files say of themselves where their scales are not those of the weights."""
 _LEAF = re.compile(r"[^./]+$")
 
 
@@ -22,6 +25,12 @@ def layers(tensors: Mapping[str, Array]) -> list[LayerWeights]:
     matrices = {name: array for name, array in tensors.items() if array.ndim >= 2 and array.size and _is_real(array)}
     called = {name: array for name, array in matrices.items() if _is_weight(_leaf(name))}
     return [_layer(name, array, tensors) for name, array in (called or matrices).items()]
+
+
+def check_scales(about: str) -> None:
+    """Refuses a file whose scales say nothing of its weights."""
+    if about == MULTIPLIERS:
+        raise QuarlError(f"{MULTIPLIERS}, not scales of weights; inspect the policy that was exported")
 
 
 def outputs_first(weight: Array) -> Array:

@@ -40,6 +40,7 @@ def layers(data: bytes, path: Path) -> list[LayerWeights]:
     """The weights of matrix products, convolutions and recurrent layers, in the order of the graph."""
     try:
         model = onnx.load_model_from_string(data)
+        names.check_scales(model.doc_string)
         with np.errstate(over="ignore", invalid="ignore"):  # factors may be any numbers; what is not finite is refused
             return _Graph(model, Constants(model.graph, path.parent, len(data))).layers()
     except QuarlError as error:

@@ -57,9 +57,13 @@ class Damaged(Exception):
 def layers(data: bytes, path: Path) -> list[LayerWeights]:
     """The weights of dense, convolution and LSTM operators, in the order of the file."""
     try:
-        return _File(data).layers()
+        file = _File(data)
+        names.check_scales(str(file.model.Description() or b"", "utf-8", "replace"))
+        return file.layers()
     except Damaged as error:
         cause = str(error)
+    except QuarlError as error:
+        raise QuarlError(f"{path}: {error}") from None
     except (struct.error, ValueError, TypeError, IndexError, OverflowError, AttributeError):
         cause = "an offset leads outside it"
     raise QuarlError(f"{path} is not a sound .tflite file ({cause}); convert the model again")
