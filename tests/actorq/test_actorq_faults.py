@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -492,6 +494,47 @@ def test_a_full_disk_costs_rows_and_not_the_run(crew, monkeypatch):
         Versions(supervisor.config.output).next(0)
 
 
+def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(crew, monkeypatch):
+    supervisor, _ = crew
+    path = supervisor.config.output / "metrics.jsonl"
+    supervisor._log({"clock_s": 1.0})
+
+    def half(row, file):
+        file.write('{"clock')
+        file.flush()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("quarl.actorq.supervisor.print", half, raising=False)
+    supervisor._log({"clock_s": 2.0})
+    monkeypatch.undo()
+    supervisor._log({"clock_s": 3.0})
+    assert [json.loads(line)["clock_s"] for line in path.read_text().splitlines()] == [1.0, 3.0]
+
+
+def test_a_last_evaluation_that_raises_twice_is_one_line(crew, monkeypatch):
+    supervisor, _ = crew
+    at_work(supervisor)
+
+    def evaluate(*args, **kwargs):
+        raise RuntimeError("simulator exploded")
+
+    monkeypatch.setattr(judge, "evaluate", evaluate)
+    code, message = supervisor._conclude()
+    assert code == 1
+    assert message == ("the last evaluation failed (RuntimeError: simulator exploded); model and checkpoint are there")
+
+
+def test_a_learner_that_left_at_once_has_its_evaluations_picked_up_first(crew, monkeypatch):
+    supervisor, _ = crew
+    supervisor.config = dataclasses.replace(supervisor.config, resume=True)
+    supervisor.ledger.learner[Learner.READY] = supervisor.ledger.learner[Learner.DONE] = 1
+    order = []
+    monkeypatch.setattr(supervisor, "_pick_up", lambda: order.append("evaluations before"))
+    monkeypatch.setattr(supervisor, "_catch_up", lambda: order.append("the end"))
+    assert supervisor._tick() == (0, "")
+    assert order == ["evaluations before", "the end"]
+
+
 def test_damaged_version_numbers_say_how_to_mend_them(tmp_path):
     (tmp_path / "versions.json").write_text("{")
     with pytest.raises(QuarlError, match=re.escape('write {"reserved": N} into it, N above every "version" in')):
@@ -569,8 +612,6 @@ def test_an_idle_learner_shows_its_newest_weights(tmp_path):
 
 
 def test_the_learner_takes_the_oldest_weights_first_and_serves_equals_in_turn(tmp_path):
-    import gymnasium
-
     env = gymnasium.make("CartPole-v1")
     dtype = segment_dtype(env.observation_space, env.action_space)
     blocks = LocalChannel.blocks(8, dtype, 3, 16)
@@ -605,6 +646,8 @@ class _Fragile:
     def __init__(self):
         type(self).made += 1
 
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+
     def reset(self, *, seed=None):
         if self.fails:
             raise RuntimeError("no reset")
@@ -617,7 +660,7 @@ class _Fragile:
 def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch):
     monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: _Fragile())
     cells = np.zeros(len(Actor))
-    world = Environments("any", {}, 1, 0, 0, cells)
+    world = Environments("any", {}, 1, 0, 0, cells, np.zeros((1, 2), np.float32))
     world.episode[0], world.sequence[0] = (7, 1.0), 7
     world.replace(0, RuntimeError("boom"))
     assert (cells[Actor.ERRORS], cells[Actor.DROPPED]) == (1, 7)

@@ -325,7 +325,7 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
     assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
     assert loop.keeper.learning_rate() == pytest.approx(rate / 2)
     assert loop.keeper.rollbacks == 1
-    assert "not finite" in capsys.readouterr().out
+    assert "not finite" in capsys.readouterr().err
 
 
 def test_weights_that_were_written_over_while_they_were_packed_are_not_published(rig, monkeypatch):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from stable_baselines3 import DQN
+from stable_baselines3 import DQN, TD3
 
 from quarl.actorq.actor import AT_ONCE
 from quarl.actorq.memory import PREFIX
 from quarl.api import load
 from quarl.cli import main
+from quarl.study.store import locked
 
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
 
@@ -139,3 +142,47 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(tmp_path / "file" / "out") == 2
     assert "cannot write to" in capsys.readouterr().err
+
+
+def test_the_zip_is_read_where_quarl_is_not_installed(finished):
+    code = (
+        "import sys\n"
+        "sys.modules['quarl'] = None\n"  # an import of it fails
+        "from stable_baselines3 import DQN\n"
+        f"print(DQN.load({str(finished / 'model.zip')!r}).num_timesteps)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout.split() == ["3000"], ended.stderr
+
+
+def test_two_runs_in_one_folder_are_one_too_many(tmp_path, capsys):
+    with locked(tmp_path):
+        assert run(tmp_path, "--algo", "dqn", "-n", "100") == 2
+    assert "another quarl run is at work in" in capsys.readouterr().err
+
+
+def test_float_actors_with_rounded_weights_have_a_file_of_their_own(tmp_path, capsys):
+    words = ("--algo", "td3", "--env", "Pendulum-v1", "-n", "300", "--actors", "1", "--net-arch", "16,16")
+    words += ("--actor-precision", "fp32", "--comm-bits", "4", "--eval-freq", "0")
+    assert run(tmp_path / "out", *words, "--params", "learning_starts:100", "buffer_size:1000") == 0
+    assert "return of the fp32 policy sent in 4 bits:" in capsys.readouterr().out
+    exact, sent = (load(tmp_path / "out" / f"policy-{name}.safetensors") for name in ("fp32", "fp32-comm4"))
+    model = TD3.load(tmp_path / "out" / "model.zip")
+    observations = np.random.default_rng(0).uniform(-1, 1, (50, 3)).astype(np.float32)
+    expected, _ = model.predict(observations, deterministic=True)
+    assert np.allclose(exact.predict(observations)[0], expected, atol=1e-5)
+    assert not np.allclose(sent.predict(observations)[0], expected, atol=1e-3)
+
+
+def test_quantisation_that_was_asked_for_and_never_acted_is_no_result(tmp_path, capsys):
+    words = ("--algo", "dqn", "-n", "20000", "--updates", "20", "--actors", "1", "--net-arch", "16,16")
+    words += ("--qat", "w8a8", "--eval-freq", "0")
+    assert run(tmp_path / "out", *words, "--params", "learning_starts:100", "buffer_size:1000") == 2
+    assert "fake quantisation was to act from step 10,000 on" in capsys.readouterr().err
+    assert list((tmp_path / "out").glob("checkpoint-*"))
+    assert not (tmp_path / "out" / "model.zip").exists()
+
+
+def test_a_target_without_evaluations_is_refused(tmp_path, capsys):
+    assert run(tmp_path / "out", "--algo", "dqn", "--target", "100", "--eval-freq", "0") == 2
+    assert "give an --eval-freq" in capsys.readouterr().err

@@ -72,7 +72,10 @@ class ActorLoop(Worker):
         self.cells[Actor.STEPS] = self.steps
         self.rng = np.random.default_rng((spec.seed, spec.index, spec.incarnation))
         place = spec.incarnation * spec.num_actors + spec.index
-        self.world = Environments(spec.env_id, spec.env_kwargs, spec.num_envs, spec.seed, place, self.cells)
+        # in replay's dtype whatever the environment returns: a reset may give integers where steps give floats
+        stored = self.channel.ring.rows["observation"]
+        seen = np.zeros((spec.num_envs, *stored.shape[1:]), stored.dtype)
+        self.world = Environments(spec.env_id, spec.env_kwargs, spec.num_envs, spec.seed, place, self.cells, seen)
         self.version = self.step_of_version = 0
         self.engine: engines.Engine
         self.explorer: Explorer
@@ -164,7 +167,7 @@ class ActorLoop(Worker):
                 except Exception as error:  # whatever a simulator raises: it is made anew
                     world.replace(k, error)
                     continue
-                stepped = now()
+                cells[HEARTBEAT_S] = stepped = now()
                 length, total = world.episode[k]
                 gained = float(reward)
                 episode = (length + 1, total + gained)

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-import numpy as np
 from numpy.typing import NDArray
 
 from quarl.actorq.ledger import Actor
 from quarl.envs import make
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
+from quarl.envs.wrappers import ChannelsFirst
+from quarl.policy.spaces import has_channels_last
 
 Array = NDArray[Any]
 MADE_BITS = 12
@@ -27,8 +28,13 @@ RETRIES = 5
 class Environments:
     """`num` environments that are stepped side by side, and where each of them stands."""
 
-    def __init__(self, env_id: str, kwargs: Mapping[str, Any], num: int, seed: int, place: int, cells: Array) -> None:
-        """place: number of the incarnation among those of all actors; cells: the actor's row of the ledger."""
+    def __init__(
+        self, env_id: str, kwargs: Mapping[str, Any], num: int, seed: int, place: int, cells: Array, observations: Array
+    ) -> None:
+        """place: number of the incarnation among those of all actors; cells: the actor's row of the ledger.
+
+        observations [num, *shape]: in the learner's shape and dtype, where each environment stands.
+        """
         self._env_id, self._kwargs, self._seed, self._place, self._cells = env_id, kwargs, seed, place, cells
         self._made = 0
         self.sequence = [0] * num
@@ -37,8 +43,10 @@ class Environments:
         """(its sequence after it was last replaced, times that it was there)."""
         self.episode = [(0, 0.0)] * num
         """(length, return) so far."""
+        self.observations = observations
         self.envs = [self._make() for _ in range(num)]
-        self.observations: Array = np.stack([self._first(k) for k in range(num)])
+        for k in range(num):
+            self.observations[k] = self._first(k)
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
@@ -48,6 +56,7 @@ class Environments:
         """The next episode; it goes on with the environment's own generator."""
         try:
             self.observations[k] = self.envs[k].reset()[0]
+            self._beat()
         except Exception as error:  # as in a step
             self.replace(k, error)
 
@@ -72,6 +81,8 @@ class Environments:
 
     def _make(self) -> gymnasium.Env[Any, Any]:
         env = make(self._env_id, env_kwargs=self._kwargs, trusted=True)
+        if has_channels_last(env.observation_space.shape or (), self.observations.shape[1:]):
+            env = ChannelsFirst(env)
         self._beat()
         return env
 

@@ -91,5 +91,5 @@ class Explorer:
 
     def _unscaled(self, scaled: Array) -> tuple[Array, Array]:
         if self._is_scaled:
-            return scaled, scaled
+            return scaled.copy(), scaled  # an environment may change what it is given
         return self._low + (scaled + np.float32(1)) * self._half, scaled

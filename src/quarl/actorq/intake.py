@@ -13,6 +13,7 @@ from quarl.actorq.limiter import Limiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.statistics import Statistics
 from quarl.actorq.versions import Versions
+from quarl.errors import QuarlError
 
 Array = NDArray[Any]
 
@@ -32,7 +33,11 @@ class Intake:
         self._step_by_step = type(model)._on_step is not OffPolicyAlgorithm._on_step
 
     def take(self, rows: Array) -> None:
-        """Segments of one actor, in their order."""
+        """Segments of one actor, in their order; QuarlError where the environment gave what is no number."""
+        for name in ("reward", "observation", "next_observation"):
+            if not np.isfinite(rows[name]).all():
+                what = name.replace("_", " ")
+                raise QuarlError(f"the environment gave a {what} that is NaN or infinite: mend its step() or reset()")
         self._book(rows)
         self.replay.insert(rows)
         self.limiter.on_insert(len(rows))

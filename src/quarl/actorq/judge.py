@@ -60,8 +60,7 @@ class Judge:
             quantized = wire.unpack(packed.data)
             entry |= {"version_quantised": packed.version, **self._play(quantized, "return_quantised", episodes)}
             if last:
-                name = f"policy-{quantized.spec.precision}.safetensors"
-                artifact.write(quantized, self.config.output / name)
+                artifact.write(quantized, self.config.output / f"policy-{self._sent(quantized)}.safetensors")
         self._add(entry)
         self._write()
         return entry
@@ -98,6 +97,11 @@ class Judge:
                     break
                 found.append(entry)
         return found
+
+    def _sent(self, quantized: QuantizedPolicy) -> str:
+        """What the actors' policy is called: float actors may run weights that were rounded on their way."""
+        precision, bits = quantized.spec.precision, self.config.comm_bits
+        return precision if bits is None or quantized.spec.float_type is None else f"{precision}-comm{bits}"
 
     @property
     def _path(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -109,4 +110,4 @@ class Keeper:
 
 
 def _say(line: str) -> None:
-    print(f"quarl: {line}", flush=True)
+    print(f"quarl: {line}", file=sys.stderr, flush=True)

@@ -34,6 +34,7 @@ from quarl.algorithms.checkpoint_model import not_finite
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
 from quarl.policy.zoo import own_statistics
 
 NAP_S = 0.0002
@@ -95,13 +96,26 @@ class LearnerLoop(Worker):
             self.step()
         self._push()
         self._save()
-        path = checkpoint.export(self.config.output, self.model)
+        self._check_quantised()
+        # Replay's class is QuaRL's own; without it the zip is read where QuaRL is not installed.
+        left_out = ("replay_buffer_class", "replay_buffer_kwargs")
+        path = checkpoint.export(self.config.output, self.model, exclude=left_out)
         checkpoint.export_statistics(own_statistics(path), self.model)
         self._show()
         self.cells[Learner.DONE] = 1
 
+    def _check_quantised(self) -> None:
+        """Refuses a run in which fake quantisation was asked for and never acted; what it came to is saved."""
+        if self.delay is not None and not qat.is_ready(self.model) and not self.ledger.control[Control.STOP]:
+            raise QuarlError(
+                f"the run ended at step {self.model.num_timesteps:,}, and fake quantisation was to act from step "
+                f"{self.delay:,} on: take a smaller --quant-delay, or go on with --resume and more --updates or -n"
+            )
+
     def begin(self) -> None:
         """The first weights for the actors, and a checkpoint: there is always something sound to go back to."""
+        for cell in (Learner.RETURN_MEAN, Learner.LOSS, Learner.ACTOR_LOSS):
+            self.cells[cell] = math.nan  # not known yet, which is not 0
         self.cells[Learner.BEGAN_AT] = self.inserts_before
         name = "exploration_rate" if self.model.num_timesteps else "exploration_initial_eps"
         self.cells[Learner.EXPLORATION] = getattr(self.model, name, 0.0)

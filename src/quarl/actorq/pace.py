@@ -40,14 +40,21 @@ class Pace:
                 inserts_at_once=config.envs_per_actor,
             )
         self._model = model
-        self.updates_per_insert = ratio / model.batch_size
+        self._promised = ratio / model.batch_size
         # Every actor may be one step ahead of what it knew of the others, and a round of updates cannot be halved.
-        least = math.floor(config.actors * config.envs_per_actor * self.updates_per_insert) + at_once + 1
+        least = math.floor(config.actors * config.envs_per_actor * self._promised) + at_once + 1
         if config.max_staleness < least:
             raise QuarlError(
-                f"--max-staleness {config.max_staleness} would stop this run: {self.updates_per_insert:g} updates for "
+                f"--max-staleness {config.max_staleness} would stop this run: {self._promised:g} updates for "
                 f"every step of {config.actors} x {config.envs_per_actor} environments need at least {least}"
             )
+
+    @property
+    def updates_per_insert(self) -> float:
+        """Those that a rate limiter keeps to; else those so far, of a learner that is as fast as it is."""
+        if isinstance(self.limiter, RateLimiter):
+            return self._promised
+        return self.limiter.realised / self._model.batch_size
 
     def updates_offset(self) -> float:
         """This + n * `updates_per_insert`: updates that may be done when n rows are in; constant for a rate limiter."""
@@ -56,5 +63,5 @@ class Pace:
             counts: dict[str, Any] = self.limiter.state()
             inserted = counts["inserts"] - counts["start_inserts"]
             sampled = counts["samples"] - counts["start_samples"]
-            owed = float(inserted * self.updates_per_insert - sampled / self._model.batch_size)
+            owed = float(inserted * self._promised - sampled / self._model.batch_size)
         return self._model._n_updates + owed - self.limiter.inserts * self.updates_per_insert

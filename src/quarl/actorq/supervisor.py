@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -77,7 +78,7 @@ class Supervisor:
             self.memory.remove()
             raise
         self.family = Family(say)
-        self.interrupts = Interrupts(self._end)
+        self.interrupts = Interrupts(self.close)
         self.picked_up = self.log_is_full = False
 
     @property
@@ -91,7 +92,7 @@ class Supervisor:
         started = time.perf_counter()
         previous: dict[str, Any] | None = None
         with contextlib.ExitStack() as stack:
-            stack.callback(self._end)
+            stack.callback(self.close)
             stack.enter_context(self.interrupts)
             stack.enter_context(self._saving())
             write_options(self.config)
@@ -109,8 +110,8 @@ class Supervisor:
             if began := bool(self.ledger.learner[Learner.READY]):
                 self._log(last)
             code, message = ended
-            if code == 0 and not self.judge.has_concluded(last["timesteps"]) and not self._evaluate(last=True):
-                code, message = self._stopped("in its last evaluation; model and checkpoint are there")
+            if code == 0 and not self.judge.has_concluded(last["timesteps"]):
+                code, message = self._conclude()
             self.result = Result(exit_code=code, message=message, summary=self._summary(last))
             if began:
                 yield last
@@ -121,10 +122,10 @@ class Supervisor:
         if self.signal is not None:
             return self._leave()
         cells, control, crew = self.ledger.learner, self.ledger.control, self.crew
+        if self.config.resume and not self.picked_up and cells[Learner.READY]:
+            self._pick_up()  # first: what is written in the end begins with the evaluations before
         if not crew.learner.alive():
             return self._learner_left()
-        if self.config.resume and not self.picked_up and cells[Learner.READY]:
-            self._pick_up()
         self.watch.look()
         if not crew.publisher.alive():
             self.family.revive(crew.publisher)
@@ -146,7 +147,8 @@ class Supervisor:
             )
             return TOO_FEW, f"{left}; {self._go_on()}"
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
-            if self._catch_up() and self._evaluate() and self.judge.reached:
+            due = cells[Learner.TIMESTEPS] >= (self.config.delay() or 0)  # no end before quantisation acts
+            if self._catch_up() and self._evaluate() and self.judge.reached and due:
                 control[Control.FINISH] = 1
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
@@ -170,6 +172,16 @@ class Supervisor:
         if self.crew.learner.exit_code == MISTAKE:
             return USAGE, reason
         return 1, f"the learner died ({reason}); {self._go_on()}"
+
+    def _conclude(self) -> tuple[int, str]:
+        """The last evaluation; whatever becomes of it, the training is not lost."""
+        there = "model and checkpoint are there"
+        try:
+            whole = self._evaluate(last=True)
+        except Exception as error:  # of a simulator, twice
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            return 1, f"the last evaluation failed ({reason}); {there}"
+        return (0, "") if whole else self._stopped(f"in its last evaluation; {there}")
 
     def _evaluate(self, *, last: bool = False) -> bool:
         """Plays episodes with the weights that the learner has just pushed; False where a signal came first.
@@ -236,10 +248,14 @@ class Supervisor:
 
     def _log(self, row: dict[str, Any]) -> None:
         """Appends a row of metrics. A full disk costs the row and not the run."""
+        path = self.config.output / "metrics.jsonl"
+        size = path.stat().st_size if path.exists() else 0
         try:
-            with (self.config.output / "metrics.jsonl").open("a") as file:
+            with path.open("a") as file:
                 print(json.dumps(row), file=file)
         except OSError as error:
+            with contextlib.suppress(OSError):  # no half of a row, which the next one would go on
+                os.truncate(path, size)
             if not self.log_is_full:
                 self.log_is_full = True
                 self.say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on")
@@ -251,7 +267,8 @@ class Supervisor:
     def _go_on(self) -> str:
         return f"go on with --resume -o {self.config.output}"
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """Ends every process and gives the memory back; more than once does no harm."""
         self.family.kill()
         self.memory.remove()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,11 @@ from quarl.actorq.resume import new_run
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
+from quarl.config.base import make_folder
+from quarl.errors import QuarlError
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema
+from quarl.study.store import locked
 from quarl.training.environments import check_environment
 
 PLAN_STAGES = 4
@@ -30,7 +34,10 @@ def run(config: ActorQConfig) -> int:
     if config.plan:
         return _plan(config)
     new_run(config)
-    with energy.meter(config) as meter:
+    if config.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        raise QuarlError("--track tensorboard needs an extra: pip install 'quarl[tensorboard]'")
+    make_folder(config.output)
+    with locked(config.output), energy.meter(config) as meter:
         supervisor = _train(config)
     result, config = supervisor.result, supervisor.config
     if result.message:
@@ -55,10 +62,15 @@ def _train(config: ActorQConfig) -> Supervisor:
 
     supervisor = Supervisor(config, say)
     config = supervisor.config
-    warn_about_cores(config)
-    if not config.resume:
-        write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
-    with contextlib.closing(supervisor.run()) as rows, _view(console) as show, _tracker(config) as track:
+    with (
+        contextlib.closing(supervisor),
+        contextlib.closing(supervisor.run()) as rows,
+        _view(console) as show,
+        _tracker(config) as track,
+    ):
+        warn_about_cores(config)
+        if not config.resume:
+            write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
         for row in rows:
             show(_table(config, row, supervisor.judge.entries))
             track(row)
@@ -141,6 +153,12 @@ def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
 
 
+def _sent(config: ActorQConfig) -> str:
+    """What the actors run."""
+    rounded = "" if config.comm_bits is None else f" sent in {config.comm_bits} bits"
+    return f"{config.actor_precision} policy{rounded}"
+
+
 def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
     minutes = summary["clock_s"] / 60
     yield (
@@ -148,11 +166,10 @@ def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
         f"{summary['updates']:,} updates"
     )
     if final := summary["final"]:
-        for name, label in (("return", "fp32"), ("return_quantised", config.actor_precision)):
+        for name, label in (("return", "fp32 policy"), ("return_quantised", _sent(config))):
             if name in final:
                 low, high = final[f"{name}_low"], final[f"{name}_high"]
                 yield (
-                    f"return of the {label} policy: {final[name]:.1f} "
-                    f"[{low:.1f}, {high:.1f}], {final['episodes']} episodes"
+                    f"return of the {label}: {final[name]:.1f} [{low:.1f}, {high:.1f}], {final['episodes']} episodes"
                 )
     yield f"model: {config.output / 'model.zip'}"

@@ -152,6 +152,8 @@ class ActorQConfig(MeteredConfig):
             raise QuarlError("--samples-per-insert and --max-times-sampled exclude each other: keep one")
         if self.target is not None and not math.isfinite(self.target):
             raise QuarlError(f"--target must be a finite number, got {self.target:g}")
+        if self.target is not None and not self.eval_freq:
+            raise QuarlError("--target is met in evaluations: give an --eval-freq")
         if not self.sigma >= 0:
             raise QuarlError(f"--sigma must not be negative, got {self.sigma:g}")
         if not self.env_timeout > 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymnasium import spaces
+
 from quarl.errors import QuarlError
 from quarl.policy.actor import DQN, LAYOUTS
 from quarl.policy.spaces import Box, Discrete, action_head, from_live
@@ -15,6 +17,8 @@ ALGORITHMS = tuple(LAYOUTS)
 def fits(algo: str, action_space: Any) -> str | None:
     """None where `algo` can learn in gymnasium's `action_space`; else the reason, which makes the cell n/a."""
     layout = LAYOUTS[algo]
+    if isinstance(action_space, spaces.Discrete) and action_space.start:
+        return f"Stable-Baselines3 counts actions from 0, this space from {action_space.start}: wrap the environment"
     try:
         actions = from_live(action_space, "the action space")
         if layout is DQN and isinstance(actions, Box):

@@ -1,0 +1,70 @@
+"""What an actor's environments may do, and what reaches replay whatever they do."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from quarl.actorq.environments import Environments
+from quarl.actorq.exploration import Explorer
+from quarl.actorq.ledger import Actor
+from quarl.policy.graph import ActionHead
+
+
+class Fixed(gymnasium.Env):
+    """Shows one observation after a reset and another after a step."""
+
+    def __init__(self, space, first, then):
+        self.observation_space, self.action_space = space, spaces.Box(-1, 1, (2,))
+        self._first, self._then = first, then
+
+    def reset(self, *, seed=None, options=None):
+        return self._first, {}
+
+    def step(self, action):
+        action *= 0.5  # as some do
+        return self._then, 0.0, False, False, {}
+
+
+def world(monkeypatch, env, shape, dtype):
+    monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: env)
+    return Environments("any", {}, 2, 0, 0, np.zeros(len(Actor)), np.zeros((2, *shape), dtype))
+
+
+def test_a_reset_that_gives_integers_does_not_round_the_steps_behind_it(monkeypatch):
+    env = Fixed(spaces.Box(-1, 1, (3,)), np.array([0, 0, 0]), np.float32([0.25, -0.5, 0.75]))
+    found = world(monkeypatch, env, (3,), np.float32)
+    assert found.observations.dtype == np.float32
+    found.observations[1] = env.step(np.zeros(2, np.float32))[0]
+    assert found.observations.tolist() == [[0, 0, 0], [0.25, -0.5, 0.75]]
+
+
+def test_images_reach_the_policy_in_its_order_of_axes(monkeypatch):
+    image = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+    env = Fixed(spaces.Box(0, 255, (2, 4, 3), np.uint8), image, image)
+    found = world(monkeypatch, env, (3, 2, 4), np.uint8)
+    assert np.array_equal(found.observations[0], np.moveaxis(image, -1, 0))
+    found.reset(1)
+    assert np.array_equal(found.observations[1], np.moveaxis(image, -1, 0))
+
+
+@pytest.mark.parametrize("chosen", ["act", "random"])
+def test_an_environment_that_changes_its_action_does_not_change_what_is_stored(chosen):
+    env = Fixed(spaces.Box(-1, 1, (3,)), np.zeros(3), np.zeros(3))
+    bounds = np.ones(2, np.float32)
+    explorer = Explorer(ActionHead("tanh", -bounds, bounds), env.action_space, 0.1, np.random.default_rng(0))
+    actions, stored = explorer.act(np.float32([[0.3, -2.0]]), 0.0) if chosen == "act" else explorer.random(1)
+    before = stored.copy()
+    env.step(actions[0])
+    assert np.array_equal(stored, before)
+    assert not np.array_equal(actions, stored)
+
+
+def test_an_actor_with_slow_environments_is_alive_between_their_steps(monkeypatch):
+    env = Fixed(spaces.Box(-1, 1, (3,)), np.zeros(3), np.zeros(3))
+    found = world(monkeypatch, env, (3,), np.float32)
+    found._cells[Actor.HEARTBEAT_S] = 0
+    found.reset(0)
+    assert found._cells[Actor.HEARTBEAT_S] > 0
