@@ -76,3 +76,10 @@ def test_integer_ranges():
 def test_parsing_a_precision_imports_no_numpy():
     code = "import quarl.quant.spec, sys; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_original_s_precisions_have_names_of_their_own():
+    words = ("int8", "int4", "w4a4", "w8a8")
+    specs = [QuantSpec.parse(word, scheme="quarl-2020") for word in words]
+    assert [spec.precision for spec in specs] == list(words)
+    assert [QuantSpec.parse(spec.precision, scheme="quarl-2020") for spec in specs] == specs

@@ -153,6 +153,10 @@ def test_an_agent_of_the_hub_is_played_and_trained_as_one_of_a_folder(
     ]
     (near,) = run(study_file(DQN, FP32), folder="near")
     assert rows[0]["mean"] == near["mean"]
+    run(study_file(policy.replace("algo: dqn", "algo: ppo"), FP32), folder="called-ppo", code=2)
+    with Store(Path("called-ppo")) as store:
+        (record,) = store.records()
+    assert "it is a dqn agent, not ppo" in str(record.error)
 
 
 def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):

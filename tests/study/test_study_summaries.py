@@ -177,6 +177,13 @@ def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
     assert eight["at_least"] is False
 
 
+def test_trainings_of_two_policies_are_no_seeds_of_one():
+    records = [run("fp32", seed, 100.0, 50.0) for seed in (0, 1)]
+    records += [dataclasses.replace(record, source="train") for record in records]
+    rows = checked("study actorq", summaries.actorq(records))
+    assert [(row["source"], row["seeds"]) for row in rows] == [("zoo:sb3", 2), ("train", 2)]
+
+
 def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
     exact, eight = summaries.actorq([run("fp32", 0, 100.0, None), run("int8", 0, 60.0, 50.0)])
     assert (eight["speedup"], eight["at_least"], exact["reached"]) == (2.0, True, 0)

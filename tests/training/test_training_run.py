@@ -233,7 +233,8 @@ def test_a_step_of_ppo_in_bfloat16_goes_where_one_in_float32_goes(tmp_path):
 
 @pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("ddpg", "Pendulum-v1")])
 def test_quantisation_aware_training_leaves_integers_and_their_return(algo, env, tmp_path):
-    row = train(tmp_path, algo, env, 512, "--qat", "w4a8", "--quant-delay", "128", "--n-envs", "1")
+    options = ("--qat", "w4a8", "--quant-delay", "128", "--n-envs", "1")
+    row = train(tmp_path, algo, env, 512, "policy_kwargs:dict(net_arch=[16, 16])", *options)
     assert (row["precision"], row["quant_delay"], row["measured_quantised"]) == ("w4a8", 128, True)
     assert row["ci_low_quantised"] <= row["mean_quantised"] <= row["ci_high_quantised"]
     policy = load.read(tmp_path / f"logs/{algo}/{env}_1/{env}.quarl")

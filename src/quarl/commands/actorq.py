@@ -36,9 +36,10 @@ def run(config: ActorQConfig) -> int:
     new_run(config)
     if config.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
         raise QuarlError("--track tensorboard needs an extra: pip install 'quarl[tensorboard]'")
-    make_folder(config.output)
-    with locked(config.output), energy.meter(config) as meter:
-        supervisor = _train(config)
+    with energy.meter(config) as meter:
+        make_folder(config.output)
+        with locked(config.output):
+            supervisor = _train(config)
     result, config = supervisor.result, supervisor.config
     if result.message:
         terminal.note(result.message)

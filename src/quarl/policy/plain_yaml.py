@@ -100,6 +100,8 @@ def read_yaml(path: Path, *, merging: bool = False) -> dict[str, Any]:
         raise QuarlError(f"{path} is nested too deeply to be a configuration") from None
     except (yaml.YAMLError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
         reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            reason = f"line {error.problem_mark.line + 1}: {str(error.problem)[:100]}"
         raise QuarlError(f"{path} is not YAML: {reason}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise QuarlError(f"{path} holds a {type(document).__name__}, not settings by name")

@@ -112,10 +112,10 @@ class QuantSpec:
 
     @property
     def precision(self) -> str:
-        """The column's name: fp16, int8, or w4a6 where activations are not the usual 8 bits."""
+        """The column's name: fp16, int8, or w4a6 where activations are not the usual 8 bits, or the original's none."""
         if self.float_type is not None:
             return self.float_type
-        if self.activation_bits == 8 or self.scheme.original:
+        if self.activation_bits == (None if self.scheme.original else 8):
             return f"int{self.weight_bits}"
         return f"w{self.weight_bits}" + (f"a{self.activation_bits}" if self.activation_bits else "")
 

@@ -120,8 +120,7 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
         *_error("qat"),
     ),
     "study actorq": (
-        Column("algorithm", field_of("algo"), left=True),
-        Column("environment", field_of("env_id"), left=True),
+        *_AGENT,
         Column("actors", field_of("precision"), left=True),
         SEEDS,
         Column("return", number_of("mean")),

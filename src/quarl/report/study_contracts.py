@@ -91,8 +91,7 @@ STUDY: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "noninferior": (bool, NULL),
     },
     "study actorq": {
-        "algo": (str,),
-        "env_id": (str,),
+        **_AGENT,
         "precision": (str,),
         "seeds": (int,),
         "mean": (float,),

@@ -93,7 +93,9 @@ def lengths(n_timesteps: int) -> dict[str, int]:
 def _on_hub(study: Study, entry: PolicyEntry, source: str, repository: str) -> Agent:
     try:
         path = hub.fetch(repository)
-        return Agent(source=source, identity=_identity(path), path=path, algo="", n_timesteps=_steps(entry, path))
+        return Agent(
+            source=source, identity=_identity(path), path=path, algo=entry.algo, n_timesteps=_steps(entry, path)
+        )
     except QuarlError as error:
         raise QuarlError(f"{study.at(entry.line)}: {error}") from None
 

@@ -198,18 +198,18 @@ def actorq(records: Sequence[Record]) -> list[Row]:
     Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
     their geometric mean.
     """
-    members: dict[tuple[str, str, str], list[Record]] = {}
+    members: dict[tuple[str, str, str, str], list[Record]] = {}
     for record in records:
         if record.method == ACTORQ and record.state == DONE:
-            members.setdefault((record.algo, record.env_id, record.precision), []).append(record)
+            members.setdefault((record.algo, record.env_id, record.source, record.precision), []).append(record)
     return list(_actorq(members))
 
 
-def _actorq(members: dict[tuple[str, str, str], list[Record]]) -> Iterator[Row]:
-    for (algo, env_id, precision), some in members.items():
+def _actorq(members: dict[tuple[str, str, str, str], list[Record]]) -> Iterator[Row]:
+    for (algo, env_id, source, precision), some in members.items():
         facts = [record.found or {} for record in some]
         mean = stats.over_seeds([returns(record) for record in some], np.random.default_rng(0))
-        other = members.get((algo, env_id, FP32), [])
+        other = members.get((algo, env_id, source, FP32), [])
         same = {record.seed: record.found or {} for record in other}
         against = [(same[record.seed], record.found or {}) for record in some if record.seed in same]
         ratios = [_seconds(exact) / _seconds(own) for exact, own in against]
@@ -219,6 +219,7 @@ def _actorq(members: dict[tuple[str, str, str], list[Record]]) -> Iterator[Row]:
         yield {
             "algo": algo,
             "env_id": env_id,
+            "source": source,
             "precision": precision,
             "seeds": len(some),
             "mean": mean.point,
