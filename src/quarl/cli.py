@@ -39,15 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         # Whoever read our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 1
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             print(f"quarl: the name {str(error.filename)[:40]}... is too long: choose another", file=sys.stderr)
         elif error.errno in FULL:
             print(f"quarl: cannot write what was to be shown or kept: {error.strerror}; make room", file=sys.stderr)
-            with contextlib.suppress(OSError):  # stdout may be a file there: nothing is left for Python to flush
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            with contextlib.suppress(OSError):  # stdout may be a file there
+                _leave_stdout()
         else:  # the others are met where it is known what they mean
             raise
         return 2
@@ -55,3 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("quarl: interrupted", file=sys.stderr)
         return INTERRUPTED
     return code or 0
+
+
+def _leave_stdout() -> None:
+    """Nothing is left for Python to flush when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

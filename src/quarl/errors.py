@@ -12,7 +12,7 @@ MAX_LINE = 600
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """What ends the message of an unknown name: "; did you mean 'ppo'?", or nothing where no known one is near."""
     names = list(known)
-    begun = [known for known in names if name.startswith(known)]  # --environment means --env, not --engine
+    begun = [short for short in names if name.startswith(short)]  # --environment means --env, not --engine
     near = begun or difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

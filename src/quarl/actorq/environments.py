@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from quarl.actorq.ledger import Actor
 from quarl.envs import make
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
-from quarl.envs.wrappers import ChannelsFirst
-from quarl.policy.spaces import has_channels_last
+from quarl.envs.wrappers import channels_as
 
 Array = NDArray[Any]
 MADE_BITS = 12
@@ -80,9 +79,7 @@ class Environments:
         self._cells[Actor.HEARTBEAT_S] = time.monotonic()
 
     def _make(self) -> gymnasium.Env[Any, Any]:
-        env = make(self._env_id, env_kwargs=self._kwargs, trusted=True)
-        if has_channels_last(env.observation_space.shape or (), self.observations.shape[1:]):
-            env = ChannelsFirst(env)
+        env = channels_as(make(self._env_id, env_kwargs=self._kwargs, trusted=True), self.observations.shape[1:])
         self._beat()
         return env
 

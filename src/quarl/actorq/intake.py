@@ -35,7 +35,7 @@ class Intake:
     def take(self, rows: Array) -> None:
         """Segments of one actor, in their order; QuarlError where the environment gave what is no number."""
         for name in ("reward", "observation", "next_observation"):
-            if not np.isfinite(rows[name]).all():
+            if rows[name].dtype.kind == "f" and not np.isfinite(rows[name]).all():  # bytes are always numbers
                 what = name.replace("_", " ")
                 raise QuarlError(f"the environment gave a {what} that is NaN or infinite: mend its step() or reset()")
         self._book(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,7 @@ from quarl.actorq.resume import new_run
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
-from quarl.config.base import make_folder
-from quarl.errors import QuarlError
+from quarl.config.base import check_tracking, make_folder
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema
 from quarl.study.store import locked
@@ -34,8 +32,7 @@ def run(config: ActorQConfig) -> int:
     if config.plan:
         return _plan(config)
     new_run(config)
-    if config.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        raise QuarlError("--track tensorboard needs an extra: pip install 'quarl[tensorboard]'")
+    check_tracking(config.track)
     with energy.meter(config) as meter:
         make_folder(config.output)
         with locked(config.output):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import os
 import re
@@ -116,6 +117,12 @@ def check_device(name: str) -> None:
     """Refuses a device that PyTorch does not know by this name."""
     if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|hpu|mtia)(:\d+)?", name):
         raise QuarlError(f"--device is {name[:60]!r}; use auto, cpu, cuda or another of PyTorch's")
+
+
+def check_tracking(track: str) -> None:
+    """Refuses events of TensorBoard where it is not installed."""
+    if track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        raise QuarlError("--track tensorboard needs an extra: pip install 'quarl[tensorboard]'")
 
 
 def check_folder(folder: Path) -> None:

@@ -12,10 +12,9 @@ import gymnasium
 
 from quarl.envs.names import ATARI, find, missing_extra, resolve, suite_of
 from quarl.envs.spaces import check_spaces
-from quarl.envs.wrappers import ChannelsFirst, wrap
+from quarl.envs.wrappers import channels_as, wrap
 from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
-from quarl.policy.spaces import has_channels_last
 
 __all__ = ["check_spaces", "make", "make_for", "resolve"]
 
@@ -82,8 +81,7 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
     trusted = env_id is not None and chosen == env_id
     same = env_id is None or resolve(env_id, trusted=trusted) == _resolved(source.env_id)
     env = _make_whole(chosen, source.wrappers, source.env_kwargs if same else {}, trusted=trusted)
-    if has_channels_last(env.observation_space.shape or (), policy.observation_shape):
-        env = ChannelsFirst(env)
+    env = channels_as(env, policy.observation_shape)
     try:
         check_spaces(policy, env)
     except QuarlError:

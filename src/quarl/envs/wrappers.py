@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
+from quarl.policy.spaces import has_channels_last
 
 _SB3_CONTRIB = {"TimeFeatureWrapper": "sb3_contrib.common.wrappers"}
 _ZOO = _SB3_CONTRIB | dict.fromkeys(
@@ -98,6 +99,11 @@ def wrapper_class(dotted: str) -> Any:
     except ImportError:
         package = "'quarl[atari]'" if module == ATARI_WRAPPERS else module.partition(".")[0].replace("_", "-")
         raise QuarlError(f"environment wrapper {dotted!r} needs a package: pip install {package}") from None
+
+
+def channels_as(env: gymnasium.Env[Any, Any], wanted: tuple[int, ...]) -> gymnasium.Env[Any, Any]:
+    """The environment, its images with their channels first where `wanted` [C, H, W] has them there and it has not."""
+    return ChannelsFirst(env) if has_channels_last(env.observation_space.shape or (), wanted) else env
 
 
 class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from quarl import qat
 from quarl.algorithms.checkpoint_model import not_finite
 from quarl.algorithms.cpu import threads
 from quarl.config import TrainConfig
+from quarl.config.base import check_tracking
 from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALLED, Interrupts
@@ -86,7 +86,7 @@ class Session:
             self.steps_before = self.model.num_timesteps
             if config.resume:
                 self._go_on()
-            self._check_tracking()
+            check_tracking(self.config.track)
             stack.pop_all()
 
     @property
@@ -225,10 +225,6 @@ class Session:
             f"stopped by a signal after {self.model.num_timesteps:,} steps; go on with quarl train --resume "
             f"--algo {config.algo} --env {config.env} -f {config.folder}"
         )
-
-    def _check_tracking(self) -> None:
-        if self.config.track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-            raise QuarlError("--track tensorboard needs an extra: pip install 'quarl[tensorboard]'")
 
     def _outputs(self) -> Iterator[KVWriter]:
         """Where the learner's metrics go."""
