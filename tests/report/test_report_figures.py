@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,23 @@ def test_figures_of_float_rows_alone_can_be_drawn(rows):
 def test_gains_show_the_first_scheme_only(rows):
     left, _ = figures.gains(rows, "").axes
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["fp32", "fp16", "int8", "int4", "int2"]
+
+
+def test_what_is_simulated_has_no_latency(rows):
+    rows[3]["measured"] = False
+    left, _ = figures.gains(rows, "").axes
+    assert [np.isnan(bar.get_height()) for bar in left.patches] == [False, False, False, True, False]
+    assert [text.get_text().strip() for text in left.texts] == ["simulated"]
+    assert style.to_svg(figures.gains(rows, "")).endswith("</svg>\n")
+
+
+def test_titles_of_layers_stay_over_their_panels(layers):
+    long = [dataclasses.replace(layer, name="features_extractor.cnn.of_a_long_name.linear.0") for layer in layers]
+    drawn = figures.weight_distribution(long, "")
+    drawn.draw_without_rendering()
+    for axes in drawn.axes:
+        (title,) = (text for text in axes.get_children() if getattr(text, "get_text", str)() == axes.get_title("left"))
+        assert title.get_window_extent().width < axes.get_window_extent().width
 
 
 def test_weights_lie_over_the_levels_of_the_quantiser(layers):

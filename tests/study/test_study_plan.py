@@ -16,6 +16,7 @@ from quarl.study.source import digest
 
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
 FP32 = "{method: fp32}"
+UNREADABLE = "the observation space is Discrete, which needs one-hot encoding; only Box is supported"
 Write = Callable[..., Path]
 
 
@@ -50,6 +51,7 @@ def test_a_training_stands_before_the_cells_that_need_it(study_file: Write):
     [
         ("{algo: ddpg, env: CartPole-v1, source: train}", "ddpg needs a continuous action space"),
         ("{algo: dqn, env: Pendulum-v1, source: 'zoo:zoo'}", "dqn needs a discrete action space"),
+        ("{algo: dqn, env: FrozenLake-v1, source: train}", UNREADABLE),
         ("{algo: dqn, env: CartPole-v1, na: 'budget: too dear'}", "budget: too dear"),
         ("{algo: dqn, env: Acrobot-v1, source: 'zoo:zoo', na: 'budget: too dear'}", "budget: too dear"),
     ],
@@ -137,12 +139,50 @@ def test_actorq_cells_take_options_of_the_verb_and_on_policy_ones_are_n_a(study_
         ("engine: nope", "line 6: .*--engine is 'nope'; use litert or torch"),
         ("device: 5", "line 6: .*--device is '5'"),
         ("device: gpu", "line 6: .*--device is 'gpu'"),
+        ("actors: two", "line 6: --actors is 'two'; use a whole number"),
+        ("target: 1e3", "line 6: --target is '1e3'; use a number"),
+        ("resume: 1", "line 6: unknown key 'resume'"),
+        ("normalize: 1", "line 6: --normalize is '1'; use true or false"),
     ],
 )
 def test_options_of_actorq_are_checked_before_anything_runs(options: str, said: str, study_file: Write):
     policy = f"{{algo: dqn, env: CartPole-v1, source: train, n_timesteps: 900, actorq: {{{options}}}}}"
     with pytest.raises(QuarlError, match=said):
         cells(study_file(policy, "{method: actorq, precision: 8}"))
+
+
+def test_an_agent_of_actorq_is_its_own_and_trained_once(study_file: Write):
+    policy = "{{algo: dqn, env: CartPole-v1, source: {}, actorq: {{{}}}}}"
+    twice = "\n".join(policy.format(source, "actors: 1") for source in ("train", "'zoo:zoo'"))
+    method = "{method: actorq, precision: 8}"
+    found = cells(study_file(twice, f"{FP32}\n{method}"))
+    assert [(cell.method, cell.source) for cell in found] == [
+        *(("train", "train"), ("fp32", "train")),
+        *(("actorq", "actorq"), ("fp32", "zoo:zoo")),
+    ]
+    other = twice.replace("'zoo:zoo', actorq: {actors: 1}", "'zoo:zoo', actorq: {actors: 2}")
+    with pytest.raises(QuarlError, match=r"line 7: .* would have the same name in tables as another of line 6"):
+        cells(study_file(other, method))
+    with pytest.raises(QuarlError, match=r"line 7: .* is the same cell as one of line 6"):
+        cells(study_file("\n".join([policy.format("train", "")] * 2), method))
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds", "said"),
+    [
+        (
+            f"{FP32}\n{{method: ptq, precision: [8, int8]}}\n{{method: ptq, precision: int8}}",
+            "[0]",
+            "line 10: .* is asked for here and in line 9",
+        ),
+        (f"{FP32}\n{{method: qat, precision: [8, w8a8], fine_tune: 0.1}}", "[0]", "line 9: .* is asked for twice"),
+        (FP32, "[0, 0]", "line 8: .* fp32 seed 0 is asked for twice; keep one"),
+    ],
+)
+def test_what_is_asked_for_twice_names_the_method_s_line(methods: str, seeds: str, said: str, study_file: Write):
+    policy = f"{{algo: dqn, env: CartPole-v1, source: 'zoo:zoo', seeds: {seeds}, n_timesteps: 9000}}"
+    with pytest.raises(QuarlError, match=said):
+        cells(study_file(policy, methods))
 
 
 def test_a_key_changes_with_everything_that_a_result_depends_on(study_file: Write, small_agents: Path, tmp_path: Path):

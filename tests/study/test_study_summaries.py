@@ -264,6 +264,24 @@ def test_the_figure_s_intervals_are_those_over_seeds():
     assert (low, high) == pytest.approx((eight["ci_low"], eight["ci_high"]))
 
 
+def test_points_of_one_panel_are_over_the_same_seeds():
+    records = [done(name, [mean] * 2, seed=seed) for seed, mean in enumerate((1.0, 5.0)) for name in ("fp32", "int8")]
+    records.append(done("int4", [3.0, 3.0], seed=0))
+    assert [row["mean"] for row in summaries.means(groups(records))] == [1.0, 1.0, 3.0]
+    assert [row["mean"] for row in summaries.means(groups(records[:-1]))] == [3.0, 3.0]
+
+
+def test_intervals_stand_side_by_side_and_simulated_points_are_hollow():
+    records = [done(name, [1.0, 2.0, 4.0]) for name in ("fp32", "fp16", "int8")]
+    records.append(done("int8", [1.0, 2.0, 4.0], scheme="naive", found={"measured": False}))
+    (axes,) = bits_against_return(summaries.means(groups(records)), "title").axes
+    eight, naive, sixteen = (bars[0].get_xdata()[0] for bars in axes.containers)
+    assert (eight < 1 < naive, sixteen) == (True, 0)
+    assert sum(isinstance(found, LineCollection) for found in axes.collections) == 3
+    hollow = [line.get_xdata().tolist() for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert [x for x in hollow if x] == [[naive]]
+
+
 def test_agents_of_one_pair_have_titles_with_their_source():
     records = [done(name, [1.0, 2.0], source=source) for source in ("zoo:sb2", "train") for name in ("fp32", "int8")]
     records += [done(name, [1.0, 2.0], algo="td3") for name in ("fp32", "int8")]
@@ -304,7 +322,7 @@ def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
     drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in names])), "title")
     (axes,) = drawn.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["fp16", "8", "w8a4", "4", "w4a4"]
-    assert [list(bars[0].get_xdata()) for bars in axes.containers] == [[1, 3], [2, 4]]
+    assert [list(bars[0].get_xdata()) for bars in axes.containers] == [[1, 3], [2, 4], [0]]
 
 
 def test_the_report_s_sentences_count_every_cell_without_a_result():
@@ -351,4 +369,10 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
     assert "ddpg needs a continuous action space" in page
     assert len(page) < 1_000_000
     assert "## Return and error" in (out / "tables.md").read_text()
+    assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in page
+    assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in (out / "tables.md").read_text()
     assert {path.name for path in out.glob("*.png")} == {"bits.png", "spread-range.png", "spread-peak.png"}
+    assert main(["study", "run", str(study_file(policies.splitlines()[0], "{method: fp32}")), "-o", str(out)]) == 0
+    assert main(["study", "report", str(out)]) == 0
+    assert not list(out.glob("*.png"))
+    assert not (out / "sweet-spots.json").exists()

@@ -50,7 +50,7 @@ def run(config: StudyReportConfig) -> int:
     for measure in spread.SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"
         figures[f"spread-{measure}"] = spread_against_error(points, made["study spread"], measure, title)
-    _write(config, name, str(document.get("about", "")), records, measured, made, figures)
+    _write(config, name, str(document.get("about", "")), margin, records, measured, made, figures)
     for command, shown in made.items():
         if shown:
             terminal.show(command, shown, TITLES[command])
@@ -78,6 +78,7 @@ def _write(
     config: StudyReportConfig,
     name: str,
     about: str,
+    margin: float,
     records: Sequence[Record],
     measured: schema.Document,
     made: Mapping[str, Sequence[Row]],
@@ -86,17 +87,23 @@ def _write(
     folder = config.folder
     shown = {command: rows for command, rows in made.items() if rows}
     write_bytes(schema.to_text(measured).encode(), folder / "rows.json")
-    for command, rows_of in shown.items():
-        text = schema.to_text(schema.document(command, rows_of))
-        write_bytes(text.encode(), folder / f"{command.partition(' ')[2].replace(' ', '-')}.json")
+    for command, rows_of in made.items():
+        file = folder / f"{command.partition(' ')[2].replace(' ', '-')}.json"
+        if rows_of:
+            write_bytes(schema.to_text(schema.document(command, rows_of)).encode(), file)
+        else:  # an earlier report's, of cells that the study no longer asks for
+            file.unlink(missing_ok=True)
     every = [(TITLES[command], tables.cells(command, rows_of)) for command, rows_of in shown.items()]
     markdown = "\n".join(to_markdown(table, heading) for heading, table in every)
-    write_bytes(f"# {name}\n\n{about}\n\n{markdown}".encode(), folder / "tables.md")
+    judged = "".join(f"{key}: {fact}\n\n" for key, fact in _protocol(records, margin).items())
+    write_bytes(f"# {name}\n\n{about}\n\n{judged}{markdown}".encode(), folder / "tables.md")
+    for title in set(FIGURES) - set(figures):
+        (folder / f"{title}.png").unlink(missing_ok=True)
     for title, figure in figures.items():
         style.save(figure, folder / f"{title}.png")
     text = page.render(
         title=f"{name}: a study of quantisation",
-        facts=_facts(about, records),
+        facts=_facts(about, records, margin),
         sentences=_sentences(made, records),
         tables=every,
         figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
@@ -106,13 +113,24 @@ def _write(
     write_bytes(text.encode(), folder / "report.html")
 
 
+FIGURES = ("bits", *(f"spread-{measure}" for measure in spread.SPREADS))
 CAPTIONS: Mapping[str, str] = {
-    "bits": "Mean return at each precision with 95 % intervals; the band is that of fp32, squares are float formats.",
+    "bits": "Mean return at each precision with 95 % intervals, over the seeds that all of a panel's points have; the "
+    "band is that of fp32, squares are float formats, hollow points simulated.",
     "spread": "Each point is a policy. Errors up to 10 % are drawn to scale, larger ones by their logarithm.",
 }
 
 
-def _facts(about: str, records: Sequence[Record]) -> dict[str, str]:
+def _protocol(records: Sequence[Record], margin: float) -> dict[str, str]:
+    """How the cells were measured and judged."""
+    counts = sorted({record.episodes for record in records if record.method != TRAIN and record.state == DONE})
+    return {
+        "episodes of a cell": " or ".join(f"{count:,}" for count in counts),
+        "non-inferior": f"the 95 % interval of the loss stays under {margin:g} % of the return in fp32",
+    }
+
+
+def _facts(about: str, records: Sequence[Record], margin: float) -> dict[str, str]:
     played = [record for record in records if record.method != TRAIN]
     agents = {(record.algo, record.env_id, record.source) for record in played}
     done = sum(record.state == DONE for record in played)
@@ -121,6 +139,7 @@ def _facts(about: str, records: Sequence[Record]) -> dict[str, str]:
     return facts | {
         "policies": f"{len(agents)}, of {len({agent[:2] for agent in agents})} pairs of algorithm and environment",
         "cells": f"{done:,} of {len(played):,} measured",
+        **_protocol(records, margin),
         "time": f"{minutes:,.1f} minutes of cells",
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
@@ -19,6 +19,7 @@ from quarl.config.base import (
     hyperparameters,
     zero_is_off,
 )
+from quarl.config.values import check_types
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -124,6 +125,7 @@ class ActorQConfig(MeteredConfig):
     """Folder for metrics.jsonl, checkpoints, model.zip and the quantised policy."""
 
     def check(self) -> None:
+        check_types(self)
         super().check()
         if self.algo in ON_POLICY:
             raise UnsupportedError(
@@ -131,7 +133,7 @@ class ActorQConfig(MeteredConfig):
             )
         if self.algo not in ALGORITHMS:
             raise UnsupportedError(f"unknown algorithm {self.algo!r}; use one of {', '.join(ALGORITHMS)}")
-        self._check_names()
+        check_device(self.device)
         counts: tuple[str, ...] = (
             "actors",
             "envs_per_actor",
@@ -161,14 +163,6 @@ class ActorQConfig(MeteredConfig):
         if self.min_actors > self.actors:
             raise QuarlError(f"--min-actors {self.min_actors} is more than --actors {self.actors}")
         check_folder(self.output)
-
-    def _check_names(self) -> None:
-        """Refuses names of nothing; but for the device they come from a study's file, which can say anything."""
-        for name, hint in get_type_hints(type(self)).items():
-            value, known = getattr(self, name), get_args(hint)
-            if get_origin(hint) is Literal and value not in known:
-                raise QuarlError(f"--{name.replace('_', '-')} is {str(value)[:60]!r}; use {' or '.join(known)}")
-        check_device(str(self.device))
 
     def _check_precision(self) -> None:
         spec = QuantSpec.parse(self.actor_precision)

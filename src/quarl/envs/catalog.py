@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import gymnasium
 from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.envs import make
-from quarl.envs.fit import ALGORITHMS, fits, fitting
+from quarl.envs.fit import ALGORITHMS, fits, fitting, unreadable
 from quarl.envs.names import LQR_STEPS, SUITES, is_tombstone, resolve
 from quarl.envs.suite_tasks import TASKS
 from quarl.errors import QuarlError
 from quarl.machine import version
-from quarl.policy.spaces import from_live, observation_box
 
 BUILT_IN = (
     ("classic", "gymnasium.envs.classic_control", "CartPole-v1"),
@@ -112,7 +110,7 @@ def describe(env_id: str) -> list[FitRow]:
     living = resolve(env_id, trusted=True)
     env = make(env_id, trusted=True)
     try:
-        spec, observed = env.spec, _observed(env.observation_space)
+        spec, observed = env.spec, unreadable(env.observation_space)
         reasons = {algo: observed or fits(algo, env.action_space) or "" for algo in ALGORITHMS}
         return [
             FitRow(
@@ -138,18 +136,9 @@ def _learners(env_id: str) -> list[str]:
     except QuarlError:
         return []
     try:
-        return [] if _observed(env.observation_space) else list(fitting(env.action_space))
+        return [] if unreadable(env.observation_space) else list(fitting(env.action_space))
     finally:
         env.close()
-
-
-def _observed(space: gymnasium.Space[Any]) -> str:
-    """Why no policy can read the observations; empty where one can."""
-    try:
-        observation_box(from_live(space, "the observation space"), "the observation space")
-    except QuarlError as error:
-        return str(error)
-    return ""
 
 
 def _suite(env_id: str, spec: EnvSpec | None) -> str:

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from quarl.errors import QuarlError
 from quarl.policy.actor import DQN, LAYOUTS
-from quarl.policy.spaces import Box, Discrete, action_head, from_live
+from quarl.policy.spaces import Box, Discrete, action_head, from_live, observation_box
 
 ALGORITHMS = tuple(LAYOUTS)
 """In the order in which they are shown."""
@@ -34,3 +34,13 @@ def fits(algo: str, action_space: Any) -> str | None:
 def fitting(action_space: Any) -> tuple[str, ...]:
     """The algorithms that can learn in the space."""
     return tuple(algo for algo in ALGORITHMS if fits(algo, action_space) is None)
+
+
+def unreadable(observation_space: Any) -> str:
+    """Why no policy can read the observations of gymnasium's space; empty where one can."""
+    where = "the observation space"
+    try:
+        observation_box(from_live(observation_space, where), where)
+    except QuarlError as error:
+        return str(error)
+    return ""

@@ -34,7 +34,6 @@ def sweet_spot(rows: Sequence[Row], title: str) -> Figure:
         axes.axhline(
             floor, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)), label=f"{base['margin_pct']:g} % below"
         )
-        groups = _by_scheme(rows)
         floats = [row for row in rows if row["precision"] in FLOAT_BITS]
         groups = _by_scheme(rows)
         for number, (scheme, members) in enumerate(groups.items()):
@@ -69,14 +68,12 @@ def gains(rows: Sequence[Row], title: str) -> Figure:
     with style.look():
         drawn = style.figure(7.2, 2.6)
         left, right = drawn.subplots(1, 2)
-        p50 = np.array([row["latency_us_p50"] for row in rows])
-        p99 = np.array([row["latency_us_p99"] for row in rows])
-        bars = left.bar(
-            names, p50, color=style.BARS, yerr=[0 * p50, np.maximum(p99 - p50, 0)], ecolor=style.MUTED, capsize=2
-        )
-        for bar, row in zip(bars, rows, strict=True):
-            bar.set_alpha(1.0 if row["measured"] else 0.35)
-        left.set_title("latency, µs (median, whisker to p99)")
+        p50, p99 = (np.array([row[key] for row in rows], np.float64) for key in ("latency_us_p50", "latency_us_p99"))
+        p50[[not row["measured"] for row in rows]] = np.nan  # what simulates a precision says nothing of its speed
+        whiskers = [0 * p50, np.maximum(p99 - p50, 0)]
+        left.bar(names, p50, color=style.BARS, yerr=whiskers, ecolor=style.MUTED, capsize=2)
+        for at in np.flatnonzero(np.isnan(p50)):
+            left.text(at, 0, " simulated", rotation=90, ha="center", va="bottom", fontsize=7, color=style.MUTED)
         packed = [row["bytes_packed"] / 1000 for row in rows]
         right.bar(names, [row["bytes"] / 1000 for row in rows], color=style.MUTED, alpha=0.5, label="file")
         right.bar(names, packed, width=0.45, color=style.BARS, label="packed")
@@ -97,7 +94,7 @@ def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
     with style.look():
         drawn = style.figure(7.2, 0.5 + 2.1 * height)
         for number, layer in enumerate(shown):
-            _weights(drawn.add_subplot(height, columns, number + 1), layer)
+            _weights(drawn.add_subplot(height, columns, number + 1), layer, columns)
         left_out = f" (first {len(shown)} of {len(layers)} layers)" if len(layers) > len(shown) else ""
         drawn.suptitle(f"{title}{left_out}", x=0.01, ha="left", fontsize=10)
         drawn.supxlabel("weight", fontsize=9)
@@ -105,11 +102,10 @@ def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
     return drawn
 
 
-def _weights(axes: Axes, layer: Layer) -> None:
+def _weights(axes: Axes, layer: Layer, columns: int) -> None:
     found = layer.diagnostics
     axes.stairs(found.counts, found.edges, fill=True, color=style.BARS, alpha=0.85)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:,.0f}")  # the default writes powers as mathematics
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))  # the default one is mathematics, which is off
     low, high = found.edges[0], found.edges[-1]
@@ -121,7 +117,8 @@ def _weights(axes: Axes, layer: Layer) -> None:
         x, y = np.repeat(inside, 3), np.tile([0.0, 1.0, np.nan], inside.size)
         axes.plot(x, y, transform=axes.get_xaxis_transform(), color=style.LEVELS, alpha=0.6, linewidth=width)
     noise = "exact" if np.isinf(found.sqnr_db) else f"{found.sqnr_db:.1f} dB"
-    axes.set_title(f"{layer.name} {'×'.join(map(str, layer.shape))}\n{found.levels} levels, {noise}", fontsize=8)
+    named = f"{layer.name} {'×'.join(map(str, layer.shape))}"
+    style.panel_title(axes, f"{named}\n{found.levels} levels, {noise}", columns)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.grid(visible=False, axis="x")
     axes.tick_params(labelsize=7)

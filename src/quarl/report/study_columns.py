@@ -65,6 +65,7 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
         Column("95 % interval", interval),
         Column("E %", number_of("error_pct")),
         Column("verdict", _verdict, left=True),
+        Column("margin", lambda row: f"{row['margin_pct']:g} %", "margin {}"),
         Column("kernels", lambda row: {True: "measured", False: "simulated", None: ""}[row["measured"]], left=True),
         Column("seconds", lambda row: "–" if row["seconds"] is None else f"{row['seconds']:.2f}"),
     ),

@@ -22,6 +22,7 @@ STUDY: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "ci_high": (float, NULL),
         "error_pct": (float, NULL),
         "noninferior": (bool, NULL),
+        "margin_pct": (float,),
         "measured": (bool, NULL),
         "file_bytes": (int, NULL),
         "weight_min": (float, NULL),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,8 +17,8 @@ COLUMNS = 3
 """Panels side by side."""
 LINEAR_PCT = 10.0
 """Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
-TITLE_WIDTH = 30
-"""Characters that fit over a panel."""
+SHIFT = 0.09
+"""Between lines of one panel, in precisions."""
 TICKS_PCT = (-1000, -100, -10, 0, 10, 100, 1000)
 SPREADS: Mapping[str, str] = {
     "range": "largest minus smallest weight",
@@ -30,7 +29,8 @@ SPREADS: Mapping[str, str] = {
 def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
     """Mean returns over seeds against precision, a line a method and scheme, a panel a policy, over fp32's interval.
 
-    rows: one for every policy, method and precision, with its mean and the ends of its interval.
+    rows: one for every policy, method and precision, with its mean, the ends of its interval, and whether it was
+    measured on kernels of the precision, which fills its marker.
     """
     agents = list(dict.fromkeys(_agent(row) for row in rows if row["method"] in ("ptq", "qat")))
     columns = min(len(agents), COLUMNS) or 1
@@ -42,7 +42,7 @@ def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
             axes = drawn.add_subplot(height, columns, number + 1)
             _panel(axes, [row for row in rows if _agent(row) == agent], lines)
             several = sum(other[:2] == agent[:2] for other in agents) > 1
-            axes.set_title(fill(" ".join(agent if several else agent[:2]), TITLE_WIDTH), fontsize=8)
+            style.panel_title(axes, " ".join(agent if several else agent[:2]), columns)
             axes.tick_params(labelsize=6)
         for label, colour in lines.items():
             drawn.axes[0].plot([], [], color=colour, label=label)
@@ -68,21 +68,31 @@ def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
         if row["method"] in ("ptq", "qat")
     ]
     order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
-    for label in dict.fromkeys(_line(row) for row in others if row["precision"] not in FLOAT_BITS):
+    integers = [row for row in others if row["precision"] not in FLOAT_BITS]
+    labels = list(dict.fromkeys(_line(row) for row in integers))
+    for number, label in enumerate(labels):
         colour = lines.setdefault(label, style.SERIES[len(lines) % len(style.SERIES)])
-        members = [row for row in others if _line(row) == label and row["precision"] not in FLOAT_BITS]
+        members = [row for row in integers if _line(row) == label]
         members.sort(key=lambda row: order.index(row["precision"]))
+        # side by side, so that intervals of different schemes do not hide one another
+        shift = SHIFT * (number - (len(labels) - 1) / 2)
         # points are joined where only the weights' bits differ
         for activations in dict.fromkeys(_width(row["precision"])[1] for row in members):
             some = [row for row in members if _width(row["precision"])[1] == activations]
-            mean, low, high = (np.array([row[key] for row in some]) for key in ("mean", "ci_low", "ci_high"))
-            spread = np.maximum([mean - low, high - mean], 0)
-            x = [order.index(row["precision"]) for row in some]
-            axes.errorbar(x, mean, yerr=spread, color=colour, marker="o", markersize=3, elinewidth=0.8, linewidth=1.2)
-    floats = [row for row in others if row["precision"] in FLOAT_BITS]
-    x = [order.index(row["precision"]) for row in floats]
-    axes.plot(x, [row["mean"] for row in floats], "s", color=style.MUTED, markersize=3)
+            _points(axes, some, order, shift, colour, "o-")
+    if floats := [row for row in others if row["precision"] in FLOAT_BITS]:
+        _points(axes, floats, order, 0.0, style.MUTED, "s")
     axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
+
+
+def _points(axes: Axes, rows: Sequence[Row], order: Sequence[str], shift: float, colour: str, fmt: str) -> None:
+    """Means with their intervals, filled where kernels of the precision ran."""
+    x = np.array([order.index(row["precision"]) for row in rows]) + shift
+    mean, low, high = (np.array([row[key] for row in rows]) for key in ("mean", "ci_low", "ci_high"))
+    spread = np.maximum([mean - low, high - mean], 0)
+    axes.errorbar(x, mean, yerr=spread, fmt=fmt, color=colour, markersize=3, elinewidth=0.8, linewidth=1.2)
+    hollow = [not row["measured"] for row in rows]
+    axes.plot(x[hollow], mean[hollow], fmt[0], color=colour, markersize=3, markerfacecolor="white", zorder=3)
 
 
 def _line(row: Row) -> str:
@@ -117,6 +127,7 @@ def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spr
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_yscale("symlog", linthresh=LINEAR_PCT)
+            axes.margins(y=0.1)  # the highest point is drawn whole
             axes.yaxis.set_major_locator(FixedLocator(TICKS_PCT))
             axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -7,9 +7,11 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from textwrap import fill
 from typing import Any, cast
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from quarl.policy.artifact import write_bytes
@@ -21,6 +23,8 @@ SERIES = ("#2f7ed8", "#e8793a", "#2a9d6f", "#b35fc4", "#c9a227", "#d1495b", "#6c
 MUTED = "#8b949e"
 BARS = SERIES[0]
 LEVELS = SERIES[1]
+PANEL_CHARACTERS = {1: 100, 2: 46, 3: 30}
+"""That fit over a panel of a figure with so many columns."""
 
 RC: Mapping[str, Any] = {
     "axes.edgecolor": INK,
@@ -55,6 +59,12 @@ def look() -> AbstractContextManager[None]:
 def figure(width: float, height: float) -> Figure:
     """An empty figure, size in inches, with the layout done by constraints. Draw inside `look()`."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def panel_title(axes: Axes, text: str, columns: int) -> None:
+    """A title in as many lines as it needs to stay over its panel, one of `columns` side by side."""
+    width = PANEL_CHARACTERS[columns]
+    axes.set_title("\n".join(fill(line, width) for line in text.split("\n")), fontsize=8)
 
 
 def to_svg(drawn: Figure) -> str:

@@ -150,6 +150,10 @@ class _Reader:
             quant_delay=self.count(entry, "quant_delay", None, at),
             options={key: value for key, value in entry.items() if key in ACTORQ and method == "actorq"},
         )
+        if found.fine_tune is not None and found.fine_tune > 1:
+            raise self.wrong(
+                (*at, "fine_tune"), f"fine_tune is a share of the agent's training, as in 0.1, got {found.fine_tune:g}"
+            )
         if method != "fp32" and "precision" not in entry:
             raise self.wrong(at, f"{method} needs precision: one, or a list")
         for mode in found.modes:

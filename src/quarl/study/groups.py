@@ -54,6 +54,11 @@ class Group:
         both = [(self.exact[one.seed], returns(one)) for one in self.records if one.seed in self.exact]
         return [(exact, own) for exact, own in both if exact.size == own.size]
 
+    @property
+    def measured(self) -> bool:
+        """Whether kernels of its precision ran; else it was simulated."""
+        return all((one.found or {}).get("measured", True) for one in self.records)
+
     def of(self, seeds: Collection[int]) -> Group | None:
         """The same with no other seeds; None where none is left."""
         records = tuple(one for one in self.records if one.seed in seeds)

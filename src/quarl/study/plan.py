@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from quarl.envs import make, resolve
-from quarl.envs.fit import fits
+from quarl.envs.fit import fits, unreadable
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -74,7 +74,7 @@ def plan(study: Study, seed: int | None = None) -> list[Cell]:
     can make sense of; what is well formed and cannot be measured is a cell that says why.
     """
     cells: list[Cell] = []
-    lines: dict[tuple[str, ...] | str, int] = {}
+    asked: dict[tuple[str, ...] | str, _Asked] = {}
     spaces: dict[str, tuple[Any, str]] = {}
     for entry in study.policies:
         try:
@@ -82,22 +82,48 @@ def plan(study: Study, seed: int | None = None) -> list[Cell]:
         except QuarlError as error:
             raise QuarlError(f"{study.at(entry.line)}: {error}") from None
         for number in (seed,) if seed is not None else entry.seeds or study.seeds:
-            for cell in _of_policy(study, entry, env_id, number, spaces):
-                other = lines.get(cell.label) or lines.get(cell.key)
-                if other is not None:
-                    raise QuarlError(
-                        f"{study.at(entry.line)}: {cell.title} from {cell.source} is the same cell as one of line "
-                        f"{other}; keep one"
-                    )
-                lines[cell.label] = lines[cell.key] = entry.line
-                cells.append(cell)
+            for cell, line in _of_policy(study, entry, env_id, number, spaces):
+                own = _Asked(entry=entry, line=line, key=cell.key)
+                other = asked.get(cell.label) or asked.get(cell.key)
+                if other is None:
+                    asked[cell.label] = asked[cell.key] = own
+                    cells.append(cell)
+                elif not own.repeats(other, cell):
+                    raise QuarlError(own.clash(other, cell, study))
     return cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What asks for a cell."""
+
+    entry: PolicyEntry
+    line: int
+    """Of the method, or of the policy where its training is the cell."""
+    key: str
+
+    def repeats(self, other: _Asked, cell: Cell) -> bool:
+        """Whether it is one ActorQ training, which begins from no agent, for two agents of different sources."""
+        return cell.method == ACTORQ and self.key == other.key and self.entry.sources != other.entry.sources
+
+    def clash(self, other: _Asked, cell: Cell, study: Study) -> str:
+        """Why there cannot be both."""
+        if self.entry is other.entry:
+            again = "twice" if self.line == other.line else f"here and in line {other.line}"
+            return f"{study.at(self.line)}: {cell.title} is asked for {again}; keep one"
+        where = f"{study.at(self.entry.line)}: {cell.title} from {cell.source}"
+        if self.key == other.key:
+            return f"{where} is the same cell as one of line {other.entry.line}; keep one"
+        return (
+            f"{where} would have the same name in tables as another of line {other.entry.line}; measure it in a study "
+            "of its own"
+        )
 
 
 def _of_policy(
     study: Study, entry: PolicyEntry, env_id: str, seed: int, spaces: dict[str, tuple[Any, str]]
-) -> Iterator[Cell]:
-    """The cells of one policy with one seed, its training first where one of them needs it."""
+) -> Iterator[tuple[Cell, int]]:
+    """The cells of one policy with one seed and the line that asks for each, its training first where one needs it."""
     agent, na = None, entry.na
     if entry.sources:
         na = _unfit(entry.algo, env_id, spaces)
@@ -105,22 +131,22 @@ def _of_policy(
             agent = source.locate(study, entry, env_id, seed)
             na = "" if agent is not None else entry.na
     policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
-    made = [cell for method in study.methods for cell in _METHODS[method.method](policy, method)]
+    made = [(cell, method.line) for method in study.methods for cell in _METHODS[method.method](policy, method)]
     if na:
-        made = [_refused(cell, na) for cell in made]
-    if agent is not None and any(cell.needs for cell in made):
+        made = [(_refused(cell, na), line) for cell, line in made]
+    if agent is not None and any(cell.needs for cell, _ in made):
         training = Cell(**policy.about, method=TRAIN, precision="fp32", work=agent.identity)
         policy.check(partial(check_training, training.work))
-        yield training
+        yield training, entry.line
     yield from made
 
 
 def _unfit(algo: str, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
-    """Why the algorithm cannot act in the environment; empty where it can. Spaces are made once."""
+    """Why the algorithm cannot act in the environment; empty where it can. Environments are made once."""
     if env_id not in spaces:
         try:
             env = make(env_id)
-            spaces[env_id] = env.action_space, ""
+            spaces[env_id] = env.action_space, unreadable(env.observation_space)
             env.close()
         except QuarlError as error:  # an extra that is not installed
             spaces[env_id] = None, str(error)
@@ -203,8 +229,13 @@ def _untrainable(agent: Agent, share: float | None) -> str:
 
 
 def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
-    """ActorQ training with actors of every precision; what is played in the end is the learner's policy."""
+    """ActorQ training with actors of every precision; what is played in the end is the learner's policy.
+
+    It is an agent of its own, whatever the policy's source: it begins from Stable-Baselines3's hyper-parameters and
+    not from RL Zoo's tuned ones.
+    """
     entry = policy.entry
+    about = {**policy.about, "source": ACTORQ}
     options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
     options |= {**method.options, **entry.actorq}
     options["params"] = {**entry.params, **method.options.get("params", {}), **entry.actorq.get("params", {})}
@@ -217,7 +248,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
             "seed": policy.seed,
             "episodes": policy.episodes,
         }
-        cell = Cell(**policy.about, method=ACTORQ, precision=QuantSpec.parse(text).precision, work=work)
+        cell = Cell(**about, method=ACTORQ, precision=QuantSpec.parse(text).precision, work=work)
         try:
             policy.check(partial(check_actorq, work))
         except UnsupportedError as error:  # an algorithm that learns on-policy

@@ -39,6 +39,8 @@ class Row:
     """Loss against the fp32 cell of the same agent and seed, in percent of it."""
     noninferior: bool | None
     """Paired with that cell's episodes; None where there is no such cell."""
+    margin_pct: float
+    """Loss that counts as non-inferior, in percent of the return in fp32."""
     measured: bool | None
     """False where no kernel runs the precision and it was simulated."""
     file_bytes: int | None
@@ -100,7 +102,7 @@ def _row(record: Record, exact: Array | None, margin_pct: float) -> Row:
     measured = ("measured", "file_bytes", "weight_min", "weight_max", "weight_std")
     nothing: dict[str, Any] = dict.fromkeys(("mean", "ci_low", "ci_high", "error_pct", "noninferior", *measured))
     if record.state != DONE or record.found is None:
-        return Row(**about, **nothing, seconds=record.seconds)
+        return Row(**about, **nothing, margin_pct=margin_pct, seconds=record.seconds)
     played = returns(record)
     rng = np.random.default_rng(record.seed)
     summary = stats.summary(played, rng)
@@ -109,7 +111,7 @@ def _row(record: Record, exact: Array | None, margin_pct: float) -> Row:
     if exact is not None and exact.size == played.size:
         found["error_pct"] = stats.error_pct(exact, played)
         found["noninferior"] = stats.noninferior(exact, played, margin_pct, rng).noninferior
-    return Row(**about, **(nothing | found), seconds=record.seconds)
+    return Row(**about, **(nothing | found), margin_pct=margin_pct, seconds=record.seconds)
 
 
 def status(records: Sequence[Record]) -> list[Status]:

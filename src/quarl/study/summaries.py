@@ -152,13 +152,17 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
 
 
 def means(found: Sequence[Group]) -> list[Row]:
-    """Return over seeds of every policy with every method at every precision."""
+    """Return over seeds of every policy with every method at every precision, over the seeds that all of them have."""
     made: list[Row] = []
-    for one in found:
-        about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
-        interval = one.mean()
-        ends = {"mean": interval.point, "ci_low": interval.low, "ci_high": interval.high}
-        made.append({**_about(one.agent), **about, **ends})
+    for agent in dict.fromkeys(one.agent for one in found):
+        named = {str(number): one for number, one in enumerate(found) if one.agent == agent}
+        for one in _of_the_same_seeds(dict(named)).values():
+            if one is None:
+                continue
+            about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
+            interval = one.mean()
+            ends = {"mean": interval.point, "ci_low": interval.low, "ci_high": interval.high}
+            made.append({**_about(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
     return made
 
 

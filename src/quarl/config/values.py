@@ -1,0 +1,28 @@
+"""Types of options: a study's file gives them too, and can say anything."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from quarl.errors import QuarlError
+
+WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+
+
+def check_types(config: Any) -> None:
+    """Raises QuarlError, naming the option, for a value that is none of its type's."""
+    for name, hint in get_type_hints(type(config)).items():
+        value, kinds = getattr(config, name), get_args(hint) or (hint,)
+        if get_origin(hint) in (ClassVar, tuple):
+            continue
+        if get_origin(hint) is Literal:
+            wanted = None if value in kinds else " or ".join(kinds)
+        else:
+            wanted = None if _is_one(value, kinds) else next((WANTED[kind] for kind in kinds if kind in WANTED), None)
+        if wanted is not None:
+            raise QuarlError(f"--{name.replace('_', '-')} is {str(value)[:60]!r}; use {wanted}")
+
+
+def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
+    return (value is None and NoneType in kinds) or type(value) in kinds or (type(value) is int and float in kinds)
