@@ -25,7 +25,7 @@ import chaos_faults  # noqa: E402  # it lies beside the package, in no package o
 import chaos_kills  # noqa: E402
 import chaos_poison  # noqa: E402
 from chaos_run import Run  # noqa: E402
-from quarl.actorq import judge, watch  # noqa: E402
+from quarl.actorq import judge, metrics, watch  # noqa: E402
 from quarl.actorq.build import build  # noqa: E402
 from quarl.actorq.channel import LocalChannel  # noqa: E402
 from quarl.actorq.environments import RETRIES, Environments  # noqa: E402
@@ -172,6 +172,7 @@ def crew(tmp_path):
     """A supervisor that started nobody, and its ledger."""
     said: list[str] = []
     supervisor = Supervisor(config(tmp_path / "out"), said.append)
+    supervisor.config.output.mkdir()
     yield supervisor, said
     supervisor.memory.remove()
 
@@ -354,6 +355,16 @@ def test_resume_before_the_first_checkpoint_starts_at_the_beginning(tmp_path):
     supervisor.memory.remove()
     assert said == [f"{tmp_path / 'out'} holds no checkpoint yet: the run starts at its beginning"]
     assert not supervisor.config.resume
+
+
+def test_metrics_of_what_was_not_saved_are_cut_with_half_a_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.cut(path, 5)
+    assert not path.exists()
+    lines = [f'{{"timesteps": {steps}, "clock_s": 1.5}}\n' for steps in (0, 5, 6, 4)]
+    path.write_text("".join(lines) + "[]\nnot json\n" + lines[0][:9])
+    metrics.cut(path, 5)
+    assert path.read_text() == lines[0] + lines[1] + lines[3]
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_options(tmp_path):

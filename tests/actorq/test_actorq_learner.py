@@ -59,7 +59,11 @@ class Rig:
         self.memory = Memory.create(blocks)
         self.ledger = Ledger(self.memory)
         self.channels = [LocalChannel(self.memory, chosen.actors, i) for i in range(chosen.actors)]
-        self.loop = LearnerLoop(LearnerSpec(config=chosen, memory=self.memory.path, blocks=blocks))
+        try:
+            self.loop = LearnerLoop(LearnerSpec(config=chosen, memory=self.memory.path, blocks=blocks))
+        except QuarlError:
+            self.memory.remove()
+            raise
         self.sent = np.zeros(chosen.actors, np.int64)
         self.rng = np.random.default_rng(0)
 
@@ -218,6 +222,29 @@ def test_where_actors_never_wait_replay_is_fed_while_the_learner_is_behind(rig):
     model = chosen.loop.model
     assert 15 <= model._n_updates <= 20  # far from the 8 * 2000 / 16 that are due
     assert model.num_timesteps == 2000
+
+
+def test_a_learner_that_actors_flood_updates_all_the_same(rig):
+    """Each time it looks there are more segments, as where actors are faster than it takes them in."""
+    chosen = rig(max_times_sampled=8, n_timesteps=10**6)
+    chosen.loop.begin()
+    for _ in range(200):
+        chosen.send()
+    receive = chosen.loop.channel.receive
+
+    def flooded(count):
+        for _ in range(50):
+            chosen.send()
+        return receive(count)
+
+    chosen.loop.channel.receive = flooded
+    while not chosen.loop.limiter.updates_allowed():
+        chosen.loop.step()
+    before = chosen.loop.model._n_updates
+    for _ in range(5):
+        chosen.loop.step()
+    assert chosen.loop.model._n_updates == before + 5
+    assert chosen.loop.model.num_timesteps >= 450
 
 
 def test_an_actor_of_several_environments_has_room_for_a_step_of_them_all(rig):

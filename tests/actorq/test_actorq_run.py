@@ -16,7 +16,7 @@ from quarl.actorq.actor import AT_ONCE
 from quarl.actorq.memory import PREFIX
 from quarl.api import load
 from quarl.cli import main
-from quarl.study.store import locked
+from quarl.folder import locked
 
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
 
@@ -117,6 +117,9 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
         (["--params", "learning_starts:soon"], "DQN's learning_starts is 'soon', not a whole number"),
         (["--samples-per-insert", "0"], "--samples-per-insert must be above 0"),
         (["--samples-per-insert", "1", "--max-times-sampled", "8"], "exclude each other"),
+        (["--error-buffer", "9", "--max-times-sampled", "8"], "--max-times-sampled keeps none: keep one"),
+        (["--max-staleness", "1"], "--max-staleness 1 would stop this run"),
+        (["--algo", "d4pg", "--env", "Pendulum-v1", "--params", "sigma:1.0"], "actors do, by --sigma"),
         (["--target", "nan"], "--target must be a finite number, got nan"),
         (["--min-actors", "3"], "--min-actors 3 is more than --actors 2"),
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
@@ -135,7 +138,7 @@ def test_bad_input_gets_one_line_and_starts_nothing(tmp_path, capsys, words, mes
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert message in lines[0]
-    assert not list(folder.glob("*.jsonl"))
+    assert not folder.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import subprocess
@@ -63,12 +64,22 @@ def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory, monkeypatc
 
 
 def test_a_run_knows_whether_another_one_is_on_the_machine(memory):
-    path = SHARED / f"{PREFIX}{os.getppid()}-0"
-    path.touch()
+    path = SHARED / f"{PREFIX}{2**22 + 1}-0"  # no process of this machine: it is another container's
     try:
-        assert not memory({"a": Block(np.dtype("u1"), (64,))}).alone()
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            own = memory({"a": Block(np.dtype("u1"), (64,))})
+            assert not own.alone()
+            assert path.exists()
+        own.remove()
+        own = memory({"a": Block(np.dtype("u1"), (64,))})
+        assert not path.exists()  # whoever had it is no more
+        other = memory({"a": Block(np.dtype("u1"), (64,))})
+        assert (own.path.exists(), own.alone(), other.alone()) == (True, False, False)
+        other.remove()
+        assert own.alone()
     finally:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def test_a_board_shows_the_newest_snapshot_once(memory):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import episode_seed
+from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
 
@@ -155,6 +156,17 @@ def test_an_endless_run_that_is_closed_early_closes_its_environments() -> None:
     next(endless)
     endless.close()
     assert [env.closed for env in made] == [True, True]
+
+
+def test_a_task_without_an_end_is_an_error_and_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(Countdown):
+        def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+            return *super().step(action)[:2], False, False, {}
+
+    monkeypatch.setattr("quarl.envs.rollout.LONGEST", 5000)
+    endless = play(POLICY, run, 2, Endless, range(2), stream="evaluation", seed=7, fresh=False)
+    with pytest.raises(QuarlError, match=r"not ended after 5,000 steps: give the environment a time limit"):
+        list(endless)
 
 
 def test_the_reseed_test_finds_an_environment_that_remembers_its_past() -> None:

@@ -16,11 +16,11 @@ from quarl.bench.cells import Cells
 from quarl.cli import main
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
+from quarl.folder import locked
 from quarl.quant.spec import QuantSpec
 from quarl.report import schema
 from quarl.study import bits, bits_rows
 from quarl.study.bits import Played
-from quarl.study.store import locked
 
 WORDS = [
     "sweep",

@@ -18,6 +18,7 @@ import pytest
 from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
+from quarl.folder import locked
 from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
@@ -25,7 +26,7 @@ from quarl.report import schema
 from quarl.study import crew
 from quarl.study.crew import Bounds, Crew, Ended, Prepared
 from quarl.study.household import Home, Play
-from quarl.study.store import Store, locked
+from quarl.study.store import Store
 from quarl.sweep import Settings, record
 
 Write = Callable[..., Path]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from quarl.errors import QuarlError
+from quarl.folder import locked
 from quarl.study import store
 from quarl.study.cells import Cell
-from quarl.study.store import Finished, Store, locked
+from quarl.study.store import Finished, Store
 
 
 def cell(precision: str, na: str = "") -> Cell:

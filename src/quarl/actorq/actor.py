@@ -214,7 +214,7 @@ class ActorLoop(Worker):
         cells, done = self.cells, time.perf_counter()
         if pulled is None:
             cells[Actor.PULL_S] += done - start
-            cells[Actor.SKIPPED] += 1
+            cells[Actor.SKIPPED] += self.version > 0  # before the first weights it waits for them
             return False
         snapshot, (head, engine, unpack_s, load_s) = pulled
         if self.version == 0:

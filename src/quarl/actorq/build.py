@@ -110,6 +110,8 @@ def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
     if config.n_steps is not None:
         chosen["n_steps"] = config.n_steps
     given = {name: value for name, value in config.hyperparameters().items() if value is not None}
+    if config.algo == "d4pg" and "sigma" in given:
+        raise QuarlError("--params sigma is of a D4PG that explores itself: actors do, by --sigma")
     chosen |= arguments(given, "--params")
     critic = None if config.algo == "dqn" else chosen.pop(CRITIC, None)
     return *constructor(config.algo, chosen), critic

@@ -127,8 +127,7 @@ class LearnerLoop(Worker):
     def step(self) -> None:
         """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them."""
         if self.limiter.updates_allowed():
-            while self._receive():  # nothing, but where actors never wait
-                pass
+            self._receive()  # nothing, but where actors never wait
             self._update()
         elif not self._receive():
             self._wait()

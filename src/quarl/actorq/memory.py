@@ -1,12 +1,14 @@
 """Memory that the processes of one run share: named arrays in one file that the supervisor owns.
 
 A file under mmap, and not multiprocessing's SharedMemory, whose segments vanish when a process that merely attached to
-them exits. The file's name carries the supervisor's process id, so that the next run can remove what a killed one left.
+them exits. The supervisor holds a lock on it, so that the next run can remove what a killed one left, and nothing else:
+process ids alone do not tell, where containers share the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import tempfile
@@ -47,14 +49,17 @@ class Memory:
         self.blocks = dict(blocks)
         size = sum(_aligned(block.nbytes) for block in self.blocks.values())
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+        self._lock: int | None = None
         try:
             if create:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._lock = os.dup(descriptor)
                 # Reserves the pages now: a full tmpfs must be an error here and no bus error in the middle of a run.
                 os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)
         except OSError as error:
             if create:
-                path.unlink()
+                self.remove()
             raise QuarlError(
                 f"cannot share {size / 2**20:.0f} MB of memory in {path.parent}: {error.strerror}; "
                 "use a smaller --net-arch or fewer --actors, or set TMPDIR to a larger filesystem"
@@ -83,11 +88,14 @@ class Memory:
 
     def alone(self) -> bool:
         """Whether no other run has memory on this machine."""
-        return not any(path != self.path and _alive(_owner(path)) for path in _all())
+        return not any(path != self.path and _held(path) for path in _all())
 
     def remove(self) -> None:
         """Deletes the file; processes that have it mapped keep their memory until they end."""
         self.path.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def _aligned(nbytes: int) -> int:
@@ -106,7 +114,7 @@ def _folder(size: int) -> Path:
 def _sweep() -> None:
     """Removes the memory of supervisors that are no more, wherever they had it."""
     for path in _all():
-        if not _alive(_owner(path)):
+        if not _alive(_owner(path)) and not _held(path):  # the process alone: it has the lock in a moment
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -121,6 +129,14 @@ def _owner(path: Path) -> int:
     """The process id of its supervisor; 0 where the name is not of ours."""
     owner = path.name.removeprefix(PREFIX).partition("-")[0]
     return int(owner) if owner.isdecimal() else 0
+
+
+def _held(path: Path) -> bool:
+    """Whether a supervisor has it, in whichever container."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    return path.exists()  # locked, or another user's
 
 
 def _alive(pid: int) -> bool:

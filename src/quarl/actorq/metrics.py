@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger, Publisher, percentile
+from quarl.policy.artifact import write_bytes
 
 TIMES = (
     Actor.INFERENCE_S,
@@ -67,6 +71,18 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
     for name in ("timesteps", "updates"):
         found[f"{name}_per_s"] = _ratio(found[name] - (before[name] if before else 0), span)
     return found
+
+
+def cut(path: Path, timesteps: int) -> None:
+    """Rows up to that step stay: later ones, of what was not saved, are no more, nor is half of a line."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if line.endswith(b"\n") and json.loads(line)["timesteps"] <= timesteps:
+                kept.append(line)
+    write_bytes(b"".join(kept), path)
 
 
 def _actor(cells: Any) -> dict[str, Any]:

@@ -60,8 +60,10 @@ def _completed(config: ActorQConfig, where: Path) -> ActorQConfig:
 
 
 def write_options(config: ActorQConfig) -> None:
-    """What `begun` reads."""
+    """What `begun` reads, and the command that began the run."""
     write_bytes(yaml.safe_dump(options_of(config), sort_keys=True).encode(), _where(config))
+    if not config.resume:
+        write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
 
 
 def _where(config: ActorQConfig) -> Path:

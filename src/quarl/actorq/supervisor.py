@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from quarl.actorq import metrics
@@ -20,12 +21,14 @@ from quarl.actorq.family import MISTAKE, Family
 from quarl.actorq.judge import Judge
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
+from quarl.actorq.pace import Pace
 from quarl.actorq.resume import begun, write_options
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.config.base import make_folder
+from quarl.errors import QuarlError
+from quarl.folder import locked
 from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 
@@ -61,8 +64,8 @@ class Supervisor:
     def __init__(self, config: ActorQConfig, say: Callable[[str], None]) -> None:
         config = begun(config, say)
         self.config, self.say = config, say
-        make_folder(config.output)
         model = build(config)
+        Pace(config, model)  # refuses here what the learner would, before there is a folder
         self.template = Template.of(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
         rows = max(min(RING_ROWS, RING_BYTES // dtype.itemsize), 2 * config.envs_per_actor)
@@ -93,6 +96,7 @@ class Supervisor:
         previous: dict[str, Any] | None = None
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
+            stack.enter_context(locked(self.config.output))
             stack.enter_context(self.interrupts)
             stack.enter_context(self._saving())
             write_options(self.config)
@@ -155,8 +159,10 @@ class Supervisor:
 
     def _pick_up(self) -> None:
         """Goes on behind the run's evaluations, which may have reached the target."""
-        self.picked_up = True
-        self.judge.resume(int(self.ledger.learner[Learner.BEGAN_AT]))
+        self.picked_up, began_at = True, int(self.ledger.learner[Learner.BEGAN_AT])
+        self.judge.resume(began_at)
+        with contextlib.suppress(QuarlError):  # of a full disk, on which training goes on
+            metrics.cut(self._metrics, began_at)
         if self.judge.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
             self.ledger.control[Control.FINISH] = 1
@@ -248,7 +254,7 @@ class Supervisor:
 
     def _log(self, row: dict[str, Any]) -> None:
         """Appends a row of metrics. A full disk costs the row and not the run."""
-        path = self.config.output / "metrics.jsonl"
+        path = self._metrics
         size = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a") as file:
@@ -259,6 +265,10 @@ class Supervisor:
             if not self.log_is_full:
                 self.log_is_full = True
                 self.say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on")
+
+    @property
+    def _metrics(self) -> Path:
+        return self.config.output / "metrics.jsonl"
 
     def _stopped(self, when: str) -> tuple[int, str]:
         assert self.signal is not None

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quarl.config.base import make_folder
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
+from quarl.folder import make_folder
 from quarl.machine import machine
 from quarl.policy.artifact import write_bytes
 

@@ -16,10 +16,9 @@ from quarl.actorq.resume import new_run
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
-from quarl.config.base import check_tracking, make_folder
+from quarl.config.base import check_tracking
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema
-from quarl.study.store import locked
 from quarl.training.environments import check_environment
 
 PLAN_STAGES = 4
@@ -34,9 +33,7 @@ def run(config: ActorQConfig) -> int:
     new_run(config)
     check_tracking(config.track)
     with energy.meter(config) as meter:
-        make_folder(config.output)
-        with locked(config.output):
-            supervisor = _train(config)
+        supervisor = _train(config)
     result, config = supervisor.result, supervisor.config
     if result.message:
         terminal.note(result.message)
@@ -67,8 +64,6 @@ def _train(config: ActorQConfig) -> Supervisor:
         _tracker(config) as track,
     ):
         warn_about_cores(config)
-        if not config.resume:
-            write_bytes(config.command_line().encode() + b"\n", config.output / "command.txt")
         for row in rows:
             show(_table(config, row, supervisor.judge.entries))
             track(row)
@@ -117,8 +112,15 @@ def _tracker(config: ActorQConfig) -> Iterator[Any]:
         return
     from quarl.actorq.tracking import Tracker  # here: importing it takes seconds
 
-    with Tracker(config.output) as tracker:
-        yield tracker.write
+    with contextlib.ExitStack() as stack:
+        trackers: list[Tracker] = []
+
+        def write(row: dict[str, Any]) -> None:
+            if not trackers:  # the folder is the run's from its first row on
+                trackers.append(stack.enter_context(Tracker(config.output)))
+            trackers[0].write(row)
+
+        yield write
 
 
 def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str, Any]]) -> Table:

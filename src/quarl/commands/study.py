@@ -10,8 +10,8 @@ from typing import Any
 from quarl import __version__
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig
-from quarl.config.base import make_folder
 from quarl.errors import QuarlError
+from quarl.folder import locked
 from quarl.interrupt import SIGNALLED
 from quarl.report import schema
 from quarl.study import file, rows
@@ -20,7 +20,7 @@ from quarl.study.crew import Bounds
 from quarl.study.entries import Study
 from quarl.study.plan import plan
 from quarl.study.runner import Runner
-from quarl.study.store import NAME, Record, Store, locked
+from quarl.study.store import NAME, Record, Store
 
 SOME_FAILED = 2
 """Exit code, as of `quarl sweep`."""
@@ -44,7 +44,6 @@ def _run(config: StudyRunConfig) -> int:
     chosen = _chosen(config, cells)
     if config.dry_run:
         return _dry(config, study, chosen)
-    make_folder(config.output)
     with ExitStack() as stack:
         stack.enter_context(locked(config.output))
         store = stack.enter_context(Store(config.output, create=True))

@@ -10,11 +10,11 @@ from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
+from quarl.folder import locked
 from quarl.policy.artifact import write_bytes
 from quarl.report import schema, style
 from quarl.report.sweep_figure import return_against_bits
 from quarl.study import bits, bits_rows
-from quarl.study.store import locked
 
 
 def run(config: SweepConfig) -> None:

@@ -152,6 +152,8 @@ class ActorQConfig(MeteredConfig):
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
         if self.samples_per_insert is not None and self.max_times_sampled is not None:
             raise QuarlError("--samples-per-insert and --max-times-sampled exclude each other: keep one")
+        if self.error_buffer is not None and self.max_times_sampled is not None:
+            raise QuarlError("--error-buffer is the slack of a ratio, and --max-times-sampled keeps none: keep one")
         if self.target is not None and not math.isfinite(self.target):
             raise QuarlError(f"--target must be a finite number, got {self.target:g}")
         if self.target is not None and not self.eval_freq:

@@ -132,14 +132,6 @@ def check_folder(folder: Path) -> None:
         raise QuarlError(f"cannot write to {folder}: choose a folder that exists or can be made")
 
 
-def make_folder(folder: Path) -> None:
-    """Makes an output folder where it is missing."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise QuarlError(f"cannot write to {folder}: {error.strerror}; choose another folder with -o") from None
-
-
 def is_kept(file: Path) -> bool:
     """Whether what is there is written to and not replaced: a link, or no file, as a pipe or a device is none."""
     return file.is_symlink() or (file.exists() and not file.is_file())

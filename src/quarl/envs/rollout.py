@@ -15,9 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.envs.seeds import Stream, action_generator, episode_seed
+from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
 
 Array = NDArray[Any]
+LONGEST = 1_000_000
+"""Steps of an episode; what lasts longer is a task without an end. A whole game of Atari has 27,000 at most."""
+LOOK = 4096
+"""Steps between two looks for such."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -107,6 +112,11 @@ def play(
                 observations[row] = observation
                 if terminated or truncated:
                     ended.append((slot, bool(terminated)))
+            if tick % LOOK == 0 and any(tick - slot.start >= LONGEST for slot in live):
+                raise QuarlError(
+                    f"an episode has not ended after {LONGEST:,} steps: give the environment a time limit, as "
+                    "max_episode_steps of its registration"
+                )
             for slot, terminated in ended:
                 yield Episode(
                     index=slot.index,

@@ -7,7 +7,6 @@ moment leaves every finished cell. Others may read meanwhile.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import sqlite3
 import time
@@ -78,19 +77,6 @@ class Finished:
     seconds: float | None = None
     peak_mb: float | None = None
     found: Mapping[str, Any] | None = None
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """No second run in this folder, inside; the system takes the lock from whoever is killed."""
-    with (folder / "quarl.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise QuarlError(
-                f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o"
-            ) from None
-        yield
 
 
 class Store:
