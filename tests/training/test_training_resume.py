@@ -90,7 +90,9 @@ def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path, caps
     args = yaml.safe_load((run / "CartPole-v1/args.yml").read_text())
     assert (args["n_timesteps"], args["seed"], args["eval_freq"]) == (500, 4, 100)
     assert not (tmp_path / "logs/dqn/CartPole-v1_2").exists()
-    repeated = parse(shlex.split(capsys.readouterr().out.splitlines()[-1])[2:])
+    shown = capsys.readouterr().out.splitlines()
+    assert "it went on with other options than it began with" in shown[-3]
+    repeated = parse(shlex.split(shown[-1])[2:])
     assert (repeated.resume, repeated.n_timesteps, repeated.seed, repeated.eval_freq) == (False, 500, 4, 100)
     assert repeated.params == parse(words("dqn", "CartPole-v1", 300)).params
 
@@ -108,6 +110,10 @@ def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
     session(*resuming("dqn", "CartPole-v1", "-n", 256, "--params", "learning_rate:1e-5"))
     again = session(*resuming("dqn", "CartPole-v1", "-n", 256))
     assert again.model.lr_schedule(1.0) == 1e-5
+    assert not again.has_changed  # since the last time
+    same = session(*resuming("dqn", "CartPole-v1", "--params", "learning_rate:1e-5"))
+    assert (same.has_changed, same.n_timesteps) == (False, 256)
+    assert session(*resuming("dqn", "CartPole-v1", "--params", "learning_rate:1e-4")).has_changed
 
 
 def stop_at(monkeypatch, steps):

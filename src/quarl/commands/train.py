@@ -48,3 +48,5 @@ def _sentences(session: Session, row: Row) -> Iterator[str]:
         )
         yield f"quantised policy: {folder.integers}"
     yield f"agent: {folder.agent}"
+    if session.has_changed:
+        yield "it went on with other options than it began with: the command below has the last ones from the beginning"

@@ -49,12 +49,18 @@ class Session:
         given = config.written()
         agent = None if config.trained_agent is None else TrainedAgent(config.trained_agent, config.algo)
         asked: str | None = None
+        self.has_changed = False
+        """Whether it goes on with other options than it began with, which no single command repeats."""
         if config.resume:
             self._folder = RunFolder.latest(config.folder, config.algo, self.env_id)
             spec = config.spec()
             asked = None if spec is None else spec.precision
             config = resumed(config, self._folder)
-            written = self._folder.read_config() | given
+            before = self._folder.read_config()
+            written = before | given
+            self.has_changed = any(written.get(name) != before.get(name) for name in given) or (
+                config.n_timesteps is not None and config.n_timesteps != before.get("n_timesteps")
+            )
         else:
             found = tuned.read(config.algo, self.env_id)
             self._notes.append(f"hyper-parameters: {found.origin}")
