@@ -13,7 +13,7 @@ from quarl.report import columns, schema, tables
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0.00"), (-1.234, "−1.23"), (12.34, "12.3"), (-1234.6, "−1235"), (None, "–")],
+    [(0.0, "0.00"), (-0.001, "0.00"), (-1.234, "−1.23"), (12.34, "12.3"), (-1234.6, "−1235"), (None, "–")],
 )
 def test_returns_have_decimals_by_their_size(value, shown):
     assert columns.number(value) == shown

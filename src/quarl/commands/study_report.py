@@ -11,6 +11,7 @@ from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
 from quarl.policy.artifact import write_bytes
 from quarl.report import page, schema, style, tables
+from quarl.report.columns import signed
 from quarl.report.markdown import to_markdown
 from quarl.report.schema import Row
 from quarl.report.study_figures import bits_against_return, spread_against_error
@@ -164,7 +165,7 @@ def _sentences(made: Mapping[str, Sequence[Row]], records: Sequence[Record]) -> 
             shows = "excludes" if row["low"] > 0 or row["high"] < 0 else "contains"
             found.append(
                 f"Wider weights, larger error? At 8 bits with scheme {row['scheme']} the rank correlation is "
-                f"{row['correlation']:+.2f} over {row['agents']} policies; its interval {shows} 0."
+                f"{signed(row['correlation'])} over {row['agents']} policies; its interval {shows} 0."
             )
     left = sum(record.state != DONE for record in records if record.method != TRAIN)
     explained = sum(row["cells"] for row in made["study excluded"])

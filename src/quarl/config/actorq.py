@@ -88,7 +88,8 @@ class ActorQConfig(MeteredConfig):
     params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
     """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:lin_1e-3 gamma:0.98."""
     preset: Literal["none", "quarl-2020"] = "none"
-    """Hyper-parameters of the original ActorQ; what is given besides overrides them."""
+    """Hyper-parameters of the original ActorQ's learners; what is given besides overrides them. Exploration stays that
+    of --sigma, which was 1 for the original's D4PG."""
     sigma: float = 0.2
     """Largest exploration noise in the scaled action space; actors stand on a ladder below it."""
     learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

@@ -30,7 +30,12 @@ def number(value: float | None) -> str:
     if value is None:
         return "–"
     decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
-    return f"{value:.{decimals}f}".replace("-", "−")
+    return f"{value:z.{decimals}f}".replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """A correlation; an en dash where there is none."""
+    return "–" if value is None else f"{value:+z.2f}".replace("-", "−")
 
 
 def size(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from quarl.quant.spec import FLOAT_BITS
-from quarl.report.columns import Column, digits_of, field_of, interval, number_of, times_of, verdict
+from quarl.report.columns import Column, digits_of, field_of, interval, number_of, signed, times_of, verdict
 from quarl.report.schema import Row
 
 _AGENT = (
@@ -43,7 +43,7 @@ def _widths(row: Row) -> str:
 
 
 def _correlated(row: Row) -> str:
-    return "–" if row["low"] is None else f"[{row['low']:+.2f}, {row['high']:+.2f}]"
+    return "–" if row["low"] is None else f"[{signed(row['low'])}, {signed(row['high'])}]"
 
 
 def _share(key: str) -> Callable[[Row], str]:
@@ -107,7 +107,7 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
         Column("scheme", field_of("scheme"), left=True),
         Column("agents", field_of("agents")),
         Column("pairs", field_of("pairs"), "{} pairs of algorithm and environment"),
-        Column("Spearman's ρ", lambda row: "–" if row["correlation"] is None else f"{row['correlation']:+.2f}"),
+        Column("Spearman's ρ", lambda row: signed(row["correlation"])),
         Column("95 % interval", _correlated),
     ),
     "study qat": (

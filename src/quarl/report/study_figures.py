@@ -11,6 +11,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 
 from quarl.quant.spec import FLOAT_BITS, QuantSpec
 from quarl.report import style
+from quarl.report.columns import signed
 from quarl.report.schema import Row
 
 COLUMNS = 3
@@ -118,7 +119,7 @@ def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spr
             for number, scheme in enumerate(schemes):
                 some = [row for row in points if (row["bits"], row["scheme"]) == (bits, scheme)]
                 found = rho.get((bits, scheme))
-                label = scheme if found is None else f"{scheme}, ρ = {found:+.2f}"
+                label = scheme if found is None else f"{scheme}, ρ = {signed(found)}"
                 x, y = [row[spread] for row in some], [row["error_pct"] for row in some]
                 axes.plot(x, y, "o", color=style.SERIES[number], markersize=4, alpha=0.75, label=label)
             axes.axhline(0, color=style.MUTED, linewidth=0.8)
