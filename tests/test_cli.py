@@ -18,6 +18,7 @@ import pytest
 from gymnasium.envs.registration import registry
 from stable_baselines3 import DQN
 
+import contracts
 from networks import dense
 from quarl import __version__, demo
 from quarl.bench import latency
@@ -25,7 +26,6 @@ from quarl.cli import main, parse
 from quarl.config import VERBS
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
-from quarl.report import schema
 
 HEAVY = ("numpy", "scipy", "torch", "gymnasium", "matplotlib", "onnxruntime", "ai_edge_litert", "stable_baselines3")
 
@@ -237,7 +237,7 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     captured = capsys.readouterr()
     assert captured.err == ""  # the progress bar is for terminals
     document = json.loads((tmp_path / "rows.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     assert document == json.loads((tmp_path / "out" / "rows.json").read_text())
     assert [document[key] for key in ("command", "algo", "env_id", "seed")] == ["ptq", "dqn", "CartPole-v1", 5]
     expected = [("fp32", "default"), ("fp16", "default"), ("int8", "default"), ("int4", "default")]
@@ -272,7 +272,7 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
 def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):
     assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", "-"]) == 0
     captured = capfd.readouterr()
-    schema.check(json.loads(captured.out))
+    contracts.check(json.loads(captured.out))
     assert f"repeat: quarl eval {models / 'policy.safetensors'} --json -" in captured.err
     assert list(tmp_path.iterdir()) == []
 
@@ -286,7 +286,7 @@ def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path)
         assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", name]) == 0
     shown, _ = reader.communicate()
     for text in (shown, Path("linked.json").read_text()):
-        schema.check(json.loads(text))
+        contracts.check(json.loads(text))
     assert Path("pipe").is_fifo()
     assert Path("link").is_symlink()
 
@@ -303,7 +303,7 @@ def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path)
 def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path):
     assert main(["eval", str(models / name), "--episodes", "4", "--json", "eval.json", f"--{how}"]) == 0
     document = json.loads((tmp_path / "eval.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     (row,) = document["rows"]
     assert (row["precision"], row["episodes"], row["stochastic"]) == ("fp32", 4, how == "stochastic")
     assert f" {row['steps']} " in capsys.readouterr().out
@@ -313,7 +313,7 @@ def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
     words = ["inspect", str(models / "policy.safetensors"), "--bits", "4", "--json", "inspect.json"]
     assert main(words) == 0
     document = json.loads((tmp_path / "inspect.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     assert [row["shape"] for row in document["rows"]] == [[16, 4], [2, 16]]
     assert [sum(row["histogram"]["counts"]) for row in document["rows"]] == [64, 32]
     assert all(row["levels"] <= 15 for row in document["rows"])
@@ -330,7 +330,7 @@ def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_
     monkeypatch.setattr(latency, "measure", partial(latency.measure, seconds=0.01))
     assert main(["bench", "latency", "--widths", "8", "4,4", "--json", "latency.json"]) == 0
     document = json.loads((tmp_path / "latency.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     assert list(dict.fromkeys(row["network"] for row in document["rows"])) == ["8", "4-4"]
     assert "4-4" in capsys.readouterr().out
 
@@ -338,7 +338,7 @@ def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_
 def test_doctor_reports_this_machine(capsys, tmp_path):
     assert main(["doctor", "--json", "doctor.json"]) == 0
     document = json.loads((tmp_path / "doctor.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     assert document["model"] is None
     assert "engine litert" in capsys.readouterr().out
 

@@ -8,9 +8,9 @@ import shlex
 
 import pytest
 
+import contracts
 from quarl.cli import main, parse
 from quarl.envs.names import SUITES
-from quarl.report import schema
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def document(*words):
     assert main(["envs", *words, "--json", "envs.json"]) == 0
     with open("envs.json") as file:
         found = json.load(file)
-    schema.check(found)
+    contracts.check(found)
     return found
 
 

@@ -12,6 +12,7 @@ import safetensors.numpy
 import torch
 from stable_baselines3 import DQN, PPO
 
+import contracts
 import networks
 from quarl.cli import main, parse
 from quarl.config import InspectConfig
@@ -19,7 +20,6 @@ from quarl.engines import litert, onnx_graph
 from quarl.policy import artifact
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.report import schema
 
 PLAIN = "Scheme default needs observations and weights alone give none: rounded by per-channel."
 
@@ -53,7 +53,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def inspected(*words: object) -> dict:
     assert main(["inspect", *map(str, words), "--json", "rows.json"]) == 0
     document = json.loads(Path("rows.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     return document
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
+import contracts
 from quarl import doctor, machine
 from quarl.engines import ENGINES
 from quarl.report import schema
@@ -32,9 +36,18 @@ def installed(monkeypatch):
     return versions
 
 
+def test_every_extra_is_looked_at():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = {name: words for name, words in project["optional-dependencies"].items() if name not in ("all", "dev")}
+    assert doctor.EXTRAS.keys() == extras.keys()
+    for name, words in extras.items():
+        brought = {re.split("[<>=]", word)[0] for word in words if "[" not in word}
+        assert brought - {"mujoco"} <= {*doctor.EXTRAS[name]}
+
+
 def test_this_machine_passes_and_the_rows_keep_the_contract():
     rows = doctor.examine()
-    schema.check(schema.document("doctor", [row.to_json() for row in rows]))
+    contracts.check(schema.document("doctor", [row.to_json() for row in rows]))
     assert [row for row in rows if not row.ok] == []
     assert {f"engine {name}" for name in ENGINES} <= {row.check for row in rows}
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+import contracts
 from quarl import energy
 from quarl.bench.actorq import settings_of, watch
 from quarl.cli import main, parse
@@ -182,7 +183,7 @@ def test_a_training_says_what_it_cost_and_how_that_was_found(tmp_path, capsys, n
     words = [*TINY.split(), "--energy", "--energy-watts", "12.5", "--energy-country", "FRA", "--json", "row.json"]
     assert main(words) == 0
     document = json.loads((tmp_path / "row.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     cost = document["energy"]
     assert cost["method"] == "CPU time × 12.5 W a core, stated"
     assert (cost["watts"], cost["country"]) == (12.5, "FRA")
@@ -212,9 +213,9 @@ def test_a_document_s_energy_has_the_contract_s_keys():
         joules=1.0, co2_g=2.0, method="m", watts=None, cpu_seconds=3.0, country="world", grams_per_kwh=4.0
     )
     document = schema.document("train", [], energy=cost)
-    schema.check(json.loads(schema.to_text(document)))
+    contracts.check(json.loads(schema.to_text(document)))
     with pytest.raises(ValueError, match="energy: method is None"):
-        schema.check({**document, "energy": {**document["energy"], "method": None}})
+        contracts.check({**document, "energy": {**document["energy"], "method": None}})
     assert energy.sentence(document["energy"]) == (
         "energy: 1 J, 2 g CO2 (m; 3.0 s of processor time; world average, 4 g/kWh)"
     )

@@ -27,10 +27,12 @@ EXTRAS = {
     "box2d": ("box2d",),
     "mujoco": ("mujoco",),
     "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
-    "atari": ("ale-py",),
+    "atari": ("ale-py", "opencv-python-headless"),
     "dm-control": ("dm-control",),
     "zoo": ("rl-zoo3",),
     "energy": ("codecarbon",),
+    "hub": ("huggingface-hub",),
+    "tensorboard": ("tensorboard",),
 }
 """The distributions that each extra brings."""
 MIN_PYTHON = (3, 11)

@@ -33,5 +33,9 @@ class QuarlError(Exception):
         return printable(text)
 
 
+class NothingSavedError(QuarlError):
+    """There is nothing to go on from: no run, no checkpoint, or none that is sound."""
+
+
 class UnsupportedError(QuarlError):
     """The request is well formed, but this engine or reader has no way to carry it out."""

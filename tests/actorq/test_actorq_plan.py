@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import contracts
 from quarl.actorq import parts, plan
 from quarl.actorq.parts import Parts
 from quarl.actorq.parts_actor import ArmParts
@@ -61,6 +62,12 @@ def test_actors_beyond_the_cores_share_them():
     fp32 = predict(PARTS, replace(SETTING, actors=4, cores=3))[1]
     assert fp32.predicted_updates_per_s == 50.0  # two cores make 50, and the learner just as many
     assert fp32.steps_per_s == 1250.0  # four actors on two cores
+
+
+def test_actors_have_the_cores_that_the_learner_s_threads_leave():
+    many = replace(SETTING, actors=8, cores=4)
+    assert (many.actor_cores, replace(many, learner_threads=2).actor_cores) == (3, 2)
+    assert replace(many, learner_threads=4).actor_cores == 1
 
 
 def test_the_publisher_takes_its_share_where_no_core_is_idle():
@@ -126,5 +133,5 @@ def test_parts_of_a_small_run_are_measured_and_predict_every_arm(tmp_path: Path)
     setting = Setting.of(config, measured)
     rows = plan.predict(measured, setting)
     assert [(row.precision, row.engine) for row in rows] == list(parts.ARMS)
-    schema.check(schema.document("actorq plan", [row.to_json() for row in rows], seed=0))
+    contracts.check(schema.document("actorq plan", [row.to_json() for row in rows], seed=0))
     assert list(tmp_path.iterdir()) == []

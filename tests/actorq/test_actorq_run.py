@@ -107,6 +107,7 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
         (["--engine", "torch"], "torch engine has no integer kernels"),
         (["--comm-bits", "1"], "--comm-bits must be 2..32"),
         (["--net-arch", "64,big"], "--net-arch '64,big' is not a list"),
+        (["--params", "policy_kwargs:dict(net_arch=[-5])"], "dqn cannot be made for CartPole-v1: "),
         (["--params", "gamma=0.9"], "is not NAME:VALUE"),
         (["--params", "gamma:__import__('os')"], "is not NAME:VALUE"),
         (["--params", "gama:0.9"], "DQN has no hyper-parameter 'gama'; did you mean 'gamma'"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import contracts
 from quarl.actorq.parts import Parts
 from quarl.actorq.parts_actor import ArmParts
 from quarl.bench import actorq_reward, actorq_throughput
@@ -31,7 +32,7 @@ def cells(folder, minutes=10.0):
 
 
 def checked(command, rows):
-    schema.check(schema.document(command, [row.to_json() for row in rows], seed=0))
+    contracts.check(schema.document(command, [row.to_json() for row in rows], seed=0))
     return rows
 
 
@@ -379,7 +380,7 @@ def test_speedups_are_geometric_means_over_seeds_then_tasks():
         pytest.approx(2 * math.exp(t * math.log(2)), rel=1e-3),
     )  # tasks of 4 and 1
     assert (both.task, both.speedup, both.at_least, both.seeds) == ("all", pytest.approx(2.0), True, 3)
-    schema.check(schema.document("bench actorq speed-up", [one.to_json() for one in (a, b, both)]))
+    contracts.check(schema.document("bench actorq speed-up", [one.to_json() for one in (a, b, both)]))
 
 
 def test_seconds_of_the_bound_have_no_interval():
@@ -466,6 +467,7 @@ def test_both_benches_are_parsed():
         ("--what time-to-reward --protocol x.json --env Nope-v9", "--env is said by the protocol of time-to-reward"),
         ("--what throughput --seeds 3", "--seeds belongs to --what staleness: drop it"),
         ("--publish-interval 0", "--publish-interval must be at least 1"),
+        ("--what time-to-reward --protocol x.json --device cuda", "--device is said by the protocol of time-to-reward"),
         ("--what time-to-reward --protocol missing.json", "cannot read the protocol missing.json"),
         ("--arms int9", "int9"),
         ("--arms torch-int8", "torch engine has no integer kernels"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+import contracts
 from quarl.bench import mixed_precision, mixed_precision_learning
 from quarl.bench.cells import Cells
 from quarl.bench.mixed_precision import Updates, take_turns, updates
@@ -85,7 +86,7 @@ def cells(folder, minutes=10.0):
 def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path):
     asked = config(tmp_path)
     rows = updates(asked, cells(tmp_path))
-    schema.check(schema.document("bench mixed-precision updates", [row.to_json() for row in rows]))
+    contracts.check(schema.document("bench mixed-precision updates", [row.to_json() for row in rows]))
     assert [row.dtype for row in rows] == ["fp32", "bf16", "fp16"]
     fp32, bf16, _ = rows
     # 4*4*64 + 4*4*16 + 4*4*9 weights and 3*4 biases; 4*7*7 inputs of the dense layer; 6 actions
@@ -105,7 +106,7 @@ def test_what_does_not_fit_into_the_time_is_extrapolated_and_said(tmp_path, caps
     words = "bench mixed-precision --policies 4,8 --batch-size 8 --seconds 1e-6 --threads 1 --dtypes fp32 fp16 -o out"
     assert main(words.split()) == 0
     document = json.loads((tmp_path / "out" / "updates.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     for row in document["rows"]:
         assert (row["updates"], row["ci_low"], row["speedup_low"]) == (0, None, None)
         assert row["ms_per_update"] > 0
@@ -164,7 +165,7 @@ def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
     )
     asked = dataclasses.replace(asked, params=params)
     rows = learning(asked, cells(tmp_path))
-    schema.check(schema.document("bench mixed-precision learning", [row.to_json() for row in rows]))
+    contracts.check(schema.document("bench mixed-precision learning", [row.to_json() for row in rows]))
     fp32, fp16 = rows
     assert (fp32.env_steps, fp32.updates, fp32.seeds, fp32.episodes) == (120, 20, 1, 2)
     assert fp32.difference is fp32.equal is None
@@ -192,7 +193,7 @@ def test_a_training_that_a_signal_broke_off_is_gone_on_with(tmp_path, monkeypatc
         learning(asked, cells(tmp_path))
     thread.join()
     begun, from_here = [], stretches.from_here
-    monkeypatch.setattr(stretches, "from_here", lambda config: begun.append(from_here(config)) or begun[-1])
+    monkeypatch.setattr(stretches, "from_here", lambda config, say: begun.append(from_here(config, say)) or begun[-1])
     other = dataclasses.replace(asked, params=(*params, "gamma:0.9"))
     assert learning(other, cells(tmp_path / "other"))[0].env_steps == 400
     assert not begun[0].resume
@@ -213,7 +214,7 @@ def test_differences_are_paired_by_seed():
 
 def test_the_rows_have_the_contract_s_keys_in_its_order():
     for name, row in (("updates", mixed_precision.Row), ("learning", mixed_precision_learning.Row)):
-        keys = list(schema.ROWS[f"bench mixed-precision {name}"])
+        keys = list(contracts.ROWS[f"bench mixed-precision {name}"])
         assert [field.name for field in dataclasses.fields(row)] == keys
 
 

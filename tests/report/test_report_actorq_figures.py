@@ -9,6 +9,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from rich.console import Console
 
+import contracts
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style, tables
 
 
@@ -45,7 +46,7 @@ REWARDS = [
 
 
 def throughput(precision, engine, ratio, rate, predicted):
-    row = dict.fromkeys(schema.ROWS["bench actorq throughput"], 1.0)
+    row = dict.fromkeys(contracts.ROWS["bench actorq throughput"], 1.0)
     return row | {
         "precision": precision,
         "engine": engine,
@@ -229,7 +230,7 @@ def test_staleness_shows_means_over_seeds_and_every_run():
     ],
 )
 def test_every_row_can_be_printed(command, rows, shown):
-    schema.check(schema.document(command, rows))
+    contracts.check(schema.document(command, rows))
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(tables.terminal(tables.cells(command, rows), "title"))
     text = console.export_text()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import contracts
 from quarl import doctor, sweep
 from quarl.actorq import plan
 from quarl.bench import actorq_reward, actorq_speedup, actorq_staleness, actorq_throughput, latency
@@ -19,7 +21,7 @@ def test_a_document_of_sound_rows_passes_and_survives_json(rows):
     document = schema.document("ptq", rows, model="a.zip", algo="dqn", env_id="CartPole-v1", seed=3)
     text = schema.to_text(document)
     assert json.loads(text) == document
-    schema.check(json.loads(text))
+    contracts.check(json.loads(text))
     assert len(text.splitlines()) == len(rows) + 9  # one line a row
 
 
@@ -36,12 +38,19 @@ def test_a_document_of_sound_rows_passes_and_survives_json(rows):
 def test_check_names_the_first_key_that_breaks_the_contract(rows, change, said):
     rows[1] |= change
     with pytest.raises(ValueError, match=said):
-        schema.check(schema.document("ptq", rows))
+        contracts.check(schema.document("ptq", rows))
+
+
+def test_the_documented_keys_are_those_of_the_rows():
+    lines = (Path(__file__).parents[2] / "docs/json.md").read_text().splitlines()
+    table = [line.split("|")[1:3] for line in lines if line.startswith("| `")]
+    found = {command.split("`")[1]: keys.strip(" `").split(", ") for command, keys in table}
+    assert found == {command: list(keys) for command, keys in contracts.ROWS.items()}
 
 
 def test_check_refuses_an_unknown_command():
     with pytest.raises(ValueError, match="command is 'frob'"):
-        schema.check(schema.document("frob", []))
+        contracts.check(schema.document("frob", []))
 
 
 def test_numbers_that_json_cannot_write_become_null_and_numpy_becomes_plain(rows):
@@ -67,4 +76,4 @@ def test_numbers_that_json_cannot_write_become_null_and_numpy_becomes_plain(rows
     ],
 )
 def test_rows_that_are_measured_have_the_contract_s_keys_in_its_order(command, row):
-    assert [field.name for field in dataclasses.fields(row)] == list(schema.ROWS[command])
+    assert [field.name for field in dataclasses.fields(row)] == list(contracts.ROWS[command])

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import contracts
 from quarl.bench.cells import Cells
 from quarl.cli import main
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
 from quarl.folder import locked
 from quarl.quant.spec import QuantSpec
-from quarl.report import schema
 from quarl.study import bits, bits_rows
 from quarl.study.bits import Played
 
@@ -43,8 +43,8 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     words = [*WORDS, "-o", str(tmp_path), "--json", str(tmp_path / "copy.json")]
     assert main(words) == 0
     document = json.loads((tmp_path / "rows.json").read_text())
-    schema.check(document)
-    schema.check(json.loads((tmp_path / "summary.json").read_text()))
+    contracts.check(document)
+    contracts.check(json.loads((tmp_path / "summary.json").read_text()))
     found = [(row["method"], row["precision"], row["seed"]) for row in document["rows"]]
     assert found == [("fp32", "fp32", 0), ("ptq", "int4", 0), ("qat", "int4", 0)]
     assert all(row["episodes"] == 4 for row in document["rows"])

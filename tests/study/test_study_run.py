@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import contracts
 from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
@@ -22,7 +23,6 @@ from quarl.folder import locked
 from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.report import schema
 from quarl.study import crew
 from quarl.study.crew import Bounds, Crew, Ended, Prepared
 from quarl.study.household import Home, Play
@@ -46,7 +46,7 @@ def run(path: Path, *words: object, code: int = 0, folder: str = "out") -> list[
     rows = path.with_suffix(".json")
     assert main(["study", "run", str(path), "-o", folder, "--json", str(rows), *map(str, words)]) == code
     document = json.loads(rows.read_text())
-    schema.check(document)
+    contracts.check(document)
     return document["rows"]
 
 
@@ -270,7 +270,7 @@ def test_a_dry_run_writes_nothing_and_counts_what_is_there(study_file: Write, tm
     capsys.readouterr()
     assert main(["study", "run", str(path), "-o", "out", "--dry-run", "--json", "dry.json"]) == 0
     assert "small: 3 done, 3 n/a" in capsys.readouterr().out
-    schema.check(json.loads((tmp_path / "dry.json").read_text()))
+    contracts.check(json.loads((tmp_path / "dry.json").read_text()))
 
 
 def test_status_reads_while_another_runs(study_file: Write, tmp_path: Path, capsys: Any):
@@ -279,7 +279,7 @@ def test_status_reads_while_another_runs(study_file: Write, tmp_path: Path, caps
     with locked(tmp_path / "out"):
         assert main(["study", "status", "out", "--json", "status.json"]) == 0
     document = json.loads((tmp_path / "status.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     assert [(row["algo"], row["method"], row["done"]) for row in document["rows"]] == [
         ("dqn", "fp32", 1),
         ("dqn", "ptq", 2),

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import contracts
 from quarl.cli import main
-from quarl.report import schema
 
 
 def test_smoke_trains_quantises_reports_and_has_nothing_left_to_do(tmp_path: Path, monkeypatch: Any, capsys: Any):
@@ -15,7 +15,7 @@ def test_smoke_trains_quantises_reports_and_has_nothing_left_to_do(tmp_path: Pat
     words = ["study", "run", "smoke", "-o", "out", "--jobs", "2", "--json", "rows.json"]
     assert main(words) == 0
     document = json.loads(Path("rows.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     states = [(row["algo"], row["state"]) for row in document["rows"]]
     assert states == [("ppo", "done")] * 5 + [("dqn", "done")] * 5 + [("ddpg", "na")] * 5
     assert all(row["measured"] for row in document["rows"][:10])

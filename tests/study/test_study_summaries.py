@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 
+import contracts
 from quarl.cli import main
 from quarl.commands import study_report
 from quarl.report import schema, tables
@@ -54,7 +55,7 @@ def done(precision: str, returns: list[float], *, method: str = "ptq", **changes
 
 
 def checked(command: str, found: Any) -> list[Any]:
-    schema.check(schema.document(command, found))
+    contracts.check(schema.document(command, found))
     table = tables.cells(command, schema.document(command, found)["rows"])
     assert len(table.rows) == len(found)
     return list(found)
@@ -80,8 +81,8 @@ def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
 
 
 def test_rows_have_the_contract_s_keys_in_its_order():
-    assert [field.name for field in dataclasses.fields(rows.Row)] == list(schema.ROWS["study"])
-    assert [field.name for field in dataclasses.fields(rows.Status)] == list(schema.ROWS["study status"])
+    assert [field.name for field in dataclasses.fields(rows.Row)] == list(contracts.ROWS["study"])
+    assert [field.name for field in dataclasses.fields(rows.Status)] == list(contracts.ROWS["study status"])
 
 
 def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
@@ -360,10 +361,10 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
     for title in ("Return and error", "Sweet spots", "Does wider mean worse?", "Not measured"):
         assert title in shown
     document = json.loads((tmp_path / "rows.json").read_text())
-    schema.check(document)
+    contracts.check(document)
     assert document == json.loads((out / "rows.json").read_text())
     for name in ("errors", "sweet-spots", "spread", "excluded"):
-        schema.check(json.loads((out / f"{name}.json").read_text()))
+        contracts.check(json.loads((out / f"{name}.json").read_text()))
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 3
     assert "ddpg needs a continuous action space" in page

@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import Logger
 from training_runs import same, train, weights, words
 
 from quarl import qat
-from quarl.algorithms import checkpoint
+from quarl.algorithms import checkpoint, checkpoint_file
 from quarl.algorithms.checkpoint_model import take
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
@@ -197,6 +197,24 @@ def test_what_cannot_be_resumed_is_one_line(more, said, tmp_path, capsys):
     assert len(error.splitlines()) == 1
 
 
+def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_begin_anew(tmp_path, monkeypatch):
+    train(tmp_path, "a2c", "CartPole-v1", 100)
+    config = parse(words("a2c", "CartPole-v1", 200))
+    said: list[str] = []
+    assert stretches.from_here(config, said.append).resume
+    before = sorted(tmp_path.rglob("*"))
+    with monkeypatch.context() as patch, pytest.raises(QuarlError, match="schema"):
+        patch.setattr(checkpoint_file, "SCHEMA", checkpoint_file.SCHEMA - 1)
+        stretches.from_here(config, said.append)
+    assert (sorted(tmp_path.rglob("*")), said) == (before, [])
+    for path in tmp_path.rglob("checkpoint-*"):
+        path.write_bytes(path.read_bytes()[:-9])
+    assert stretches.from_here(config, said.append) is config
+    assert not (tmp_path / "logs").exists()
+    assert len(said) == 1
+    assert "trained again from the beginning: all " in said[0]
+
+
 def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 128)
     for path in (tmp_path / "logs/a2c/CartPole-v1_1").glob("checkpoint-*"):
@@ -291,7 +309,7 @@ def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, l
                 os.kill(os.getpid(), signal.SIGTERM)
 
         while True:
-            session = Session(stretches.from_here(config), lambda line: None)
+            session = Session(stretches.from_here(config, print), lambda line: None)
             steps.clear()
             ended = session.run(progress, one_stretch=True)
             if ended.row is not None:

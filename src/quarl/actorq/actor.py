@@ -24,7 +24,7 @@ from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.process import Worker, give_way
 from quarl.actorq.segment import SegmentWriter
-from quarl.policy.graph import ActionHead
+from quarl.policy.graph import ActionHead, QuantizedPolicy
 
 Array = NDArray[Any]
 AT_ONCE = 64
@@ -233,13 +233,11 @@ class ActorLoop(Worker):
     def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
         """What acts by a published artefact, and the seconds of unpacking it and of loading it."""
         start = time.perf_counter()
-        # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way. Checksums
-        # of 8 MB take as long as all the rest.
-        policy = wire.unpack(data.copy() if self.spec.engine == "torch" else data, checked=ORDERED)
-        unpacked = time.perf_counter()
+        policy = unpacked(data, self.spec.engine)
+        between = time.perf_counter()
         engine = engines.load(policy, self.spec.engine, batch=self.spec.num_envs)
         engine.run(self.world.observations)
-        return policy.head, engine, unpacked - start, time.perf_counter() - unpacked
+        return policy.head, engine, between - start, time.perf_counter() - between
 
     def _first_action(self) -> None:
         """Books how long the newest weights took from the learner's step to this actor's first action on them."""
@@ -254,6 +252,13 @@ class ActorLoop(Worker):
 
     def beat(self) -> None:
         self.cells[Actor.HEARTBEAT_S] = time.monotonic()
+
+
+def unpacked(data: Array, engine: str) -> QuantizedPolicy:
+    """The policy in the bytes of a board, for that engine."""
+    # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way. Checksums of
+    # 8 MB take as long as all the rest.
+    return wire.unpack(data.copy() if engine == "torch" else data, checked=ORDERED)
 
 
 def main(spec: ActorSpec) -> None:

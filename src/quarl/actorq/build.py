@@ -18,7 +18,7 @@ from quarl import qat
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
 from quarl.algorithms.device import find_device
-from quarl.algorithms.learners import DOUBLE, constructor
+from quarl.algorithms.learners import DOUBLE, constructor, made
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.errors import QuarlError
@@ -65,24 +65,20 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     image = isinstance(space, spaces.Box) and observation_box(from_live(space, where), where).is_image
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
-        try:
-            model: OffPolicyAlgorithm = cls(
-                "CnnPolicy" if image else "MlpPolicy",
-                env,
-                seed=config.seed,
-                device=find_device(config.device),
-                policy_kwargs=policy_kwargs,
-                replay_buffer_class=SegmentReplay,
-                replay_buffer_kwargs={
-                    "n_steps": n_steps,
-                    "gamma": gamma,
-                    "max_times_sampled": config.max_times_sampled,
-                },
-                **parameters,
-            )
-        except (TypeError, ValueError, AssertionError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise QuarlError(f"{config.algo} cannot be made for {config.env}: {reason}") from None
+        replay = {"n_steps": n_steps, "gamma": gamma, "max_times_sampled": config.max_times_sampled}
+        model: OffPolicyAlgorithm = made(
+            cls,
+            config.algo,
+            config.env,
+            "CnnPolicy" if image else "MlpPolicy",
+            env,
+            seed=config.seed,
+            device=find_device(config.device),
+            policy_kwargs=policy_kwargs,
+            replay_buffer_class=SegmentReplay,
+            replay_buffer_kwargs=replay,
+            **parameters,
+        )
     freq: Any = model.train_freq
     if freq.unit is TrainFrequencyUnit.EPISODE and model.gradient_steps > 0:
         raise QuarlError(

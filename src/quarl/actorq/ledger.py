@@ -123,7 +123,7 @@ class Actor(_Column):
     ENVIRONMENT_S = auto()
     INSERT_S = auto()
     PULL_S = auto()
-    """Copying a new version out of shared memory, or finding that there is none."""
+    """Looking for a new version, whether there is one or none."""
     DESERIALIZE_S = auto()
     LOAD_S = auto()
     """Making the engine, its first run included."""

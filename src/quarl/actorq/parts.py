@@ -19,10 +19,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq.build import build, samples_per_insert
 from quarl.actorq.exploration import Explorer
+from quarl.actorq.intake import Intake
+from quarl.actorq.ledger import CLASSES
+from quarl.actorq.pace import Pace
 from quarl.actorq.parts_actor import Arm, ArmParts, measure_arms, measure_overhead, median_s, pack
-from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.segment import segment_dtype
-from quarl.actorq.statistics import Statistics
+from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.precision import Precision, learned
@@ -100,7 +102,7 @@ def measure(
         overhead_us = measure_overhead(config, template, dtype, data, seconds)
         say("learner")
         ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
-        insert_s = _inserts(model, rows, ratio, seconds / 2, normalize=config.normalize)
+        insert_s = _inserts(model, config, rows, ratio, seconds / 2)
         with threads(config.learner_threads):
             train_s = _updates(model, config, seconds)
     return Parts(
@@ -143,16 +145,15 @@ def _play(env_id: str, seed: int, rows: Array, explorer: Explorer, seconds: floa
         env.close()
 
 
-def _inserts(model: OffPolicyAlgorithm, rows: Array, ratio: float, seconds: float, *, normalize: bool) -> float:
+def _inserts(model: OffPolicyAlgorithm, config: ActorQConfig, rows: Array, ratio: float, seconds: float) -> float:
     """Seconds that the learner spends on a segment, taken in as many at a time as one update takes.
 
     Leaves at least four batches in the model's replay.
     """
-    replay = model.replay_buffer
-    assert isinstance(replay, SegmentReplay)
     model._setup_learn(total_timesteps=10**9)
     model.set_logger(Logger(folder=None, output_formats=[]))
-    statistics = Statistics(model) if normalize else None
+    versions, ages = Versions(config.output), np.zeros(CLASSES, np.int64)
+    intake = Intake(model, Pace(config, model).limiter, versions, ages, normalize=config.normalize)
     block = int(np.clip(model.batch_size / ratio, 1, len(rows)))
     inserted, spent = 0, 0.0
     while inserted < 4 * model.batch_size or spent < seconds:
@@ -160,13 +161,7 @@ def _inserts(model: OffPolicyAlgorithm, rows: Array, ratio: float, seconds: floa
         some = rows[place : place + block]
         some["sequence"] = np.arange(inserted, inserted + block)
         start = time.perf_counter()
-        replay.insert(some)
-        if statistics is not None:
-            statistics.update(some)
-        for _ in range(block):
-            model.num_timesteps += 1
-            model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
-            model._on_step()
+        intake.take(some)
         spent += time.perf_counter() - start
         inserted += block
     return spent / inserted

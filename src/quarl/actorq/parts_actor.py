@@ -45,7 +45,7 @@ class ArmParts:
     inference_us: float
     """One call, divided by the environments whose actions it gives."""
     pull_ms: float
-    """An actor's time for new weights: copied, checked, loaded, run once."""
+    """An actor's time for new weights: unpacked, loaded, run once."""
     pack_ms: float
     """The publisher's time for a version."""
 
@@ -62,8 +62,7 @@ def measure_arms(
         data, pack_s = pack(config, template, vector, precision, observations)
 
         def load(data: bytes = data, engine: str = engine) -> engines.Engine:
-            # The copy is the one out of shared memory.
-            made = engines.load(wire.unpack(np.frombuffer(data, np.uint8).copy()), engine, batch=batch)
+            made = engines.load(actor.unpacked(np.frombuffer(data, np.uint8), engine), engine, batch=batch)
             made.run(batches[0])
             return made
 

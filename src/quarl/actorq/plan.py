@@ -58,6 +58,11 @@ class Setting:
     learner_threads: int = 1
     cores: int
 
+    @property
+    def actor_cores(self) -> int:
+        """Those that the learner's threads leave to actors, who fill one each."""
+        return min(self.actors, max(self.cores - self.learner_threads, 1))
+
     @classmethod
     def of(cls, config: ActorQConfig, parts: Parts, samples_per_insert: float | None = None) -> Setting:
         """The configuration's, on this machine."""
@@ -110,9 +115,7 @@ class _Pace:
         self.learner_s = 1e-3 * (parts.train_ms + parts.push_ms / setting.publish_interval)
         self.learner_s += 1e-6 * steps * parts.insert_us
         actors_s, publisher_s = steps * step_s, 1e-3 * arm.pack_ms / setting.publish_interval
-        # The supervisor gives the learner a core of its own and spreads the actors over the others.
-        cores = setting.cores
-        actor_cores = min(setting.actors, max(cores - 1, 1))
+        cores, actor_cores = setting.cores, setting.actor_cores
         busy_s = self.learner_s * setting.learner_threads + actors_s
         # The publisher runs where there is room, and fills one core at most.
         together = max(cores / (busy_s + publisher_s), (cores - 1) / busy_s)
@@ -126,9 +129,8 @@ class _Pace:
 def even_ratio(parts: Parts, arm: ArmParts, setting: Setting) -> float:
     """The samples per insert at which this arm's actors and the learner are equally fast, pulls left out."""
     step_s = 1e-6 * (parts.env_us + arm.inference_us + parts.overhead_us)
-    cores = min(setting.actors, max(setting.cores - 1, 1))
     # batch / ratio steps take the actors as long as train_ms and the inserts take the learner
-    spare_s = step_s / cores - 1e-6 * parts.insert_us
+    spare_s = step_s / setting.actor_cores - 1e-6 * parts.insert_us
     return parts.batch_size * spare_s / (1e-3 * parts.train_ms) if spare_s > 0 else 0.0
 
 

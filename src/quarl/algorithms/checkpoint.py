@@ -23,7 +23,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from quarl.algorithms import checkpoint_file, checkpoint_model
 from quarl.algorithms.checkpoint_file import CheckpointError, DamagedError
 from quarl.algorithms.checkpoint_random import give_random, take_random
-from quarl.errors import QuarlError
+from quarl.errors import NothingSavedError, QuarlError
 
 __all__ = ["Checkpoint", "CheckpointError", "Replay", "export", "export_statistics", "load_latest", "restore", "save"]
 
@@ -82,7 +82,7 @@ def save(
 
 
 def load_latest(folder: Path) -> Checkpoint:
-    """The newest sound checkpoint; raises QuarlError where there is none, or where it is of a newer QuaRL."""
+    """The newest sound checkpoint; NothingSavedError where there is none, QuarlError where it is of a newer QuaRL."""
     warnings: list[str] = []
     for _, path in _checkpoints(folder):
         try:
@@ -103,8 +103,12 @@ def load_latest(folder: Path) -> Checkpoint:
         except checkpoint_model.MALFORMED:
             warnings.append(f"{path} is no checkpoint of ours; going back to the one before it")
     if warnings:
-        raise QuarlError(f"all {len(warnings)} checkpoints in {folder} are damaged; start again without --resume")
-    raise QuarlError(f"no checkpoint in {folder}; start without --resume, or name the folder of the run to resume")
+        raise NothingSavedError(
+            f"all {len(warnings)} checkpoints in {folder} are damaged; start again without --resume"
+        )
+    raise NothingSavedError(
+        f"no checkpoint in {folder}; start without --resume, or name the folder of the run to resume"
+    )
 
 
 def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None = None) -> None:

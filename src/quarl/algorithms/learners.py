@@ -36,3 +36,12 @@ def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dic
     given = dict(hyperparameters)
     cls = learner_class(algo, double=bool(given.pop(DOUBLE, False)))
     return cls, checked(cls, given)
+
+
+def made(cls: Any, algo: str, env_id: str, /, *arguments: Any, **options: Any) -> Any:
+    """The model cls(*arguments, **options); QuarlError, naming algorithm and environment, where none can be made."""
+    try:
+        return cls(*arguments, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError, NotImplementedError, MemoryError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise QuarlError(f"{algo} cannot be made for {env_id}: {reason}") from None

@@ -17,7 +17,7 @@ What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
 OF_PROTOCOLS = (
     *("arms", "algo", "env", "samples_per_insert", "net_arch", "actor_update_interval", "publish_interval", "actors"),
     *("envs_per_actor", "batch_size", "learner_dtype", "learner_threads", "params", "seconds", "warm_up", "rounds"),
-    *("n_timesteps", "seeds", "seed"),
+    *("n_timesteps", "seeds", "seed", "device"),
 )
 """Options of `quarl bench actorq` that time to reward has in its protocol."""
 RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,), "staleness": (4.0,)}

@@ -13,7 +13,7 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Ornst
 from stable_baselines3.common.vec_env import VecEnv
 
 from quarl.algorithms.device import find_device
-from quarl.algorithms.learners import constructor
+from quarl.algorithms.learners import constructor, made
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
@@ -44,11 +44,9 @@ def build(
     device = find_device("cpu" if config.device == "auto" and not images else config.device)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        try:
-            model: BaseAlgorithm = cls(policy, env, seed=config.seed, device=device, **arguments)
-        except (TypeError, ValueError, AssertionError, RuntimeError, NotImplementedError, MemoryError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise QuarlError(f"{config.algo} cannot be made for {config.env}: {reason}") from None
+        model: BaseAlgorithm = made(
+            cls, config.algo, config.env, policy, env, seed=config.seed, device=device, **arguments
+        )
     for warning in warned:
         if issubclass(warning.category, UserWarning):
             say(str(warning.message).partition("\n")[0].rstrip(","))

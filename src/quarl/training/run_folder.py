@@ -21,7 +21,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.config.options import options_of, plain
-from quarl.errors import QuarlError
+from quarl.errors import NothingSavedError, QuarlError
 from quarl.policy import artifact, zoo
 from quarl.policy.container import read_bytes
 from quarl.policy.graph import QuantizedPolicy
@@ -65,14 +65,14 @@ class RunFolder:
 
     @classmethod
     def latest(cls, folder: Path, algo: str, env_id: str) -> RunFolder:
-        """The newest run; QuarlError where there is none, or where it has no checkpoint."""
+        """The newest run; NothingSavedError where there is none, or where it has no checkpoint."""
         runs = folder / algo
         numbered = zoo.numbered_runs(runs, env_id) if runs.is_dir() else {}
         if not numbered:
-            raise QuarlError(f"no run of {algo} on {env_id} in {folder} to resume; start without --resume")
+            raise NothingSavedError(f"no run of {algo} on {env_id} in {folder} to resume; start without --resume")
         run = cls(numbered[max(numbered)], env_id)
         if not any(run.path.glob("checkpoint-*")):
-            raise QuarlError(f"no checkpoint in {run.path}; start without --resume")
+            raise NothingSavedError(f"no checkpoint in {run.path}; start without --resume")
         return run
 
     def describe(self, config: TrainConfig, written: Mapping[str, Any], env_id: str) -> None:

@@ -18,7 +18,7 @@ from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.config.base import METERED
 from quarl.envs import resolve
-from quarl.errors import QuarlError
+from quarl.errors import NothingSavedError, QuarlError
 from quarl.training.outcome import Ended
 from quarl.training.run_folder import RunFolder
 from quarl.training.session import Session
@@ -50,7 +50,7 @@ def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, E
     while True:
         # Models and environments refer to each other: a replay of gigabytes would stay beside the next stretch's.
         gc.collect()
-        run, ended, steps = _stretch(from_here(config), say)
+        run, ended, steps = _stretch(from_here(config, say), say)
         if ended.row is not None or ended.exit_code:
             return run, ended
         if steps <= before:
@@ -65,10 +65,11 @@ def _stretch(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder
     return session.folder(), ended, session.model.num_timesteps
 
 
-def from_here(config: TrainConfig) -> TrainConfig:
+def from_here(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig:
     """What goes on with the run from the last end of a stretch; `config` itself, its folder empty, where there is none.
 
-    A run in the folder is taken for this one: whoever changes the options changes the folder too.
+    QuarlError where there may be one that cannot be read, as one of a newer QuaRL: it is left as it is. A run in the
+    folder is taken for this one: whoever changes the options changes the folder too.
     """
     try:
         run = RunFolder.latest(config.folder, config.algo, resolve(config.env, trusted=True))
@@ -79,8 +80,9 @@ def from_here(config: TrainConfig) -> TrainConfig:
             saved = checkpoint.load_latest(run.path)
         if _steps(saved) > 0:
             return TrainConfig(algo=config.algo, env=config.env, folder=config.folder, resume=True)
-    except QuarlError:  # nothing has been saved, or all of it is damaged
-        pass
+    except NothingSavedError as error:
+        if any(config.folder.rglob("checkpoint-*")):
+            say(f"trained again from the beginning: {error}")
     shutil.rmtree(config.folder, ignore_errors=True)
     return config
 

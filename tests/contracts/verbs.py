@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quarl.report.inspect_contracts import INSPECT
-from quarl.report.mixed_precision_contracts import MIXED_PRECISION
-from quarl.report.study_contracts import STUDY
+from contracts.inspection import INSPECT
+from contracts.mixed_precision import MIXED_PRECISION
+from contracts.studies import STUDY
 
 Types = tuple[type, ...]
 NULL = type(None)
