@@ -144,11 +144,14 @@ def evaluate(
     )
 
 
-def once_more(play: Callable[[], Evaluation]) -> Evaluation:
-    """What `play` evaluates; it is called again, and makes new environments, where one raised."""
+def once_more(play: Callable[[], Evaluation], say: Callable[[str], None]) -> Evaluation:
+    """What `play` evaluates; it is called again, and makes new environments, where one raised, which `say` hears of."""
     try:
         return play()
-    except Exception:  # whatever a simulator raises
+    except QuarlError:
+        raise
+    except Exception as error:  # whatever a simulator raises
+        say(f"an evaluation begins again ({type(error).__name__}: {' '.join(str(error).split())})")
         return play()
 
 

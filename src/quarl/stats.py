@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,36 +61,19 @@ class Verdict:
     """The loss that is still acceptable, in units of return."""
 
 
-def iqm(x: Array, axis: int = -1) -> Any:
+def iqm(x: Array) -> float:
     """Interquartile mean: the mean of what is left without the lowest and highest quarter of the values.
 
     floor(n / 4) values go at either end (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice",
     section 4.3).
     """
-    return trim_mean(x, 0.25, axis=axis)
+    return float(trim_mean(x, 0.25))
 
 
-def _mean(x: Array) -> Any:
-    return x.mean(axis=-1)
-
-
-STATISTICS: dict[str, Callable[[Array], Any]] = {"mean": _mean, "iqm": iqm}
-"""By name; each maps [..., n] to [...]."""
-
-
-def bootstrap_interval(
-    x: Array,
-    rng: np.random.Generator,
-    *,
-    statistic: Literal["mean", "iqm"] = "mean",
-    confidence: float = 0.95,
-    num_resamples: int = 10_000,
-) -> Interval:
-    """Percentile bootstrap interval of a statistic of `x` [n]: quantiles of it over resamples with replacement."""
+def bootstrap_interval(x: Array, rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
+    """95 % percentile bootstrap interval of the mean of `x` [n]: quantiles of it over resamples with replacement."""
     x = _returns(x)
-    function = STATISTICS[statistic]
-    resampled = _resample([x], lambda rows: function(rows[0]), rng, num_resamples)
-    return _interval(float(function(x)), resampled, confidence)
+    return _interval(float(x.mean()), _resample([x], lambda rows: _mean(rows[0]), rng, num_resamples))
 
 
 def error_pct(fp32: Array, q: Array) -> float:
@@ -102,19 +85,13 @@ def error_pct(fp32: Array, q: Array) -> float:
     return float(_error(_returns(fp32).mean(), _returns(q).mean()))
 
 
-def error_interval(
-    fp32: Array, q: Array, rng: np.random.Generator, *, confidence: float = 0.95, num_resamples: int = 10_000
-) -> Interval:
+def error_interval(fp32: Array, q: Array, rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
     """`error_pct` with its paired bootstrap interval: both means come from the same resampled episodes."""
-    return mean_error_interval([(fp32, q)], rng, confidence=confidence, num_resamples=num_resamples)
+    return mean_error_interval([(fp32, q)], rng, num_resamples=num_resamples)
 
 
 def mean_error_interval(
-    agents: Sequence[tuple[Array, Array]],
-    rng: np.random.Generator,
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 10_000,
+    agents: Sequence[tuple[Array, Array]], rng: np.random.Generator, *, num_resamples: int = 10_000
 ) -> Interval:
     """Mean over agents of `error_pct`, with a stratified bootstrap interval.
 
@@ -128,7 +105,7 @@ def mean_error_interval(
         fp32, q = _paired(fp32, q)
         points.append(error_pct(fp32, q))
         errors += _resample([fp32, q], lambda rows: _error(_mean(rows[0]), _mean(rows[1])), rng, num_resamples)
-    return _interval(float(np.mean(points)), errors / len(points), confidence)
+    return _interval(float(np.mean(points)), errors / len(points))
 
 
 def noninferior(
@@ -207,10 +184,14 @@ def summary(returns: Array, rng: np.random.Generator) -> Summary:
         episodes=returns.size,
         mean=interval.point,
         std=float(returns.std()),
-        iqm=float(iqm(returns)),
+        iqm=iqm(returns),
         ci_low=interval.low,
         ci_high=interval.high,
     )
+
+
+def _mean(x: Array) -> Any:
+    return x.mean(axis=-1)
 
 
 def _error(fp32: Any, q: Any) -> Any:
@@ -232,9 +213,8 @@ def _resample(
     return np.concatenate(pieces)
 
 
-def _interval(point: float, resampled: Array, confidence: float) -> Interval:
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])  # NaN where any resample is
+def _interval(point: float, resampled: Array) -> Interval:
+    low, high = np.quantile(resampled, [0.025, 0.975])  # NaN where any resample is
     return Interval(point=point, low=float(low), high=float(high))
 
 

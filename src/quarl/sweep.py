@@ -97,13 +97,16 @@ def sweep(
     specs: Sequence[QuantSpec],
     settings: Settings,
     progress: Callable[[str, int], None] = lambda label, done: None,
+    calibrated: Calibrated | None = None,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
+    calibrated: the policy with the observations of its "calibration" stream, which are recorded where there are none.
     progress: called with the precision and 1 for every finished episode.
     """
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
-    quantized = _quantized(policy, specs, record(policy, "calibration", settings))
+    calibrated = calibrated or Calibrated(policy, record(policy, "calibration", settings))
+    quantized = [calibrated.quantize(spec) for spec in specs]
     for each in quantized:
         if each.coverage == 0:
             raise QuarlError(f"{each.spec.precision} covers no weight of this policy; nothing would be quantised")
@@ -135,11 +138,6 @@ def sweep(
             quantized, loaded, evaluations, timings, actions, strict=True
         )
     ]
-
-
-def _quantized(policy: Policy, specs: Sequence[QuantSpec], observations: Array) -> list[QuantizedPolicy]:
-    calibrated = Calibrated(policy, observations)
-    return [calibrated.quantize(spec) for spec in specs]
 
 
 def _count(progress: Callable[[str, int], None], label: str, episode: Episode) -> None:

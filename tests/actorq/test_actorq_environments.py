@@ -30,7 +30,7 @@ class Fixed(gymnasium.Env):
 
 def world(monkeypatch, env, shape, dtype):
     monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: env)
-    return Environments("any", {}, 2, 0, 0, np.zeros(len(Actor)), np.zeros((2, *shape), dtype))
+    return Environments("any", 2, 0, 0, np.zeros(len(Actor)), np.zeros((2, *shape), dtype), print)
 
 
 def test_a_reset_that_gives_integers_does_not_round_the_steps_behind_it(monkeypatch):

@@ -298,11 +298,15 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, m
 
     monkeypatch.setattr(judge, "evaluate", evaluate)
     assert supervisor._evaluate()
-    assert (len(supervisor.judge.entries), said) == (1, [])
+    again = "an evaluation begins again (KeyError: 'lost')"
+    assert (len(supervisor.judge.entries), said) == (1, [again])
     failures += [KeyError("lost"), KeyError("lost")]
     assert supervisor._evaluate()
     assert (len(supervisor.judge.entries), failures) == (1, [])
-    assert said == ["an evaluation is left out (KeyError: 'lost'); training goes on"]
+    assert said == [again, again, "an evaluation is left out (KeyError: 'lost'); training goes on"]
+    failures.append(QuarlError("no such thing"))
+    assert supervisor._evaluate()  # of a mistake there is no second try
+    assert said[3:] == ["an evaluation is left out (QuarlError: no such thing); training goes on"]
     failures += [KeyError("lost"), KeyError("lost")]
     with pytest.raises(KeyError, match="lost"):  # of the last one the run is for
         supervisor._evaluate(last=True)
@@ -671,7 +675,8 @@ class _Fragile:
 def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch):
     monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: _Fragile())
     cells = np.zeros(len(Actor))
-    world = Environments("any", {}, 1, 0, 0, cells, np.zeros((1, 2), np.float32))
+    said: list[str] = []
+    world = Environments("any", 1, 0, 0, cells, np.zeros((1, 2), np.float32), said.append)
     world.episode[0], world.sequence[0] = (7, 1.0), 7
     world.replace(0, RuntimeError("boom"))
     assert (cells[Actor.ERRORS], cells[Actor.DROPPED]) == (1, 7)
@@ -683,3 +688,4 @@ def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch)
         world.replace(0, RuntimeError("boom"))
     with pytest.raises(RuntimeError, match="boom"):
         world.replace(0, RuntimeError("boom"))
+    assert said == ["an environment raised RuntimeError: boom; it is made anew"]  # the first of them all

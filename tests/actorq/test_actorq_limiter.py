@@ -73,7 +73,9 @@ def test_the_clock_is_sb3s_whatever_the_error_buffer(batch_size, gradient_steps,
     ("gradient_steps", "train_freq", "learning_starts"), [(1, 1, 0), (1, 4, 100), (8, 16, 50), (3, 7, 20), (2, 1, 5)]
 )
 def test_lockstep_is_sb3s_loop_and_its_actor_waits_for_every_round(gradient_steps, train_freq, learning_starts):
-    limiter = RateLimiter.lockstep(32, gradient_steps, train_freq, learning_starts)
+    ratio, first = 32 * gradient_steps / train_freq, learning_starts // train_freq * train_freq
+    least = smallest_error_buffer(ratio, 32, gradient_steps)
+    limiter = RateLimiter(ratio, 32, first, least, updates_at_once=gradient_steps)
     expected, steps, updates = [], 0, 0
     for _ in range(40):  # SB3: collect train_freq steps, then train if num_timesteps > learning_starts
         steps += train_freq

@@ -108,7 +108,8 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
     failures += [KeyError("lost"), KeyError("lost")]
     assert found.look(model) is None
     assert (found.timesteps, failures) == ([0], [])
-    assert said == ["the evaluation after 0 steps is left out (KeyError: 'lost'); training goes on"]
+    again = "an evaluation begins again (KeyError: 'lost')"
+    assert said == [again, again, "the evaluation after 0 steps is left out (KeyError: 'lost'); training goes on"]
 
 
 def test_the_best_agent_s_integers_are_kept_too(tmp_path):

@@ -6,7 +6,8 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
-from quarl.actorq.process import Worker, give_way
+from quarl.actorq.process import Worker, give_way, note
 from quarl.actorq.segment import SegmentWriter
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 
@@ -46,7 +47,6 @@ class ActorSpec:
     memory: Path
     blocks: Mapping[str, Block]
     env_id: str
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_envs: int = 1
     engine: str = "litert"
     update_interval: int = 100
@@ -54,6 +54,8 @@ class ActorSpec:
     rung: float = 0.0
     seed: int = 0
     cores: frozenset[int] | None = None
+    log: Path | None = None
+    """Where it says what is no reason to end; None: on the terminal."""
 
 
 class ActorLoop(Worker):
@@ -75,7 +77,8 @@ class ActorLoop(Worker):
         # in replay's dtype whatever the environment returns: a reset may give integers where steps give floats
         stored = self.channel.ring.rows["observation"]
         seen = np.zeros((spec.num_envs, *stored.shape[1:]), stored.dtype)
-        self.world = Environments(spec.env_id, spec.env_kwargs, spec.num_envs, spec.seed, place, self.cells, seen)
+        say = partial(note, spec.log)
+        self.world = Environments(spec.env_id, spec.num_envs, spec.seed, place, self.cells, seen, say)
         self.version = self.step_of_version = 0
         self.engine: engines.Engine
         self.explorer: Explorer
@@ -225,7 +228,7 @@ class ActorLoop(Worker):
         cells[Actor.DESERIALIZE_S] += unpack_s
         cells[Actor.LOAD_S] += load_s
         cells[Actor.PULLS] += 1
-        cells[Actor.VERSION], cells[Actor.STEP] = snapshot.version, snapshot.step
+        cells[Actor.VERSION] = snapshot.version
         blocked = min(int(1e4 * (done - start)), CLASSES - 1)
         self.ledger.blocked_ms[self.spec.index, blocked] += 1
         return True

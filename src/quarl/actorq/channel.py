@@ -1,13 +1,10 @@
-"""Channel: what learner, publisher and actors say to each other, and how they do it on one machine.
-
-Another transport, for a cluster, is another class with these methods.
-"""
+"""Channel: what learner, publisher and actors say to each other on one machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,28 +17,6 @@ Array = NDArray[Any]
 LEARNER_BOARD, ACTOR_BOARD = "float", "packed"
 ARTEFACT_SLACK = 2**20
 """Bytes that an artefact may have beyond its float32 weights: names, scales, zero points."""
-
-
-class Channel(Protocol):
-    """The seam between the processes."""
-
-    def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int) -> None:
-        """Publisher: makes `data` what actors pull from now on."""
-        ...
-
-    def pull(self, newer_than: int, make: Callable[[Array], Made]) -> tuple[Snapshot, Made] | None:
-        """Actor: the newest published version and what `make` made of its bytes, or None where it is not newer; the
-        bytes are not the actor's to keep."""
-        ...
-
-    def send(self, rows: Array) -> bool:
-        """Actor: hands its segments over, all or, where the learner is behind, none (False)."""
-        ...
-
-    def receive(self, most: int) -> Iterator[Array]:
-        """Learner: blocks of segments, each of one actor, `most` rows together; a block is acknowledged when the next
-        one is asked for."""
-        ...
 
 
 class LocalChannel:

@@ -32,7 +32,7 @@ class Crew:
         publisher_spec = PublisherSpec(num_actors=config.actors, template=template.to_bytes(), packer=packer, **shared)
         self.publisher = Child("publisher", publisher.main, publisher_spec, logs["publisher"])
         # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
-        # reserved in thousands by every learner, so their first number is above all incarnations before it.
+        # reserved in blocks by every learner, so their first number is above all incarnations before it.
         first = Versions(config.output).first - 1
         self.actors = [
             Child(
@@ -50,6 +50,7 @@ class Crew:
                     rung=rungs[i],
                     seed=config.seed,
                     cores=cores[1 + i],
+                    log=config.output / f"actor-{i}.log",
                     **shared,
                 ),
                 config.output / f"actor-{i}.log",

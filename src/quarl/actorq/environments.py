@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -28,14 +28,22 @@ class Environments:
     """`num` environments that are stepped side by side, and where each of them stands."""
 
     def __init__(
-        self, env_id: str, kwargs: Mapping[str, Any], num: int, seed: int, place: int, cells: Array, observations: Array
+        self,
+        env_id: str,
+        num: int,
+        seed: int,
+        place: int,
+        cells: Array,
+        observations: Array,
+        say: Callable[[str], None],
     ) -> None:
         """place: number of the incarnation among those of all actors; cells: the actor's row of the ledger.
 
-        observations [num, *shape]: in the learner's shape and dtype, where each environment stands.
+        observations [num, *shape]: in the learner's shape and dtype, where each environment stands. say: hears of the
+        first environment that raises; all are counted.
         """
-        self._env_id, self._kwargs, self._seed, self._place, self._cells = env_id, kwargs, seed, place, cells
-        self._made = 0
+        self._env_id, self._seed, self._place, self._cells, self._say = env_id, seed, place, cells, say
+        self._made = self._raised = 0
         self.sequence = [0] * num
         """Number of the next segment of each."""
         self._failed_at = [(0, 0)] * num
@@ -66,6 +74,9 @@ class Environments:
         if times > RETRIES:
             raise error
         self._cells[Actor.ERRORS] += 1
+        self._raised += 1
+        if self._raised == 1:
+            self._say(f"an environment raised {type(error).__name__}: {' '.join(str(error).split())}; it is made anew")
         self._cells[Actor.DROPPED] += self.episode[k][0]
         with contextlib.suppress(Exception):  # it is broken as it is
             self.envs[k].close()
@@ -79,7 +90,7 @@ class Environments:
         self._cells[Actor.HEARTBEAT_S] = time.monotonic()
 
     def _make(self) -> gymnasium.Env[Any, Any]:
-        env = channels_as(make(self._env_id, env_kwargs=self._kwargs, trusted=True), self.observations.shape[1:])
+        env = channels_as(make(self._env_id, trusted=True), self.observations.shape[1:])
         self._beat()
         return env
 

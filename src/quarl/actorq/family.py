@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from quarl.actorq.process import settle
+from quarl.actorq.process import note, settle
 from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALS
 
@@ -162,17 +162,8 @@ def _run(main: Callable[[Any], None], spec: Any, name: str, log: Path | None) ->
     try:
         main(spec)
     except QuarlError as error:
-        _note(log, " ".join(str(error).split()) if log else f"quarl: {name}: {' '.join(str(error).split())}")
+        note(log, " ".join(str(error).split()) if log else f"quarl: {name}: {' '.join(str(error).split())}")
         sys.exit(MISTAKE)
     except Exception:
-        _note(log, traceback.format_exc())
+        note(log, traceback.format_exc())
         sys.exit(1)
-
-
-def _note(log: Path | None, text: str) -> None:
-    """Keeps the terminal for what the supervisor says: five actors that die five times are not 25 tracebacks."""
-    if log is None:
-        print(text, file=sys.stderr, flush=True)
-        return
-    with contextlib.suppress(OSError), log.open("a") as file:
-        print(text, file=file)

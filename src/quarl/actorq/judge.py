@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,11 @@ NUMBERS = ("clock_s", "timesteps", "updates", "return")
 class Judge:
     """Evaluations of one run, in order."""
 
-    def __init__(self, config: ActorQConfig, template: Template, channel: LocalChannel) -> None:
-        self.config, self.template, self.channel = config, template, channel
+    def __init__(
+        self, config: ActorQConfig, template: Template, channel: LocalChannel, say: Callable[[str], None]
+    ) -> None:
+        self.config, self.template, self.channel, self._say = config, template, channel, say
+        self._is_full = False
         self.packer_options: dict[str, Any] = {
             "actor_precision": config.actor_precision,
             "comm_bits": config.comm_bits,
@@ -79,8 +83,12 @@ class Judge:
     def _write(self) -> None:
         """All evaluations, in one step. A full disk costs the file and not the run."""
         lines = "".join(json.dumps(entry) + "\n" for entry in self.entries)
-        with contextlib.suppress(QuarlError):
+        try:
             artifact.write_bytes(lines.encode(), self._path)
+        except QuarlError as error:
+            if not self._is_full:
+                self._say(f"{error}; training goes on")
+            self._is_full = True
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
@@ -124,8 +132,7 @@ class Judge:
             episodes=episodes,
             seed=1000 * self.config.seed + len(self.entries),
             env_id=self.config.env,
-            batch=min(episodes, 16),
             stochastic=False,
         )
-        summary = stats.summary(once_more(play).returns, np.random.default_rng(0))
+        summary = stats.summary(once_more(play, self._say).returns, np.random.default_rng(0))
         return {name: summary.mean, f"{name}_low": summary.ci_low, f"{name}_high": summary.ci_high}

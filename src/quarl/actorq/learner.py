@@ -203,7 +203,6 @@ class LearnerLoop(Worker):
         self.cells[Learner.EVALUATIONS] = self.evaluations
         control = self.ledger.control
         while control[Control.EVALUATED] < self.evaluations and not self._told_to_end():
-            self.cells[Learner.HEARTBEAT_S] = time.monotonic()
             time.sleep(0.01)
         self.paused_s += time.perf_counter() - start
         self.cells[Learner.PAUSED] = 0
@@ -261,7 +260,6 @@ class LearnerLoop(Worker):
         if model.ep_info_buffer:
             cells[Learner.RETURN_MEAN] = sum(e["r"] for e in model.ep_info_buffer) / len(model.ep_info_buffer)
         cells[Learner.DUPLICATES], cells[Learner.GAPS] = self.replay.num_duplicates, self.replay.num_gaps
-        cells[Learner.HEARTBEAT_S] = time.monotonic()
 
 
 def main(spec: LearnerSpec) -> None:

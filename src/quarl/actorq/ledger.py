@@ -86,14 +86,12 @@ class Learner(_Column):
     ROLLBACKS = auto()
     DUPLICATES = auto()
     GAPS = auto()
-    HEARTBEAT_S = auto()
 
 
 class Publisher(_Column):
     """Written by the publisher."""
 
     VERSION = auto()
-    STEP = auto()
     PUBLISHED = auto()
     REFUSED = auto()
     """Snapshots with NaN or infinity, which were not quantised."""
@@ -117,8 +115,7 @@ class Actor(_Column):
     STEPS = auto()
     """Environment steps sent."""
     VERSION = auto()
-    STEP = auto()
-    """Learner updates behind the weights it acts with."""
+    """Of the weights it acts with."""
     INFERENCE_S = auto()
     ENVIRONMENT_S = auto()
     INSERT_S = auto()

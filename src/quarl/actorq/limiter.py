@@ -62,7 +62,8 @@ class RateLimiter:
 
     Reverb's SampleToInsertRatio lets the error swing to either side of 0. Only the width of that window matters once
     both sides run, and with its lower end at 0 the learner is never ahead of the ratio: then the clock is SB3's
-    (`lockstep`), and there is no burst of updates at min_size. All arithmetic is in integers.
+    and there is no burst of updates at min_size; with `smallest_error_buffer` its loop is SB3's too. All arithmetic is
+    in integers.
     """
 
     def __init__(
@@ -112,22 +113,6 @@ class RateLimiter:
         self._round = batch_size * updates_at_once * self._down
         self._ahead = math.floor(Fraction(error_buffer) * self._down)
         self._start = (min_size, 0)
-
-    @classmethod
-    def lockstep(cls, batch_size: int, gradient_steps: int, train_freq: int, learning_starts: int) -> RateLimiter:
-        """The limiter whose clock is that of SB3's `learn`, and whose actor waits for every round of updates.
-
-        After T steps handled one at a time there were gradient_steps * (T // train_freq - learning_starts //
-        train_freq) updates (0 before learning_starts): SB3 trains every train_freq steps once T > learning_starts.
-        """
-        ratio = batch_size * gradient_steps / train_freq
-        return cls(
-            ratio,
-            batch_size,
-            learning_starts // train_freq * train_freq,
-            smallest_error_buffer(ratio, batch_size, gradient_steps),
-            updates_at_once=gradient_steps,
-        )
 
     def updates_allowed(self) -> int:
         """Batches that the learner may sample now: what is left of the rounds that are due."""

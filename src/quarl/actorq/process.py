@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from pathlib import Path
 
 from quarl.interrupt import SIGNALS
 
@@ -45,6 +46,15 @@ def give_way() -> None:
     """
     if hasattr(os, "nice"):
         os.nice(NICE)
+
+
+def note(log: Path | None, text: str) -> None:
+    """Keeps the terminal for what the supervisor says: five actors that die five times are not 25 tracebacks."""
+    if log is None:
+        print(text, file=sys.stderr, flush=True)
+        return
+    with contextlib.suppress(OSError), log.open("a") as file:
+        print(text, file=file)
 
 
 def _prctl(option: int, value: int | bytes) -> None:

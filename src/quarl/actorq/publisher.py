@@ -103,7 +103,7 @@ class PublisherLoop(Worker):
         cells[Publisher.PUBLISHED] += 1
         cells[Publisher.BYTES] += len(data)
         cells[Publisher.FLOAT_BYTES] += snapshot.data.nbytes
-        cells[Publisher.VERSION], cells[Publisher.STEP] = snapshot.version, snapshot.step
+        cells[Publisher.VERSION] = snapshot.version
         return True
 
     def _pack(self, policy: Policy, grids: Mapping[str, ActivationGrid] | None) -> bytes:

@@ -54,10 +54,6 @@ class Ring:
         """Rows that were ever handed over."""
         return int(self._head[0])
 
-    def waiting(self) -> int:
-        """Rows that are written and not yet taken."""
-        return int(self._head[0]) - int(self._tail[0])
-
     def peek(self, most: int) -> Array:
         """Up to `most` of the oldest rows, in place and contiguous; `take` acknowledges them."""
         tail = int(self._tail[0])

@@ -75,7 +75,7 @@ class Supervisor:
         try:
             self.ledger = Ledger(self.memory)
             self.channel = LocalChannel(self.memory, config.actors)
-            self.judge = Judge(config, self.template, self.channel)
+            self.judge = Judge(config, self.template, self.channel, say)
             self.crew = Crew(config, self.template, self.judge.packer_options, self.memory)
         except BaseException:
             self.memory.remove()

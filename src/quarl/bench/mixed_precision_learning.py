@@ -25,7 +25,6 @@ from quarl.training.run_folder import BEST
 from quarl.training.session import Session
 
 Array = NDArray[Any]
-BATCH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,6 @@ def _play(config: MixedPrecisionConfig, policy: QuantizedPolicy, seed: int) -> A
         episodes=config.episodes,
         seed=seed,
         env_id=config.env,
-        batch=min(config.episodes, BATCH),
         stochastic=False,
     )
     return played.returns

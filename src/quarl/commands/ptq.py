@@ -45,7 +45,8 @@ def run(config: PtqConfig) -> None:
     with staged(config.output) as folder:
         total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
         with energy.meter(config) as meter, terminal.progress(total) as progress:
-            cells = sweep.sweep(policy, specs, settings, progress)
+            calibrated = Calibrated(policy, sweep.record(policy, "calibration", settings))
+            cells = sweep.sweep(policy, specs, settings, progress, calibrated)
         document = schema.document(
             "ptq",
             [cell.row.to_json() for cell in cells],
@@ -55,7 +56,7 @@ def run(config: PtqConfig) -> None:
             seed=config.seed,
             energy=meter.cost,
         )
-        _write(folder, config, policy, cells, _drawn_layers(policy, cells, settings), document)
+        _write(folder, config, policy, cells, _drawn_layers(calibrated, cells), document)
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     terminal.show("ptq", rows, title)
@@ -119,14 +120,13 @@ def _stem(cell: Cell, config: PtqConfig) -> str:
     return name if len(config.scheme) == 1 or cell.policy.spec.float_type else f"{name}-{cell.row.scheme}"
 
 
-def _drawn_layers(policy: Policy, cells: Sequence[Cell], settings: sweep.Settings) -> list[Layer]:
+def _drawn_layers(calibrated: Calibrated, cells: Sequence[Cell]) -> list[Layer]:
     """The layers at DRAWN_BITS or near it, against the weights that were rounded."""
     integers = [cell for cell in cells if cell.policy.spec.float_type is None]
     if not integers:
-        return inspect(of_policy(policy), of_policy(cells[-1].policy), cells[-1].policy.spec)
+        return inspect(of_policy(calibrated.policy), of_policy(cells[-1].policy), cells[-1].policy.spec)
     chosen = min(integers, key=lambda cell: abs(cell.row.bits_weights - DRAWN_BITS)).policy
-    observations = sweep.record(policy, "calibration", settings)
-    rewritten, _ = Calibrated(policy, observations).rewrite(chosen.spec)
+    rewritten, _ = calibrated.rewrite(chosen.spec)
     return inspect(of_policy(rewritten), of_policy(chosen), chosen.spec)
 
 

@@ -15,7 +15,7 @@ from quarl.training.session import Session
 
 
 def run(config: TrainConfig) -> int:
-    """Trains to the end; returns the exit code: 0, or 130 after Ctrl-C."""
+    """Trains to the end; returns the exit code: 0, or 128 and the number of the signal that ended it."""
     with energy.meter(config) as meter:
         session = Session(config, terminal.note)
         with terminal.progress(session.n_timesteps) as progress:

@@ -39,6 +39,7 @@ def completed(
     """`config` completed by the run's options `saved`; QuarlError where they contradict each other.
 
     where: the file of these. new: options that are those of `config`, given or not. free: those that may be others now.
+    compared_later: those that somebody else compares with the run, who knows more of it.
     An option counts as given where it is not the default.
     """
     found: dict[str, Any] = {}

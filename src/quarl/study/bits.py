@@ -38,7 +38,6 @@ Array = NDArray[Any]
 FP32 = "fp32"
 LOG, RUNS = "sweep.log", "runs"
 """In the sweep's folder: what the trainings print, and their own folders."""
-BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +162,6 @@ def _play(config: SweepConfig, policy: QuantizedPolicy, method: str, bits: str, 
         seed=seed,
         env_id=config.env,
         engine=engines.load_fitting(policy).name,
-        batch=min(config.episodes, BATCH),
         stochastic=False,
     )
     return {"method": method, "bits": bits, "measured": played.measured, "returns": played.returns.tolist()}

@@ -63,7 +63,7 @@ def returns(policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | 
 
 
 def weights(policy: Policy) -> dict[str, float]:
-    """Extremes, standard deviation and largest size of all weights together, in float, biases not counted."""
+    """Extremes and standard deviation of all weights together, in float, biases not counted."""
     flat = np.concatenate([as_float32(op.weight).reshape(-1) for op in policy.linear])
     return {
         "weight_min": float(flat.min()),

@@ -13,7 +13,7 @@ from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALLED
 from quarl.policy import artifact, load
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import QuantizedPolicy
 from quarl.study.cells import ACTORQ, QAT, TRAIN
 from quarl.study.play import returns, weights
 from quarl.study.runs import actorq_config, training_config
@@ -85,10 +85,9 @@ WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {
 
 
 def _played(job: Training, policy: QuantizedPolicy) -> dict[str, Any]:
-    exact: Policy = policy
     env_id = None if policy.provenance.env_id else job.work["env_id"]
     found = returns(policy, episodes=job.work["episodes"], seed=job.work["seed"], env_id=env_id)
-    return {**found, **weights(exact)}
+    return {**found, **weights(policy)}
 
 
 def _length(row: Row) -> dict[str, Any]:

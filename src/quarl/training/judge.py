@@ -29,9 +29,6 @@ from quarl.quant.spec import QuantSpec
 from quarl.training.hyperparameters import Recipe
 from quarl.training.run_folder import RunFolder
 
-BATCH = 16
-"""Episodes played side by side."""
-
 
 class Judge:
     """Evaluations of one run, in order."""
@@ -139,10 +136,9 @@ class Judge:
             seed=self.config.seed,
             env_id=self.config.env,
             engine=engines.load_fitting(policy).name,
-            batch=min(episodes, BATCH),
             stream=stream,
         )
-        return once_more(play)
+        return once_more(play, self._say)
 
 
 @contextlib.contextmanager
