@@ -30,9 +30,9 @@ from quarl.policy import load
 from quarl.policy.artifact import write_bytes
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.npz import read_npz
+from quarl.precisions import Settings, measure
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.sweep import Settings, sweep
 from quarl.training.run_folder import RunFolder
 
 STEPS = {"ppo": 2_500_000, "a2c": 8_000_000, "dqn": 1_000_000}
@@ -165,7 +165,7 @@ class Agent:
         """Rows of fp32, fp16 and every width, with activations quantised at run time and on calibrated grids."""
         specs = [QuantSpec.parse("fp16")]
         specs += [QuantSpec.parse(bits, mode=mode) for mode in ("dynamic", "static") for bits in BITS]
-        cells = sweep(load.read(agent), specs, self.settings, lambda label, done: print(label, flush=True))
+        cells = measure(load.read(agent), specs, self.settings, lambda label, done: print(label, flush=True))
         return [cell.row.to_json() | {"returns": cell.evaluation.returns.tolist()} for cell in cells]
 
     def fine_tuned(self, clock: Clock, agent: Path, bits: str) -> dict[str, Any]:

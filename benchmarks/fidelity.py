@@ -25,8 +25,8 @@ import agents
 from quarl import engines
 from quarl.machine import machine
 from quarl.policy.load import read
+from quarl.precisions import EXACT, Settings, record
 from quarl.ptq import quantize
-from quarl.sweep import EXACT, Settings, record
 
 CONSTANTS = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
 TOLERANCE = 1e-5

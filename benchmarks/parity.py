@@ -15,9 +15,9 @@ from quarl.machine import machine
 from quarl.policy.graph import Policy
 from quarl.policy.load import read
 from quarl.policy.operators import LayerNorm
+from quarl.precisions import Settings, record
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.sweep import Settings, record
 
 ENGINES = ("reference", "litert", "onnx")
 PRECISIONS = (("int8", "dynamic"), ("int8", "static"), ("int4", "dynamic"), ("int4", "static"))

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 import agents
-from quarl import engines, stats
+from quarl import engines, precisions, stats
 from quarl.bench.latency import time_engines
 from quarl.machine import machine
 from quarl.policy.load import read
+from quarl.precisions import Cell, Settings, record
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.sweep import Cell, Settings, record, sweep
 
 BITS = (8, 7, 6, 5, 4, 3, 2)
 SLOW = ("Bullet", "BipedalWalker")
@@ -41,9 +41,10 @@ def measure(agent: agents.Trained, episodes: int, workers: int, seed: int) -> di
     start = time.perf_counter()
     if _is_slow(agent):
         fewer = Settings(episodes=max(20, episodes // 5), seed=seed, num_workers=workers)
-        cells = sweep(policy, default, settings, _tick) + sweep(policy, naive, fewer, _tick)[1:]
+        cells = precisions.measure(policy, default, settings, _tick)
+        cells += precisions.measure(policy, naive, fewer, _tick)[1:]
     else:
-        cells = sweep(policy, [*default, *naive], settings, _tick)
+        cells = precisions.measure(policy, [*default, *naive], settings, _tick)
     return {
         "agent": agent.name,
         "algo": agent.algo,

@@ -26,9 +26,9 @@ from quarl.evaluate import evaluate
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.load import read
 from quarl.policy.operators import as_float32
+from quarl.precisions import EXACT, Settings, record
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.sweep import EXACT, Settings, record
 from quarl.training.run_folder import BEST
 from quarl.training.session import Session
 

@@ -209,7 +209,7 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, t
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quarl.sweep.sweep", interrupted)
+    monkeypatch.setattr("quarl.precisions.measure", interrupted)
     assert main(["ptq", str(models / "policy.safetensors")]) == 130
     assert capsys.readouterr().err == "quarl: interrupted\n"
     assert list(tmp_path.iterdir()) == []
@@ -224,7 +224,7 @@ def test_ctrl_c_in_an_import_is_still_ctrl_c(models, capsys, monkeypatch):
         except KeyboardInterrupt:
             raise ImportError("initialization failed") from None
 
-    monkeypatch.setattr("quarl.sweep.sweep", imported)
+    monkeypatch.setattr("quarl.precisions.measure", imported)
     assert main(["ptq", str(models / "policy.safetensors")]) == 130
     assert capsys.readouterr().err == "quarl: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import contracts
-from quarl import doctor, sweep
+from quarl import doctor, precisions
 from quarl.actorq import plan
 from quarl.bench import actorq_reward, actorq_speedup, actorq_staleness, actorq_throughput, latency
 from quarl.report import schema
@@ -63,7 +63,7 @@ def test_numbers_that_json_cannot_write_become_null_and_numpy_becomes_plain(rows
 @pytest.mark.parametrize(
     ("command", "row"),
     [
-        ("ptq", sweep.Row),
+        ("ptq", precisions.Row),
         ("train", outcome.Row),
         ("actorq plan", plan.Row),
         ("bench latency", latency.Row),

@@ -21,13 +21,13 @@ from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.folder import locked
 from quarl.policy.load import read
+from quarl.precisions import Settings, record
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.study import crew
 from quarl.study.crew import Bounds, Crew, Ended, Prepared
 from quarl.study.household import Home, Play
 from quarl.study.store import Store
-from quarl.sweep import Settings, record
 
 Write = Callable[..., Path]
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"

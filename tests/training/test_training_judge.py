@@ -15,8 +15,8 @@ from quarl.config import TrainConfig
 from quarl.evaluate import evaluate
 from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
+from quarl.precisions import EXACT
 from quarl.ptq import quantize
-from quarl.sweep import EXACT
 from quarl.training.hyperparameters import interpret
 from quarl.training.judge import Judge, undisturbed
 from quarl.training.run_folder import RunFolder

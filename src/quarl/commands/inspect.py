@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quarl import sweep
+from quarl import precisions
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
@@ -97,7 +97,7 @@ def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
         return inspect(found.layers, round_layers(found.layers, spec), spec)
     if spec.float_type is not None or not spec.scheme.needs_observations:
         return inspect(found.layers, of_policy(quantize(policy, spec)), spec)
-    observations = sweep.record(policy, "calibration", sweep.Settings(seed=config.seed, env_id=config.env))
+    observations = precisions.record(policy, "calibration", precisions.Settings(seed=config.seed, env_id=config.env))
     calibrated = Calibrated(policy, observations)
     before, _ = calibrated.rewrite(spec)
     return inspect(of_policy(before), of_policy(calibrated.quantize(spec)), spec)

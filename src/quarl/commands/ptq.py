@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from quarl import energy, sweep
+from quarl import energy, precisions
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
@@ -16,10 +16,10 @@ from quarl.policy import artifact
 from quarl.policy.artifact import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import of_policy
+from quarl.precisions import Cell
 from quarl.ptq import Calibrated
 from quarl.report import assessment, figures, page, schema, style, tables
 from quarl.report.staging import staged
-from quarl.sweep import Cell
 
 DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""
@@ -33,7 +33,7 @@ def run(config: PtqConfig) -> None:
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
         )
-    settings = sweep.Settings(
+    settings = precisions.Settings(
         engine=config.engine,
         episodes=config.episodes,
         seed=config.seed,
@@ -45,8 +45,8 @@ def run(config: PtqConfig) -> None:
     with staged(config.output) as folder:
         total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
         with energy.meter(config) as meter, terminal.progress(total) as progress:
-            calibrated = Calibrated(policy, sweep.record(policy, "calibration", settings))
-            cells = sweep.sweep(policy, specs, settings, progress, calibrated)
+            calibrated = Calibrated(policy, precisions.record(policy, "calibration", settings))
+            cells = precisions.measure(policy, specs, settings, progress, calibrated)
         document = schema.document(
             "ptq",
             [cell.row.to_json() for cell in cells],

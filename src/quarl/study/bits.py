@@ -25,11 +25,11 @@ from quarl.evaluate import evaluate
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.load import read
+from quarl.precisions import EXACT, Settings, record
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.study.alone import Errands, Failed
 from quarl.study.source import digest, lengths
-from quarl.sweep import EXACT, Settings, record
 from quarl.training import stretches, tuned
 from quarl.training.environments import check_environment
 from quarl.training.run_folder import BEST

@@ -21,9 +21,9 @@ from quarl.policy.container import read_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.npz import read_npz
 from quarl.policy.operators import as_float32
+from quarl.precisions import Settings, record
 from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
-from quarl.sweep import Settings, record
 
 Array = NDArray[Any]
 MAX_BATCH = 32

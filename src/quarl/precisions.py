@@ -81,7 +81,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How every precision of a sweep is measured."""
+    """How every precision is measured."""
 
     engine: str = "litert"
     episodes: int = 100
@@ -92,7 +92,7 @@ class Settings:
     num_workers: int = 1
 
 
-def sweep(
+def measure(
     policy: Policy,
     specs: Sequence[QuantSpec],
     settings: Settings,

@@ -7,7 +7,7 @@ import pytest
 
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
-from quarl.sweep import agreement
+from quarl.precisions import agreement
 
 
 @pytest.mark.parametrize("bound", [2.0, np.inf])
