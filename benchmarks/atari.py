@@ -25,9 +25,9 @@ from quarl import stats
 from quarl.algorithms import checkpoint
 from quarl.cli import main as quarl
 from quarl.evaluate import Evaluation, evaluate
+from quarl.folder import write_bytes
 from quarl.machine import machine
 from quarl.policy import load
-from quarl.policy.artifact import write_bytes
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.npz import read_npz
 from quarl.precisions import Settings, measure

@@ -15,6 +15,7 @@ from quarl import engines
 from quarl.engines import Engine
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
+from quarl.folder import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.load import read
@@ -124,7 +125,7 @@ class Agent:
             content = writer.write(self._quantized(), acts=True)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}; save it as .safetensors") from None
-        artifact.write_bytes(content, target)
+        write_bytes(content, target)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

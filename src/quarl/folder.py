@@ -1,10 +1,12 @@
-"""Output folders: made where they are missing, and of one run at a time."""
+"""Output folders and the files in them: folders of one run at a time, files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from quarl.errors import QuarlError
@@ -31,3 +33,38 @@ def locked(folder: Path) -> Iterator[None]:
                 f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o"
             ) from None
         yield
+
+
+def write_bytes(data: bytes, path: Path) -> None:
+    """Replaces the file at `path` by `data` in one step."""
+    write_parts([data], path)
+
+
+def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
+    """Writes a temporary file, then puts it at `path`: fsync, rename, fsync of the folder."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise QuarlError(
+            f"cannot write {path}: {error.strerror}; choose a folder that exists and is writable"
+        ) from None
+    temporary = Path(name)
+    try:
+        with open(descriptor, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise QuarlError(f"cannot write {path}: {error}; nothing was changed") from None
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

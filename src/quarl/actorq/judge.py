@@ -19,6 +19,7 @@ from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate, once_more
+from quarl.folder import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
@@ -84,7 +85,7 @@ class Judge:
         """All evaluations, in one step. A full disk costs the file and not the run."""
         lines = "".join(json.dumps(entry) + "\n" for entry in self.entries)
         try:
-            artifact.write_bytes(lines.encode(), self._path)
+            write_bytes(lines.encode(), self._path)
         except QuarlError as error:
             if not self._is_full:
                 self._say(f"{error}; training goes on")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger, Publisher, percentile
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 
 TIMES = (
     Actor.INFERENCE_S,

@@ -12,7 +12,7 @@ from quarl.config import ActorQConfig
 from quarl.config.base import METERED
 from quarl.config.options import completed, options_of
 from quarl.errors import QuarlError
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 from quarl.policy.plain_yaml import read_yaml
 
 NEW = ("output", "resume", "json", "plan", *METERED)

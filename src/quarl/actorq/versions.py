@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 
 Array = NDArray[Any]
 RESERVED = 10_000

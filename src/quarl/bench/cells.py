@@ -10,9 +10,8 @@ from typing import Any
 
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
-from quarl.folder import make_folder
+from quarl.folder import make_folder, write_bytes
 from quarl.machine import machine
-from quarl.policy.artifact import write_bytes
 
 Cell = dict[str, Any]
 RETIRED = ("save_freq",)

@@ -17,7 +17,7 @@ from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.config.base import check_tracking
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 from quarl.report import schema
 from quarl.training.environments import check_environment
 

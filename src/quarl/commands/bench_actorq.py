@@ -16,7 +16,7 @@ from quarl.bench.actorq_throughput import breakdown, throughput
 from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style
 
 Rows = Sequence[Mapping[str, Any]]

@@ -12,7 +12,7 @@ from quarl.bench.mixed_precision_learning import learning
 from quarl.commands import terminal
 from quarl.config import MixedPrecisionConfig
 from quarl.envs import resolve
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 from quarl.report import schema
 
 TITLES = {"updates": "An update of DQN on images", "learning": "Returns of DQN trained in mixed precision"}

@@ -10,9 +10,9 @@ from quarl import precisions
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
+from quarl.folder import write_bytes
 from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
 from quarl.policy import foreign, load
-from quarl.policy.artifact import write_bytes
 from quarl.policy.foreign import models
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import LayerWeights, of_policy

@@ -11,9 +11,9 @@ from quarl import energy, precisions
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
+from quarl.folder import write_bytes
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
-from quarl.policy.artifact import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import of_policy
 from quarl.precisions import Cell

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 from quarl.report import page, schema, style, tables
 from quarl.report.columns import signed
 from quarl.report.markdown import to_markdown

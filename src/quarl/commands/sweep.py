@@ -10,8 +10,7 @@ from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
-from quarl.folder import locked
-from quarl.policy.artifact import write_bytes
+from quarl.folder import locked, write_bytes
 from quarl.report import schema, style
 from quarl.report.sweep_figure import return_against_bits
 from quarl.study import bits, bits_rows

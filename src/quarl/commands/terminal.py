@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Row
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
+from quarl.folder import write_parts
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.manifest import grid, number, one_of, reals, size
 from quarl.policy.operators import (
@@ -78,12 +78,7 @@ def to_bytes(policy: Policy) -> bytes:
 
 def write(policy: Policy, path: str | os.PathLike[str]) -> None:
     """Saves the policy; a crash at any moment leaves either the old file or the new one, whole."""
-    _write(pieces(*_contents(policy)), Path(path))
-
-
-def write_bytes(data: bytes, path: Path) -> None:
-    """Replaces the file at `path` by `data` in one step."""
-    _write([data], path)
+    write_parts(pieces(*_contents(policy)), Path(path))
 
 
 def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
@@ -123,36 +118,6 @@ def _plain(value: Any) -> Any:
 
 def _digest(array: Array) -> str:
     return hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
-
-
-def _write(parts: Iterable[Bytes], path: Path) -> None:
-    """Writes a temporary file, then puts it at `path`: fsync, rename, fsync of the folder."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise QuarlError(
-            f"cannot write {path}: {error.strerror}; choose a folder that exists and is writable"
-        ) from None
-    temporary = Path(name)
-    try:
-        with open(descriptor, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise QuarlError(f"cannot write {path}: {error}; nothing was changed") from None
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: str | os.PathLike[str]) -> Policy:

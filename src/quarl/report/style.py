@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 
 INK = "#24292e"
 """Text and axes. A page replaces it with its own text colour, so it is used for nothing else."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quarl import engines
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
-from quarl.policy.artifact import write_bytes
+from quarl.folder import write_bytes
 from quarl.policy.container import read_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.npz import read_npz

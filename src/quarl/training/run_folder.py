@@ -22,6 +22,7 @@ from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.config.options import options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
+from quarl.folder import write_bytes
 from quarl.policy import artifact, zoo
 from quarl.policy.container import read_bytes
 from quarl.policy.graph import QuantizedPolicy
@@ -81,11 +82,11 @@ class RunFolder:
         args = {**options_of(config), "env": env_id, "log_folder": str(config.folder), "env_kwargs": None}
         for name, values in (("config.yml", written), ("args.yml", args)):
             text = yaml.safe_dump(plain(dict(values)), sort_keys=True)
-            artifact.write_bytes(text.encode(), self.settings / name)
+            write_bytes(text.encode(), self.settings / name)
 
     def write_command(self, config: TrainConfig) -> None:
         """Writes command.txt, which repeats the run."""
-        artifact.write_bytes(config.command_line().encode() + b"\n", self.path / "command.txt")
+        write_bytes(config.command_line().encode() + b"\n", self.path / "command.txt")
 
     def read_config(self) -> dict[str, Any]:
         """The hyper-parameters, as they were written."""
@@ -115,7 +116,7 @@ class RunFolder:
         if integers is not None:
             self.write_integers(integers, quantised.name)
         known = {"mean": mean, "timesteps": model.num_timesteps, "quantised": integers is not None}
-        artifact.write_bytes(yaml.safe_dump(known).encode(), facts)
+        write_bytes(yaml.safe_dump(known).encode(), facts)
 
     def read_best(self) -> tuple[float, int, bool] | None:
         """Mean return, environment steps and whether there are integers of what `write_best` wrote; None: not known."""
@@ -136,7 +137,7 @@ class RunFolder:
         """evaluations.npz: timesteps [K], results and ep_lengths [K, episodes]."""
         buffer = io.BytesIO()
         np.savez(buffer, timesteps=timesteps, results=np.array(returns), ep_lengths=np.array(lengths))
-        artifact.write_bytes(buffer.getvalue(), self.path / "evaluations.npz")
+        write_bytes(buffer.getvalue(), self.path / "evaluations.npz")
 
     def read_evaluations(self) -> tuple[list[int], list[Any], list[Any]]:
         """What `write_evaluations` wrote; empty where it has not yet."""
