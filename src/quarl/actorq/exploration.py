@@ -9,14 +9,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from quarl.errors import UnsupportedError
-from quarl.policy.graph import ActionHead
+from quarl.policy.graph import LOG_STD_RANGE, ActionHead
 
 Array = NDArray[Any]
 EPSILON_POWER = 7.0
 """The ladder's alpha of Ape-X (Horgan et al. 2018, section 4.1)."""
 NOISE_ROWS = 512
-LOG_STD = (-20.0, 2.0)
-"""Stable-Baselines3's clamp of SAC's log_std."""
 
 
 def ladder(kind: str, num_actors: int, sigma: float) -> list[float]:
@@ -65,7 +63,7 @@ class Explorer:
         if self.kind == "gaussian":
             mean, log_std = np.split(outputs, 2, axis=1)
             noise = self._rng.standard_normal(mean.shape, np.float32)
-            return self._unscaled(np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD)) * noise))
+            return self._unscaled(np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD_RANGE)) * noise))
         scaled = np.tanh(outputs)
         if self.rung:
             scaled += self._next_noise(len(scaled))

@@ -20,6 +20,7 @@ from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
+from quarl.config.values import check_margin
 from quarl.errors import QuarlError
 from quarl.quant.spec import Mode, QuantSpec
 
@@ -82,8 +83,7 @@ class PtqConfig(ModelConfig, MeteredConfig):
     def check(self) -> None:
         super().check()
         at_least_one(episodes=self.episodes, workers=self.workers)
-        if not 0 < self.margin < 100:
-            raise QuarlError(f"--margin is a percentage between 0 and 100, got {self.margin:g}")
+        check_margin(self.margin)
         if not self.bits or not self.scheme:
             raise QuarlError("--bits and --scheme need at least one name each, as in --bits fp32 8 4 --scheme default")
         self.specs()

@@ -19,7 +19,7 @@ from quarl.config.base import (
     hyperparameters,
     zero_is_off,
 )
-from quarl.config.values import check_types
+from quarl.config.values import check_types, layer_widths
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -208,12 +208,7 @@ class ActorQConfig(MeteredConfig):
 
     def hidden(self) -> list[int] | None:
         """`net_arch` as numbers."""
-        if self.net_arch is None:
-            return None
-        words = self.net_arch.split(",")
-        if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
-            raise QuarlError(f"--net-arch {self.net_arch!r} is not a list of layer widths 1..65536, as in 256,256")
-        return [int(word) for word in words]
+        return None if self.net_arch is None else layer_widths(self.net_arch, "--net-arch")
 
     def hyperparameters(self) -> dict[str, Any]:
         """`params` by name."""

@@ -11,6 +11,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, arg, subcommand
 from quarl.config.actorq import ActorQConfig
 from quarl.config.base import MeteredConfig, Output, at_least_one
 from quarl.config.mixed_precision import MixedPrecisionConfig
+from quarl.config.values import layer_widths
 from quarl.errors import QuarlError, UnsupportedError
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
@@ -54,13 +55,7 @@ class LatencyConfig(MeteredConfig):
 
     def hidden(self) -> list[tuple[int, ...]]:
         """`widths` as numbers."""
-        networks = []
-        for text in self.widths:
-            words = text.split(",")
-            if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
-                raise QuarlError(f"--widths {text!r} is not a list of layer widths 1..65536, as in 256,256")
-            networks.append(tuple(map(int, words)))
-        return networks
+        return [tuple(layer_widths(text, "--widths")) for text in self.widths]
 
 
 @dataclass(frozen=True, kw_only=True)

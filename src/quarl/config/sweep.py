@@ -11,6 +11,7 @@ from tyro.conf import arg
 
 from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder
 from quarl.config.train import TrainConfig
+from quarl.config.values import check_margin
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec, Ranges
@@ -75,8 +76,7 @@ class SweepConfig(MeteredConfig):
             raise QuarlError("--bits and --methods need at least one name each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise QuarlError(f"unknown method {unknown[0]!r}; use {' and '.join(METHODS)}")
-        if not 0 < self.margin < 100:
-            raise QuarlError(f"--margin is a percentage between 0 and 100, got {self.margin:g}")
+        check_margin(self.margin)
         if not self.minutes >= 0:
             raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
         named: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Types of options: a study's file gives them too, and can say anything."""
+"""Checks of values that several verbs take; of types too, as a study's file gives options and can say anything."""
 
 from __future__ import annotations
 
@@ -26,3 +26,17 @@ def check_types(config: Any) -> None:
 
 def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
     return (value is None and NoneType in kinds) or type(value) in kinds or (type(value) is int and float in kinds)
+
+
+def layer_widths(text: str, flag: str) -> list[int]:
+    """ "256,128" as numbers; QuarlError, naming the flag, where it is no list of such."""
+    words = text.split(",")
+    if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
+        raise QuarlError(f"{flag} {text!r} is not a list of layer widths 1..65536, as in 256,256")
+    return [int(word) for word in words]
+
+
+def check_margin(margin: float) -> None:
+    """Refuses what is no loss that could be acceptable, in percent."""
+    if not 0 < margin < 100:
+        raise QuarlError(f"--margin is a percentage between 0 and 100, got {margin:g}")
