@@ -19,7 +19,7 @@ from torch import nn
 
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy import sb3
+from quarl.policy import load
 from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy
 from quarl.policy.operators import Dense, Normalize
@@ -119,7 +119,7 @@ def test_model_zip_and_predict_agree(case: tuple[Any, ...], tmp_path: Path):
     model = build(*case)
     policy = from_model(model)
     model.save(tmp_path / "agent.zip")
-    read = sb3.read(tmp_path / "agent.zip")
+    read = load.read(tmp_path / "agent.zip")
     assert_same(policy, read)
     assert read.provenance.algo == policy.provenance.algo == type(model).__name__.lower()
     observations = sample(np.random.default_rng(1), case[2], 200)
@@ -172,7 +172,7 @@ def test_normalisation_becomes_part_of_the_policy(clip: float, tmp_path: Path):
     (run / "Drift-v0").mkdir(parents=True)
     model.save(run / "Drift-v0.zip")
     env.save(str(run / "Drift-v0/vecnormalize.pkl"))
-    assert_same(policy, sb3.read(run))
+    assert_same(policy, load.read(run))
 
 
 def test_rewards_alone_are_not_normalised_in_the_policy():
@@ -243,7 +243,7 @@ def test_a_policy_class_that_does_more_than_its_networks_is_refused(tmp_path: Pa
         from_model(model)
     model.save(tmp_path / "agent.zip")
     with pytest.raises(UnsupportedError, match="policy class is from"):
-        sb3.read(tmp_path / "agent.zip")
+        load.read(tmp_path / "agent.zip")
 
 
 def test_other_models_and_spaces_are_refused_by_name():

@@ -17,7 +17,7 @@ from stable_baselines3 import A2C, DDPG, DQN, PPO
 
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
-from quarl.policy import sb3
+from quarl.policy import load, sb3, zoo
 from quarl.policy.graph import Policy
 from quarl.policy.operators import Normalize
 from sb3_archives import Still, data_with, edit, space, tensors_with, write_run
@@ -48,7 +48,7 @@ def actions(policy: Policy, observations: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_trained_agent_acts_as_sb3_does(agents: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     algo, env_id = name.split("/")
-    policy = sb3.read_folder(agents / "sb3", algo, env_id)
+    policy = sb3.read_zip(zoo.find(agents / "sb3", algo, env_id), algo=algo)
     for module in ("", ".spaces", ".spaces.box", ".spaces.discrete"):  # the oracle unpickles gym's old names
         monkeypatch.setitem(sys.modules, f"gym{module}", sys.modules[f"gymnasium{module}"])
     run = agents / "sb3" / algo / f"{env_id}_1"
@@ -76,14 +76,14 @@ def test_a_trained_agent_acts_as_sb3_does(agents: Path, name: str, monkeypatch: 
 
 def test_a_zoo_folder_says_what_the_environment_was(agents: Path):
     for path in ("ppo/HalfCheetahBulletEnv-v0_1", "ppo/HalfCheetahBulletEnv-v0_1/HalfCheetahBulletEnv-v0.zip"):
-        provenance = sb3.read(agents / "sb3" / path).provenance
+        provenance = load.read(agents / "sb3" / path).provenance
         assert provenance.env_id == "HalfCheetahBulletEnv-v0"
         assert provenance.wrappers == (("sb3_contrib.common.wrappers.TimeFeatureWrapper", {}),)
         assert not provenance.stochastic
 
 
 def test_the_best_model_of_a_run_shares_its_statistics(agents: Path):
-    policy = sb3.read(agents / "sb3/a2c/Hopper-v3_1/best_model.zip")
+    policy = load.read(agents / "sb3/a2c/Hopper-v3_1/best_model.zip")
     assert policy.provenance.env_id == "Hopper-v3"
     assert isinstance(policy.ops[0], Normalize)
 
@@ -91,7 +91,7 @@ def test_the_best_model_of_a_run_shares_its_statistics(agents: Path):
 def test_the_wrong_algorithm_is_named(agents: Path, tmp_path: Path):
     shutil.copytree(agents / "sb3/ppo/CartPole-v1_1", tmp_path / "dqn/CartPole-v1_1")
     with pytest.raises(QuarlError, match="it is a ppo agent, not dqn"):
-        sb3.read_folder(tmp_path, "dqn", "CartPole-v1")
+        sb3.read_zip(zoo.find(tmp_path, "dqn", "CartPole-v1"), algo="dqn")
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_small_agent_is_whole(run: Path):
-    policy = sb3.read(run)
+    policy = load.read(run)
     assert [op.name for op in policy.ops] == [
         "observation.normalize",
         "mlp_extractor.policy_net.0",
@@ -115,7 +115,7 @@ def test_the_small_agent_is_whole(run: Path):
 def test_exact_bounds_come_from_the_pickle_not_from_the_rounded_text(run: Path):
     bounds = np.float32([1 / 3, 2 / 3])
     edit(run, data_with(action_space=space(spaces.Box(-bounds, bounds))))
-    assert sb3.read(run).head.high.tolist() == bounds.tolist()
+    assert load.read(run).head.high.tolist() == bounds.tolist()
 
 
 def test_layers_that_old_versions_shared_come_before_the_policy_s_own(run: Path):
@@ -128,9 +128,9 @@ def test_layers_that_old_versions_shared_come_before_the_policy_s_own(run: Path)
         state["mlp_extractor.policy_net.0.bias"] = torch.zeros(4)
 
     observations = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
-    before = as_float(sb3.read(run), observations)["mlp_extractor.policy_net.0.relu"]
+    before = as_float(load.read(run), observations)["mlp_extractor.policy_net.0.relu"]
     edit(run, tensors_with(share))
-    after = as_float(sb3.read(run), observations)["mlp_extractor.policy_net.0.relu"]
+    after = as_float(load.read(run), observations)["mlp_extractor.policy_net.0.relu"]
     np.testing.assert_allclose(after, 2 * before, rtol=1e-6)
 
 
@@ -139,13 +139,13 @@ def test_an_actor_with_continuous_actions_cannot_be_discrete(run: Path):
     model.save(run / "Still-v0.zip")
     edit(run, data_with(action_space=space(spaces.Discrete(2))))
     with pytest.raises(QuarlError, match="Discrete, which ddpg cannot have"):
-        sb3.read(run)
+        load.read(run)
 
 
 def test_ddpg_and_td3_share_a_network_and_go_by_the_name_that_is_asked_for(run: Path):
     model = DDPG("MlpPolicy", Still(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,))), buffer_size=10, device="cpu")
     model.save(run / "Still-v0.zip")
-    assert sb3.read(run).provenance.algo == "ddpg"
+    assert load.read(run).provenance.algo == "ddpg"
     with pytest.raises(QuarlError, match="it is a ddpg agent, not qrdqn"):
         sb3.read_zip(run / "Still-v0.zip", algo="qrdqn")
     assert sb3.read_zip(run / "Still-v0.zip", algo="td3").provenance.algo == "td3"

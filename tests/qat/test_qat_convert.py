@@ -15,7 +15,7 @@ from quarl import engines, qat
 from quarl.algorithms.d4pg import D4PG
 from quarl.engines.reference import Reference
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy import sb3
+from quarl.policy import load
 from quarl.policy.artifact import read, write
 from quarl.qat.layers import QatConv2d
 
@@ -211,7 +211,7 @@ def test_a_converted_policy_is_saved_and_read_like_any_other(tmp_path: Any):
 def test_the_float_policy_in_a_zip_is_read_without_running_anything(algo: str, tmp_path: Any):
     model = trained(algo, qat.QatSpec.parse("w4a8", ranges="lsq"))
     model.save(tmp_path / "model.zip")
-    policy = sb3.read(tmp_path / "model.zip")
+    policy = load.read(tmp_path / "model.zip")
     assert policy.provenance.algo == algo
     weights = {op.name: op.weight for op in policy.linear}
     for name, weight in weights.items():

@@ -50,17 +50,16 @@ ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
 """The classes in the zoo's own module utils; like the library's, they keep the default activation."""
 
 
-def read_sb2(path: str | Path, algo: str | None = None, env_id: str | None = None) -> Policy:
+def read_sb2(path: str | Path, algo: str | None = None) -> Policy:
     """The policy in a Stable-Baselines 2 file; the environment and its statistics come from the zoo's files beside it.
 
-    algo: what the file is said to hold; QuarlError where it holds another algorithm. env_id: the environment, where
-    the file is not called after it.
+    algo: what the file is said to hold; QuarlError where it holds another algorithm.
     """
     path = Path(path)
     data, arrays = contents(path)
     try:
         with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
-            return _policy(data, arrays, zoo.read_settings(path), algo and algo.lower(), env_id)
+            return _policy(data, arrays, zoo.read_settings(path), algo and algo.lower())
     except QuarlError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
@@ -125,7 +124,6 @@ def _policy(
     arrays: list[Array] | dict[str, Array],
     settings: zoo.Settings,
     asked: str | None,
-    env_id: str | None,
 ) -> Policy:
     algo = _algorithm(data, asked)
     kwargs = data.get("policy_kwargs")
@@ -162,7 +160,7 @@ def _policy(
         head=action_head(actions, "action_space", squashed=algo == "ddpg", log_std=log_std),
         provenance=Provenance(
             algo=algo,
-            env_id=env_id or settings.env_id,
+            env_id=settings.env_id,
             env_kwargs=settings.env_kwargs,
             wrappers=settings.wrappers,
             stochastic=algo in ("a2c", "ppo2"),  # the zoo's enjoy.py: value-based agents act greedily, others sample

@@ -25,17 +25,6 @@ from quarl.policy.weights import read_tensors
 Array = NDArray[Any]
 
 
-def read(path: str | Path) -> Policy:
-    """The policy in an SB3 zip, or in the folder of one zoo run."""
-    path = Path(path)
-    return read_zip(zoo.find_in_run(path) if path.is_dir() else path)
-
-
-def read_folder(folder: str | Path, algo: str, env_id: str) -> Policy:
-    """The policy of the latest run of `algo` on `env_id` in a zoo folder."""
-    return read_zip(zoo.find(folder, algo.lower(), env_id), algo=algo.lower())
-
-
 def read_zip(path: str | Path, *, algo: str = "") -> Policy:
     """The policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
 
