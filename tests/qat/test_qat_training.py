@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from learners import ALGORITHMS, make
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
 from quarl import qat
+from quarl.api import Agent
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import follow
+from quarl.quant.training import QatSpec
 
 STEPS = 256
 
@@ -268,3 +271,37 @@ def test_what_cannot_be_prepared_is_refused_by_name():
 def test_bits_out_of_range_are_refused(bits: str):
     with pytest.raises(QuarlError):
         qat.QatSpec.parse(bits)
+
+
+class Still(gymnasium.Env[Any, Any]):
+    """Shows the same number for ever."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, shown: float) -> None:
+        self.shown = np.full(2, shown, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.shown, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self.shown, float(action), self.steps == 5, False, {}
+
+
+@pytest.mark.parametrize("shown", [0.5, 0.0, -0.5])
+@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
+def test_ranges_of_one_number_have_grids(shown: float, ranges: Any):
+    relu = {"activation_fn": torch.nn.ReLU, "net_arch": [3]}
+    model = A2C("MlpPolicy", Still(shown), policy_kwargs=relu, seed=0, device="cpu")
+    with torch.no_grad():
+        model.policy.mlp_extractor.policy_net[0].bias.fill_(-1.5)  # no ReLU of the layer ever passes anything
+    qat.prepare(model, QatSpec.parse("w8a8", ranges=ranges))
+    model.learn(100, callback=qat.QuantDelay(50))
+    assert qat.is_ready(model)
+    policy = Agent(qat.convert(model))
+    seen = np.full((1, 2), shown, np.float32)
+    assert policy.predict(seen)[0] == model.predict(seen, deterministic=True)[0]

@@ -49,6 +49,13 @@ def test_what_is_simulated_has_no_latency(rows):
     left, _ = figures.gains(rows, "").axes
     assert [np.isnan(bar.get_height()) for bar in left.patches] == [False, False, False, True, False]
     assert [text.get_text().strip() for text in left.texts] == ["simulated"]
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["fp32", "fp16", "int8", "int4", "int2"]
+    low, high = left.get_xlim()
+    assert low < 0 < left.texts[0].get_position()[0] < high
+    for row in rows:
+        row["measured"] = False
+    left, _ = figures.gains(rows, "").axes
+    assert len(left.texts) == len(left.get_xticklabels()) == 5
     assert style.to_svg(figures.gains(rows, "")).endswith("</svg>\n")
 
 

@@ -129,7 +129,10 @@ def test_a_delay_is_compared_with_the_tuned_length_where_none_is_given(tmp_path:
 
 
 def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
-    assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path)]) == 0
+    rows = tmp_path / "rows-of-another-run.json"
+    rows.write_text('{"rows": ["old"]}')
+    assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path / "out"), "--json", str(rows)]) == 0
+    assert json.loads(rows.read_text())["rows"] == []
     assert "2 trainings to go" in capsys.readouterr().out
 
 

@@ -55,7 +55,7 @@ def looked(tmp_path, monkeypatch):
         for model.num_timesteps, mean in evaluations:
             played = SimpleNamespace(returns=np.full(2, mean), lengths=np.full(2, 5))
             monkeypatch.setattr(found, "_play", lambda policy, stream, played=played: played)
-            found.look(model)
+            found.keep(model, found.look(model))
         return found
 
     return look
@@ -104,7 +104,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
         return evaluate(*args, **kwargs)
 
     monkeypatch.setattr("quarl.training.judge.evaluate", flaky)
-    assert found.look(model) > 0
+    assert found.keep(model, found.look(model)) > 0
     failures += [KeyError("lost"), KeyError("lost")]
     assert found.look(model) is None
     assert (found.timesteps, failures) == ([0], [])

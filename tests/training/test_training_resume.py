@@ -25,6 +25,7 @@ from quarl.errors import QuarlError
 from quarl.policy import load
 from quarl.training import steward, stretches
 from quarl.training.replay import StoredReplay
+from quarl.training.run_folder import RunFolder
 from quarl.training.session import Session
 
 
@@ -141,6 +142,24 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
     assert load.read(tmp_path / f"logs/{algo}/CartPole-v1_1").provenance.algo == algo
     assert signal.getsignal(signal.SIGINT) is before
     assert main([*command.split(), "--json", "row.json"]) == 0
+
+
+def test_ctrl_c_while_the_best_agent_is_written_leaves_it_whole(tmp_path, capsys, monkeypatch):
+    plain = RunFolder.write_agent
+
+    def interrupted(self, model, name=None):
+        path = plain(self, model, name)
+        if name is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+        return path
+
+    monkeypatch.setattr(RunFolder, "write_agent", interrupted)
+    assert main(words("dqn", "CartPole-v1", 1000, "--eval-freq", "200", "--eval-episodes", "2")) == 130
+    run = RunFolder(tmp_path / "logs/dqn/CartPole-v1_1", "CartPole-v1")
+    mean, steps, _ = run.read_best()
+    timesteps, returns, _ = run.read_evaluations()
+    assert (mean, steps) == (np.mean(returns[-1]), timesteps[-1])
+    assert load.read(run.path / "best_model.zip").provenance.algo == "dqn"
 
 
 def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, monkeypatch):

@@ -122,6 +122,23 @@ def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
     assert not any("vecnormalize.pkl" in line for line in said)
 
 
+def test_a_lone_zip_is_normalised_as_its_statistics_say(tmp_path):
+    options = "normalize:dict(clip_obs=0.5,epsilon=0.01,norm_reward=False)"
+    train(tmp_path, "ppo", "CartPole-v1", 256, options)
+    run = tmp_path / "logs/ppo/CartPole-v1_1"
+    (tmp_path / "pushed").mkdir()
+    (run / "CartPole-v1.zip").rename(tmp_path / "pushed/agent.zip")
+    (run / "CartPole-v1/vecnormalize.pkl").rename(tmp_path / "pushed/vecnormalize.pkl")
+    found = session(tmp_path / "pushed/agent.zip", "ppo", "CartPole-v1")
+    wrapper = found.model.get_vec_normalize_env()
+    assert (wrapper.clip_obs, wrapper.epsilon, wrapper.norm_reward, wrapper.norm_obs) == (0.5, 0.01, False, True)
+    rows = observations(found.model)
+    agent = quarl.load(tmp_path / "pushed/agent.zip")
+    assert np.array_equal(agent.predict(rows)[0], Agent(from_model(found.model)).predict(rows)[0])
+    other = session(tmp_path / "pushed/agent.zip", "ppo", "CartPole-v1", "--params", "normalize:dict(clip_obs=9.0)")
+    assert other.model.get_vec_normalize_env().clip_obs == 9.0
+
+
 def test_a_lone_zip_is_not_normalised_though_the_zoo_would(tmp_path):
     PPO("MlpPolicy", "Acrobot-v1", device="cpu").save(tmp_path / "agent.zip")
     said = []

@@ -26,8 +26,7 @@ def run(config: SweepConfig) -> None:
             played = bits.sweep(config, cells, progress)
     if cells.missing:
         terminal.say(f"the time is over with {cells.missing} trainings to go: repeat the command to go on")
-    if any(one.method == bits.FP32 for one in played):
-        _show(config, played, meter)
+    _show(config, played if any(one.method == bits.FP32 for one in played) else [], meter)
     if cells.failed:
         names = ", ".join(cells.failed)
         raise QuarlError(f"trainings failed: {names}; {config.output / bits.LOG} may say more")
@@ -37,6 +36,9 @@ def _show(config: SweepConfig, played: Sequence[bits.Played], meter: energy.Mete
     about = partial(schema.document, algo=config.algo, env_id=bits.env_id(config), seed=config.seed)
     rows = about("sweep", [row.to_json() for row in bits_rows.rows(config, played)], energy=meter.cost)
     summary = about("sweep summary", [row.to_json() for row in bits_rows.summaries(config, played)])
+    if not played:  # what is compared with float32 agents waits for the first of these
+        terminal.finish(config, rows)
+        return
     title = f"{config.algo} on {bits.env_id(config)}"
     for name, document in (("rows.json", rows), ("summary.json", summary)):
         write_bytes(schema.to_text(document).encode(), config.output / name)

@@ -17,6 +17,8 @@ from quarl.policy.unpickle import read_pickle
 
 Array = NDArray[Any]
 NAME = f"{OBSERVATION}.normalize"
+FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilon")
+"""Arguments of VecNormalize: truths, and numbers."""
 PICKLE_BYTES = 2**28
 """Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
 
@@ -42,6 +44,17 @@ def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
         values: list[Any] = [inner.get(key) for key in ("mean", "var", "count")]
         if all(_real(value) and np.isfinite(value).all() for value in values) and np.ndim(values[2]) == 0:
             found[name] = np.array(values[0], np.float64), np.array(values[1], np.float64), float(values[2])
+    return found
+
+
+def read_options(path: Path) -> dict[str, bool | float]:
+    """VecNormalize's arguments in vecnormalize.pkl, but for the discount, which is the learner's."""
+    saved = _vecnormalize(path).attributes
+    found: dict[str, bool | float] = {name: saved[name] for name in FLAGS if isinstance(saved.get(name), bool)}
+    for name in BOUNDS:
+        value: Any = saved.get(name)
+        if _real(value) and np.ndim(value) == 0 and np.isfinite(value):
+            found[name] = float(value)
     return found
 
 

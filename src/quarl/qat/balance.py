@@ -77,7 +77,7 @@ def balance(table: RangeTable, network: nn.Module, found: Factors, optimizer: An
                 remembered = {} if optimizer is None else optimizer.state.get(parameter, {})
                 if isinstance(remembered.get(name), Tensor):
                     remembered[name].div_(factor**power)
-        if layer.behind is not None:
+        if layer.behind is not None and layer.behind.row in table.seen:
             table.seen_range[layer.behind.row, 1] = (table.extent_of(place) / scale).max()
 
 

@@ -20,6 +20,8 @@ from quarl.quant.training import QatSpec
 
 MOMENTUM = 0.01
 """Weight of the newest batch in the moving average of its extent."""
+UNSEEN = (0.0, -1.0)
+"""The range of a row that has seen nothing: no number lies in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class RangeTable(nn.Module):
         super().__init__()
         self.plan, self.spec = plan, spec
         device = next(iter(layers.values())).weight.device
-        self.register_buffer("running_range", torch.zeros(plan.rows, 2, device=device))
-        self.register_buffer("seen_range", torch.zeros(plan.rows, 2, device=device))
+        self.register_buffer("running_range", torch.tensor([UNSEEN] * plan.rows, device=device).reshape(-1, 2))
+        self.register_buffer("seen_range", self.running_range.clone())
         self.register_buffer("switched_at", torch.tensor(-1.0, dtype=torch.float64, device=device))
         for place, layer in enumerate(plan.layers):
             if layer.feeds:
@@ -77,10 +79,12 @@ class RangeTable(nn.Module):
 
     def observe(self, row: int, x: Tensor) -> None:
         """Moves the range of a row towards the extent of x."""
-        weight = MOMENTUM if row in self.seen else 1.0
+        weight = MOMENTUM if row in self.seen else 1.0  # which makes it the extent, whatever was there
         low, high = x.detach().aminmax()
         ends = self.seen_range[row]
-        if not self.site_of_row[row].relu:  # what is below 0 does not count there
+        if self.site_of_row[row].relu:  # what is below 0 does not count there
+            high = high.clamp(min=0)
+        else:
             ends[0].lerp_(low, weight)
         ends[1].lerp_(high, weight)
         self.seen.add(row)
@@ -133,7 +137,7 @@ class RangeTable(nn.Module):
     def refresh(self) -> None:
         """Reads the state: which rows have been seen, the grids of the ranges in force, whether they act."""
         self.active = bool(self.switched_at >= 0)
-        self.seen = {row for row, (low, high) in enumerate(self.seen_range.tolist()) if low < high}
+        self.seen = {row for row, (low, high) in enumerate(self.seen_range.tolist()) if low <= high}
         ranges = self.running_range.tolist()
         if ranges != self.ranges:
             self.ranges = ranges
@@ -179,11 +183,11 @@ def fixed(site: Site) -> ActivationGrid:
 
 
 def _grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict[int, ActivationGrid]:
-    """The grid of each row that has a range."""
+    """The grid of each row that has a range, be it of one number: of a constant observation, or of dead channels."""
     grids: dict[int, ActivationGrid] = {}
     affine: dict[int, list[int]] = {}
     for row, (low, high) in enumerate(ranges):
-        if low < high:
+        if low <= high:
             site = sites[row]
             wide = wide_grid(max(-low, high), site.bits) if site.wide else None
             if wide is not None:

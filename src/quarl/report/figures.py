@@ -72,6 +72,9 @@ def gains(rows: Sequence[Row], title: str) -> Figure:
         p50[[not row["measured"] for row in rows]] = np.nan  # what simulates a precision says nothing of its speed
         whiskers = [0 * p50, np.maximum(p99 - p50, 0)]
         left.bar(names, p50, color=style.BARS, yerr=whiskers, ecolor=style.MUTED, capsize=2)
+        left.set_xticks(range(len(names)), names)
+        left.set_xlim(-0.6, len(names) - 0.4)  # bars without a height extend no axis
+        left.set_ylim(bottom=0, top=None if np.isfinite(p50).any() else 1)
         for at in np.flatnonzero(np.isnan(p50)):
             left.text(at, 0, " simulated", rotation=90, ha="center", va="bottom", fontsize=7, color=style.MUTED)
         packed = [row["bytes_packed"] / 1000 for row in rows]

@@ -33,8 +33,8 @@ def return_against_bits(summaries: Sequence[Row], rows: Sequence[Row], title: st
             spread = np.array([mean - [row["ci_low"] for row in line], [row["ci_high"] for row in line] - mean])
             label = LABELS[method]
             axes.errorbar(x, mean, yerr=np.maximum(spread, 0), color=colour, capsize=3, fmt="o", label=label)
-            for eight in (True, False):  # no line leads from eight bits of activations to fewer
-                some = [row["precision"].startswith("int") == eight for row in line]
+            for bits in dict.fromkeys(row["bits_activations"] for row in line):
+                some = [row["bits_activations"] == bits for row in line]  # joined where only the weights' bits differ
                 axes.plot(x[some], mean[some], color=colour)
             seeds = [row for row in rows if row["method"] == method]
             at = [order.index(row["precision"]) + shift for row in seeds]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,14 @@ from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.training.hyperparameters import Recipe
 from quarl.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """An evaluation that nothing has been written of."""
+
+    policy: QuantizedPolicy
+    played: Evaluation
 
 
 class Judge:
@@ -53,8 +61,8 @@ class Judge:
             mean, step, self._best_quantised = best
             self.best = mean, step
 
-    def look(self, model: BaseAlgorithm) -> float | None:
-        """The mean return now; evaluations.npz and, where it is the best so far, best_model.zip are written.
+    def look(self, model: BaseAlgorithm) -> Look | None:
+        """The episodes that the model plays now, for `keep`.
 
         None where an environment raised and raised again: that costs the evaluation and not the run.
         """
@@ -69,6 +77,11 @@ class Judge:
                     "training goes on"
                 )
                 return None
+        return Look(policy=policy, played=played)
+
+    def keep(self, model: BaseAlgorithm, look: Look) -> float:
+        """The mean return; evaluations.npz and, where it is the best so far, best_model.zip are written."""
+        policy, played = look.policy, look.played
         self.timesteps.append(model.num_timesteps)
         self._returns.append(played.returns)
         self._lengths.append(played.lengths)

@@ -17,7 +17,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from quarl.algorithms.checkpoint_model import not_finite
 from quarl.errors import QuarlError
 from quarl.interrupt import Interrupts
-from quarl.training.judge import Judge
+from quarl.training.judge import Judge, Look
 from quarl.training.keeper import Keeper
 
 SHOWN_S = 0.1
@@ -112,16 +112,16 @@ class Steward(BaseCallback):
         start = time.perf_counter()
         try:
             check_finite(self.model, self.keeper)
-            if not self.interrupts.attempt(self._evaluate):
+            looked: list[Look | None] = []
+            if not self.interrupts.attempt(lambda: looked.append(self.judge.look(self.model))):
                 raise Stopped
+            if looked[0] is None:
+                return
+            mean = self.judge.keep(self.model, looked[0])  # whole: what is being written is not broken off
+            self.label = f"training, return {mean:.1f}"
+            self.logger.record("eval/mean_reward", mean)
         finally:
             self.paused_s += time.perf_counter() - start
-
-    def _evaluate(self) -> None:
-        if (mean := self.judge.look(self.model)) is None:
-            return
-        self.label = f"training, return {mean:.1f}"
-        self.logger.record("eval/mean_reward", mean)
 
     def save(self) -> None:
         """A checkpoint, off the clock."""

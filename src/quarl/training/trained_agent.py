@@ -25,8 +25,7 @@ from quarl.policy import hub, sb3, zoo
 from quarl.policy.actor import FUNCTIONS, TRAINED_RANGES
 from quarl.policy.container import read_bytes, read_members
 from quarl.policy.graph import Policy
-from quarl.policy.normalizer import read_statistics
-from quarl.policy.operators import Normalize
+from quarl.policy.normalizer import read_options, read_statistics
 from quarl.policy.plain_yaml import read_yaml
 from quarl.policy.weights import read_tensors
 
@@ -73,8 +72,8 @@ class TrainedAgent:
             own = read_yaml(self.settings / "config.yml")
             adapted |= {name: own.get(name) for name in ENVIRONMENT}
             adapted["env_kwargs"] = dict(self.policy.provenance.env_kwargs) or None
-        elif any(isinstance(op, Normalize) for op in self.policy.ops):
-            adapted["normalize"] = adapted.get("normalize") or True
+        elif (statistics := zoo.statistics_file(self.settings, self.path)).is_file():
+            adapted["normalize"] = read_options(statistics)
         elif adapted.get("normalize"):
             adapted["normalize"] = False
             say(f"no vecnormalize.pkl beside {self.path}: observations are not normalised")
