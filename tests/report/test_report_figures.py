@@ -40,7 +40,11 @@ def test_figures_of_float_rows_alone_can_be_drawn(rows):
 
 
 def test_gains_show_the_first_scheme_only(rows):
-    left, _ = figures.gains(rows, "").axes
+    left, right = figures.gains(rows, "").axes
+    assert [axes.get_title(loc="left") for axes in (left, right)] == [
+        "latency, µs (median, whisker to p99)",
+        "size, kB",
+    ]
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["fp32", "fp16", "int8", "int4", "int2"]
 
 

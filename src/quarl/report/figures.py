@@ -77,6 +77,7 @@ def gains(rows: Sequence[Row], title: str) -> Figure:
         left.set_ylim(bottom=0, top=None if np.isfinite(p50).any() else 1)
         for at in np.flatnonzero(np.isnan(p50)):
             left.text(at, 0, " simulated", rotation=90, ha="center", va="bottom", fontsize=7, color=style.MUTED)
+        left.set_title("latency, µs (median, whisker to p99)")
         packed = [row["bytes_packed"] / 1000 for row in rows]
         right.bar(names, [row["bytes"] / 1000 for row in rows], color=style.MUTED, alpha=0.5, label="file")
         right.bar(names, packed, width=0.45, color=style.BARS, label="packed")
