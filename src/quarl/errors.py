@@ -22,6 +22,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def in_one_line(error: BaseException) -> str:
+    """What raised and what it said, for a message about what others have raised."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 class QuarlError(Exception):
     """A mistake outside the program: a bad file, name or number. The command line prints it and exits with 2."""
 

@@ -23,7 +23,7 @@ from quarl.envs import make_for, resolve
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, in_one_line
 from quarl.policy.graph import Policy, QuantizedPolicy
 
 Array = NDArray[Any]
@@ -151,7 +151,7 @@ def once_more(play: Callable[[], Evaluation], say: Callable[[str], None]) -> Eva
     except QuarlError:
         raise
     except Exception as error:  # whatever a simulator raises
-        say(f"an evaluation begins again ({type(error).__name__}: {' '.join(str(error).split())})")
+        say(f"an evaluation begins again ({in_one_line(error)})")
         return play()
 
 

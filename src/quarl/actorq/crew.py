@@ -25,7 +25,8 @@ class Crew:
         shared: dict[str, Any] = {"memory": memory.path, "blocks": memory.blocks}
         rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
         cores = _cores(config.actors, config.learner_threads, alone=memory.alone())
-        logs = {name: config.output / f"{name}.log" for name in ("learner", "publisher")}
+        names = ("learner", "publisher", *(f"actor-{i}" for i in range(config.actors)))
+        logs = {name: config.output / f"{name}.log" for name in names}
         self.learner = Child(
             "learner", learner.main, LearnerSpec(config=config, cores=cores[0], **shared), logs["learner"]
         )
@@ -50,10 +51,10 @@ class Crew:
                     rung=rungs[i],
                     seed=config.seed,
                     cores=cores[1 + i],
-                    log=config.output / f"actor-{i}.log",
+                    log=logs[f"actor-{i}"],
                     **shared,
                 ),
-                config.output / f"actor-{i}.log",
+                logs[f"actor-{i}"],
             )
             for i in range(config.actors)
         ]

@@ -14,6 +14,7 @@ from quarl.actorq.ledger import Actor
 from quarl.envs import make
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
+from quarl.errors import in_one_line
 
 Array = NDArray[Any]
 MADE_BITS = 12
@@ -76,7 +77,7 @@ class Environments:
         self._cells[Actor.ERRORS] += 1
         self._raised += 1
         if self._raised == 1:
-            self._say(f"an environment raised {type(error).__name__}: {' '.join(str(error).split())}; it is made anew")
+            self._say(f"an environment raised {in_one_line(error)}; it is made anew")
         self._cells[Actor.DROPPED] += self.episode[k][0]
         with contextlib.suppress(Exception):  # it is broken as it is
             self.envs[k].close()

@@ -27,7 +27,7 @@ from quarl.actorq.segment import segment_dtype
 from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, in_one_line
 from quarl.folder import locked
 from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
@@ -185,8 +185,7 @@ class Supervisor:
         try:
             whole = self._evaluate(last=True)
         except Exception as error:  # of a simulator, twice
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            return 1, f"the last evaluation failed ({reason}); {there}"
+            return 1, f"the last evaluation failed ({in_one_line(error)}); {there}"
         return (0, "") if whole else self._stopped(f"in its last evaluation; {there}")
 
     def _evaluate(self, *, last: bool = False) -> bool:
@@ -209,8 +208,7 @@ class Supervisor:
         except Exception as error:  # whatever a simulator raises
             if last:
                 raise
-            reason = " ".join(str(error).split())
-            self.say(f"an evaluation is left out ({type(error).__name__}: {reason}); training goes on")
+            self.say(f"an evaluation is left out ({in_one_line(error)}); training goes on")
             return True
 
     def _catch_up(self) -> bool:

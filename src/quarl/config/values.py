@@ -29,7 +29,7 @@ def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
 
 
 def layer_widths(text: str, flag: str) -> list[int]:
-    """ "256,128" as numbers; QuarlError, naming the flag, where it is no list of such."""
+    """The numbers of a text like 256,128; QuarlError, naming the flag, where it is no list of such."""
     words = text.split(",")
     if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
         raise QuarlError(f"{flag} {text!r} is not a list of layer widths 1..65536, as in 256,256")

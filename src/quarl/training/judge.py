@@ -20,6 +20,7 @@ from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.config import TrainConfig
 from quarl.envs import resolve
 from quarl.envs.seeds import Stream
+from quarl.errors import in_one_line
 from quarl.evaluate import Evaluation, evaluate, once_more
 from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -71,11 +72,8 @@ class Judge:
             try:
                 played = self._play(policy, "development")
             except Exception as error:  # whatever a simulator raises
-                reason, steps = " ".join(str(error).split()), model.num_timesteps
-                self._say(
-                    f"the evaluation after {steps:,} steps is left out ({type(error).__name__}: {reason}); "
-                    "training goes on"
-                )
+                steps = model.num_timesteps
+                self._say(f"the evaluation after {steps:,} steps is left out ({in_one_line(error)}); training goes on")
                 return None
         return Look(policy=policy, played=played)
 
