@@ -71,7 +71,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Said of a cell whose process has ended: what it said before, or its exit code."""
+    """Said of a cell: its outcome, or the exit code of its process that ended without one."""
 
     key: str
     outcome: Outcome | None
@@ -108,12 +108,19 @@ def keep(link: Connection, life: Connection, home: Home) -> None:
     gc.collect()
     gc.freeze()
     cells: dict[Connection, tuple[str, int]] = {}
+    leaving: set[int] = set()
     while True:
         for source in wait([link, *cells]):
             assert isinstance(source, Connection)
             if source in cells:
                 key, process = cells.pop(source)
-                link.send(_over(source, key, process))
+                outcome = _said(source)
+                if outcome is None:
+                    link.send(Over(key, None, _exit_code(process)))
+                else:  # letting go of its memory takes it milliseconds, in which the next may begin
+                    link.send(Over(key, outcome, 0))
+                    leaving.add(process)
+                leaving = {process for process in leaving if not os.waitpid(process, os.WNOHANG)[0]}
                 continue
             try:
                 job = link.recv()
@@ -165,10 +172,14 @@ def _fork(job: Play, held: _Held, link: Connection, life: Connection) -> tuple[C
     return source, process
 
 
-def _over(source: Connection, key: str, process: int) -> Over:
-    outcome: Outcome | None = None
-    with contextlib.suppress(EOFError, OSError):
-        outcome = source.recv()
-    source.close()
+def _said(source: Connection) -> Outcome | None:
+    """The outcome that a cell's process sends before it ends, if it comes to that."""
+    with contextlib.closing(source), contextlib.suppress(EOFError, OSError):
+        outcome: Outcome = source.recv()
+        return outcome
+    return None
+
+
+def _exit_code(process: int) -> int:
     _, status = os.waitpid(process, 0)
-    return Over(key, outcome, os.waitstatus_to_exitcode(status))
+    return os.waitstatus_to_exitcode(status)

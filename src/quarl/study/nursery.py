@@ -7,6 +7,7 @@ runner holds the other end of.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -82,6 +83,8 @@ def _nurse(
     print_to(log)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a household ended: its link says it
     _load(env_ids, wrappers)
+    gc.collect()
+    gc.freeze()  # a household has only what is its own to go through
     here = os.getpid()
     while True:
         try:
