@@ -262,6 +262,11 @@ def test_the_reference_bounds_the_other_arms(tmp_path, trainings):
     assert (fp32.final_return, fp32.final_return_quantised, fp32.target) == (110.0, 109.0, 100.0)
 
 
+def test_a_task_may_bound_its_runs_lower(tmp_path, trainings):
+    rows_of(protocol(tmp_path, cap_minutes=0.05), tmp_path)
+    assert [cap_s for *_, cap_s in trainings] == [3.0, 3.0, 3.0]
+
+
 def test_derived_seconds_are_updates_times_the_arm_s_pace(tmp_path, trainings):
     path = protocol(tmp_path, arms=["int8", "fp32"], derived=["torch-fp32"], seeds=[0, 1])
     rows = rows_of(path, tmp_path)

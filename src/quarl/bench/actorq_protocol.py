@@ -40,6 +40,8 @@ class Task:
     derived: tuple[str, ...] = ()
     """Arms whose seconds are the updates of the derived_from arm times their own measured seconds of an update."""
     seeds: tuple[int, ...]
+    cap_minutes: float
+    """Every run ends, censored, after so much training time."""
     also_samples_per_insert: tuple[float, ...] = ()
     """Other ratios, for each arm's best one; with the seeds of also_seeds."""
     also_seeds: tuple[int, ...] = ()
@@ -82,8 +84,6 @@ class Protocol:
     derived_from: str
     cap_times: float
     """Other arms end, censored, at so many times the reference's seconds."""
-    cap_minutes: float
-    """Every run ends, censored, after so much training time."""
     window_s: float
     """Of training, in which derived arms' seconds of an update are measured."""
     tasks: tuple[Task, ...]
@@ -126,7 +126,6 @@ def _protocol(found: Mapping[str, Any]) -> Protocol:
         reference=str(found["reference"]),
         derived_from=str(found["derived_from"]),
         cap_times=float(found["cap_times"]),
-        cap_minutes=float(found["cap_minutes"]),
         window_s=float(found["window_s"]),
         tasks=tasks,
     )
@@ -157,6 +156,7 @@ def _task(name: str, entry: Mapping[str, Any], found: Mapping[str, Any], common:
         arms=tuple(map(str, entry.get("arms", found["arms"]))),
         derived=tuple(map(str, entry.get("derived", ()))),
         seeds=tuple(map(int, entry.get("seeds", found["seeds"]))),
+        cap_minutes=float(entry.get("cap_minutes", found["cap_minutes"])),
         also_samples_per_insert=tuple(map(float, entry.get("also_samples_per_insert", ()))),
         also_seeds=tuple(map(int, entry.get("also_seeds", ()))),
     )

@@ -77,7 +77,7 @@ def _seed(
 
     own_s: at another ratio than the task's, seconds of each arm at the task's: beyond them this one is not its best.
     """
-    longest_s = 60 * protocol.cap_minutes
+    longest_s = 60 * task.cap_minutes
     missing = cells.missing
     reference = _trained(task, protocol.reference, ratio, seed, own_s.get(protocol.reference, longest_s), cells)
     if reference is None:
