@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ import torch
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 
+from quarl.algorithms.checkpoint import export
 from quarl.envs.seeds import episode_seed
-from quarl.errors import QuarlError
 
 ENV_ID = "CartPole-v1"
 SOLVED = 475.0
@@ -59,7 +57,7 @@ def train(path: Path, seed: int = 0, progress: Callable[[str, int], None] = lamb
     finally:
         torch.set_num_threads(threads)
     agent.policy.load_state_dict(keeper.best)
-    _save(agent, path)
+    export(path.parent, agent, path.name)
     return agent.num_timesteps
 
 
@@ -107,15 +105,3 @@ class _Keeper(BaseCallback):
                 if terminated or truncated:
                     live.remove(index)
         return float(returns.mean())
-
-
-def _save(agent: DQN, path: Path) -> None:
-    """The agent's zip, whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
-            whole = Path(folder) / path.name
-            agent.save(whole)
-            os.replace(whole, path)
-    except OSError as error:
-        raise QuarlError(f"cannot write {path}: {error.strerror}; choose another folder with -o") from None

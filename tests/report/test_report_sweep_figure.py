@@ -19,7 +19,11 @@ def test_no_line_leads_to_other_bits_of_activations():
         }
         for place, name in enumerate(names)
     ]
-    axes = return_against_bits(summaries, [{**row, "seed": 0} for row in summaries], "some").axes[0]
+    axes = return_against_bits(
+        summaries, [{**row, "seed": 0, "measured": row["precision"] != "w6a6"} for row in summaries], "some"
+    ).axes[0]
     lines = [line for line in axes.get_lines() if line.get_linestyle() == "-"]
     assert [list(line.get_ydata()) for line in lines] == [[0.0, 10.0], [20.0], [30.0, 40.0]]
+    (hollow,) = (line for line in axes.get_lines() if line.get_markerfacecolor() == "white")
+    assert list(hollow.get_ydata()) == [20.0]
     assert [label.get_text() for label in axes.get_xticklabels()] == list(names)

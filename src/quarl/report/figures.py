@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from quarl.inspection import Layer
 from quarl.quant.spec import FLOAT_BITS
-from quarl.report import style
+from quarl.report import precision_lines, style
 from quarl.report.schema import Row
 
 MAX_LAYERS = 8
@@ -29,35 +29,22 @@ def sweet_spot(rows: Sequence[Row], title: str) -> Figure:
     with style.look():
         drawn = style.figure(7.2, 3.8)
         axes = drawn.add_subplot()
-        axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
-        axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label="fp32, 95 % interval shaded")
+        precision_lines.band(axes, base, "fp32, 95 % interval shaded")
         axes.axhline(
             floor, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)), label=f"{base['margin_pct']:g} % below"
         )
         floats = [row for row in rows if row["precision"] in FLOAT_BITS]
         groups = _by_scheme(rows)
         for number, (scheme, members) in enumerate(groups.items()):
-            # side by side, so that intervals of different schemes do not hide one another
-            shift = 0.12 * (number - (len(groups) - 1) / 2)
-            _line(axes, members, order, shift, style.SERIES[number % len(style.SERIES)], scheme)
-        _line(axes, floats, order, 0.0, style.MUTED, "float formats")
+            shift, colour = precision_lines.shift(number, len(groups)), style.SERIES[number % len(style.SERIES)]
+            precision_lines.line(axes, members, order, shift=shift, colour=colour, label=scheme)
+        precision_lines.line(axes, floats, order, shift=0.0, colour=style.MUTED, label="float formats")
         axes.set_xticks(range(len(order)), order)
         axes.set_xlabel("precision of the weights")
         axes.set_ylabel(f"return ({base['episodes']} episodes)")
         axes.set_title(title)
         axes.legend(loc="best", fontsize=8)
     return drawn
-
-
-def _line(axes: Axes, rows: Sequence[Row], order: Sequence[str], shift: float, colour: str, label: str) -> None:
-    rows = sorted(rows, key=lambda row: order.index(row["precision"]))
-    x = np.array([order.index(row["precision"]) for row in rows]) + shift
-    mean = np.array([row["mean"] for row in rows])
-    spread = np.array([mean - [row["ci_low"] for row in rows], [row["ci_high"] for row in rows] - mean])
-    axes.errorbar(x, mean, yerr=np.maximum(spread, 0), color=colour, capsize=3, elinewidth=1.2, label=label)
-    for at, row in zip(x, rows, strict=True):
-        face = colour if row["measured"] else "white"
-        axes.plot(at, row["mean"], "o", color=colour, markersize=6, markerfacecolor=face, zorder=3)
 
 
 def gains(rows: Sequence[Row], title: str) -> Figure:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from quarl.quant.spec import FLOAT_BITS, QuantSpec
-from quarl.report import style
+from quarl.report import precision_lines, style
 from quarl.report.columns import signed
+from quarl.report.precision_lines import width
 from quarl.report.schema import Row
 
 COLUMNS = 3
 """Panels side by side."""
 LINEAR_PCT = 10.0
 """Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
-SHIFT = 0.09
-"""Between lines of one panel, in precisions."""
+POINT = 3.0
+"""Size of a point, as small as the panels."""
 TICKS_PCT = (-1000, -100, -10, 0, 10, 100, 1000)
 SPREADS: Mapping[str, str] = {
     "range": "largest minus smallest weight",
@@ -61,50 +61,28 @@ def _agent(row: Row) -> tuple[str, str, str]:
 def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
     """lines: colours by label, shared by all panels; labels that are new here are added."""
     for base in (row for row in rows if row["method"] == "fp32"):
-        axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.3, linewidth=0)
-        axes.axhline(base["mean"], color=style.MUTED, linewidth=1)
+        precision_lines.band(axes, base)
     others = [
         {**row, "precision": QuantSpec.parse(row["precision"]).precision}  # w8a8 is int8
         for row in rows
         if row["method"] in ("ptq", "qat")
     ]
-    order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
+    order = sorted({row["precision"] for row in others}, key=width, reverse=True)
     integers = [row for row in others if row["precision"] not in FLOAT_BITS]
     labels = list(dict.fromkeys(_line(row) for row in integers))
     for number, label in enumerate(labels):
         colour = lines.setdefault(label, style.SERIES[len(lines) % len(style.SERIES)])
         members = [row for row in integers if _line(row) == label]
-        members.sort(key=lambda row: order.index(row["precision"]))
-        # side by side, so that intervals of different schemes do not hide one another
-        shift = SHIFT * (number - (len(labels) - 1) / 2)
-        # points are joined where only the weights' bits differ
-        for activations in dict.fromkeys(_width(row["precision"])[1] for row in members):
-            some = [row for row in members if _width(row["precision"])[1] == activations]
-            _points(axes, some, order, shift, colour, "o-")
+        shift = precision_lines.shift(number, len(labels))
+        precision_lines.line(axes, members, order, shift=shift, colour=colour, size=POINT)
     if floats := [row for row in others if row["precision"] in FLOAT_BITS]:
-        _points(axes, floats, order, 0.0, style.MUTED, "s")
+        precision_lines.line(axes, floats, order, shift=0.0, colour=style.MUTED, size=POINT)
     axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
-
-
-def _points(axes: Axes, rows: Sequence[Row], order: Sequence[str], shift: float, colour: str, fmt: str) -> None:
-    """Means with their intervals, filled where kernels of the precision ran."""
-    x = np.array([order.index(row["precision"]) for row in rows]) + shift
-    mean, low, high = (np.array([row[key] for row in rows]) for key in ("mean", "ci_low", "ci_high"))
-    spread = np.maximum([mean - low, high - mean], 0)
-    axes.errorbar(x, mean, yerr=spread, fmt=fmt, color=colour, markersize=3, elinewidth=0.8, linewidth=1.2)
-    hollow = [not row["measured"] for row in rows]
-    axes.plot(x[hollow], mean[hollow], fmt[0], color=colour, markersize=3, markerfacecolor="white", zorder=3)
 
 
 def _line(row: Row) -> str:
     static = " static" if row["mode"] == "static" and row["method"] == "ptq" else ""
     return f"{row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
-
-
-def _width(precision: str) -> tuple[int, int, str]:
-    """Bits of a weight and of an activation, float formats first."""
-    spec = QuantSpec.parse(precision)
-    return spec.weight_bits, FLOAT_BITS.get(precision, spec.activation_bits or 0), precision
 
 
 def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spread: str, title: str) -> Figure:
