@@ -114,11 +114,11 @@ def keep(link: Connection, life: Connection, home: Home) -> None:
             assert isinstance(source, Connection)
             if source in cells:
                 key, process = cells.pop(source)
-                outcome = _said(source)
-                if outcome is None:
+                said = _said(source)
+                if said is None:
                     link.send(Over(key, None, _exit_code(process)))
                 else:  # letting go of its memory takes it milliseconds, in which the next may begin
-                    link.send(Over(key, outcome, 0))
+                    link.send(Over(key, said, 0))
                     leaving.add(process)
                 leaving = {process for process in leaving if not os.waitpid(process, os.WNOHANG)[0]}
                 continue
