@@ -30,6 +30,7 @@ def test_simulated_points_are_hollow(rows):
     (axes,) = figures.sweet_spot(rows, "").axes
     hollow = [mean for line in axes.lines if line.get_markerfacecolor() == "white" for mean in line.get_ydata()]
     assert hollow == [rows[3]["mean"]]
+    assert sum(len(points[0].get_ydata()) for points in axes.containers) == len(rows)
 
 
 def test_figures_of_float_rows_alone_can_be_drawn(rows):

@@ -323,6 +323,7 @@ def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
     drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in names])), "title")
     (axes,) = drawn.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["fp16", "8", "w8a4", "4", "w4a4"]
+    assert [list(points[0].get_xdata()) for points in axes.containers] == [[1, 2, 3, 4], [0]]
     joined = [found for found in axes.lines if found.get_linestyle() == "-" and found.get_color() != style.MUTED]
     assert [found.get_xdata().tolist() for found in joined] == [[1, 3], [2, 4], []]  # the last one: the legend's
 
