@@ -262,9 +262,12 @@ def test_the_reference_bounds_the_other_arms(tmp_path, trainings):
     assert (fp32.final_return, fp32.final_return_quantised, fp32.target) == (110.0, 109.0, 100.0)
 
 
-def test_a_task_may_bound_its_runs_lower(tmp_path, trainings):
-    rows_of(protocol(tmp_path, cap_minutes=0.05), tmp_path)
-    assert [cap_s for *_, cap_s in trainings] == [3.0, 3.0, 3.0]
+@pytest.mark.parametrize(("minutes", "bounds"), [(0.05, [3.0, 3.0, 3.0]), (0.15, [9.0, 24.0, 24.0])])
+def test_a_task_may_bound_its_reference_lower_and_the_others_only_where_that_fails(
+    tmp_path, trainings, minutes, bounds
+):
+    rows_of(protocol(tmp_path, cap_minutes=minutes), tmp_path)
+    assert [cap_s for *_, cap_s in trainings] == pytest.approx(bounds)
 
 
 def test_derived_seconds_are_updates_times_the_arm_s_pace(tmp_path, trainings):

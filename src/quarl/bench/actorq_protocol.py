@@ -41,7 +41,7 @@ class Task:
     """Arms whose seconds are the updates of the derived_from arm times their own measured seconds of an update."""
     seeds: tuple[int, ...]
     cap_minutes: float
-    """Every run ends, censored, after so much training time."""
+    """The reference ends, censored, after so much training time, and with it the others."""
     also_samples_per_insert: tuple[float, ...] = ()
     """Other ratios, for each arm's best one; with the seeds of also_seeds."""
     also_seeds: tuple[int, ...] = ()
@@ -83,7 +83,9 @@ class Protocol:
     """The arm whose time bounds the others'."""
     derived_from: str
     cap_times: float
-    """Other arms end, censored, at so many times the reference's seconds."""
+    """Other arms end, censored, at so many times the reference's seconds, if it reached the target."""
+    cap_minutes: float
+    """Of any run's training time."""
     window_s: float
     """Of training, in which derived arms' seconds of an update are measured."""
     tasks: tuple[Task, ...]
@@ -126,6 +128,7 @@ def _protocol(found: Mapping[str, Any]) -> Protocol:
         reference=str(found["reference"]),
         derived_from=str(found["derived_from"]),
         cap_times=float(found["cap_times"]),
+        cap_minutes=float(found["cap_minutes"]),
         window_s=float(found["window_s"]),
         tasks=tasks,
     )

@@ -84,6 +84,8 @@ def _seed(
         if cells.missing > missing:  # for want of time, and not of its processor
             cells.missing += len(task.arms) + len(task.derived) - 1
         return {}
+    if not reference.row.censored:
+        longest_s = 60 * protocol.cap_minutes
     cap_s = min(protocol.cap_times * reference.row.seconds, longest_s)
     others = [arm for arm in task.arms if arm != protocol.reference]
     turn = number % max(len(others), 1)
