@@ -68,7 +68,7 @@ class Run:
         found = []
         for name in filter(str.isdecimal, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
                 if int(fields[3]) == self.process.pid and fields[0] != "Z":
                     found.append(int(name))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from networks import dense
 from quarl import __version__, demo
 from quarl.bench import latency
 from quarl.cli import main, parse
-from quarl.config import VERBS
+from quarl.config import VERBS, Config
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
 
@@ -88,6 +89,15 @@ def test_the_package_runs_as_the_command():
     assert done.stdout == f"quarl {__version__}\n"
 
 
+def kinds(config):
+    for kind in config.__subclasses__():
+        yield kind
+        yield from kinds(kind)
+
+
+CONFIGS = {kind.verb: kind for kind in kinds(Config) if "verb" in vars(kind)}
+
+
 @pytest.mark.parametrize(
     "verb",
     [
@@ -101,9 +111,16 @@ def test_every_verb_explains_every_option(verb, capsys):
         parse([*verb.split(), "--help"])
     assert exit_.value.code == 0
     shown = capsys.readouterr().out
-    described = [line for line in shown.splitlines() if re.search(r"--\w", line)]
-    assert any("--json FILE" in line for line in described)
+    assert "--json FILE" in shown
     assert "{None}" not in shown
+    lines = [line.strip("│ ") for line in shown.splitlines()]
+    for field in dataclasses.fields(CONFIGS[verb]):
+        if field.name in CONFIGS[verb].positional:
+            continue
+        name = f"--{field.name.replace('_', '-')}"
+        at = next(k for k, line in enumerate(lines) if re.match(rf"(-\w[^-]*, )?{name}($|[ ,])", line))
+        text = [*re.split(r"  +", lines[at], maxsplit=1)[1:], lines[at + 1]][0]
+        assert re.match(r"[\w(][\w,/.-]+ [\w`]", text), f"{name}: {lines[at : at + 2]}"  # a sentence
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.typing import NDArray
 
-from quarl import engines
+from quarl import engines, episodes
+from quarl.envs import make_for
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.evaluate import Evaluation, evaluate, record_observations
@@ -93,12 +96,40 @@ def test_fewer_episodes_are_the_first_of_more() -> None:
     assert run(subject, episodes=3).returns.tolist() == run(subject, episodes=6).returns.tolist()[:3]
 
 
-def test_returns_do_not_depend_on_the_number_of_processes() -> None:
+def test_returns_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = balancing(stochastic=True)
     seen: list[int] = []
+    handed: list[range] = []
+
+    def in_processes(job: episodes.Job, shares: list[range], report: Any) -> list[episodes.Clock]:
+        handed.extend(shares)
+        return episodes.in_processes(job, shares, report)
+
+    monkeypatch.setattr("quarl.evaluate.in_processes", in_processes)
     shared = run(subject, episodes=5, num_workers=2, progress=lambda episode: seen.append(episode.index))
     assert_same_episodes(shared, run(subject, episodes=5))
     assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert handed == [range(0, 5, 2), range(1, 5, 2)]
+
+
+class _Raising:
+    """Stands for a job whose environment raises."""
+
+    def play(self, indices: Any, report: Any) -> None:
+        raise KeyError("lost")
+
+
+class _Dying:
+    def play(self, indices: Any, report: Any) -> None:
+        os._exit(3)
+
+
+@pytest.mark.parametrize(("job", "line"), [(_Raising(), "raised KeyError: 'lost'; "), (_Dying(), "exit code 3")])
+def test_what_ends_a_worker_is_one_line(job: Any, line: str) -> None:
+    with pytest.raises(QuarlError) as caught:
+        episodes.in_processes(job, [range(1), range(1)], print)
+    assert line in str(caught.value)
+    assert not multiprocessing.active_children()
 
 
 def test_a_mistake_in_a_worker_is_the_same_one_line() -> None:
@@ -194,11 +225,12 @@ def test_recorded_observations_come_from_many_episodes_and_none_twice() -> None:
     subject = balancing()
     engine = engines.load(subject, "reference", batch=8)
     recorded = record_observations(subject, engine, 50, seed=0, stream="calibration", min_episodes=5)
-    starts = [_first(subject, k) for k in range(5)]
-    assert np.array_equal(recorded[0], starts[0])
+    assert np.array_equal(recorded[0], _episode(subject, 0)[0])
     # 5 episodes of 500 steps give 50: every 51st step, so 10 of each episode
     assert len(np.unique(recorded, axis=0)) == 50
-    assert all(np.abs(recorded[10 * k : 10 * k + 10] - starts[k]).max() < 1.5 for k in range(5))
+    for k in range(5):
+        met = {row.tobytes() for row in _episode(subject, k)}
+        assert [row.tobytes() in met for row in recorded] == [10 * k <= place < 10 * k + 10 for place in range(50)]
 
 
 def test_streams_of_observations_are_disjoint() -> None:
@@ -211,7 +243,14 @@ def test_streams_of_observations_are_disjoint() -> None:
     assert len(np.unique(both, axis=0)) == len(both)
 
 
-def _first(subject: QuantizedPolicy, k: int) -> Array:
-    from quarl.envs import make_for
-
-    return np.float32(make_for(subject).reset(seed=episode_seed("calibration", 0, k))[0])
+def _episode(subject: QuantizedPolicy, k: int) -> Array:
+    """All observations of a calibration episode."""
+    env, engine = make_for(subject), engines.load(subject, "reference", batch=1)
+    observation, _ = env.reset(seed=episode_seed("calibration", 0, k))
+    met, ended = [], False
+    while not ended:
+        met.append(np.float32(observation))
+        action = int(subject.head(engine.run(met[-1][None]))[0])
+        observation, _, terminated, truncated, _ = env.step(action)
+        ended = terminated or truncated
+    return np.array(met)

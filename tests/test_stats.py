@@ -214,3 +214,14 @@ def test_an_error_over_seeds_of_negative_returns_is_a_loss_where_they_fall():
 def test_an_error_over_seeds_of_nothing_is_nan():
     found = error_over_seeds([(np.zeros(3), np.ones(3))] * 2, np.random.default_rng(0))
     assert np.isnan([found.point, found.low, found.high]).all()
+
+
+def test_nothing_passes_where_the_original_scores_nothing() -> None:
+    verdict = noninferior(np.zeros(30), np.full(30, 5.0), 5, rng())
+    assert (verdict.noninferior, verdict.margin, verdict.lower) == (False, 0.0, 5.0)
+
+
+def test_an_error_that_some_resamples_do_not_have_is_nan_at_both_ends() -> None:
+    rare = np.array([0.0] * 9 + [1.0])
+    found = error_interval(rare, rare, rng())
+    assert np.isnan([found.low, found.high]).all()

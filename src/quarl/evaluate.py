@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
-import signal
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl import engines
 from quarl.engines import Engine
 from quarl.envs import make_for, resolve
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
+from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, in_one_line
 from quarl.policy.graph import Policy, QuantizedPolicy
 
@@ -101,7 +96,7 @@ def evaluate(
         raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
     source = _Source(policy, env_id)
-    job = _Job(
+    job = Job(
         policy=policy,
         env_id=env_id,
         engine=engine,
@@ -121,7 +116,7 @@ def evaluate(
     clocks = (
         [job.play(range(episodes), report)]
         if num_workers == 1
-        else _in_processes(job, [range(first, episodes, num_workers) for first in range(num_workers)], report)
+        else in_processes(job, [range(first, episodes, num_workers) for first in range(num_workers)], report)
     )
     finished.sort(key=lambda episode: episode.index)
     broken = sum(not np.isfinite(episode.total) for episode in finished)
@@ -230,96 +225,3 @@ class _Source:
         self.living_id = resolve(env_id or policy.provenance.env_id, trusted=bool(env_id))
         provenance = policy.provenance
         self.fresh = needs_fresh(self.make, f"{self.living_id} {provenance.wrappers} {provenance.env_kwargs}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Clock:
-    wall_s: float
-    engine_s: float
-    measured: bool
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class _Job:
-    """What a process needs to play its share of the episodes."""
-
-    policy: QuantizedPolicy
-    env_id: str | None
-    engine: str
-    batch: int
-    stream: Stream
-    seed: int
-    stochastic: bool
-    fresh: bool
-
-    def play(self, indices: Iterable[int], report: Callable[[Episode], None]) -> _Clock:
-        engine = engines.load(self.policy, self.engine, batch=self.batch)
-        run, now = engine.run, time.perf_counter
-        begin = engine_s = 0.0
-
-        def timed(observations: Array) -> Array:
-            nonlocal begin, engine_s
-            start = now()
-            begin = begin or start
-            outputs = run(observations)
-            engine_s += now() - start
-            return outputs
-
-        for episode in play(
-            self.policy,
-            timed,
-            self.batch,
-            partial(make_for, self.policy, self.env_id),
-            indices,
-            stream=self.stream,
-            seed=self.seed,
-            fresh=self.fresh,
-            stochastic=self.stochastic,
-        ):
-            report(episode)
-        return _Clock(now() - begin, engine_s, engine.measured)
-
-
-def _work(pipe: Connection, job: _Job, indices: Iterable[int]) -> None:
-    """A worker's main: sends every finished episode, then its clock, or the error a user should see."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent ends its workers
-    try:
-        pipe.send(job.play(indices, pipe.send))
-    except QuarlError as error:
-        pipe.send(error)
-
-
-def _in_processes(job: _Job, shares: list[range], report: Callable[[Episode], None]) -> list[_Clock]:
-    """Plays each share in a process of its own (spawned: forks and runtimes with threads do not mix)."""
-    context = multiprocessing.get_context("spawn")
-    workers: dict[Connection, BaseProcess] = {}
-    clocks: list[_Clock] = []
-    try:
-        for share in shares:
-            ours, theirs = context.Pipe(duplex=False)
-            workers[ours] = context.Process(target=_work, args=(theirs, job, share), daemon=True)
-            workers[ours].start()
-            theirs.close()
-        waiting = list(workers)
-        while waiting:
-            for pipe in wait(waiting):
-                assert isinstance(pipe, Connection)
-                try:
-                    message = pipe.recv()
-                except EOFError:
-                    workers[pipe].join()
-                    code = workers[pipe].exitcode
-                    raise QuarlError(f"an evaluation process died (exit code {code}); use fewer workers") from None
-                if isinstance(message, QuarlError):
-                    raise message
-                if isinstance(message, _Clock):
-                    clocks.append(message)
-                    waiting.remove(pipe)
-                else:
-                    report(message)
-        return clocks
-    finally:
-        for pipe, process in workers.items():
-            process.terminate()  # has ended, unless an error or an interrupt came first
-            process.join()
-            pipe.close()

@@ -56,9 +56,11 @@ def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too
         temporary.unlink(missing_ok=True)
-        raise QuarlError(f"cannot write {path}: {error}; nothing was changed") from None
+        if isinstance(error, OSError):
+            raise QuarlError(f"cannot write {path}: {error}; nothing was changed") from None
+        raise
     _sync(path.parent)
 
 

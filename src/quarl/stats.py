@@ -122,7 +122,8 @@ def noninferior(
         raise QuarlError(f"the non-inferiority margin must be above 0 percent, got {margin_pct}")
     margin = margin_pct / 100 * abs(float(fp32.mean()))
     lower = bootstrap_interval(q - fp32, rng, num_resamples=num_resamples).low
-    return Verdict(noninferior=fp32.size >= FEWEST_EPISODES and lower > -margin, lower=lower, margin=margin)
+    passes = margin > 0 and fp32.size >= FEWEST_EPISODES and lower > -margin
+    return Verdict(noninferior=passes, lower=lower, margin=margin)
 
 
 def noninferior_over_seeds(pairs: Sequence[tuple[Array, Array]], margin_pct: float, rng: np.random.Generator) -> bool:

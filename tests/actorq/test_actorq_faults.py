@@ -177,6 +177,42 @@ def crew(tmp_path):
     supervisor.memory.remove()
 
 
+def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(crew):
+    supervisor, _ = crew
+    for child in supervisor.crew.all:
+        child.process, child.started = _Living(), time.monotonic()
+    publisher = supervisor.crew.publisher
+    publisher.process.killed, publisher.parked = True, True
+    supervisor.family.revive = lambda child: None
+    supervisor.family.alive = list
+    supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, print)
+    wound_up = []
+    supervisor._wind_up = lambda: wound_up.append(True)
+    found = supervisor._tick()
+    assert found is not None
+    assert (found[0], wound_up) == (1, [True])
+    assert found[1].startswith("the publisher keeps dying; go on with")
+
+
+@pytest.mark.parametrize(("timesteps", "finish"), [(499, 0), (500, 1)])
+def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(tmp_path, timesteps, finish):
+    supervisor = Supervisor(config(tmp_path / "out", qat="w8a8", quant_delay=500, target=10.0), print)
+    try:
+        for child in supervisor.crew.all:
+            child.process, child.started = _Living(), time.monotonic()
+        supervisor.family.alive = list
+        supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, print)
+        supervisor._catch_up = supervisor._evaluate = lambda: True
+        supervisor.judge.entries = [{"return": 10.0, "clock_s": 1.0}, {"return": 11.0, "clock_s": 2.0}]
+        supervisor.ledger.learner[Learner.TIMESTEPS] = timesteps
+        supervisor.ledger.learner[Learner.EVALUATIONS] = 2
+        supervisor._tick()
+        assert supervisor.ledger.control[Control.FINISH] == finish
+        assert supervisor.ledger.control[Control.EVALUATED] == 2
+    finally:
+        supervisor.memory.remove()
+
+
 class _Clock:
     now = 1000.0
 
@@ -275,7 +311,7 @@ class _Left(_Living):
 def at_work(supervisor):
     """Every child there in name, and weights up for an evaluation."""
     for child in supervisor.crew.all:
-        child.process = _Living()
+        child.process, child.started = _Living(), time.monotonic()
     supervisor.crew.learner.process = _Obedient(supervisor)
     supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, supervisor.say)
     supervisor.ledger.learner[Learner.READY] = 1
@@ -409,7 +445,7 @@ OTHERS = {"seed": 3, "n_steps": 5, "actor_precision": "int4", "qat": "w4a8", "le
 
 
 def test_a_run_goes_on_with_its_own_options(tmp_path):
-    first = begun(config(tmp_path, params=("batch_size:16", "gamma:0.8"), **OTHERS))
+    first = begun(config(tmp_path, params=("batch_size:16", "gamma:0.8"), max_staleness=900, **OTHERS))
     found, said = resumed(tmp_path)
     assert found == dataclasses.replace(first, resume=True)
     assert said == [f"going on to 1,000 environment steps, with the options in {tmp_path / 'args.yml'}"]
@@ -417,6 +453,8 @@ def test_a_run_goes_on_with_its_own_options(tmp_path):
     assert (longer.n_timesteps, longer.actors, longer.params) == (5000, 1, ("batch_size:16", "gamma:0.9"))
     default, _ = resumed(tmp_path, "-n", "100000")
     assert default.n_timesteps == 100_000
+    assert first.max_staleness == 900
+    assert resumed(tmp_path, "--max-staleness", "1000")[0].max_staleness == 1000  # the default, and asked for
     assert longer.delay() == first.delay() == 500  # of the length that the run had when it began
 
 
@@ -424,6 +462,7 @@ def test_a_run_goes_on_with_its_own_options(tmp_path):
     ("words", "message"),
     [
         (["--seed", "9"], "--seed is 9 here and 3 in .*args.yml; resume without it"),
+        (["--seed=0"], "--seed is 0 here and 3 in .*args.yml; resume without it"),
         (["--algo", "td3", "--env", "Pendulum-v1"], "--algo is td3 here and dqn in"),
         (["--n-steps", "2"], "--n-steps is 2 here and 5 in"),
         (["--actor-precision", "int2"], "--actor-precision is int2 here and int4 in"),
@@ -653,10 +692,9 @@ def test_the_learner_takes_the_oldest_weights_first_and_serves_equals_in_turn(tm
 
 
 class _Fragile:
-    """Raises when it is told to; counts how often it was made."""
+    """Counts how often it was made."""
 
     made = 0
-    fails = False
 
     def __init__(self):
         type(self).made += 1
@@ -664,8 +702,6 @@ class _Fragile:
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
 
     def reset(self, *, seed=None):
-        if self.fails:
-            raise RuntimeError("no reset")
         return np.zeros(2), {}
 
     def close(self):
@@ -673,6 +709,7 @@ class _Fragile:
 
 
 def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch):
+    monkeypatch.setattr(_Fragile, "made", 0)
     monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: _Fragile())
     cells = np.zeros(len(Actor))
     said: list[str] = []
@@ -688,4 +725,5 @@ def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch)
         world.replace(0, RuntimeError("boom"))
     with pytest.raises(RuntimeError, match="boom"):
         world.replace(0, RuntimeError("boom"))
+    assert _Fragile.made == 1 + 1 + 20 + RETRIES - 1
     assert said == ["an environment raised RuntimeError: boom; it is made anew"]  # the first of them all

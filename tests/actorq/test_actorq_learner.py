@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import gymnasium
@@ -67,7 +69,7 @@ class Rig:
         self.sent = np.zeros(chosen.actors, np.int64)
         self.rng = np.random.default_rng(0)
 
-    def send(self, actor: int = 0) -> None:
+    def send(self, actor: int = 0, **fields: float) -> None:
         """One made-up step of `actor`."""
         row = np.zeros(1, self.channels[actor].ring.rows.dtype)
         row["sequence"], row["actor"], row["version"] = self.sent[actor], actor, 1
@@ -75,6 +77,8 @@ class Rig:
         row["action"] = self.rng.integers(2)
         row["reward"] = 1.0
         row["truncated"] = self.sent[actor] % 20 == 19
+        for name, value in fields.items():
+            row[name] = value
         assert self.channels[actor].send(row)
         self.sent[actor] += 1
         self.ledger.actors[actor, Actor.STEPS] = self.sent[actor]
@@ -154,6 +158,9 @@ def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch, algo, cl
     assert _clocks(model)[4] == pytest.approx(plain_end[4])
     assert len(copies) == plain_copies > 0
     assert [entry[1] for entry in trace[1:]] == [entry[1] for entry in plain_trace[1:]]
+    assert [entry[0] + 1 for entry in trace] == [entry[0] for entry in plain_trace]  # a step is counted when it comes in
+    assert [entry[2:4] for entry in trace[1:]] == [entry[2:4] for entry in plain_trace[1:]]
+    assert [entry[4] for entry in trace[1:]] == pytest.approx([entry[4] for entry in plain_trace[1:]])
 
 
 @pytest.mark.parametrize(
@@ -418,3 +425,67 @@ def test_stop_ends_the_loop(rig):
 
 def test_environment_spaces_are_those_of_the_task(rig):
     assert rig().loop.model.observation_space == gymnasium.make("CartPole-v1").observation_space
+
+
+def test_the_training_clock_stands_still_while_an_evaluation_is_played(rig):
+    loop = rig().loop
+    loop.begin()
+    loop.started = time.perf_counter()
+    control = loop.ledger.control
+    played = threading.Timer(0.6, lambda: control.__setitem__(Control.EVALUATED, 1))
+    before = loop._clock()
+    played.start()
+    loop._evaluate()
+    assert time.perf_counter() - loop.started > 0.6
+    assert loop._clock() - before < 0.3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("reward", np.nan), ("observation", np.inf), ("next_observation", -np.inf)]
+)
+def test_what_is_no_number_does_not_reach_replay(rig, field, value):
+    chosen = rig()
+    chosen.loop.begin()
+    chosen.send()
+    chosen.loop.step()
+    assert chosen.loop.replay.size() == 1
+    chosen.send(**{field: value})
+    with pytest.raises(QuarlError, match=f"the environment gave a {field.replace('_', ' ')} that is NaN or infinite"):
+        chosen.loop.step()
+    assert chosen.loop.replay.size() == 1
+
+
+def test_fake_quantisation_acts_in_the_learner_from_its_step_on(rig):
+    chosen = rig(qat="w8a8", quant_delay=300)
+    loop, grids = chosen.loop, []
+    loop.begin()
+    for _ in range(400):
+        chosen.send()
+        while loop.step() or loop.limiter.updates_allowed():
+            pass
+        loop._push()
+        flat = np.zeros(loop.template.num_floats, np.float32)
+        loop.template.flatten_into(loop.model, flat)
+        grids.append(loop.template.grids(flat) is not None)
+    assert [loop.model.num_timesteps, grids.index(True) + 1] == [400, 300]
+    assert all(grids[299:])
+
+
+def test_a_resumed_learner_goes_on_with_its_rate_its_clock_and_its_counts(rig, tmp_path):
+    first = rig()
+    first.loop.begin()
+    for _ in range(400):
+        first.send()
+        while first.loop.step() or first.loop.limiter.updates_allowed():
+            pass
+    first.loop.keeper.roll_back()
+    first.loop.keeper.save(123.0)
+    rate = first.loop.model.lr_schedule(1.0)
+    again = rig(resume=True).loop
+    again.begin()
+    cells = again.cells
+    assert again.model.lr_schedule(1.0) == rate < 1e-4
+    assert again._clock() >= 123
+    assert again.model.num_timesteps == first.loop.model.num_timesteps == cells[Learner.BEGAN_AT]
+    assert cells[Learner.RANDOM_UNTIL] == PARAMS["learning_starts"] - again.model.num_timesteps
+    assert cells[Learner.INSERT_LIMIT] == again.limiter.insert_limit() - again.model.num_timesteps

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from fractions import Fraction
+from math import gcd
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quarl.actorq.limiter import UNLIMITED, Limiter, RateLimiter, SampleLimit, smallest_error_buffer
@@ -144,10 +145,28 @@ def test_the_smallest_error_buffer_is_the_smallest(ratio, batch_size, updates_at
     unit = Fraction(1, exact.denominator)
     with pytest.raises(QuarlError):
         RateLimiter(ratio, batch_size, 0, smallest - unit, updates_at_once=updates_at_once)
-    # With one unit less both sides wait at this error, which integers reach, the two numbers having no common factor.
-    error = batch_size * updates_at_once - unit
-    assert error < batch_size * updates_at_once
-    assert error + exact > smallest - unit
+
+
+@settings(deadline=None)
+@given(
+    ratio=st.fractions(Fraction(1, 20), 8, max_denominator=20),
+    batch_size=st.integers(1, 16),
+    updates_at_once=st.integers(1, 3),
+)
+def test_with_one_unit_less_both_sides_wait_for_ever(ratio, batch_size, updates_at_once):
+    """Where ratio and batch have no common factor, so that every error is met."""
+    assume(gcd(ratio.numerator, batch_size * updates_at_once) == 1)
+    smallest = smallest_error_buffer(float(ratio), batch_size, updates_at_once)
+    for less in (0, 1):
+        limiter = RateLimiter(float(ratio), batch_size, 0, smallest, updates_at_once=updates_at_once)
+        limiter._ahead -= less  # past the check
+        waits = False
+        for _ in range(batch_size * updates_at_once * ratio.denominator + 1):  # as many errors as there are
+            train(limiter, batch_size)
+            if waits := limiter.inserts >= limiter.insert_limit():
+                break
+            limiter.on_insert(1)
+        assert waits == bool(less)
 
 
 def test_too_small_an_error_buffer_is_refused_with_one_that_works():

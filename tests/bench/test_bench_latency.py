@@ -85,11 +85,12 @@ def test_fewer_observations_than_a_batch_are_repeated(clock):
 
 
 def test_engines_take_turns_and_garbage_collection_comes_back(monkeypatch):
-    order = []
+    order, collecting = [], []
 
     class Named(Fake):
         def run(self, observations):
             order.append(self.name)
+            collecting.append(gc.isenabled())
             self.clock.now += 1_000
             return observations
 
@@ -99,6 +100,10 @@ def test_engines_take_turns_and_garbage_collection_comes_back(monkeypatch):
     latency.time_engines(pair, np.zeros((8, 3), np.float32), seconds=0.0001)
     blocks = [name for name, _ in itertools.groupby(order)]
     assert len(blocks) > latency.ROUNDS
+    prepared = collecting.index(False)
+    assert not any(collecting[prepared:])
+    assert len({*order[:prepared]}) == 2
+    assert len(order) - prepared > latency.ROUNDS * 2
     assert gc.isenabled()
 
 

@@ -100,7 +100,16 @@ def test_target_networks_quantise_with_the_ranges_of_their_originals(algo: str):
     assert targets
     for name in targets:
         assert tables[name].active
-        assert (tables[name].running_range[:, 0] < tables[name].running_range[:, 1]).all()
+        tables[name.removesuffix("_target")].running_range.mul_(1.5)
+    model.target_update_interval = 1  # the next one copies weights and ranges; TD3 does at every second update
+    if algo == "dqn":
+        model._on_step()
+    else:
+        model.train(gradient_steps=2, batch_size=16)
+    for name in targets:
+        original = tables[name.removesuffix("_target")].running_range
+        assert torch.equal(tables[name].running_range, original)
+        assert (original[:, 0] < original[:, 1]).all()
         assert not any(parameter.requires_grad for parameter in tables[name].parameters())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from quarl.study import nursery
 from quarl.study.alone import Errands, Failed
+from quarl.study.processes import memory_mb
 
 
 def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_path: Path):
@@ -48,3 +52,27 @@ def test_leaving_the_block_ends_what_runs(tmp_path: Path):
             time.sleep(0.01)
     thread.join(60)
     assert heard == ["a: its process was ended by SIGKILL"]
+
+
+def test_a_process_of_any_name_is_counted():
+    """The kernel cuts names at 15 bytes, and letters in two."""
+    name = "b'\\xd0\\xbf' * 7 + b'\\xd0'"
+    code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name}); print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, process_group=0) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            assert memory_mb({child.pid})[child.pid] > 1
+        finally:
+            child.kill()
+
+
+def test_what_an_environment_raises_when_it_is_closed_is_its_cell_s_matter(monkeypatch):
+    class Env:
+        def close(self):
+            raise OSError("no")
+
+    made = []
+    monkeypatch.setattr(nursery, "make", lambda env_id: made.append(env_id) or Env())
+    nursery._load(["a", "b"], [])
+    assert made == ["a", "b"]

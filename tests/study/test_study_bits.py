@@ -74,9 +74,11 @@ def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
     process.kill()
     process.wait()
     (begun,) = broken.glob("runs/*/dqn/*")
+    (begun / "of-the-first").touch()
     assert main([*words, "-o", str(broken)]) == 0
 
     assert list(broken.glob("runs/*/dqn/*")) == [begun]
+    assert (begun / "of-the-first").exists()  # it was not begun again
     played = [json.loads((folder / "cells/fp32-0.json").read_text())["played"] for folder in (whole, broken)]
     assert played[0] == played[1]
 

@@ -121,8 +121,21 @@ def observations(runs: dict[str, Path]) -> np.ndarray:
 
 def test_images_are_recorded_at_intervals_so_that_long_games_fit_in_memory(observations: np.ndarray):
     # two images that are 8 steps apart share no frame
-    assert IMAGE_INTERVAL > 4
     assert not any(np.array_equal(one[1:], other[:3]) for one, other in pairwise(observations))
+
+
+def test_of_images_every_eighth_is_kept(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    exact = quantize(load.read(runs["ppo"]), QuantSpec.parse("fp32"))
+    kept = []
+
+    def recorded(episode):
+        kept.append((len(episode.observations), -(-episode.length // IMAGE_INTERVAL)))
+        return episode.observations
+
+    monkeypatch.setattr("quarl.evaluate._recorded", recorded)
+    record_observations(exact, engines.load(exact, "litert", batch=1), 4, seed=0, stream="calibration", min_episodes=1)
+    assert kept
+    assert all(found == expected > 1 for found, expected in kept)
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])

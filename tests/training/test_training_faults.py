@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from training_runs import train, words
 
+from quarl import folder
 from quarl.algorithms import checkpoint, checkpoint_file
 from quarl.cli import main
+from quarl.training.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +52,30 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, capsys, monk
     assert len(lines) == 1
     assert lines[0].endswith("training goes on")
     assert checkpoint.load_latest(tmp_path / "logs/dqn/CartPole-v1_1").facts["counters"]["num_timesteps"] == 400
+
+
+def test_a_full_disk_costs_evaluations_and_the_best_agent_and_not_the_run(tmp_path, capsys, monkeypatch):
+    full, whole = [], folder.os.fsync
+
+    def sync(descriptor):
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        if name.startswith((".evaluations.npz", ".best_model.yml")) and len(full) < 3:
+            full.append(name)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(descriptor)
+
+    monkeypatch.setattr(folder.os, "fsync", sync)
+    train(tmp_path, "dqn", "CartPole-v1", 400, "--eval-freq", "100", evaluations=True)  # looked at every 16 steps
+    lines = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("training goes on")
+    run = RunFolder(tmp_path / "logs/dqn/CartPole-v1_1", "CartPole-v1")
+    assert len(full) == 3
+    assert run.read_evaluations()[0] == [112, 208, 304, 400]
+    best = run.read_best()
+    assert best is not None  # the first one's facts could not be written, so that a later one is the best
+    assert best[1] > 112
+    assert not list(run.path.glob(".*"))
 
 
 def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from stable_baselines3 import DQN
 from training_runs import train
 
 from quarl.config import TrainConfig
+from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
@@ -154,3 +155,28 @@ def test_generators_go_on_as_if_nothing_had_been_drawn():
     with undisturbed(model):
         draw()
     assert draw() == first
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"timesteps": [1], "results": [[1.0]]},
+        {"timesteps": [1, 2], "results": [[1.0]], "ep_lengths": [[5]]},
+        {"timesteps": [1], "results": 1.0, "ep_lengths": [[5]]},
+        {"timesteps": [[1]], "results": [[1.0]], "ep_lengths": [[5]]},
+    ],
+)
+def test_evaluations_that_do_not_belong_together_are_one_line(tmp_path, looked, arrays):
+    looked((10, 1.5))
+    path = tmp_path / "evaluations.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(QuarlError, match=r"evaluations\.npz is malformed; remove the file to resume without it"):
+        resumed(tmp_path, 25)
+
+
+@pytest.mark.parametrize("text", ["mean: 1", "mean: x\ntimesteps: 1\nquantised: no", "- 1"])
+def test_facts_of_the_best_agent_that_are_none_are_one_line(tmp_path, looked, text):
+    looked((10, 1.5))
+    (tmp_path / "best_model.yml").write_text(text)
+    with pytest.raises(QuarlError, match="best_model.yml"):
+        resumed(tmp_path, 25)

@@ -6,10 +6,12 @@ import base64
 import json
 import pickle
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from training_runs import QUIET, SMALL, same, train, weights
 
 import quarl
@@ -137,6 +139,15 @@ def test_a_lone_zip_is_normalised_as_its_statistics_say(tmp_path):
     assert np.array_equal(agent.predict(rows)[0], Agent(from_model(found.model)).predict(rows)[0])
     other = session(tmp_path / "pushed/agent.zip", "ppo", "CartPole-v1", "--params", "normalize:dict(clip_obs=9.0)")
     assert other.model.get_vec_normalize_env().clip_obs == 9.0
+
+
+def test_bounds_that_do_not_clip_are_kept(tmp_path):
+    PPO("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "agent.zip")
+    wrapper = VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]), clip_obs=np.inf)
+    wrapper.reset()
+    wrapper.save(tmp_path / "vecnormalize.pkl")
+    found = session(tmp_path / "agent.zip", "ppo", "CartPole-v1")
+    assert found.model.get_vec_normalize_env().clip_obs == np.inf
 
 
 def test_a_lone_zip_is_not_normalised_though_the_zoo_would(tmp_path):

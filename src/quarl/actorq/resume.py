@@ -54,7 +54,8 @@ def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
 
 
 def _completed(config: ActorQConfig, where: Path) -> ActorQConfig:
-    run = completed(replace(config, params=()), read_yaml(where), where, new=NEW, free=FREE)
+    typed = config.typed - {"params"}
+    run = completed(replace(config, params=()), read_yaml(where), where, new=NEW, free=FREE, typed=typed)
     words = {word.partition(":")[0]: word for word in (*run.params, *config.params)}
     return replace(run, params=tuple(words.values()))
 

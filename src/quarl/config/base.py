@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -49,6 +49,17 @@ class Config:
         seed = getattr(self, "seed", None)
         if seed is not None and not 0 <= seed < SEEDS:
             raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
+
+    @property
+    def typed(self) -> frozenset[str]:
+        """Options that the command line named, be it with their defaults; none where no words were parsed."""
+        found: frozenset[str] = vars(self).get("_typed", frozenset())
+        return found
+
+    def came_from(self, words: Sequence[str]) -> None:
+        """Remembers which options these words name."""
+        named = {word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
+        vars(self)["_typed"] = frozenset(field.name for field in dataclasses.fields(self)) & named
 
     def command_line(self) -> str:
         """The shell command that repeats this run: its seed and episodes, and all that differs from the defaults."""

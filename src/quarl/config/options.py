@@ -34,18 +34,19 @@ def completed(
     *,
     new: Collection[str],
     free: Collection[str],
+    typed: Collection[str],
     compared_later: Collection[str] = (),
 ) -> C:
     """`config` completed by the run's options `saved`; QuarlError where they contradict each other.
 
     where: the file of these. new: options that are those of `config`, given or not. free: those that may be others now.
     compared_later: those that somebody else compares with the run, who knows more of it.
-    An option counts as given where it is not the default.
+    typed: options that count as given; so does every other one that is not the default.
     """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         name, here = field.name, getattr(config, field.name)
-        given = here != field.default
+        given = name in typed or here != field.default
         if name in new or (name in free and given):
             found[name] = here
             continue

@@ -45,6 +45,7 @@ def parse(words: Sequence[str]) -> Config:
     config: Config = found.chosen if isinstance(found, BenchConfig | StudyConfig) else found
     if left:
         raise QuarlError(f"{config.verb} {_unknown(config, left)}; {help_}")
+    config.came_from(words)
     return config
 
 

@@ -53,7 +53,9 @@ def read_options(path: Path) -> dict[str, bool | float]:
     found: dict[str, bool | float] = {name: saved[name] for name in FLAGS if isinstance(saved.get(name), bool)}
     for name in BOUNDS:
         value: Any = saved.get(name)
-        if _real(value) and np.ndim(value) == 0 and np.isfinite(value):
+        if not _real(value) or np.ndim(value) != 0:
+            continue
+        if np.isfinite(value) or (name != "epsilon" and value == np.inf):  # which does not clip
             found[name] = float(value)
     return found
 

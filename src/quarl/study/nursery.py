@@ -105,12 +105,12 @@ def _nurse(
 
 
 def _load(env_ids: Collection[str], wrappers: Collection[str]) -> None:
-    """Imports; what cannot be imported is said by the cell that needs it."""
+    """Imports; what cannot be imported, made or closed is said by the cell that needs it."""
     for module in MODULES:
         importlib.import_module(module)
     for dotted in wrappers:
         with contextlib.suppress(QuarlError):
             wrapper_class(dotted)
     for env_id in env_ids:
-        with contextlib.suppress(QuarlError):
+        with contextlib.suppress(Exception):  # whatever a simulator raises
             make(env_id).close()

@@ -123,7 +123,7 @@ def memory_mb(groups: Collection[int]) -> dict[int, float]:
         return found
     for name in names:
         try:
-            with open(f"/proc/{name}/stat") as file:
+            with open(f"/proc/{name}/stat", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue

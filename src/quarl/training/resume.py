@@ -23,4 +23,4 @@ def resumed(config: TrainConfig, folder: RunFolder) -> TrainConfig:
     if isinstance(agent := args.get("trained_agent"), str):
         args["trained_agent"] = Path(agent)
     where = folder.settings / "args.yml"
-    return completed(config, args, where, new=NEW, free=FREE, compared_later=COMPARED_LATER)
+    return completed(config, args, where, new=NEW, free=FREE, typed=config.typed, compared_later=COMPARED_LATER)

@@ -147,6 +147,8 @@ class RunFolder:
         found = read_npz(read_bytes(path), str(path))
         try:
             steps, returns, lengths = found["timesteps"], found["results"], found["ep_lengths"]
-        except KeyError as error:
-            raise QuarlError(f"{path} has no {error}; remove the file to resume without it") from None
-        return steps.tolist(), list(returns), list(lengths)
+            if steps.ndim == 1 and len(steps) == len(returns) == len(lengths):
+                return steps.tolist(), list(returns), list(lengths)
+        except (KeyError, TypeError):  # an array is missing, or is a single number
+            pass
+        raise QuarlError(f"{path} is malformed; remove the file to resume without it")
