@@ -14,6 +14,7 @@ import time
 import zipfile
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -118,9 +119,10 @@ def test_every_verb_explains_every_option(verb, capsys):
         if field.name in CONFIGS[verb].positional:
             continue
         name = f"--{field.name.replace('_', '-')}"
-        at = next(k for k, line in enumerate(lines) if re.match(rf"(-\w[^-]*, )?{name}($|[ ,])", line))
-        text = [*re.split(r"  +", lines[at], maxsplit=1)[1:], lines[at + 1]][0]
-        assert re.match(r"[\w(][\w,/.-]+ [\w`]", text), f"{name}: {lines[at : at + 2]}"  # a sentence
+        at = next(k for k, line in enumerate(lines) if re.match(rf"(-.*, )?{name}($|[ ,])", line))
+        behind = takewhile(lambda line: line and line[0] not in "-╰", lines[at + 1 :])
+        text = re.sub(r"--?[a-z][\w-]*( [A-Z:]+| {.*?})?( \.\.\.)?,?", "", " ".join([lines[at], *behind]))
+        assert len(text.partition("(default")[0].split()) > 1, f"{name}: {text}"
 
 
 @pytest.mark.parametrize(

@@ -178,5 +178,5 @@ def test_evaluations_that_do_not_belong_together_are_one_line(tmp_path, looked, 
 def test_facts_of_the_best_agent_that_are_none_are_one_line(tmp_path, looked, text):
     looked((10, 1.5))
     (tmp_path / "best_model.yml").write_text(text)
-    with pytest.raises(QuarlError, match="best_model.yml"):
+    with pytest.raises(QuarlError, match=r"best_model\.yml"):
         resumed(tmp_path, 25)
