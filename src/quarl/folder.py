@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from quarl.errors import QuarlError
@@ -62,6 +62,25 @@ def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
             raise QuarlError(f"cannot write {path}: {error}; nothing was changed") from None
         raise
     _sync(path.parent)
+
+
+class Dispensable:
+    """Files that a run can do without: a full disk costs the file and not the run, and is said once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._is_full = False
+
+    def write(self, write: Callable[[], None]) -> bool:
+        """Whether `write`, which raises QuarlError where it cannot, could."""
+        try:
+            write()
+        except QuarlError as error:
+            if not self._is_full:
+                self._say(f"{error}; training goes on")
+            self._is_full = True
+            return False
+        return True
 
 
 def _sync(path: Path) -> None:

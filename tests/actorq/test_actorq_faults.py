@@ -179,13 +179,11 @@ def crew(tmp_path):
 
 def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(crew):
     supervisor, _ = crew
-    for child in supervisor.crew.all:
-        child.process, child.started = _Living(), time.monotonic()
+    at_work(supervisor)
     publisher = supervisor.crew.publisher
     publisher.process.killed, publisher.parked = True, True
     supervisor.family.revive = lambda child: None
     supervisor.family.alive = list
-    supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, print)
     wound_up = []
     supervisor._wind_up = lambda: wound_up.append(True)
     found = supervisor._tick()
@@ -198,10 +196,8 @@ def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(crew):
 def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(tmp_path, timesteps, finish):
     supervisor = Supervisor(config(tmp_path / "out", qat="w8a8", quant_delay=500, target=10.0), print)
     try:
-        for child in supervisor.crew.all:
-            child.process, child.started = _Living(), time.monotonic()
+        at_work(supervisor)
         supervisor.family.alive = list
-        supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, print)
         supervisor._catch_up = supervisor._evaluate = lambda: True
         supervisor.judge.entries = [{"return": 10.0, "clock_s": 1.0}, {"return": 11.0, "clock_s": 2.0}]
         supervisor.ledger.learner[Learner.TIMESTEPS] = timesteps
@@ -311,7 +307,7 @@ class _Left(_Living):
 def at_work(supervisor):
     """Every child there in name, and weights up for an evaluation."""
     for child in supervisor.crew.all:
-        child.process, child.started = _Living(), time.monotonic()
+        child.process = _Living()
     supervisor.crew.learner.process = _Obedient(supervisor)
     supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, supervisor.say)
     supervisor.ledger.learner[Learner.READY] = 1

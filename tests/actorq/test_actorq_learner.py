@@ -158,9 +158,8 @@ def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch, algo, cl
     assert _clocks(model)[4] == pytest.approx(plain_end[4])
     assert len(copies) == plain_copies > 0
     assert [entry[1] for entry in trace[1:]] == [entry[1] for entry in plain_trace[1:]]
-    assert [entry[0] + 1 for entry in trace] == [
-        entry[0] for entry in plain_trace
-    ]  # a step is counted when it comes in
+    # a step is counted when it comes in
+    assert [entry[0] + 1 for entry in trace] == [entry[0] for entry in plain_trace]
     assert [entry[2:4] for entry in trace[1:]] == [entry[2:4] for entry in plain_trace[1:]]
     assert [entry[4] for entry in trace[1:]] == pytest.approx([entry[4] for entry in plain_trace[1:]])
 

@@ -145,6 +145,10 @@ def test_the_smallest_error_buffer_is_the_smallest(ratio, batch_size, updates_at
     unit = Fraction(1, exact.denominator)
     with pytest.raises(QuarlError):
         RateLimiter(ratio, batch_size, 0, smallest - unit, updates_at_once=updates_at_once)
+    # With one unit less both sides wait at this error.
+    error = batch_size * updates_at_once - unit
+    assert error < batch_size * updates_at_once
+    assert error + exact > smallest - unit
 
 
 @settings(deadline=None)

@@ -17,9 +17,8 @@ from quarl.actorq import wire
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError
 from quarl.evaluate import evaluate, once_more
-from quarl.folder import write_bytes
+from quarl.folder import Dispensable, write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
@@ -41,7 +40,7 @@ class Judge:
         self, config: ActorQConfig, template: Template, channel: LocalChannel, say: Callable[[str], None]
     ) -> None:
         self.config, self.template, self.channel, self._say = config, template, channel, say
-        self._is_full = False
+        self._files = Dispensable(say)
         self.packer_options: dict[str, Any] = {
             "actor_precision": config.actor_precision,
             "comm_bits": config.comm_bits,
@@ -82,14 +81,9 @@ class Judge:
         return bool(self.entries) and bool(self.entries[-1].get("last")) and self.entries[-1]["timesteps"] == timesteps
 
     def _write(self) -> None:
-        """All evaluations, in one step. A full disk costs the file and not the run."""
+        """All evaluations, in one step."""
         lines = "".join(json.dumps(entry) + "\n" for entry in self.entries)
-        try:
-            write_bytes(lines.encode(), self._path)
-        except QuarlError as error:
-            if not self._is_full:
-                self._say(f"{error}; training goes on")
-            self._is_full = True
+        self._files.write(lambda: write_bytes(lines.encode(), self._path))
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)

@@ -20,8 +20,9 @@ from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.config import TrainConfig
 from quarl.envs import resolve
 from quarl.envs.seeds import Stream
-from quarl.errors import QuarlError, in_one_line
+from quarl.errors import in_one_line
 from quarl.evaluate import Evaluation, evaluate, once_more
+from quarl.folder import Dispensable
 from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.zoo import samples_actions
@@ -47,12 +48,13 @@ class Judge:
     ) -> None:
         """folder: asked for when there is something to write."""
         self.config, self.recipe, self._folder, self._say = config, recipe, folder, say
+        self._files = Dispensable(say)
         self.timesteps: list[int] = []
         self._returns: list[Any] = []
         self._lengths: list[Any] = []
         self.best: tuple[float, int] | None = None
         """(mean return, environment steps) of the best agent so far, which is the one in the folder."""
-        self._best_quantised = self._is_full = False
+        self._best_quantised = False
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; what was best after it is in the folder, and stays so."""
@@ -84,24 +86,13 @@ class Judge:
         self._returns.append(played.returns)
         self._lengths.append(played.lengths)
         folder, mean = self._folder(), float(played.returns.mean())
-        self._written(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
+        self._files.write(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
         ready = qat.is_ready(model)
         if self._improves(mean, model.num_timesteps, quantised=ready):
             integers = policy if ready else None
-            if not self._written(lambda: folder.write_best(model, mean, integers)):
+            if not self._files.write(lambda: folder.write_best(model, mean, integers)):
                 self.best, self._best_quantised = None, False  # the next that can be written is
         return mean
-
-    def _written(self, write: Callable[[], None]) -> bool:
-        """Whether it could be: a full disk, which is said once, costs the file and not the run."""
-        try:
-            write()
-        except QuarlError as error:
-            if not self._is_full:
-                self._say(f"{error}; training goes on")
-            self._is_full = True
-            return False
-        return True
 
     def _improves(self, mean: float, step: int, *, quantised: bool) -> bool:
         """Whether the agent at `step` is the best so far, which it is from then on.
