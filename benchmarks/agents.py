@@ -28,7 +28,10 @@ class Trained:
 
 def find(folder: Path) -> list[Trained]:
     """Every agent below `folder`, in a fixed order: those of Stable-Baselines3 first."""
-    published = json.loads((folder / "reference.json").read_text())
+    reference = folder / "reference.json"
+    if not reference.is_file():
+        raise SystemExit(f"no trained agents: {reference} is missing, which says what is published about them")
+    published = json.loads(reference.read_text())
     runs = sorted((folder / "sb3").glob("*/*_1"))
     files = sorted((folder / "sb2").glob("*/*.pkl"))
     found = [("sb3", path.parent.name, path.name.removesuffix("_1"), path) for path in runs]

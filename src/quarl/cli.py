@@ -21,8 +21,11 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code: 0 done, 2 the user's mistake (one line on stderr), 130 Ctrl-C;
-    4 too few actors left."""
+    """Runs one verb; returns the exit code.
+
+    0 done; 1 a process of the run died, or nobody reads the output; 2 the user's mistake, one line on stderr; 4 too few
+    actors left; 130 Ctrl-C, and 128 + N signal N.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words == ["--version"]:
         print(f"quarl {__version__}")

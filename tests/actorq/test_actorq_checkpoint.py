@@ -336,7 +336,10 @@ def test_damage_is_named_and_the_checkpoint_before_it_loads(tmp_path):
     (warning,) = found.warnings
     assert warning.startswith(f"{new} is damaged (tensor 'random/torch' does not match its sha256); going back")
     old.write_bytes(b"")
-    with pytest.raises(QuarlError, match=f"all 2 checkpoints in {tmp_path} are damaged; start again without --resume"):
+    with pytest.raises(
+        QuarlError,
+        match=f"all 2 checkpoints in {tmp_path} are damaged; start again in another folder, or without these",
+    ):
         checkpoint.load_latest(tmp_path)
 
 

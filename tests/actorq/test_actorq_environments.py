@@ -68,3 +68,37 @@ def test_an_actor_with_slow_environments_is_alive_between_their_steps(monkeypatc
     found._cells[Actor.HEARTBEAT_S] = 0
     found.reset(0)
     assert found._cells[Actor.HEARTBEAT_S] > 0
+
+
+class Away(Fixed):
+    """Cannot be made or reset for a while, as where a server is restarted."""
+
+    failures = 0
+
+    def reset(self, *, seed=None, options=None):
+        if Away.failures:
+            Away.failures -= 1
+            raise ConnectionError("the server is away")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("failures", [4, 5])
+def test_an_environment_that_cannot_be_made_anew_at_once_is_tried_again(monkeypatch, failures):
+    env = Away(spaces.Box(-1, 1, (3,)), np.ones(3), np.zeros(3))
+    said, slept = [], []
+    monkeypatch.setattr("quarl.actorq.environments.time.sleep", slept.append)
+    found = world(monkeypatch, env, (3,), np.float32)
+    found._say = said.append
+    found.episode[1] = (7, 3.0)
+    Away.failures = failures
+    if failures == 5:
+        with pytest.raises(ConnectionError):
+            found.replace(1, RuntimeError("it broke"))
+    else:
+        found.replace(1, RuntimeError("it broke"))
+        assert (found.sequence, found.episode[1]) == ([0, 2], (0, 0.0))
+        assert found._cells[Actor.DROPPED] == 7
+    Away.failures = 0
+    assert found._cells[Actor.ERRORS] == 5
+    assert said == ["an environment raised RuntimeError: it broke; it is made anew"]
+    assert slept == [0.1, 0.2, 0.4, 0.8, 1.6][:failures]

@@ -624,6 +624,7 @@ def test_a_finished_run_that_is_resumed_is_finished(tmp_path):
         ({"env": "MountainCar-v0"}, "holds a run with --env CartPole-v1; resume it with that"),
         ({"algo": "ddpg", "env": "Pendulum-v1"}, "holds a run with --algo dqn; resume it with that"),
         ({"net_arch": "8,8"}, "resume with the options of the first run, such as --net-arch"),
+        ({"qat": "w8a8", "quant_delay": 300}, "was trained with other --qat options"),
     ],
 )
 def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, message):
@@ -636,6 +637,20 @@ def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, mes
     ):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_resume_for_other_bits_is_refused_though_all_shapes_agree(tmp_path):
+    trained = {"qat": "w8a8", "actor_precision": "int8", "quant_delay": 300}
+    with chaos_poison.rig(tmp_path, **trained):
+        pass
+    with chaos_poison.rig(tmp_path, resume=True, **trained) as rig:
+        assert rig.learner.model.num_timesteps == 0
+    other = trained | {"qat": "w4a8", "actor_precision": "int4"}
+    with (
+        pytest.raises(QuarlError, match="was trained with other --qat options"),
+        chaos_poison.rig(tmp_path, resume=True, **other),
+    ):
+        pass
 
 
 def test_a_bound_of_staleness_that_would_stop_the_run_is_refused(tmp_path):

@@ -17,6 +17,7 @@ from stable_baselines3.dqn import dqn
 from stable_baselines3.sac import sac
 from stable_baselines3.td3 import td3
 
+from quarl import qat
 from quarl.actorq.board import SLOTS
 from quarl.actorq.build import build, samples_per_insert
 from quarl.actorq.channel import LocalChannel
@@ -24,12 +25,16 @@ from quarl.actorq.learner import LearnerLoop, LearnerSpec
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger
 from quarl.actorq.limiter import smallest_error_buffer
 from quarl.actorq.memory import Memory
+from quarl.actorq.pace import Pace
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
+from quarl.algorithms import checkpoint, d4pg
+from quarl.algorithms.d4pg import D4PG
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.policy import load
+from quarl.qat.policies import tables_of
 
 STEPS = 1200
 PARAMS = {
@@ -129,6 +134,7 @@ OF_DQN = ("target_update_interval", "exploration_fraction")
         ("sac", SAC, "Pendulum-v1", sac),
         ("td3", TD3, "Pendulum-v1", td3),
         ("ddpg", DDPG, "Pendulum-v1", td3),
+        ("d4pg", D4PG, "Pendulum-v1", d4pg),
     ],
 )
 def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch, algo, cls, env, module):
@@ -218,6 +224,40 @@ def test_the_original_s_dqn_learns_once_in_sixteen_steps_and_copies_its_target_e
     model = build(config(tmp_path, preset="quarl-2020", params=(), net_arch="8"))
     assert samples_per_insert(model) == 16
     assert model.target_update_interval / model.train_freq.frequency == 100
+    assert [type(layer) for layer in model.q_net.q_net] == [torch.nn.Linear, torch.nn.Tanh, torch.nn.Linear]
+    assert model.max_grad_norm == 1e9
+
+
+def test_the_original_s_d4pg_keeps_its_ratio_and_its_policy(tmp_path):
+    d4 = {"algo": "d4pg", "env": "Pendulum-v1", "preset": "quarl-2020"}
+    model = build(config(tmp_path, **d4, params=("buffer_size:1000",)))
+    assert samples_per_insert(model) == 16
+    widths = [layer.out_features for layer in model.actor.modules() if isinstance(layer, torch.nn.Linear)]
+    assert widths == [2048, 2048, 2048, 1]
+    other = build(config(tmp_path, **d4, params=("buffer_size:1000", "qf_arch:[64,32]")))
+    assert [layer.out_features for layer in other.actor.modules() if isinstance(layer, torch.nn.Linear)] == widths
+    assert other.critic.head.in_features == 32
+
+
+@pytest.mark.parametrize(("net_arch", "more"), [("16", ()), (None, ("qf_arch:[8]",))])
+def test_layers_that_are_given_twice_are_refused(tmp_path, net_arch, more):
+    twice = ("policy_kwargs:dict(net_arch=[32])", *more)
+    with pytest.raises(QuarlError, match="policy_kwargs has a net_arch, and so has"):
+        build(config(tmp_path, algo="td3", env="Pendulum-v1", net_arch=net_arch, params=twice))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_timesteps": 100}, "learning starts after step 100 and the run ends at 100"),
+        ({"max_times_sampled": 8, "params": ("buffer_size:50", "learning_starts:100")}, "replay, which holds 50"),
+        ({"max_times_sampled": 8, "params": ("buffer_size:50", "batch_size:64", "learning_starts:0")}, "when 64 steps"),
+    ],
+)
+def test_a_run_that_would_never_learn_is_refused(tmp_path, options, message):
+    chosen = config(tmp_path, **options)
+    with pytest.raises(QuarlError, match=message):
+        Pace(chosen, build(chosen))
 
 
 def test_where_actors_never_wait_replay_is_fed_while_the_learner_is_behind(rig):
@@ -454,6 +494,8 @@ def test_what_is_no_number_does_not_reach_replay(rig, field, value):
     with pytest.raises(QuarlError, match=f"the environment gave a {field.replace('_', ' ')} that is NaN or infinite"):
         chosen.loop.step()
     assert chosen.loop.replay.size() == 1
+    saved = checkpoint.load_latest(chosen.loop.config.output)  # what was learned until then is not lost
+    assert saved.facts["counters"]["num_timesteps"] == 1
 
 
 def test_fake_quantisation_acts_in_the_learner_from_its_step_on(rig):
@@ -470,6 +512,20 @@ def test_fake_quantisation_acts_in_the_learner_from_its_step_on(rig):
         grids.append(loop.template.grids(flat) is not None)
     assert [loop.model.num_timesteps, grids.index(True) + 1] == [400, 300]
     assert all(grids[299:])
+
+
+def test_quantisation_that_acts_after_the_last_update_is_no_result(rig):
+    loop = rig(qat="w8a8", quant_delay=300).loop
+    loop.begin()
+    loop.untrained = loop.model._n_updates = 7
+    loop.delay = 0
+    for table in tables_of(loop.model.policy).values():
+        table.seen_range[:] = torch.tensor([0.0, 1.0])
+    qat.follow(loop.model, active=True)
+    with pytest.raises(QuarlError, match="take a smaller --quant-delay"):
+        loop._check_quantised()
+    loop.model._n_updates = 8
+    loop._check_quantised()
 
 
 def test_a_resumed_learner_goes_on_with_its_rate_its_clock_and_its_counts(rig, tmp_path):

@@ -161,7 +161,7 @@ def test_the_zip_is_read_where_quarl_is_not_installed(finished):
 
 def test_two_runs_in_one_folder_are_one_too_many(tmp_path, capsys):
     with locked(tmp_path):
-        assert run(tmp_path, "--algo", "dqn", "-n", "100") == 2
+        assert run(tmp_path, "--algo", "dqn", "-n", "1000") == 2
     assert "another quarl run is at work in" in capsys.readouterr().err
 
 

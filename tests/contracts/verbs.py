@@ -65,6 +65,7 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "env_id": (str,),
         "precision": (str,),
         "quant_delay": (int, NULL),
+        "switched_at": (int, NULL),
         "learner_dtype": (str,),
         "seed": (int,),
         "timesteps": (int,),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
@@ -36,9 +37,10 @@ DQN_2020: Mapping[str, Any] = {
     "n_steps": 5,
     "gamma": 0.99,
     DOUBLE: True,
-    "policy_kwargs": {"net_arch": [2048, 2048, 2048]},
+    "max_grad_norm": 1e9,  # no clipping
+    "policy_kwargs": {"net_arch": [2048, 2048, 2048], "activation_fn": torch.nn.Tanh},
 }
-"""Hyper-parameters of the original's DQN learner; those of its D4PG lie with D4PG."""
+"""Hyper-parameters of the original's DQN learner, which also clipped rewards to [-1, 1]; its D4PG's lie with D4PG."""
 
 
 def build(config: ActorQConfig) -> OffPolicyAlgorithm:
@@ -54,7 +56,7 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
         )
     env = _environment(config, gamma)
     policy_kwargs = dict(parameters.pop("policy_kwargs", {}))
-    if arch := _net_arch(config, critic):
+    if arch := _net_arch(config, critic, policy_kwargs.get("net_arch")):
         policy_kwargs["net_arch"] = arch
     if policy_kwargs.get("optimizer_class", Adam) is Adam:
         # One pass over the weights instead of a dozen: it is bound by memory, and a third of a wide learner's update.
@@ -108,7 +110,12 @@ def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
     given = {name: value for name, value in config.hyperparameters().items() if value is not None}
     if config.algo == "d4pg" and "sigma" in given:
         raise QuarlError("--params sigma is of a D4PG that explores itself: actors do, by --sigma")
-    chosen |= arguments(given, "--params")
+    chosen |= (own := arguments(given, "--params"))
+    if (config.net_arch is not None or CRITIC in own) and "net_arch" in (own.get("policy_kwargs") or {}):
+        raise QuarlError(
+            f"--params policy_kwargs has a net_arch, and so has {'--net-arch' if config.net_arch else CRITIC}: give "
+            f"layers by --net-arch and --params {CRITIC}:[...], or by policy_kwargs alone"
+        )
     critic = None if config.algo == "dqn" else chosen.pop(CRITIC, None)
     return *constructor(config.algo, chosen), critic
 
@@ -119,11 +126,12 @@ def _preset(algo: str) -> dict[str, Any]:
     if algo == "d4pg":
         from quarl.algorithms.d4pg import QUARL_2020  # here: the other learners need not load it
 
-        return dict(QUARL_2020)
+        return {**QUARL_2020, "train_freq": 16}  # the samples per insert of its scripts
     raise QuarlError(f"the original had no {algo}: preset quarl-2020 is for dqn and d4pg")
 
 
-def _net_arch(config: ActorQConfig, critic: Any) -> Any:
+def _net_arch(config: ActorQConfig, critic: Any, preset: Any) -> Any:
+    """Layers of the policy and of the critic as they were given, else the preset's, else the algorithm's own."""
     hidden = config.hidden()
     if config.algo == "dqn":
         return hidden
@@ -131,7 +139,8 @@ def _net_arch(config: ActorQConfig, critic: Any) -> Any:
         return None
     default = {"sac": [256, 256], "d4pg": [256, 256, 256]}.get(config.algo, [400, 300])
     default_critic = [512, 512, 256] if config.algo == "d4pg" else default
-    return {"pi": hidden or default, "qf": critic or default_critic}
+    own = {"pi": default, "qf": default_critic} | (preset if isinstance(preset, dict) else {})
+    return {"pi": hidden or own["pi"], "qf": critic or own["qf"]}
 
 
 def _environment(config: ActorQConfig, gamma: float) -> VecEnv:

@@ -23,6 +23,8 @@ GAP = 2
 """What a sequence number jumps by after an environment was lost: replay then knows that no step leads across."""
 RETRIES = 5
 """Environments in a row that raise before they made a step: then it is not the environment that helps."""
+PAUSE_S = 0.1
+"""After one that could not be made anew; twice as long after each further one."""
 
 
 class Environments:
@@ -72,17 +74,24 @@ class Environments:
         """A new environment for one that raised `error`; its unfinished episode has no end in replay."""
         before, times = self._failed_at[k]
         times = times + 1 if self.sequence[k] == before else 1
-        if times > RETRIES:
-            raise error
-        self._cells[Actor.ERRORS] += 1
-        self._raised += 1
-        if self._raised == 1:
-            self._say(f"an environment raised {in_one_line(error)}; it is made anew")
+        while True:
+            if times > RETRIES:
+                raise error
+            self._cells[Actor.ERRORS] += 1
+            self._raised += 1
+            if self._raised == 1:
+                self._say(f"an environment raised {in_one_line(error)}; it is made anew")
+            with contextlib.suppress(Exception):  # it is broken as it is
+                self.envs[k].close()
+            try:
+                self.envs[k] = self._make()
+                self.observations[k] = self._first(k)
+                break
+            except Exception as again:  # what it needs may be away for a while
+                self._beat()
+                time.sleep(PAUSE_S * 2 ** (times - 1))
+                error, times = again, times + 1
         self._cells[Actor.DROPPED] += self.episode[k][0]
-        with contextlib.suppress(Exception):  # it is broken as it is
-            self.envs[k].close()
-        self.envs[k] = self._make()
-        self.observations[k] = self._first(k)
         self.sequence[k] += GAP
         self.episode[k] = (0, 0.0)
         self._failed_at[k] = (self.sequence[k], times)

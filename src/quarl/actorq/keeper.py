@@ -7,6 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+from quarl import qat
 from quarl.actorq.limiter import Limiter, RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
@@ -40,6 +41,7 @@ class Keeper:
             "rate_factor": self.rate_factor,
             "algo": self.config.algo,
             "env": self.config.env,
+            "qat": self._trained_for(),
         }
         replay = self.replay if self.config.save_replay_buffer else None
         try:
@@ -67,6 +69,9 @@ class Keeper:
             saved, here = found.state.get(name), getattr(self.config, name)
             if saved != here:
                 raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
+        own = self._trained_for()
+        if found.state.get("qat", own) != own:
+            raise QuarlError(f"{found.path} was trained with other --qat options; resume with those of the first run")
         checkpoint.restore(found, self.model, self.replay if found.has_replay else None)
         model = self.model
         model._total_timesteps = self.config.steps  # perhaps more than before: schedules end there
@@ -98,6 +103,10 @@ class Keeper:
             f"{layer} was not finite after update {self.model._n_updates}: back to the last checkpoint's "
             f"weights with a learning rate of {self.learning_rate():g}"
         )
+
+    def _trained_for(self) -> dict[str, Any] | None:
+        spec = qat.spec_of(self.model)
+        return None if spec is None else spec.to_json()
 
     def learning_rate(self) -> float:
         return float(self.model.lr_schedule(self.model._current_progress_remaining))

@@ -68,6 +68,8 @@ class LearnerLoop(Worker):
         self.model = build(config)
         self.template = Template.of(self.model)
         self.delay = config.delay()
+        self.untrained: int | None = None
+        """Updates before fake quantisation acted, where that began in this process."""
         self.precision = Precision(config.learner_dtype, self.model.device)
         self.learned = learned(self.model)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
@@ -106,7 +108,9 @@ class LearnerLoop(Worker):
 
     def _check_quantised(self) -> None:
         """Refuses a run in which fake quantisation was asked for and never acted; what it came to is saved."""
-        if self.delay is not None and not qat.is_ready(self.model) and not self.ledger.control[Control.STOP]:
+        if self.delay is None or self.ledger.control[Control.STOP]:
+            return
+        if not qat.is_ready(self.model) or self.untrained == self.model._n_updates:
             raise QuarlError(
                 f"the run ended at step {self.model.num_timesteps:,}, and fake quantisation was to act from step "
                 f"{self.delay:,} on: take a smaller --quant-delay, or go on with --resume and more --updates or -n"
@@ -127,7 +131,7 @@ class LearnerLoop(Worker):
     def step(self) -> None:
         """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them."""
         if self.limiter.updates_allowed():
-            self._receive()  # nothing, but where actors never wait
+            self._receive()  # nothing, but where actors keep no ratio
             self._update()
         elif not self._receive():
             self._wait()
@@ -154,7 +158,11 @@ class LearnerLoop(Worker):
         received = 0
         left = self.config.steps - self.model.num_timesteps  # actors may have made a step more than they should
         for rows in self.channel.receive(min(self.limiter.inserts_wanted(), AT_ONCE, left)):
-            self.intake.take(rows)
+            try:
+                self.intake.take(rows)
+            except QuarlError:  # NaN from an environment: what was learned until then is sound
+                self._save()
+                raise
             received += len(rows)
         if received:
             if self.started is None:
@@ -184,7 +192,9 @@ class LearnerLoop(Worker):
         """Puts the actor's tensors up for the publisher; never waits."""
         start = time.perf_counter()
         if self.delay is not None:
-            qat.follow(self.model, active=self.model.num_timesteps >= self.delay and self.model._n_updates > 0)
+            due = self.model.num_timesteps >= self.delay and self.model._n_updates > 0
+            if qat.follow(self.model, active=due):
+                self.untrained = self.model._n_updates
         board, version = self.channel.floats, self.versions.next(self.model._n_updates)
         slot = board.begin()[: 4 * self.template.num_floats].view(np.float32)
         self.template.flatten_into(self.model, slot)

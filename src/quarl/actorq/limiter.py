@@ -1,6 +1,7 @@
 """Who may go on: how many batches the learner may sample now, and how far the actors may insert. Pure counting.
 
-RateLimiter keeps a ratio from both sides; SampleLimit is the original's rule, which never stops an actor.
+RateLimiter keeps a ratio from both sides; SampleLimit is the original's rule, by which actors wait for
+no ratio; what stops them then is the age of their weights alone.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class SampleLimit:
     """The original's rule (Reverb's MinSize with max_times_sampled): the learner samples while rows remain to sample.
 
     A row leaves the replay's sampling set after so many samples; the learner waits while fewer than min_size (or than
-    one batch) remain. Actors never wait.
+    one batch) remain. Actors do not wait for it.
     """
 
     def __init__(self, num_samplable: Callable[[], int], min_size: int, batch_size: int = 1) -> None:

@@ -18,6 +18,7 @@ class Pace:
     """The limiter of one learner and the line on which its updates follow inserts."""
 
     def __init__(self, config: ActorQConfig, model: OffPolicyAlgorithm) -> None:
+        """Raises QuarlError where the learner would never update, or actors would wait for ever."""
         replay = model.replay_buffer
         assert isinstance(replay, SegmentReplay)
         freq: Any = model.train_freq
@@ -28,6 +29,12 @@ class Pace:
         if config.max_times_sampled is not None:
             ratio, at_once = float(config.max_times_sampled), 1
             self.limiter = SampleLimit(lambda: replay.num_samplable, model.learning_starts, model.batch_size)
+            least = max(model.learning_starts, model.batch_size)
+            if model.buffer_size < least:
+                raise QuarlError(
+                    f"with --max-times-sampled learning starts when {least:,} steps are in replay, which holds "
+                    f"{model.buffer_size:,}: use a larger --params buffer_size or smaller learning_starts"
+                )
         else:
             # Rounds and their first one are Stable-Baselines3's: between two rounds DQN's target network moves.
             first = model.learning_starts // steps * steps
@@ -38,6 +45,11 @@ class Pace:
                 config.error_buffer,
                 updates_at_once=at_once,
                 inserts_at_once=config.envs_per_actor,
+            )
+        if not config.resume and not config.plan and config.steps <= model.learning_starts:
+            raise QuarlError(
+                f"learning starts after step {model.learning_starts:,} and the run ends at {config.steps:,}: nothing "
+                "would be learned; raise -n or lower --params learning_starts"
             )
         self._model = model
         self._promised = ratio / model.batch_size

@@ -176,7 +176,7 @@ class Supervisor:
             return (0, "") if self.signal is None else self._stopped("after its last update")
         reason = self.crew.learner.reason()
         if self.crew.learner.exit_code == MISTAKE:
-            return USAGE, reason
+            return USAGE, f"{reason}; {self._go_on()}" if self.ledger.learner[Learner.TIMESTEPS] else reason
         return 1, f"the learner died ({reason}); {self._go_on()}"
 
     def _conclude(self) -> tuple[int, str]:

@@ -104,7 +104,7 @@ def load_latest(folder: Path) -> Checkpoint:
             warnings.append(f"{path} is no checkpoint of ours; going back to the one before it")
     if warnings:
         raise NothingSavedError(
-            f"all {len(warnings)} checkpoints in {folder} are damaged; start again without --resume"
+            f"all {len(warnings)} checkpoints in {folder} are damaged; start again in another folder, or without these"
         )
     raise NothingSavedError(
         f"no checkpoint in {folder}; start without --resume, or name the folder of the run to resume"
@@ -131,7 +131,7 @@ def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None 
     except checkpoint_model.MALFORMED as error:
         raise QuarlError(
             f"cannot resume from {checkpoint.path}: its contents are malformed ({type(error).__name__}); "
-            "start again without --resume"
+            "start again in another folder, or without this checkpoint"
         ) from None
 
 

@@ -76,11 +76,11 @@ class ActorQConfig(MeteredConfig):
     ] = None
     """Samples of replay for every environment step; the faster side waits for the other."""
     max_times_sampled: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
-    """Instead of a ratio: a step leaves replay after so many samples, and actors never wait."""
+    """Instead of a ratio: a step leaves replay after so many samples; actors wait at --max-staleness alone."""
     batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's)")] = None
     """Replay samples of one update."""
     net_arch: Annotated[str | None, arg(metavar="W,W,...", help_behavior_hint="(default: the algorithm's)")] = None
-    """Hidden layers of the policy, as in 2048,2048,2048; the critic's are among --params."""
+    """Hidden layers of the policy, as in 2048,2048,2048; the critic's: --params qf_arch:[512,512,256]."""
     n_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's)")] = None
     """Steps of a return before bootstrapping."""
     normalize: Flag = False
@@ -89,21 +89,22 @@ class ActorQConfig(MeteredConfig):
     """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:lin_1e-3 gamma:0.98."""
     preset: Literal["none", "quarl-2020"] = "none"
     """Hyper-parameters of the original ActorQ's learners; what is given besides overrides them. Exploration stays that
-    of --sigma, which was 1 for the original's D4PG."""
+    of --sigma, which was 1 for the original's D4PG, and rewards are not clipped, as they were for its DQN."""
     sigma: float = 0.2
-    """Largest exploration noise in the scaled action space; actors stand on a ladder below it."""
+    """Largest exploration noise of ddpg, td3 and d4pg in the scaled action space; actors stand on a ladder below it."""
     learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast of the learner's matrix products; fp16 with loss scaling."""
-    error_buffer: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: two updates' worth)")] = None
-    """Samples by which learner and actors may be apart before the faster one waits."""
+    error_buffer: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: see below)")] = None
+    """Samples by which learner and actors may be apart before the faster one waits; without it twice what the ratio
+    needs, and a tenth of the warm-up's at least."""
     learner_threads: int = 1
     """Threads of the learner."""
     device: str = "auto"
-    """The learner's device."""
+    """The learner's device; auto is the GPU where there is one."""
     eval_freq: int = 10_000
     """Environment steps between evaluations, which stop the training clock; 0: only at the end."""
     eval_episodes: int = 10
-    """Episodes of an evaluation, for the learner's and for the quantised policy each."""
+    """Episodes of an evaluation, for the learner's and for the quantised policy each; of the last one 20 at least."""
     target: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: train to the end)")] = None
     """Stop when two evaluations running reach this mean return."""
     save_freq: int = 50_000
@@ -119,7 +120,8 @@ class ActorQConfig(MeteredConfig):
     track: Literal["none", "tensorboard"] = "none"
     """Also write the metrics as TensorBoard events."""
     plan: Flag = False
-    """Measure the parts for some seconds, predict throughput at every precision, and train nothing."""
+    """Measure the parts for some seconds, predict throughput at fp32, fp16, int8, int4 and --actor-precision, and train
+    nothing."""
     seed: int = 0
     """Seed of learner, environments and exploration."""
     output: Output = Path("quarl-actorq")

@@ -37,7 +37,7 @@ class Config:
     """Options that stand before the others, without their names."""
 
     json: JsonFile = None
-    """Also write the printed rows to this file; - prints them, and all else on stderr."""
+    """Also write the rows to this file; - prints them, and all else on stderr."""
 
     def check(self) -> None:
         """Refuses values out of range and a --json that cannot be written, before anything is read or run."""

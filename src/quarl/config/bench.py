@@ -79,7 +79,9 @@ class BenchActorQConfig(MeteredConfig):
     """Actors to compare: fp32, fp16, int8 ... int2 on LiteRT, or torch-fp32."""
     algo: Annotated[str, arg(metavar="NAME", help_behavior_hint="(default: d4pg; staleness: dqn)")] = ""
     """Off-policy learner."""
-    env: Annotated[str, arg(metavar="ID", help_behavior_hint="(default: cheetah-run; staleness: CartPole-v1)")] = ""
+    env: Annotated[
+        str, arg(metavar="ID", help_behavior_hint="(default: dm_control/cheetah-run-v0; staleness: CartPole-v1)")
+    ] = ""
     """Gymnasium id."""
     samples_per_insert: Annotated[
         tuple[float, ...], arg(metavar="X ...", help_behavior_hint="(default: 0.01 0.5 1 4; breakdown, staleness: 4)")
@@ -109,7 +111,7 @@ class BenchActorQConfig(MeteredConfig):
     learner_threads: int = 1
     """Threads of the learner."""
     device: str = "auto"
-    """The learner's device."""
+    """The learner's device; auto is the GPU where there is one."""
     params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
     """Hyper-parameters by Stable-Baselines3's names, as in learning_starts:1000."""
     seconds: float = 120.0

@@ -53,7 +53,7 @@ class TrainConfig(MeteredConfig):
     qat_output_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: those of --qat)")] = None
     """Bits of the weights of the last layer."""
     qat_observation_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: up to 16)")] = None
-    """Bits of the observation."""
+    """Bits of the observation, where activations are quantised."""
     qat_ranges: Ranges = "minmax"
     """How ranges are found: by the extent of weights and a moving average of activations', or learned (LSQ)."""
     qat_affine: Flag = False
@@ -66,10 +66,10 @@ class TrainConfig(MeteredConfig):
     """Layers left in float32, by their names in the policy or by what these start with, as in q_net.q_net.0."""
     learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast of the updates' matrix products; fp16 with loss scaling."""
-    trained_agent: Annotated[Path | None, arg(aliases=["-i"], metavar="ZIP", help_behavior_hint="")] = None
-    """Fine-tune the agent in a Stable-Baselines3 zip. Architecture, weights and, in a zoo folder, observation
-    statistics and wrappers are the file's; target networks start as copies, DQN's exploration at its final epsilon,
-    and until learning starts the agent acts, not chance."""
+    trained_agent: Annotated[Path | None, arg(aliases=["-i"], metavar="MODEL", help_behavior_hint="")] = None
+    """Fine-tune the agent in a Stable-Baselines3 zip, zoo run folder or hub:ORG/NAME. Architecture, weights,
+    observation statistics beside it and, in a zoo folder, wrappers are the file's; target networks start as copies,
+    DQN's exploration at its final epsilon, and until learning starts the agent acts, not chance."""
     folder: Annotated[Path, arg(aliases=["-f", "--log-folder"], metavar="FOLDER")] = Path("logs")
     """Where runs go, in the zoo's layout: FOLDER/ALGO/ENV_1, then ENV_2."""
     eval_freq: int = 25_000

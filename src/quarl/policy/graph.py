@@ -130,7 +130,7 @@ class Policy:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ActivationGrid:
-    """Static-mode quantisation of one value: a per-tensor affine grid of `bits`, 8 or wider."""
+    """Static-mode quantisation of one value: a per-tensor affine grid of `bits`, 2 to 16."""
 
     scale: float
     """A float32 number."""

@@ -8,12 +8,13 @@
 What sees quantised numbers, once they act (Krishnan et al. 2022, algorithm 2, quantises the whole architecture):
 rollouts and evaluations, which are of the policy that will be deployed; every gradient step; and target networks, which
 stand for earlier versions of what is trained. Critics and value networks are not deployed and stay float unless
-`critic` is set. Biases, the last layer's output and normalisation statistics are float.
+`critic` is set. The last layer's output and normalisation statistics are float, and so is its bias; biases of layers
+between integers count in the steps of these layers' sums, as kernels add them.
 """
 
 from quarl.qat.convert import convert, layer_bits, trained_grids
 from quarl.qat.delay import QuantDelay
-from quarl.qat.prepare import follow, is_active, is_ready, prepare, spec_of
+from quarl.qat.prepare import follow, is_active, is_ready, prepare, spec_of, switched_at
 from quarl.quant.training import QatSpec
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "layer_bits",
     "prepare",
     "spec_of",
+    "switched_at",
     "trained_grids",
 ]

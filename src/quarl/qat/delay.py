@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -23,42 +24,59 @@ class QuantDelay(BaseCallback):
 
     steps: counted as `num_timesteps`; None stands for the middle of this `learn`. It happens at the first rollout that
     starts then or later, and an on-policy algorithm trains on a rollout with the grids that it was collected with.
-    allow_inactive: accept a run that ends without it. Otherwise that is an error, before training where it can be told:
-    what was not trained with quantisation must not pass for it.
+    allow_inactive: accept a run that ends without it, or without an update after it. Otherwise that is an error, before
+    training where it can be told: what was not trained with quantisation must not pass for it.
+    say: called with one line when it happens; the logger has it as `qat/switched_at`.
     """
 
-    def __init__(self, steps: int | None = None, *, allow_inactive: bool = False) -> None:
+    def __init__(
+        self, steps: int | None = None, *, allow_inactive: bool = False, say: Callable[[str], None] | None = None
+    ) -> None:
         super().__init__()
         if steps is not None and steps < 0:
             raise QuarlError(f"the delay of quantisation must not be negative, got {steps}")
         self.steps = steps
         self.allow_inactive = allow_inactive
+        self.due = 0
+        """`steps`, or what stands for it in the `learn` that is under way."""
         self.next_follow = 0
         self.active = False
+        self._say = say
+        self._untrained: int | None = None
+        """Updates before fake quantisation acted, where that is seen to begin."""
 
     def _on_training_start(self) -> None:
         if spec_of(self.model) is None:
             raise QuarlError("the model is not prepared for quantisation-aware training; call quarl.qat.prepare first")
-        self.next_follow, self.active = _look(self.model.num_timesteps - 1), is_active(self.model)
-        start, end = self.model.num_timesteps, self.model._total_timesteps
-        if self.steps is None:
-            self.steps = start + (end - start) // 2
-        rollout = _rollout(self.model)
+        model = self.model
+        self.next_follow, self.active, self._untrained = _look(model.num_timesteps - 1), is_active(model), None
+        start, end = model.num_timesteps, model._total_timesteps
+        self.due = start + (end - start) // 2 if self.steps is None else self.steps
+        if self.allow_inactive or self.active:
+            return
+        rollout = _rollout(model)
         last = start + (math.ceil((end - start) / rollout) - 1) * rollout
-        if self.steps > last and not self.allow_inactive and not is_active(self.model):
+        if self.due > last:
             raise QuarlError(
-                f"quantisation would act from step {self.steps:,} on, but the last rollout of this run starts at "
+                f"quantisation would act from step {self.due:,} on, but the last rollout of this run starts at "
                 f"{last:,}; choose a smaller delay or train longer"
+            )
+        if isinstance(model, OffPolicyAlgorithm) and model.learning_starts >= last + rollout:
+            raise QuarlError(
+                f"learning starts after step {model.learning_starts:,}, and this run ends at {last + rollout:,}: "
+                "nothing would be trained with quantisation; choose smaller learning_starts or train longer"
             )
 
     def _on_rollout_start(self) -> None:
-        assert self.steps is not None
-        due = self.num_timesteps >= self.steps
+        due = self.num_timesteps >= self.due
         if not (due and not self.active) and self.num_timesteps < self.next_follow:
             return
         self.next_follow = _look(self.num_timesteps)
         if follow(self.model, active=due):
+            self._untrained = self.model._n_updates
             self.logger.record("qat/switched_at", self.num_timesteps)
+            if self._say is not None:
+                self._say(f"fake quantisation acts from step {self.num_timesteps:,} on")
         self.active = is_active(self.model)
         self.logger.record("qat/active", float(self.active))
 
@@ -66,8 +84,12 @@ class QuantDelay(BaseCallback):
         return True
 
     def _on_training_end(self) -> None:
-        if not self.allow_inactive and not is_active(self.model):
-            raise QuarlError(f"the run ended before step {self.steps:,}, from which on quantisation would have acted")
+        if self.allow_inactive:
+            return
+        if not is_active(self.model):
+            raise QuarlError(f"the run ended before step {self.due:,}, from which on quantisation would have acted")
+        if self._untrained == self.model._n_updates:
+            raise QuarlError(f"the run ended without an update after step {self.due:,}, when quantisation began to act")
 
 
 def _rollout(model: BaseAlgorithm) -> int:

@@ -51,19 +51,35 @@ def _computed(
     return quant.behind(counted * parameters.step, None if multiplier is None else counted.detach() * multiplier)
 
 
+def layers_of(network: nn.Module, plan: NetworkPlan, name: str = "") -> dict[str, nn.Linear | nn.Conv2d]:
+    """The layers of a plan by their path; UnsupportedError naming one that cannot be quantised.
+
+    name: of the network, for the error.
+    """
+    layers: dict[str, nn.Linear | nn.Conv2d] = {}
+    for path in (layer.path for layer in plan.layers):
+        whole = f"{name}.{path}" if name else path
+        try:
+            layer = network.get_submodule(path)
+        except AttributeError:  # the graph counts on where a forward pass applies a layer again
+            raise UnsupportedError(
+                f"layer {whole!r} is no module of its own: is one layer applied twice? Leave it out with skip"
+            ) from None
+        if type(layer) is not nn.Linear and type(layer) is not nn.Conv2d:
+            raise UnsupportedError(
+                f"layer {whole!r} is a {type(layer).__name__}; quantisation-aware training knows Linear and Conv2d: "
+                "leave it out with skip"
+            )
+        layers[path] = layer
+    return layers
+
+
 def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: bool) -> RangeTable:
     """Gives the layers of a network their quantisers, and the network the table of its ranges.
 
     Layers change their class in place: parameters stay the objects that an optimiser holds, and keep their names.
     """
-    layers: dict[str, nn.Linear | nn.Conv2d] = {}
-    for path in (layer.path for layer in plan.layers):
-        layer = network.get_submodule(path)
-        if type(layer) is not nn.Linear and type(layer) is not nn.Conv2d:
-            raise UnsupportedError(
-                f"layer {path!r} is a {type(layer).__name__}; quantisation-aware training knows Linear and Conv2d"
-            )
-        layers[path] = layer
+    layers = layers_of(network, plan)
     if hasattr(network, TRAINED_RANGES):
         raise QuarlError(
             f"the {type(network).__name__} has an attribute {TRAINED_RANGES!r} already; is it prepared twice?"

@@ -169,8 +169,14 @@ class _Planning:
         final = final_linear(self.policy)
         readers = [op for op in self.policy.linear if op.inputs[0] == name]
         exact = wide_bits((op.weight.shape[1], self.spec.bits_of(last=op.name in final)) for op in readers)
-        wanted = min(self.spec.observation_bits or exact, exact)
-        return (wanted, True) if wanted > 8 else (self.spec.observation_bits or 8, False)
+        asked, least = self.spec.observation_bits, max(8, self.spec.activation_bits or 8)
+        if asked is not None and asked > max(exact, least):
+            raise QuarlError(
+                f"the observation cannot have {asked} bits: sums over it are exact with up to {exact} where layers "
+                f"read so many numbers with such weights; ask for {max(exact, least)} at most"
+            )
+        wanted = asked or max(exact, least)
+        return wanted, 8 < wanted <= exact
 
 
 def _fixed(grid: ActivationGrid) -> Site:

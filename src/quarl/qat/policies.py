@@ -54,7 +54,8 @@ class QatPolicy(BasePolicy):
             table = install(network, plan, spec, target=target)
             steps = list(table.parameters())
             if steps and not target:
-                optimizer_of(self, network).param_groups[0]["params"].extend(steps)
+                # decay would pull logarithms to 0, which is steps to 1
+                optimizer_of(self, network).add_param_group({"params": steps, "weight_decay": 0.0})
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), KEY: self.qat}

@@ -10,6 +10,7 @@ from stable_baselines3.common.utils import get_parameters_by_name
 
 from quarl.errors import QuarlError, did_you_mean
 from quarl.qat.balance import Factors, balance, factors_of, shared
+from quarl.qat.layers import layers_of
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
 from quarl.qat.plan import layer_name, plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
@@ -39,10 +40,13 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
     carrier = carrying(policy)
     graphs = graphs_of(model, critic=spec.critic)
     _check_skip(spec, graphs)
-    networks = {name: plan_network(name, of_network, spec).to_json() for name, of_network in graphs.items()}
-    if not any(plan["layers"] for plan in networks.values()):
+    plans = {name: plan_network(name, of_network, spec) for name, of_network in graphs.items()}
+    if not any(plan.layers for plan in plans.values()):
         raise QuarlError(f"skip leaves no layer to quantise: {', '.join(spec.skip)}")
-    qat = {"spec": spec.to_json(), "networks": networks}
+    for name, network in networks_of(policy).items():
+        if name in plans:
+            layers_of(network, plans[name], name)
+    qat = {"spec": spec.to_json(), "networks": {name: plan.to_json() for name, plan in plans.items()}}
     policy.__class__ = carrier
     policy.carry(qat)
     model.policy_class = carrier
@@ -85,6 +89,12 @@ def is_ready(model: BaseAlgorithm) -> bool:
     """
     originals = [table for name, table in tables_of(model.policy).items() if not name.endswith(TARGET)]
     return is_active(model) and all(table.grids or not table.site_of_row for table in originals)
+
+
+def switched_at(model: BaseAlgorithm) -> int | None:
+    """Environment steps after which fake quantisation began to act; None where it does not."""
+    steps = [int(table.switched_at) for table in tables_of(model.policy).values() if table.active]
+    return max(steps, default=None)
 
 
 def follow(model: BaseAlgorithm, *, active: bool) -> bool:

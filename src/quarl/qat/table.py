@@ -80,7 +80,7 @@ class RangeTable(nn.Module):
     def observe(self, row: int, x: Tensor) -> None:
         """Moves the range of a row towards the extent of x."""
         weight = MOMENTUM if row in self.seen else 1.0  # which makes it the extent, whatever was there
-        low, high = x.detach().aminmax()
+        low, high = x.detach().float().aminmax()  # under autocast they are of fewer bits than ranges
         ends = self.seen_range[row]
         if self.site_of_row[row].relu:  # what is below 0 does not count there
             high = high.clamp(min=0)
@@ -93,7 +93,7 @@ class RangeTable(nn.Module):
         """Moves what the channels of a layer reach above 0 towards that of its outputs y [N, C, ...]."""
         extent = self.extent_of(place)
         weight = MOMENTUM if row in self.seen else 1.0
-        extent.lerp_(y.detach().amax((0, *range(2, y.ndim))).clamp_(min=0), weight)
+        extent.lerp_(y.detach().amax((0, *range(2, y.ndim))).float().clamp_(min=0), weight)
 
     def extent_of(self, place: int) -> Tensor:
         """[C]: what the channels of a layer that feeds others reach."""

@@ -25,7 +25,8 @@ class QatSpec:
     output_bits: int | None = None
     """Of the weights of the last layers; None: `weight_bits`."""
     observation_bits: int | None = None
-    """None: pixels keep their 8, vectors as many as integer sums stay exact with, up to 16."""
+    """None: pixels keep their 8, vectors as many as integer sums stay exact with, up to 16, and those of activations at
+    least. The observation is quantised where activations are."""
     symmetric: bool = True
     """Of weights; the grids of activations are affine."""
     per_channel: bool = True
@@ -43,6 +44,11 @@ class QatSpec:
             if bits is not None and not SMALLEST <= bits <= LARGEST:
                 words = name.replace("_", " ")
                 raise QuarlError(f"{words} of quantisation-aware training must be {SMALLEST}..{LARGEST}, got {bits}")
+        if self.observation_bits is not None and self.activation_bits is None:
+            raise QuarlError(
+                f"observation bits need activation bits: {self.precision} leaves both in float32; "
+                f"{self.precision}a8 quantises both"
+            )
         if self.ranges not in ("minmax", "lsq"):
             raise QuarlError(f"ranges are minmax or lsq, got {self.ranges!r}")
         if self.ranges == "lsq" and not self.symmetric:

@@ -20,7 +20,7 @@ class PolicyEntry:
     algo: str
     env: str
     sources: tuple[str, ...]
-    """Of these the first that is at hand: train, zoo:FOLDER or hub:REPOSITORY."""
+    """Of these the first that is at hand: train, zoo:FOLDER or hub:ORG/NAME."""
     na: str
     """Why its cells are not measured where no source is at hand."""
     n_timesteps: int | None

@@ -111,12 +111,10 @@ class _Reader:
         for source in sources:
             kind, colon, rest = source.partition(":")
             if source != "train" and not (colon and rest and kind in ("zoo", "hub")):
-                raise self.wrong(
-                    (*at, "source"), f"source {source!r} is none of train, zoo:FOLDER and hub:OWNER/REPOSITORY"
-                )
+                raise self.wrong((*at, "source"), f"source {source!r} is none of train, zoo:FOLDER and hub:ORG/NAME")
         na = self.text(entry, "na", at, default="")
         if not sources and not na:
-            raise self.wrong(at, "source is missing: train, zoo:FOLDER or hub:OWNER/REPOSITORY, or na: and a reason")
+            raise self.wrong(at, "source is missing: train, zoo:FOLDER or hub:ORG/NAME, or na: and a reason")
         options = self.mapping(entry, "actorq", at)
         self.keys(options, ACTORQ, (*at, "actorq"), "quarl actorq")
         self.mapping(options, "params", (*at, "actorq"))

@@ -29,7 +29,7 @@ class Agent:
     """One agent, before anything of it is read."""
 
     source: str
-    """train, zoo:FOLDER or hub:REPOSITORY."""
+    """train, zoo:FOLDER or hub:ORG/NAME."""
     identity: Mapping[str, Any]
     """What determines it, in plain values: the hash of its files, or its training."""
     path: Path | None = None

@@ -16,7 +16,9 @@ class Row:
     precision: str
     """fp32, or what it was trained for: w8a8."""
     quant_delay: int | None
-    """Environment steps before fake quantisation acted; None in float32."""
+    """Environment steps before fake quantisation was to act; None in float32."""
+    switched_at: int | None
+    """Environment steps when it began to, which is where the next rollout starts."""
     learner_dtype: str
     seed: int
     timesteps: int

@@ -156,7 +156,7 @@ class Session:
         """Stable-Baselines3's own loop."""
         model, delay = self.model, self.config.quant_delay
         model.set_logger(Logger(folder=None, output_formats=list(self._outputs())))
-        callbacks: list[BaseCallback] = [steward] if delay is None else [qat.QuantDelay(delay), steward]
+        callbacks: list[BaseCallback] = [steward] if delay is None else [qat.QuantDelay(delay, say=self._say), steward]
         steps = self.n_timesteps - model.num_timesteps
         try:
             model.learn(steps, callback=callbacks, reset_num_timesteps=not self.config.resume)
@@ -195,6 +195,7 @@ class Session:
             env_id=self.env_id,
             precision="fp32" if spec is None else spec.precision,
             quant_delay=self.config.quant_delay,
+            switched_at=qat.switched_at(self.model),
             learner_dtype=self.config.learner_dtype,
             seed=self.config.seed,
             timesteps=steps,

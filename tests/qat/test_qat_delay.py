@@ -1,0 +1,169 @@
+"""When fake quantisation begins to act, and runs in which it would train nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learners import ALGORITHMS, make
+from stable_baselines3 import PPO
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+from quarl import qat
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.qat.policies import QatPolicy, tables_of
+
+
+@pytest.mark.parametrize(("algo", "delay", "expected"), [("ppo", 129, 256), ("ppo", 128, 128), ("a2c", 98, 100)])
+def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expected: int):
+    model, said = make(algo), list[str]()
+    qat.prepare(model, "w8a8")
+    assert qat.switched_at(model) is None
+    model.learn(512, callback=qat.QuantDelay(delay, say=said.append))
+    assert qat.switched_at(model) == expected
+    assert said == [f"fake quantisation acts from step {expected} on"]
+
+
+@pytest.mark.parametrize("spec", ["w8a8", "w4"])
+@pytest.mark.parametrize("algo", ["dqn", "td3", "sac", "d4pg"])
+def test_a_run_that_ends_before_learning_starts_is_refused(algo: str, spec: str):
+    model = make(algo, learning_starts=400)
+    qat.prepare(model, spec)
+    with pytest.raises(QuarlError, match=r"learning starts after step 400, and this run ends at 400"):
+        model.learn(400, callback=qat.QuantDelay())
+    assert model.num_timesteps == 0
+    model.learn(404, callback=qat.QuantDelay())
+    assert qat.is_active(model)
+
+
+def test_a_run_without_an_update_after_the_switch_is_no_result():
+    model = make("dqn", train_freq=4, gradient_steps=0)
+    qat.prepare(model, "w8a8")
+    with pytest.raises(QuarlError, match="ended without an update after step 100"):
+        model.learn(200, callback=qat.QuantDelay(100))
+    other = make("dqn", train_freq=4, gradient_steps=0)
+    qat.prepare(other, "w8a8")
+    other.learn(200, callback=qat.QuantDelay(100, allow_inactive=True))
+
+
+def test_a_callback_serves_one_run_after_another():
+    callback, switched = qat.QuantDelay(), []
+    for steps in (256, 1024):
+        model = make("ppo")
+        qat.prepare(model, "w8a8")
+        switched.append(qat.switched_at(model.learn(steps, callback=callback)))
+    assert switched == [128, 512]
+
+
+class Twice(BaseFeaturesExtractor):
+    """Applies a layer to its own output."""
+
+    def __init__(self, observation_space: Any) -> None:
+        super().__init__(observation_space, features_dim=4)
+        self.l = torch.nn.Linear(4, 4)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.l(torch.relu(self.l(observations)))
+
+
+class OwnLinear(torch.nn.Linear):
+    """A class of somebody's own."""
+
+
+class Own(BaseFeaturesExtractor):
+    """Has such a layer."""
+
+    def __init__(self, observation_space: Any) -> None:
+        super().__init__(observation_space, features_dim=4)
+        self.l = OwnLinear(4, 4)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.l(observations))
+
+
+@pytest.mark.parametrize(
+    ("extractor", "message"),
+    [(Twice, r"'features_extractor\.l.*' is no module of its own"), (Own, r"'features_extractor\.l' is a OwnLinear")],
+)
+def test_a_model_that_is_refused_is_as_it_was(extractor: Any, message: str):
+    model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, policy_kwargs={"features_extractor_class": extractor})
+    before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
+    with pytest.raises(UnsupportedError, match=message):
+        qat.prepare(model, "w4a8")
+    assert not isinstance(model.policy, QatPolicy)
+    assert "qat" not in model.policy_kwargs
+    after = model.policy.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    qat.prepare(model, qat.QatSpec.parse("w4a8", skip=("features_extractor",)))
+    model.learn(128, callback=qat.QuantDelay(64))
+    assert qat.is_active(model)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_weight_decay_leaves_learned_steps_alone(algo: str):
+    """Decay of a step's logarithm would pull steps to 1."""
+    kwargs = {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.5}, "net_arch": [8]}
+    model = make(algo, policy_kwargs=kwargs)
+    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges="lsq"))
+    tables = [(name, table) for name, table in tables_of(model.policy).items() if not name.endswith("_target")]
+    assert tables
+    for name, table in tables:
+        owner: Any = getattr(model.policy, name) if name else model.policy
+        optimizer = owner.optimizer if hasattr(owner, "optimizer") else model.policy.optimizer
+        steps = {id(parameter) for parameter in table.parameters()}
+        decays = [group["weight_decay"] for group in optimizer.param_groups for p in group["params"] if id(p) in steps]
+        assert len(decays) == len(steps)
+        assert set(decays) == {0.0}
+        assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
+def observation_grid(spec: qat.QatSpec) -> tuple[int, bool]:
+    """(bits, whether a wide grid's) that CartPole's observation is trained with."""
+    model = make("ppo")
+    qat.prepare(model, spec)
+    (site,) = {
+        layer.before
+        for layer in tables_of(model.policy)[""].plan.layers
+        if layer.before is not None and layer.before.row >= 0
+    }
+    return site.bits, site.wide
+
+
+def test_the_observation_has_no_fewer_bits_than_activations():
+    parse = qat.QatSpec.parse
+    bits, wide = observation_grid(parse("w8a8"))
+    assert bits > 8
+    assert wide
+    assert observation_grid(parse("w16a16")) == (16, False)
+    assert observation_grid(parse("w16a8")) == (8, False)
+    assert observation_grid(parse("w8a8", observation_bits=10)) == (10, True)
+    assert observation_grid(parse("w8a8", observation_bits=5)) == (5, False)
+
+
+def test_more_bits_of_the_observation_than_sums_are_exact_with_are_refused():
+    model = make("ppo")
+    with pytest.raises(QuarlError, match=r"cannot have 16 bits: .* ask for \d+ at most"):
+        qat.prepare(model, qat.QatSpec.parse("w8a8", observation_bits=16))
+    assert not isinstance(model.policy, QatPolicy)
+    with pytest.raises(QuarlError, match="observation bits need activation bits: w4 leaves both"):
+        qat.QatSpec.parse("w4", observation_bits=8)
+
+
+def test_sixteen_bits_of_weights_and_activations_are_near_float32():
+    model = make("ppo")
+    qat.prepare(model, "w16a16")
+    model.learn(384, callback=qat.QuantDelay(128))
+    rows = model.rollout_buffer.observations.reshape(-1, 4)[:100]
+    policy = qat.convert(model)
+    assert policy.grids["observation"].bits == 16
+    for table in tables_of(model.policy).values():
+        table.active = False
+    expected = model.policy.get_distribution(torch.from_numpy(rows)).distribution.logits.detach().numpy()
+    for table in tables_of(model.policy).values():
+        table.active = True
+    found = model.policy.get_distribution(torch.from_numpy(rows)).distribution.logits.detach().numpy()
+    # beyond the ranges that training saw, numbers are cut off
+    assert np.quantile(np.abs(found - expected), 0.9) < 1e-5
