@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,12 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from stable_baselines3 import DQN, TD3
 
+from quarl import qat
 from quarl.actorq.actor import AT_ONCE
 from quarl.actorq.memory import PREFIX
+from quarl.actorq.supervisor import warn_about_cores
+from quarl.algorithms.d4pg import D4PG
 from quarl.api import load
-from quarl.cli import main
+from quarl.cli import main, parse
+from quarl.commands.actorq import _table
 from quarl.folder import locked
 
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
@@ -190,3 +196,71 @@ def test_quantisation_that_was_asked_for_and_never_acted_is_no_result(tmp_path, 
 def test_a_target_without_evaluations_is_refused(tmp_path, capsys):
     assert run(tmp_path / "out", "--algo", "dqn", "--target", "100", "--eval-freq", "0") == 2
     assert "give an --eval-freq" in capsys.readouterr().err
+
+
+def test_a_run_that_trains_for_what_its_actors_run(tmp_path):
+    """D4PG with two environments to an actor, quantisation-aware."""
+    words = ("--algo", "d4pg", "--env", "Pendulum-v1", "-n", "1200", "--actors", "1", "--envs-per-actor", "2")
+    words += ("--net-arch", "32,32", "--qat", "w8a8", "--quant-delay", "600", "--eval-freq", "0")
+    params = ("qf_arch:[32,32]", "learning_starts:200", "batch_size:32", "buffer_size:5000", "v_min:-200", "v_max:0")
+    assert run(tmp_path / "out", *words, "--params", *params) == 0
+    (entry,) = rows(tmp_path / "out" / "evaluations.jsonl")
+    assert entry["return_low"] <= entry["return"] <= entry["return_high"]
+    assert entry["return_quantised_low"] <= entry["return_quantised"] <= entry["return_quantised_high"]
+    last = rows(tmp_path / "out" / "metrics.jsonl")[-1]
+    assert (last["timesteps"], last["updates"]) == (1200, 1000)
+    assert last["learner"]["duplicates"] == last["learner"]["gaps"] == 0
+    model = D4PG.load(tmp_path / "out" / "model.zip", device="cpu")
+    assert 600 <= qat.switched_at(model) <= 1200
+    found = load(tmp_path / "out" / "policy-int8.safetensors").policy
+    expected = qat.convert(model)
+    assert sorted(found.grids) == sorted(expected.grids)
+    for name, grid in expected.grids.items():
+        got = found.grids[name]
+        assert (got.scale, got.zero_point, got.bits) == (grid.scale, grid.zero_point, grid.bits)
+    for mine, own in zip(found.linear, expected.linear, strict=True):
+        assert np.array_equal(mine.weight.codes, own.weight.codes)
+
+
+def test_the_live_view_tells_how_it_goes(finished):
+    config = parse(["actorq", "--algo", "dqn", "--actors", "2", "-n", "3000", "--comm-bits", "6"])
+    last, evaluations = rows(finished / "metrics.jsonl")[-1], rows(finished / "evaluations.jsonl")
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(_table(config, last, evaluations))
+    shown = " ".join(console.export_text().replace("│", " ").split())
+    assert "environment steps 3,000 of 3,000" in shown
+    assert f"updates {last['updates']:,} " in shown
+    assert f"evaluated fp32 {evaluations[-1]['return']:.1f}" in shown
+    assert f"evaluated int8 {evaluations[-1]['return_quantised']:.1f}" in shown
+    assert f"version {last['version']:,} (published {last['published_version']:,})" in shown
+    assert f"steps/s {last['timesteps_per_s']:,.1f}" in shown
+    assert "actors alive 2 of 2" in shown
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(_table(config, last | {"return_mean": None, "updates_per_s": None}, []))
+    assert "evaluated fp32 –" in " ".join(console.export_text().replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("cores", "lines"), [(2, 1), (3, 0)])
+def test_more_processes_than_cores_are_told(monkeypatch, capsys, cores, lines):
+    monkeypatch.setattr("quarl.actorq.supervisor.usable_cores", lambda: cores)
+    warn_about_cores(parse(["actorq", "--actors", "2"]))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == lines
+    assert all("2 actors and a learner share 2 cores" in line for line in said)
+
+
+def test_checkpoints_that_are_all_damaged_end_in_one_line(tmp_path, capsys):
+    words = ("--algo", "dqn", "-n", "300", "--actors", "1", "--net-arch", "8", "--eval-freq", "0")
+    words += ("--params", "learning_starts:100", "buffer_size:500")
+    out = tmp_path / "out"
+    assert run(out, *words) == 0
+    kept = {path.name: path.read_bytes()[:100] for path in out.glob("checkpoint-*")}
+    assert kept
+    for name, begin in kept.items():
+        (out / name).write_bytes(begin)
+    capsys.readouterr()
+    assert run(out, "--resume", "-n", "600") == 2
+    said = capsys.readouterr().err
+    assert f"all {len(kept)} checkpoints in {out} are damaged; start again in another folder, or without these" in said
+    assert "Traceback" not in said
+    assert {path.name: path.read_bytes() for path in out.glob("checkpoint-*")} == kept

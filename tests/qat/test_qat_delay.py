@@ -167,3 +167,15 @@ def test_sixteen_bits_of_weights_and_activations_are_near_float32():
     found = model.policy.get_distribution(torch.from_numpy(rows)).distribution.logits.detach().numpy()
     # beyond the ranges that training saw, numbers are cut off
     assert np.quantile(np.abs(found - expected), 0.9) < 1e-5
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_training_without_the_callback_is_warned_of_once(algo: str):
+    model = make(algo)
+    qat.prepare(model, "w8a8")
+    with pytest.warns(UserWarning, match=r"prepared for w8a8 and trained without qat\.QuantDelay") as found:
+        model.learn(512)
+    assert len(found) == 1
+    assert not qat.is_active(model)
+    model.learn(512, callback=qat.QuantDelay())
+    assert qat.is_active(model)

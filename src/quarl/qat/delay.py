@@ -13,6 +13,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from quarl.errors import QuarlError
+from quarl.qat.policies import QatPolicy
 from quarl.qat.prepare import follow, is_active, spec_of
 
 FOLLOW_STEPS = 64
@@ -49,6 +50,8 @@ class QuantDelay(BaseCallback):
         if spec_of(self.model) is None:
             raise QuarlError("the model is not prepared for quantisation-aware training; call quarl.qat.prepare first")
         model = self.model
+        assert isinstance(model.policy, QatPolicy)
+        model.policy.followed = True
         self.next_follow, self.active, self._untrained = _look(model.num_timesteps - 1), is_active(model), None
         start, end = model.num_timesteps, model._total_timesteps
         self.due = start + (end - start) // 2 if self.steps is None else self.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ class QatPolicy(BasePolicy):
 
     qat: Mapping[str, Any]
     spec: QatSpec
+    followed = False
+    """Whether somebody puts its ranges in force between rollouts."""
 
     def __init__(self, *args: Any, qat: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,6 +59,17 @@ class QatPolicy(BasePolicy):
             if steps and not target:
                 # decay would pull logarithms to 0, which is steps to 1
                 optimizer_of(self, network).add_param_group({"params": steps, "weight_decay": 0.0})
+
+    def set_training_mode(self, mode: bool) -> None:
+        """Warns, once, where training begins and nobody moves ranges or would switch fake quantisation on."""
+        if mode and not self.followed:
+            self.followed = True
+            warnings.warn(
+                f"this policy is prepared for {self.spec.precision} and trained without qat.QuantDelay: its ranges "
+                "stay as they are; pass learn(..., callback=qat.QuantDelay())",
+                stacklevel=3,
+            )
+        super().set_training_mode(mode)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), KEY: self.qat}

@@ -104,6 +104,8 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     networks get the ranges of their originals, as they do where a step to learn begins; later ones they get as they get
     weights. Returns whether this call has switched fake quantisation on.
     """
+    assert isinstance(model.policy, QatPolicy)
+    model.policy.followed = True
     switches = active and not is_active(model)
     tables = tables_of(model.policy)
     networks = networks_of(model.policy)
