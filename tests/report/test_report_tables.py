@@ -21,10 +21,25 @@ def test_returns_have_decimals_by_their_size(value, shown):
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"), [(999, "999 B"), (1000, "1 kB"), (76_543, "76.5 kB"), (8_460_000, "8.46 MB"), (2e9, "2000 MB")]
+    ("count", "shown"),
+    [(999, "999 B"), (1000, "1 kB"), (76_543, "76.5 kB"), (8_460_000, "8.46 MB"), (999_700, "1000 kB")],
 )
 def test_sizes_are_decimal(count, shown):
     assert columns.size(count) == shown
+    assert columns.size(2 * 10**9) == "2000 MB"
+
+
+@pytest.mark.parametrize(("value", "shown"), [(9.876, "9.88"), (999.4, "999"), (999.7, "1000"), (12_345.6, "12346")])
+def test_three_digits_are_never_powers_of_ten(value, shown):
+    assert columns.three_digits(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(1.5, 3.0, "2.00 [1.50, 3.00]"), (1.5, None, "2.00 [1.50, –]"), (None, None, "2.00"), (2.0, 2.0, "2.00")],
+)
+def test_a_factor_s_interval_may_be_open(low, high, shown):
+    assert columns.times_of("x", "low", "high")({"x": 2.0, "low": low, "high": high}) == shown
 
 
 def test_a_share_is_never_rounded_up_to_all():

@@ -65,11 +65,13 @@ def test_a_cell_that_is_not_measured_says_why(tmp_path: Path):
 
 def test_failed_cells_are_done_again_only_when_asked_to(filled: Path):
     with Store(filled, create=True) as opened:
-        opened.write([Finished(key=FOUR.key, state="failed", error="why")], [])
+        opened.write([Finished(key=FOUR.key, state="failed", error="why", seconds=9.0, peak_mb=80.0)], [])
         opened.ask("two", {}, "1", [EIGHT, FOUR])
         assert opened.records()[1].error == "why"
         opened.again([FOUR.key])
         assert opened.states()[FOUR.key] == "todo"
+        forgotten = opened.records()[1]
+        assert (forgotten.error, forgotten.seconds, forgotten.peak_mb) == (None, None, None)
 
 
 def test_a_database_of_a_newer_schema_is_refused(filled: Path):

@@ -117,6 +117,23 @@ def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
     assert session(*resuming("dqn", "CartPole-v1", "--params", "learning_rate:1e-4")).has_changed
 
 
+def test_hyper_parameters_given_with_resume_join_those_of_the_beginning(tmp_path):
+    train(tmp_path, "dqn", "CartPole-v1", 128, "--params", "gamma:0.9", "learning_rate:1e-3")
+    again = session(*resuming("dqn", "CartPole-v1", "-n", 512, "--params", "learning_rate:1e-5"))
+    assert again.config.params == ("gamma:0.9", "learning_rate:1e-5")
+    assert (again.model.gamma, again.model.lr_schedule(1.0)) == (0.9, 1e-5)
+
+
+@pytest.mark.parametrize("params", ["gamma", {"gamma": 0.9}, [0.9]])
+def test_damaged_hyper_parameters_of_a_run_are_one_line(params, tmp_path, capsys):
+    train(tmp_path, "dqn", "CartPole-v1", 128)
+    (found,) = tmp_path.rglob("args.yml")
+    found.write_text(yaml.safe_dump(yaml.safe_load(found.read_text()) | {"params": params}))
+    capsys.readouterr()
+    assert main(resuming("dqn", "CartPole-v1", "-n", 256)) == 2
+    assert "is malformed: params are no list of NAME:VALUE" in capsys.readouterr().err
+
+
 def stop_at(monkeypatch, steps):
     """Ctrl-C when so many steps have been made."""
 

@@ -42,7 +42,7 @@ def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if config.resume:
         where = _where(config)
         if kept := where.is_file():
-            config = _completed(config, where)
+            config = completed(config, read_yaml(where), where, new=NEW, free=FREE, typed=config.typed)
         if not checkpoints(config):
             say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
             config = replace(config, resume=False)
@@ -51,13 +51,6 @@ def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
         else:
             say(f"{where} is missing: the run goes on with the options given here")
     return replace(config, n_timesteps=config.steps, quant_delay=config.delay())  # a longer run does not move it
-
-
-def _completed(config: ActorQConfig, where: Path) -> ActorQConfig:
-    typed = config.typed - {"params"}
-    run = completed(replace(config, params=()), read_yaml(where), where, new=NEW, free=FREE, typed=typed)
-    words = {word.partition(":")[0]: word for word in (*run.params, *config.params)}
-    return replace(run, params=tuple(words.values()))
 
 
 def write_options(config: ActorQConfig) -> None:

@@ -11,6 +11,7 @@ from quarl.bench.actorq_protocol import Protocol, Task
 from quarl.bench.cells import Cell, Cells
 from quarl.config import ActorQConfig
 from quarl.config.bench import split_arm
+from quarl.errors import QuarlError
 
 WARM_UP_S = 10.0
 Curve = list[dict[str, float]]
@@ -107,16 +108,22 @@ def _seed(
 def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells: Cells) -> Run | None:
     training = task.training(arm, ratio, seed)
     # The bound is no setting: it follows from the reference's cell.
+    name = f"{_slug(task.name)}-{arm}-spi{ratio:g}-seed{seed}"
     cell = cells.get(
-        f"{_slug(task.name)}-{arm}-spi{ratio:g}-seed{seed}",
+        name,
         settings_of(training),
         lambda: train(training, cap_s=cap_s, say=cells.say, meter=cells.meter),
         group=_group(task, seed),
     )
     if cell is None:
         return None
-    precision, engine = split_arm(arm)
     reached: dict[str, Any] | None = cell["reached"]
+    if reached is None and cell["clock_s"] < cap_s and cell["timesteps"] < training.steps:
+        raise QuarlError(
+            f"{cells.path(name)} was stopped after {cell['clock_s']:.0f} s, and the bound is {cap_s:.0f} s now: "
+            "remove it to measure it again"
+        )
+    precision, engine = split_arm(arm)
     last: dict[str, Any] = cell["evaluations"][-1] if cell["evaluations"] else {}
     row = Row(
         task=task.name,

@@ -39,6 +39,7 @@ class Speedup:
     """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". None for a single one,
     and where none of the other arm's runs reached the target: their seconds are those of the bound."""
     high: float | None
+    """None too where any of them did not: no number bounds the true speed-up."""
     at_least: bool
     """The other arm was stopped before it reached the target: the true speed-up is larger."""
     derived: bool
@@ -112,31 +113,33 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
             continue
         logs[task] = np.log([b["seconds"] / a["seconds"] for a, b in reached])
         both = [(a, b) for a, b in reached if not b["censored"]]
+        unbounded = ["high"] * (len(both) < len(reached)) + ["low"] * (not both)
         found.append(
             Speedup(
                 task=task,
                 seconds=_geometric([a["seconds"] for a, _ in reached]),
                 seconds_against=_geometric([b["seconds"] for _, b in reached]),
-                at_least=any(b["censored"] for _, b in reached),
+                at_least=len(both) < len(reached),
                 derived=any(a["derived"] or b["derived"] for a, b in reached),
                 seeds=len(reached),
                 lost=len(pairs) - len(reached),
                 **_final_return(both, judged=FEWEST_SEEDS <= len(both) == len(pairs)),
-                **_common(arm, base, [logs[task]], is_best) | ({} if both else {"low": None, "high": None}),
+                **_common(arm, base, [logs[task]], is_best) | dict.fromkeys(unbounded),
             )
         )
     if len(found) > 1:
+        at_least = any(one.at_least for one in found)
         found.append(
             Speedup(
                 task="all",
                 seconds=None,
                 seconds_against=None,
-                at_least=any(one.at_least for one in found),
+                at_least=at_least,
                 derived=any(one.derived for one in found),
                 seeds=sum(one.seeds for one in found),
                 lost=lost,
                 **_final_return([], judged=False),
-                **_common(arm, base, list(logs.values()), is_best),
+                **_common(arm, base, list(logs.values()), is_best) | ({"high": None} if at_least else {}),
             )
         )
     return found

@@ -45,7 +45,7 @@ class Cells:
         group: cells whose seconds are compared. They are all of the processor of the first one that is asked for: none
         is measured on another (None), and one that was is a QuarlError.
         """
-        path = self.folder / f"{name}.json"
+        path = self.path(name)
         wanted = json.loads(json.dumps(settings))
         if path.exists():
             found: Cell = _read(path)
@@ -72,6 +72,9 @@ class Cells:
         write_bytes(json.dumps(measured).encode() + b"\n", path)
         self._same_processor(group, str(here["cpu"]), path)
         return measured
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
 
     def _same_processor(self, group: str | None, cpu: str, path: Path) -> None:
         if group is None:

@@ -47,6 +47,14 @@ def completed(
     for field in dataclasses.fields(config):
         name, here = field.name, getattr(config, field.name)
         given = name in typed or here != field.default
+        if name == "params" and name in free:
+            # one by one: those of the run that are not given anew hold on
+            before = saved.get(name, [])
+            if not isinstance(before, list) or not all(isinstance(word, str) for word in before):
+                raise QuarlError(f"{where} is malformed: params are no list of NAME:VALUE")
+            words = {word.partition(":")[0]: word for word in (*before, *here)}
+            found[name] = tuple(words.values())
+            continue
         if name in new or (name in free and given):
             found[name] = here
             continue

@@ -42,12 +42,13 @@ def size(count: int) -> str:
     """Bytes in decimal units."""
     for unit, factor in (("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:.0f} {unit}"
+            return f"{three_digits(count / factor)} {unit}"
     return f"{count} B"
 
 
-def microseconds(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+def three_digits(value: float) -> str:
+    """Never in powers of ten, to which `.3g` turns from 999.5 on."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def percent(share: float) -> str:
@@ -91,16 +92,18 @@ def unless_float(key: str) -> Callable[[Row], str]:
 
 def digits_of(key: str) -> Callable[[Row], str]:
     """Three digits of a time or rate, an en dash where there is none."""
-    return lambda row: "–" if row[key] is None else microseconds(row[key])
+    return lambda row: "–" if row[key] is None else three_digits(row[key])
 
 
 def times_of(key: str, low: str = "", high: str = "") -> Callable[[Row], str]:
-    """A factor with the ends of its interval, which a baseline against itself has not."""
+    """A factor with the ends of its interval, which a baseline against itself has not; the upper one may be unknown."""
 
     def text(row: Row) -> str:
         if row[key] is None:
             return "–"
-        ends = f" [{row[low]:.2f}, {row[high]:.2f}]" if low and row[low] is not None and row[low] != row[high] else ""
-        return f"{row[key]:.2f}{ends}"
+        if not low or row[low] is None or row[low] == row[high]:
+            return f"{row[key]:.2f}"
+        end = "–" if row[high] is None else f"{row[high]:.2f}"
+        return f"{row[key]:.2f} [{row[low]:.2f}, {end}]"
 
     return text

@@ -141,7 +141,8 @@ class Store:
         """Forgets what came of these cells: they are to be done."""
         with self._transaction():
             self._db.executemany(
-                "UPDATE cells SET state = ?, error = NULL, row = NULL, started = NULL WHERE key = ?",
+                "UPDATE cells SET state = ?, error = NULL, row = NULL, started = NULL, seconds = NULL, peak_mb = NULL"
+                " WHERE key = ?",
                 [(TODO, key) for key in keys],
             )
 
