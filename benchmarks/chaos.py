@@ -3,7 +3,8 @@
     python benchmarks/chaos.py -o benchmarks/results/chaos.json
 
 Times are of the machine as it was: a process that comes back needs one or two seconds of processor time. Moments of
-faults are drawn uniformly over the run from the seed; which actor is hit goes round.
+kills are drawn uniformly over the run from the seed, but for goodput's, one in ten seconds; which actor is hit goes
+round.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ def main() -> int:
 
 
 ROWS: dict[str, Callable[[Path, random.Random], Row]] = {
-    "actors killed": lambda folder, rng: kills.actors_killed(folder, kills=10, every_s=3.0),
+    "actors killed": lambda folder, rng: kills.actors_killed(folder, rng, kills=10, every_s=3.0),
     "crash loop": lambda folder, rng: faults.crash_loop(folder),
     "learner killed": lambda folder, rng: kills.learner_killed(folder, rng, kills=20),
-    "publisher killed and frozen": lambda folder, rng: kills.publisher_stopped(folder, kills=3, frozen_s=10.0),
+    "publisher killed and frozen": lambda folder, rng: kills.publisher_stopped(folder, rng, kills=3, frozen_s=10.0),
     "poisoned updates": lambda folder, rng: poisoned(folder, poisons=60),
     "environments raise": lambda folder, rng: faults.environments_raise(folder, steps=20_000),
     "environment hangs, actor slow": lambda folder, rng: faults.hang_and_slow(folder, seconds=60.0),

@@ -14,16 +14,15 @@ BOUND = 60
 """--max-staleness of the runs whose publisher stands still."""
 
 
-def actors_killed(folder: Path, *, kills: int, every_s: float) -> Row:
-    """Row 1: SIGKILL for one actor after the other while four of them run."""
+def actors_killed(folder: Path, rng: random.Random, *, kills: int, every_s: float) -> Row:
+    """Row 1: SIGKILL for one actor after the other while four of them run, every `every_s` in the mean."""
     laws, back = Laws(), []
     steps = int(700 * (kills * every_s + 3))
     with Run(folder, "--actors", "4", "-n", str(steps), chaos={"step_s": 0.005}) as run:
         run.ready()
-        next_kill = time.monotonic() + every_s
-        for number in range(kills):
-            time.sleep(max(next_kill - time.monotonic(), 0))
-            next_kill += every_s
+        began = time.monotonic()
+        for number, moment in enumerate(sorted(rng.uniform(0, kills * every_s) for _ in range(kills))):
+            time.sleep(max(began + moment - time.monotonic(), 0))
             before = run.workers(name := f"actor-{number % 4}")
             run.send(name, signal.SIGKILL)
             back.append(round(run.back(name, before), 2))
@@ -97,7 +96,7 @@ def learner_killed(folder: Path, rng: random.Random, *, kills: int) -> Row:
     }
 
 
-def publisher_stopped(folder: Path, *, kills: int, frozen_s: float) -> Row:
+def publisher_stopped(folder: Path, rng: random.Random, *, kills: int, frozen_s: float) -> Row:
     """Rows 4 and 12: SIGKILL, then SIGSTOP for a while."""
     laws, back = Laws(), []
     steps = int(700 * (3 * kills + 4) + 2000)
@@ -106,6 +105,7 @@ def publisher_stopped(folder: Path, *, kills: int, frozen_s: float) -> Row:
         run.ready()
         actors = {name: pid for name, pid in run.children().items() if name.startswith("actor")}
         for _ in range(kills):
+            time.sleep(rng.uniform(0, 2))
             before = run.rows()[-1]["publisher"]["published"]
             pid = run.send("publisher", signal.SIGKILL)
             back.append(round(run.until(lambda pid=pid: run.pid("publisher") not in (None, pid), 30), 2))

@@ -75,7 +75,7 @@ def rig(folder: Path, **changed: Any) -> Iterator[Rig]:
         packer = {"actor_precision": "fp32"}
         spec = PublisherSpec(num_actors=1, template=template.to_bytes(), packer=packer, **shared)
         learner.begin()
-        yield Rig(folder, learner, PublisherLoop(spec), LocalChannel(memory, 1, 0), Ledger(memory))
+        yield Rig(folder, learner, PublisherLoop(spec), LocalChannel(memory, 1, 0), Ledger(memory), shared)
     finally:
         memory.remove()
 
@@ -89,6 +89,8 @@ class Rig:
     publisher: PublisherLoop
     channel: LocalChannel
     ledger: Ledger
+    shared: dict[str, Any]
+    """Where an actor finds its memory: arguments of ActorSpec."""
     sent: int = 0
     not_finite: int = 0
 

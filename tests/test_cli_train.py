@@ -9,6 +9,7 @@ import pytest
 
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, TrainConfig
+from quarl.quant.training import QatSpec
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,26 @@ def test_the_zoo_s_short_options_are_understood():
     assert (config.n_timesteps, str(config.folder), str(config.trained_agent)) == (5, "here", "a.zip")
     assert config.written() == {"gamma": 0.9, "tau": 1}
     assert parse(["train", "--log-folder", "there"]).folder.name == "there"
+
+
+def test_every_option_of_quantisation_reaches_the_spec():
+    words = "train --qat w3a6 --qat-output-bits 5 --qat-observation-bits 7 --qat-critic --qat-skip q_net.q_net.0 actor"
+    expected = QatSpec(
+        weight_bits=3,
+        activation_bits=6,
+        output_bits=5,
+        observation_bits=7,
+        critic=True,
+        skip=("q_net.q_net.0", "actor"),
+    )
+    assert parse(words.split()).spec() == expected
+    assert parse(["train", "--qat", "8", "--qat-affine", "--qat-per-tensor"]).spec() == QatSpec(
+        weight_bits=8, symmetric=False, per_channel=False
+    )
+    assert parse(["train", "--qat", "8", "--qat-ranges", "lsq"]).spec() == QatSpec(weight_bits=8, ranges="lsq")
+    assert parse(["train"]).spec() is None
+    assert parse(["train", "--qat", "8"]).delay(1000) == 500
+    assert parse(["train", "--qat", "8", "--quant-delay", "7"]).delay(1000) == 7
 
 
 def test_values_are_read_as_data_in_both_verbs_that_train():

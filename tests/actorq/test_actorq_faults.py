@@ -287,6 +287,15 @@ def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
     assert not said
 
 
+def test_an_actor_that_hangs_between_frequent_evaluations_is_found(watched):
+    _, said, clock, after = watched
+    after(1, actor_0=1, actor_1=1, publisher=1)
+    for _ in range(12):
+        clock.now += 20  # an evaluation
+        after(1, actor_1=1, publisher=1)
+    assert said == ["actor 0 made no step for 10 s: killed"]
+
+
 class _Obedient(_Living):
     """A learner that saves and leaves when it is told to."""
 

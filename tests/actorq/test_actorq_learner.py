@@ -403,6 +403,37 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
     assert "not finite" in capsys.readouterr().err
 
 
+def test_nan_that_a_distribution_refuses_sends_training_back_too(rig, capsys):
+    """SAC's losses are finite until its actor's numbers are not, and then there are none."""
+    chosen = rig(algo="sac", env="Pendulum-v1", params=("learning_starts:20", "buffer_size:200", "batch_size:16"))
+    loop = chosen.loop
+    loop.begin()
+
+    def train():
+        updates = loop.model._n_updates
+        while loop.model._n_updates < updates + 2:
+            chosen.send()
+            loop.step()
+
+    train()
+    with torch.no_grad():
+        loop.model.actor.mu.bias[0] = float("nan")
+    train()
+    assert loop.keeper.rollbacks == 1
+    assert "actor.mu.bias was not finite" in capsys.readouterr().err
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in loop.model.policy.parameters())
+
+
+def test_going_back_past_a_damaged_checkpoint_is_said(rig, capsys):
+    loop = rig().loop
+    loop.begin()
+    loop._save()
+    newest = max(loop.config.output.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(newest.read_bytes()[:-9])
+    loop._roll_back()
+    assert newest.name in capsys.readouterr().err
+
+
 def test_weights_that_were_written_over_while_they_were_packed_are_not_published(rig, monkeypatch):
     chosen = rig()
     chosen.loop.begin()
@@ -411,7 +442,7 @@ def test_weights_that_were_written_over_while_they_were_packed_are_not_published
         num_actors=1, memory=chosen.memory.path, blocks=blocks, template=template, packer={"actor_precision": "int8"}
     )
     publisher, floats, packed = PublisherLoop(spec), chosen.channels[0].floats, chosen.channels[0].packed
-    pack = publisher.packer.pack
+    pack = publisher.packer.to_bytes
     first = floats.pull()
 
     def overtaken(*args):
@@ -420,7 +451,7 @@ def test_weights_that_were_written_over_while_they_were_packed_are_not_published
             floats.publish(first.data.tobytes(), version=floats.version + 1, step=0)
         return data
 
-    monkeypatch.setattr(publisher.packer, "pack", overtaken)
+    monkeypatch.setattr(publisher.packer, "to_bytes", overtaken)
     assert publisher.publish()
     assert packed.version == 0
     newest = floats.version

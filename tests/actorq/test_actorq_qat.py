@@ -38,7 +38,8 @@ def test_actors_get_the_integers_that_the_model_converts_to(cls: Any, env: str):
     grids = template.grids(flat)
     assert grids is not None
     assert template.trained is not None
-    packed = unpack(Packer("int4").pack_trained(template.policy(flat), template.trained, grids))
+    packer = Packer("int4")
+    packed = unpack(packer.to_bytes(packer.quantize_trained(template.policy(flat), template.trained, grids)))
     expected = qat.convert(model, distribution=cls is SAC)
     rows = np.random.default_rng(0).standard_normal((64, *packed.observation_shape)).astype(np.float32)
     outputs = [engines.run_all(engines.load(policy, "litert", batch=16), rows) for policy in (packed, expected)]

@@ -152,6 +152,35 @@ def test_a_snapshot_that_was_begun_and_not_finished_is_never_seen(memory):
     assert reader.pull(newer_than=1).data.tobytes() == b"next"
 
 
+def test_a_writer_that_dies_while_it_counts_its_version_has_published(memory):
+    shared = memory(Board.blocks("x", 4))
+    dead, reader = Board(shared, "x"), Board(shared, "x")
+    dead.publish(b"good", version=1, step=1)
+
+    class Dying:
+        """Two numbers of which only the first can be written."""
+
+        def __init__(self, cells):
+            self.cells, self.left = cells, 1
+
+        def __getitem__(self, place):
+            return self.cells[place]
+
+        def __setitem__(self, place, value):
+            if not self.left:
+                raise SystemExit
+            self.left -= 1
+            self.cells[place] = value
+
+    dead._newest = Dying(dead._newest)
+    with pytest.raises(SystemExit):
+        dead.publish(b"next", version=2, step=2)
+    assert reader.pull(newer_than=1).data.tobytes() == b"next"
+    assert Board(shared, "x").version < 2  # so that its successor does it once more
+    Board(shared, "x").publish(b"next", version=2, step=2)
+    assert reader.version == 2
+
+
 def _publish_for_ever(path, blocks):
     board, version = Board(Memory(path, blocks), "x"), 0
     while True:

@@ -17,6 +17,7 @@ from quarl.engines.reference import Reference
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import load
 from quarl.policy.artifact import read, write
+from quarl.policy.operators import QuantizedTensor
 from quarl.qat.layers import QatConv2d
 
 
@@ -107,6 +108,10 @@ def test_a_value_networks_output_is_rounded_whole():
 def test_every_option_reaches_the_integers(options: Any):
     model = trained("dqn", qat.QatSpec.parse("w4a8", **options))
     agree(model, "reference", "litert")
+    weights = [op.weight for op in qat.convert(model).linear if isinstance(op.weight, QuantizedTensor)]
+    assert len(weights) == 3 - len(options.get("skip", ()))
+    assert [len(weight.scale) for weight in weights[:2]] == ([1, 1] if options.get("per_tensor") else [32, 32])
+    assert weights[-1].bits == options.get("output_bits", 4)
 
 
 @pytest.mark.parametrize("function", [nn.Tanh, nn.ELU, nn.LeakyReLU])
@@ -143,16 +148,21 @@ def test_what_has_no_kernels_is_simulated_by_the_reference(text: str):
 
 
 def test_affine_weights_reach_the_reference():
-    agree(trained("dqn", qat.QatSpec.parse("w4a8", affine=True)), "reference")
+    model = trained("dqn", qat.QatSpec.parse("w4a8", affine=True))
+    agree(model, "reference")
+    weights = [op.weight for op in qat.convert(model).linear]
+    assert all(isinstance(weight, QuantizedTensor) and np.any(weight.zero_point) for weight in weights)
 
 
 @pytest.mark.parametrize(("cls", "continuous"), [(PPO, False), (A2C, True), (DQN, False), (SAC, True), (D4PG, True)])
-def test_a_network_on_images_acts_as_its_integers_do(cls: Any, continuous: bool):
+def test_a_network_on_images_acts_as_its_integers_do_also_when_it_is_loaded(cls: Any, continuous: bool, tmp_path: Any):
     small = {"n_steps": 16} if cls in (PPO, A2C) else {"learning_starts": 8, "buffer_size": 200, "batch_size": 8}
     small |= {"batch_size": 16} if cls is PPO else {}
     model = cls("CnnPolicy", Pictures(continuous=continuous), seed=0, device="cpu", **small)
     qat.prepare(model, "w8a8")
     model.learn(48, callback=qat.QuantDelay(16))
+    model.save(tmp_path / "model")
+    model = cls.load(tmp_path / "model", env=model.get_env(), device="cpu")
     for engine in ("reference", "litert"):
         rows = observations(model, 30)
         policy = qat.convert(model)

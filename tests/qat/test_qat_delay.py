@@ -9,6 +9,8 @@ import pytest
 import torch
 from learners import ALGORITHMS, make
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from quarl import qat
@@ -16,14 +18,51 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.qat.policies import QatPolicy, tables_of
 
 
+class Log(KVWriter):
+    """Remembers what the logger says of the switch."""
+
+    def __init__(self) -> None:
+        self.switches: list[Any] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        self.switches += [value for key, value in key_values.items() if key == "qat/switched_at"]
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize(("algo", "delay", "expected"), [("ppo", 129, 256), ("ppo", 128, 128), ("a2c", 98, 100)])
 def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expected: int):
-    model, said = make(algo), list[str]()
+    model, said, logged = make(algo), list[str](), Log()
     qat.prepare(model, "w8a8")
     assert qat.switched_at(model) is None
+    model.set_logger(Logger(folder=None, output_formats=[logged]))
     model.learn(512, callback=qat.QuantDelay(delay, say=said.append))
     assert qat.switched_at(model) == expected
     assert said == [f"fake quantisation acts from step {expected} on"]
+    assert logged.switches == [expected]
+
+
+class Stop(BaseCallback):
+    """Ends a run at a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self.step
+
+
+def test_a_run_that_is_broken_off_before_the_switch_is_no_result():
+    model = make("dqn")
+    qat.prepare(model, "w8a8")
+    with pytest.raises(QuarlError, match="ended before step 150, from which on quantisation would have acted"):
+        model.learn(200, callback=[qat.QuantDelay(150), Stop(100)])
+    other = make("dqn")
+    qat.prepare(other, "w8a8")
+    other.learn(200, callback=[qat.QuantDelay(150, allow_inactive=True), Stop(100)])
+    assert not qat.is_active(other)
 
 
 @pytest.mark.parametrize("spec", ["w8a8", "w4"])

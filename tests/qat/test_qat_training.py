@@ -16,6 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from quarl import qat
 from quarl.api import Agent
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.qat.layers import QatLinear
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import follow
 from quarl.quant.training import QatSpec
@@ -89,7 +90,7 @@ def test_the_first_minibatch_has_a_probability_ratio_of_one(ranges: Any):
     assert max(ratios.worst) < 1e-4
 
 
-@pytest.mark.parametrize("algo", ["dqn", "td3", "d4pg"])
+@pytest.mark.parametrize("algo", ["dqn", "ddpg", "td3", "sac", "d4pg"])
 def test_target_networks_quantise_with_the_ranges_of_their_originals(algo: str):
     model = make(algo)
     qat.prepare(model, qat.QatSpec.parse("w4a8", critic=True))
@@ -151,6 +152,28 @@ def test_the_value_network_is_quantised_where_asked_for():
     model.learn(384, callback=qat.QuantDelay(0))
     layer = model.policy.value_net
     assert len(np.unique(layer.quant.parameters(layer).weight.detach().numpy())) <= 3
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "ddpg", "td3", "sac", "d4pg"])
+def test_every_layer_of_a_critic_is_quantised_where_asked_for(algo: str):
+    """The last ones with the bits of the output, and no other one."""
+    model = make(algo)
+    qat.prepare(model, qat.QatSpec.parse("w2a8", output_bits=6, critic=True))
+    policy = model.policy
+    critics = [policy.critic, policy.critic_target] if hasattr(policy, "critic") else [policy]
+    for network in critics:
+        layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, torch.nn.Linear)}
+        assert layers
+        assert all(isinstance(layer, QatLinear) for layer in layers.values())
+        bits = {name: layer.quant.plan.bits for name, layer in layers.items()}
+        ends = {name for name, layer in layers.items() if bits[name] == 6}
+        if algo in ("ppo", "a2c"):
+            assert ends == {"action_net", "value_net"}
+        elif algo == "d4pg":
+            assert ends == {"head"}
+        else:
+            assert ends == {f"qf{i}.4" for i in range(1 + (algo != "ddpg"))}
+        assert set(bits.values()) == {2, 6}
 
 
 def test_bits_of_the_output_and_layers_left_out():
@@ -274,6 +297,12 @@ def test_what_cannot_be_prepared_is_refused_by_name():
         make("ppo").learn(128, callback=qat.QuantDelay())
     with pytest.raises(QuarlError, match="leaves no layer"):
         qat.prepare(make("ppo"), qat.QatSpec.parse("w8a8", skip=("mlp_extractor", "action_net")))
+
+
+@pytest.mark.parametrize("options", [{"affine": True}, {"per_tensor": True}], ids=str)
+def test_learned_steps_are_of_symmetric_channels(options: Any):
+    with pytest.raises(QuarlError, match=f"lsq .*drop {next(iter(options))}"):
+        qat.QatSpec.parse("w4a8", ranges="lsq", **options)
 
 
 @pytest.mark.parametrize("bits", ["1", "17", "w8a1", "w17a8", "float", ""])

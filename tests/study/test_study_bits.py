@@ -108,6 +108,8 @@ def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measur
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
         (["--algo", "ddpg"], "ddpg needs a continuous action space"),
         (["-i", "none.zip"], "none.zip"),
+        (["--algo", "ppo", "-n", "512", "--quant-delay", "500"], "the last rollout of this run starts at"),
+        (["--params", "lerning_rate:1e-3"], "did you mean 'learning_rate'"),
         (["-i", "{}", "--algo", "ppo"], "dqn"),
     ],
 )
@@ -128,6 +130,21 @@ def test_a_delay_is_compared_with_the_tuned_length_where_none_is_given(tmp_path:
     assert main(["sweep", "--algo", "dqn", "--quant-delay", "50000", "-o", str(tmp_path)]) == 2  # the zoo's own length
     assert "--quant-delay 50,000 is not within the run of 50,000 steps" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_length_of_trainings_may_be_a_hyperparameter(tmp_path: Path):
+    config = SweepConfig(algo="dqn", params=("n_timesteps:2000",), output=tmp_path)
+    assert bits._steps(config) == 2000
+    assert bits._steps(SweepConfig(algo="dqn", n_timesteps=300, params=config.params, output=tmp_path)) == 300
+
+
+def test_an_agent_is_found_in_its_run_folder(small_agents: Path, tmp_path: Path):
+    words = ["sweep", "--algo", "dqn", "--env", "CartPole-v1", "--methods", "ptq", "--bits", "8", "--episodes", "2"]
+    folder = small_agents / "zoo/dqn/CartPole-v1_1"
+    assert main([*words, "--seeds", "1", "-i", str(folder), "-o", str(tmp_path)]) == 0
+    (cell,) = (tmp_path / "cells").iterdir()
+    named = json.loads(cell.read_text())["settings"]["trained_agent"]
+    assert named == bits.digest(folder / "CartPole-v1.zip")
 
 
 def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):

@@ -24,7 +24,11 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("algo", "env", "layer"),
-    [("dqn", "CartPole-v1", "the loss"), ("ppo", "CartPole-v1", "mlp_extractor"), ("sac", "Pendulum-v1", "actor")],
+    [
+        ("dqn", "CartPole-v1", "the loss (the largest weights: q_net"),
+        ("ppo", "CartPole-v1", "mlp_extractor"),
+        ("sac", "Pendulum-v1", "actor"),
+    ],
 )
 def test_a_diverged_run_stops_names_the_layer_and_goes_on_from_its_last_checkpoint(algo, env, layer, tmp_path, capsys):
     assert main(words(algo, env, 600, "learning_rate:1e30")) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -207,6 +208,12 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
     assert len(error.splitlines()) == 1
     assert "w4a8" in error
     assert "w8a8" in error
+    for more, said in (
+        (["--quant-delay", 5], "--quant-delay is 5 here and 200 in"),
+        (["--qat-output-bits", 4], "--qat-output-bits is 4 here and None in"),
+    ):
+        assert main(resuming("dqn", "CartPole-v1", *more, "-n", 1024)) == 2
+        assert said in capsys.readouterr().err
     again = session(*resuming("dqn", "CartPole-v1", "--qat", "w4a8", "-n", 1024))
     assert qat.is_active(again.model)
     assert qat.spec_of(again.model).precision == "w4a8"
@@ -218,6 +225,7 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
         (["--env", "CartPole-v1", "--seed", "7"], "--seed is 7 here and 0 in"),
         (["--env", "CartPole-v1", "--eval-episodes", "9"], "--eval-episodes is 9 here and 2 in"),
         (["--env", "CartPole-v1", "--qat", "8", "-n", "999"], "trained for fp32 and --qat says w8a8"),
+        (["--env", "CartPole-v1", "--quant-delay", "5", "-n", "999"], "--quant-delay is 5 here and None in"),
         (["--env", "CartPole-v1"], "is trained to its end"),
         (["--env", "CartPole-v1", "-n", "999", "--params", "policy_kwargs:dict(net_arch=[8])"], "cannot resume from"),
         (["--env", "Acrobot-v1"], "no run of a2c on Acrobot-v1 in logs"),
@@ -231,6 +239,15 @@ def test_what_cannot_be_resumed_is_one_line(more, said, tmp_path, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_mistaken_resume_changes_nothing_of_the_run(tmp_path, monkeypatch, capsys):
+    train(tmp_path, "dqn", "CartPole-v1", 256)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else find(name))
+    assert main(resuming("dqn", "CartPole-v1", "-n", 512, "--track", "tensorboard")) == 2
+    assert "pip install 'quarl[tensorboard]'" in capsys.readouterr().err
+    assert main(resuming("dqn", "CartPole-v1", "-n", 512)) == 0
 
 
 def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_begin_anew(tmp_path, monkeypatch):

@@ -86,6 +86,9 @@ class ActorLoop(Worker):
         self.meanwhile = 0.0
         """Steps of all actors during one of this actor's, lately at most."""
         self.acting_since: int | None = None
+        """Stamp of the newest weights while this actor has not acted on them."""
+        self.paused_ns = 0
+        """When it last stood still for an evaluation: weights of before or within have waited for that."""
         self.cells[Actor.INCARNATION] = spec.incarnation
         self.cells[Actor.SIGMA] = spec.rung
         self.writer = SegmentWriter(self.channel.ring.rows, spec.index, spec.incarnation)
@@ -115,6 +118,7 @@ class ActorLoop(Worker):
         learner, num = self.ledger.learner, self.spec.num_envs
         self.beat()
         if learner[Learner.PAUSED]:
+            self.paused_ns = time.monotonic_ns()
             clock.pause()
             return 0
         sent = self.sent.sum()
@@ -133,7 +137,8 @@ class ActorLoop(Worker):
             return 1  # so near to the bound every step of the others counts
         # What is left is shared: an actor that took all of it would let the others wait.
         shared = max(int(room) // (num * self.spec.num_actors), 1)
-        return min(shared, AT_ONCE, -(-self.spec.update_interval // num))
+        until_pull = self.pulled_at + self.spec.update_interval - self.steps
+        return min(shared, AT_ONCE, max(-(-until_pull // num), 1))
 
     def _fresh_until(self) -> float:
         """Environment steps of all actors up to which no step on these weights is learnt from beyond max_staleness.
@@ -245,9 +250,10 @@ class ActorLoop(Worker):
     def _first_action(self) -> None:
         """Books how long the newest weights took from the learner's step to this actor's first action on them."""
         assert self.acting_since is not None
-        seconds = (time.monotonic_ns() - self.acting_since) * 1e-9
-        self.cells[Actor.LATENCY_S] += seconds
-        self.ledger.latency_ms[self.spec.index, min(int(1e3 * seconds), CLASSES - 1)] += 1
+        if self.acting_since > self.paused_ns:
+            seconds = (time.monotonic_ns() - self.acting_since) * 1e-9
+            self.cells[Actor.LATENCY_S] += seconds
+            self.ledger.latency_ms[self.spec.index, min(int(1e3 * seconds), CLASSES - 1)] += 1
         self.acting_since = None
 
     def _stopped(self) -> bool:

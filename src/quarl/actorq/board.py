@@ -77,8 +77,9 @@ class Board:
         header["version"], header["step"], header["size"] = version, step, size
         header["stamp_ns"] = time.monotonic_ns() if stamp_ns is None else stamp_ns
         header["sequence"] += 1
-        self._newest[1] = version
+        # The slot first: a writer that dies in between has published, and its successor may do so once more.
         self._newest[0] = slot + 1
+        self._newest[1] = version
 
     def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int | None = None) -> None:
         """Puts up `data`."""

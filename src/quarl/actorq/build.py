@@ -21,8 +21,9 @@ from quarl.algorithms.arguments import arguments
 from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import DOUBLE, constructor, made
 from quarl.config import ActorQConfig
-from quarl.envs import make
-from quarl.errors import QuarlError
+from quarl.envs import make, resolve
+from quarl.envs.names import ATARI
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.spaces import from_live, observation_box
 
 CRITIC = "qf_arch"
@@ -40,11 +41,14 @@ DQN_2020: Mapping[str, Any] = {
     "max_grad_norm": 1e9,  # no clipping
     "policy_kwargs": {"net_arch": [2048, 2048, 2048], "activation_fn": torch.nn.Tanh},
 }
-"""Hyper-parameters of the original's DQN learner, which also clipped rewards to [-1, 1]; its D4PG's lie with D4PG."""
+"""Hyper-parameters of the original's DQN learner, which also clipped rewards to [-1, 1] and had 0.95 for one of the
+five discounts of what it bootstrapped from; its D4PG's lie with D4PG."""
 
 
 def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     """The model, its replay empty, seeded; nothing has been trained."""
+    if resolve(config.env, trusted=True) in ATARI.ids:
+        raise UnsupportedError(f"actors do not preprocess {config.env} as Atari's agents need it: use quarl train")
     cls, parameters, critic = hyperparameters(config)
     known = inspect.signature(cls.__init__).parameters
     gamma = float(parameters.get("gamma", known["gamma"].default))

@@ -12,7 +12,7 @@ from quarl.actorq.limiter import Limiter, RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.algorithms import checkpoint
-from quarl.algorithms.checkpoint_model import COUNTERS, not_finite
+from quarl.algorithms.checkpoint_model import COUNTERS, suspect
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError
 
@@ -85,7 +85,7 @@ class Keeper:
     def roll_back(self) -> None:
         """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
         self.rollbacks += 1
-        layer = not_finite(self.model) or "the loss"
+        layer = suspect(self.model)
         if self.rollbacks > ROLLBACKS:
             raise QuarlError(
                 f"training diverged {self.rollbacks} times at {layer}, the last time with a learning rate of "
@@ -93,7 +93,10 @@ class Keeper:
             )
         # weights go back, the run's clocks move on
         clocks = {name: getattr(self.model, name) for name in COUNTERS if hasattr(self.model, name)}
-        checkpoint.restore(checkpoint.load_latest(self.config.output), self.model)
+        found = checkpoint.load_latest(self.config.output)
+        for warning in found.warnings:
+            _say(warning)
+        checkpoint.restore(found, self.model)
         for name, value in clocks.items():
             setattr(self.model, name, value)
         # A loss that is not written at every update would stay there as NaN.

@@ -175,8 +175,14 @@ class LearnerLoop(Worker):
         """One gradient step, its clocks and checks, and a push of weights where one is due."""
         start = time.perf_counter()
         model = self.model
-        with self.precision.update(self.learned):
-            model.train(gradient_steps=1, batch_size=model.batch_size)
+        try:
+            with self.precision.update(self.learned):
+                model.train(gradient_steps=1, batch_size=model.batch_size)
+        except ValueError:  # SAC's distribution takes no NaN
+            if not_finite(model) is None:
+                raise
+            self._roll_back()
+            return
         self.cells[Learner.TRAIN_S] += time.perf_counter() - start
         self.limiter.on_sample(model.batch_size)
         losses = {k: float(v) for k, v in model.logger.name_to_value.items() if k.endswith("loss")}

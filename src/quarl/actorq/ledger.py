@@ -98,6 +98,7 @@ class Publisher(_Column):
     REFUSED_VERSION = auto()
     """Of the last one of them."""
     PULL_S = auto()
+    QUANTIZE_S = auto()
     PACK_S = auto()
     PUBLISH_S = auto()
     CPU_S = auto()
@@ -134,7 +135,7 @@ class Actor(_Column):
     SKIPPED = auto()
     """Pulls that found no new version."""
     LATENCY_S = auto()
-    """From a learner's step to the first action on its weights, added over the pulls."""
+    """From a learner's step to the first action on its weights, added over the pulls that latency_ms counts."""
     ERRORS = auto()
     """Environments that raised and were made anew."""
     DROPPED = auto()
@@ -155,7 +156,8 @@ class Ledger:
         self.staleness: Array = memory.array("ledger.staleness")
         """Rows that the learner took in by the age of their weights in updates."""
         self.latency_ms: Array = memory.array("ledger.latency_ms")
-        """[actors, classes]: pulls by milliseconds from learner step to acting."""
+        """[actors, classes]: pulls by milliseconds from learner step to acting, without those that an evaluation held
+        up."""
         self.blocked_ms: Array = memory.array("ledger.blocked_ms")
         """[actors, classes]: pulls by tenths of a millisecond that the actor did not act."""
 

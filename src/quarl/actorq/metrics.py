@@ -29,7 +29,7 @@ COUNTS = (Actor.STEPS, Actor.PULLS, Actor.SKIPPED, Actor.ERRORS, Actor.DROPPED, 
 def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """The run at this moment; rates are over the time since `before`, a row of the same run."""
     learner, publisher = ledger.learner, ledger.publisher
-    actors = [_actor(cells) for cells in ledger.actors]
+    actors = [_actor(*one) for one in zip(ledger.actors, ledger.latency_ms.sum(axis=1), strict=True)]
     found: dict[str, Any] = {
         "wall_s": wall_s,
         "clock_s": float(learner[Learner.CLOCK_S]),
@@ -61,6 +61,7 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
             "bytes_per_version": _ratio(publisher[Publisher.BYTES], publisher[Publisher.PUBLISHED]),
             "share_of_fp32": _ratio(publisher[Publisher.BYTES], publisher[Publisher.FLOAT_BYTES]),
             "pull_ms": _ratio(1e3 * publisher[Publisher.PULL_S], publisher[Publisher.PUBLISHED]),
+            "quantize_ms": _ratio(1e3 * publisher[Publisher.QUANTIZE_S], publisher[Publisher.PUBLISHED]),
             "pack_ms": _ratio(1e3 * publisher[Publisher.PACK_S], publisher[Publisher.PUBLISHED]),
             "publish_ms": _ratio(1e3 * publisher[Publisher.PUBLISH_S], publisher[Publisher.PUBLISHED]),
             "cpu_share": _ratio(publisher[Publisher.CPU_S], wall_s),
@@ -85,12 +86,13 @@ def cut(path: Path, timesteps: int) -> None:
     write_bytes(b"".join(kept), path)
 
 
-def _actor(cells: Any) -> dict[str, Any]:
+def _actor(cells: Any, timed: Any) -> dict[str, Any]:
+    """timed: pulls whose latency is in the sum."""
     found: dict[str, Any] = {column.name.lower(): int(cells[column]) for column in COUNTS}
     found |= {column.name.lower(): float(cells[column]) for column in TIMES}
     found["loop_s"] = float(cells[Actor.LOOP_S])
     found["sigma"] = float(cells[Actor.SIGMA])
-    found["latency_ms"] = _ratio(1e3 * cells[Actor.LATENCY_S], cells[Actor.PULLS])
+    found["latency_ms"] = _ratio(1e3 * cells[Actor.LATENCY_S], timed)
     return found
 
 

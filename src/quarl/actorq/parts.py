@@ -31,6 +31,7 @@ from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.envs.seeds import episode_seed
+from quarl.envs.wrappers import channels_as
 
 Array = NDArray[Any]
 ARMS: tuple[Arm, ...] = (
@@ -123,7 +124,7 @@ def _num_rows(dtype: np.dtype[Any]) -> int:
 
 def _play(env_id: str, seed: int, rows: Array, explorer: Explorer, seconds: float) -> tuple[Array, float]:
     """(those of `rows` that random play has filled, seconds of a step)."""
-    env = make(env_id, trusted=True)
+    env = channels_as(make(env_id, trusted=True), rows["observation"].shape[1:])
     try:
         observation = env.reset(seed=episode_seed("probe", seed, 0))[0]
         count, spent, deadline = 0, 0.0, time.perf_counter() + seconds

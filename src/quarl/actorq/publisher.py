@@ -21,7 +21,7 @@ from quarl.actorq.process import Worker
 from quarl.actorq.weights import Template
 from quarl.actorq.wire import Packer
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActivationGrid, Policy
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 
 Array = NDArray[Any]
 NAP_S = 0.003
@@ -86,7 +86,9 @@ class PublisherLoop(Worker):
         except QuarlError:  # NaN or infinity
             data = None
         else:
-            data = self._pack(policy, self.template.grids(flat))
+            quantized = self._quantize(policy, self.template.grids(flat))
+            quantized_at = time.perf_counter()
+            data = self.packer.to_bytes(quantized)
         if not self.overtaken and not floats.holds(snapshot):
             self.overtaken = True
             return True
@@ -98,7 +100,8 @@ class PublisherLoop(Worker):
             return True
         packed = time.perf_counter()
         self.channel.publish(data, version=snapshot.version, step=snapshot.step, stamp_ns=snapshot.stamp_ns)
-        cells[Publisher.PACK_S] += packed - pulled
+        cells[Publisher.QUANTIZE_S] += quantized_at - pulled
+        cells[Publisher.PACK_S] += packed - quantized_at
         cells[Publisher.PUBLISH_S] += time.perf_counter() - packed
         cells[Publisher.PUBLISHED] += 1
         cells[Publisher.BYTES] += len(data)
@@ -106,12 +109,12 @@ class PublisherLoop(Worker):
         cells[Publisher.VERSION] = snapshot.version
         return True
 
-    def _pack(self, policy: Policy, grids: Mapping[str, ActivationGrid] | None) -> bytes:
-        """What actors pull; grids: those that training has come to, where it quantises."""
+    def _quantize(self, policy: Policy, grids: Mapping[str, ActivationGrid] | None) -> QuantizedPolicy:
+        """What actors act with; grids: those that training has come to, where it quantises."""
         if grids is None:
-            return self.packer.pack(policy, self.observations() if self.packer.wants_observations else None)
+            return self.packer.quantize(policy, self.observations() if self.packer.wants_observations else None)
         assert self.template.trained is not None
-        return self.packer.pack_trained(policy, self.template.trained, grids)
+        return self.packer.quantize_trained(policy, self.template.trained, grids)
 
     def observations(self) -> Array | None:
         """Recent observations [n, *shape] as they lie in the actors' rings; None before there are any."""

@@ -14,7 +14,8 @@ START_S = 120.0
 PUBLISHER_S = 30.0
 """Without a sign of life, after which a publisher counts as hung."""
 BLIND_S = 1.0
-"""Between two looks. After a longer time (an evaluation, Ctrl-Z) nobody is blamed for what happened in it."""
+"""Of the time between two looks that counts, at most: nobody is blamed for what happens in a longer one (an evaluation,
+Ctrl-Z)."""
 STALE_SHARE = 0.5
 """Of a second that an actor waits for newer weights, and it is worth a line."""
 
@@ -24,14 +25,17 @@ class Watch:
 
     def __init__(self, crew: Crew, ledger: Ledger, env_timeout: float, say: Callable[[str], None]) -> None:
         self._crew, self._ledger, self._env_timeout, self._say = crew, ledger, env_timeout, say
-        self._last = self._since = time.monotonic()
+        self._last = time.monotonic()
+        self._watched = 0.0
+        """Seconds that count."""
+        self._signs: dict[str, tuple[float, float]] = {}
+        """Of each child, by name: its last sign of life, and when it was seen, in seconds that count."""
         self._stale, self._stale_at, self._waiting = 0.0, self._last, False
 
     def look(self) -> None:
         """Kills what hangs; whoever revives the dead starts it again."""
         now = time.monotonic()
-        if now - self._last > BLIND_S:
-            self._since = now
+        self._watched += min(now - self._last, BLIND_S)
         self._last = now
         for child, cells in zip(self._crew.actors, self._ledger.actors, strict=True):
             if child.alive() and self._silent_s(child, float(cells[Actor.HEARTBEAT_S])) > self._env_timeout:
@@ -44,10 +48,12 @@ class Watch:
         self._staleness(now)
 
     def _silent_s(self, child: Child, heard: float) -> float:
-        """Seconds since the child's present incarnation was last heard."""
-        if heard <= child.started:
-            return self._last - max(child.started, self._since) - START_S
-        return self._last - max(heard, self._since)
+        """Seconds that count since the child's present incarnation was last heard."""
+        sign = max(heard, child.started)
+        if self._signs.get(child.name, (None,))[0] != sign:
+            self._signs[child.name] = sign, self._watched
+        silent = self._watched - self._signs[child.name][1]
+        return silent - START_S if heard <= child.started else silent
 
     def _staleness(self, now: float) -> None:
         """Says once that actors wait, and again when they have gone on in between."""

@@ -53,20 +53,26 @@ class Packer:
 
     @property
     def wants_observations(self) -> bool:
-        """True when the next `pack` would look at observations; otherwise they may be left out."""
+        """True when the next `quantize` or `pack` would look at observations; otherwise they may be left out."""
         return self._quantizer is not None and self._quantizer.wants_observations
 
-    def pack(self, policy: Policy, observations: Array | None = None) -> bytes:
-        """The bytes that `unpack` takes; observations: a recent raw sample [N, *shape], if there is one."""
-        packed = quantize(policy, self.spec) if self._quantizer is None else self._quantizer(policy, observations)
-        return self._bytes(packed)
+    def quantize(self, policy: Policy, observations: Array | None = None) -> QuantizedPolicy:
+        """What actors are to act with; observations: a recent raw sample [N, *shape], if there is one."""
+        return quantize(policy, self.spec) if self._quantizer is None else self._quantizer(policy, observations)
 
-    def pack_trained(self, policy: Policy, trained: Trained, grids: Mapping[str, ActivationGrid]) -> bytes:
+    def quantize_trained(
+        self, policy: Policy, trained: Trained, grids: Mapping[str, ActivationGrid]
+    ) -> QuantizedPolicy:
         """The same for a policy that is trained with quantisation, on the grids that training has come to."""
-        return self._bytes(on_grids(policy, trained.spec, bits=trained.bits, grids=grids, scales={}))
+        return on_grids(policy, trained.spec, bits=trained.bits, grids=grids, scales={})
 
-    def _bytes(self, packed: Policy) -> bytes:
-        data = artifact.to_bytes(packed)
+    def pack(self, policy: Policy, observations: Array | None = None) -> bytes:
+        """`quantize`, as bytes."""
+        return self.to_bytes(self.quantize(policy, observations))
+
+    def to_bytes(self, quantized: QuantizedPolicy) -> bytes:
+        """What `unpack` takes."""
+        data = artifact.to_bytes(quantized)
         return data if self._compressor is None else self._compressor.compress(data)
 
 

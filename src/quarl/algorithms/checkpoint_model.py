@@ -162,6 +162,15 @@ def not_finite(model: BaseAlgorithm) -> str | None:
     return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)
 
 
+def suspect(model: BaseAlgorithm) -> str:
+    """The first parameter that is not finite; else the loss, which was not, beside the parameter with the largest
+    numbers."""
+    if (layer := not_finite(model)) is not None:
+        return layer
+    largest, _ = max(model.policy.named_parameters(), key=lambda named: float(named[1].detach().abs().max()))
+    return f"the loss (the largest weights: {largest})"
+
+
 def _check_finite(model: BaseAlgorithm, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():

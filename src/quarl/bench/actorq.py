@@ -155,6 +155,7 @@ class _Window:
             "publisher": {
                 "cpu_share": (cpu_s[1] - cpu_s[0]) / (last["wall_s"] - first["wall_s"]),
                 "published": last["publisher"]["published"] - first["publisher"]["published"],
+                "quantize_ms": last["publisher"]["quantize_ms"],
                 "pack_ms": last["publisher"]["pack_ms"],
                 "share_of_fp32": last["publisher"]["share_of_fp32"],
             },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -61,7 +61,7 @@ def _train(config: ActorQConfig) -> Supervisor:
         contextlib.closing(supervisor),
         contextlib.closing(supervisor.run()) as rows,
         _view(console) as show,
-        _tracker(config) as track,
+        _tracker(config, say) as track,
     ):
         warn_about_cores(config)
         for row in rows:
@@ -105,22 +105,18 @@ def _view(console: Console) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _tracker(config: ActorQConfig) -> Iterator[Any]:
+def _tracker(config: ActorQConfig, say: Callable[[str], None]) -> Iterator[Any]:
     """Writes rows as TensorBoard events where asked for."""
     if config.track == "none":
         yield lambda row: None
         return
     from quarl.actorq.tracking import Tracker  # here: importing it takes seconds
 
-    with contextlib.ExitStack() as stack:
-        trackers: list[Tracker] = []
-
-        def write(row: dict[str, Any]) -> None:
-            if not trackers:  # the folder is the run's from its first row on
-                trackers.append(stack.enter_context(Tracker(config.output)))
-            trackers[0].write(row)
-
-        yield write
+    tracker = Tracker(config.output, say)
+    try:
+        yield tracker.write
+    finally:
+        tracker.close()
 
 
 def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str, Any]]) -> Table:

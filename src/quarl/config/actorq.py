@@ -89,9 +89,11 @@ class ActorQConfig(MeteredConfig):
     """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:lin_1e-3 gamma:0.98."""
     preset: Literal["none", "quarl-2020"] = "none"
     """Hyper-parameters of the original ActorQ's learners; what is given besides overrides them. Exploration stays that
-    of --sigma, which was 1 for the original's D4PG, and rewards are not clipped, as they were for its DQN."""
+    of --sigma, which was 1 for the original's D4PG; its DQN clipped rewards, which this does not, and had 0.95 for one
+    of five discounts."""
     sigma: float = 0.2
-    """Largest exploration noise of ddpg, td3 and d4pg in the scaled action space; actors stand on a ladder below it."""
+    """Largest exploration noise of ddpg, td3 and d4pg in the scaled action space; actors stand on a ladder below it.
+    Those of dqn stand on powers of its epsilon, from 1 to 8, and those of sac sample its distribution."""
     learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast of the learner's matrix products; fp16 with loss scaling."""
     error_buffer: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: see below)")] = None

@@ -61,7 +61,8 @@ class TrainConfig(MeteredConfig):
     qat_per_tensor: Flag = False
     """One scale for each weight matrix instead of one for each output channel."""
     qat_critic: Flag = False
-    """Quantise the critic or value network too, not the policy alone."""
+    """Quantise the critic or value network too, not the policy alone; off-policy, the convolutions in front of a critic
+    stay in float32."""
     qat_skip: Annotated[tuple[str, ...], arg(metavar="LAYER ...")] = ()
     """Layers left in float32, by their names in the policy or by what these start with, as in q_net.q_net.0."""
     learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -115,7 +116,8 @@ class TrainConfig(MeteredConfig):
     def spec(self) -> QatSpec | None:
         """What to train for; None: float32."""
         if self.qat is None:
-            if options := [name for name in QAT_OPTIONS if getattr(self, name) != _default(name)]:
+            # of a run that is gone on with, its file says whether it has a precision
+            if not self.resume and (options := [name for name in QAT_OPTIONS if getattr(self, name) != _default(name)]):
                 flag = f"--{options[0].replace('_', '-')}"
                 raise QuarlError(f"{flag} is about quantisation-aware training: say which precision with --qat")
             return None

@@ -55,20 +55,8 @@ class QuantDelay(BaseCallback):
         self.next_follow, self.active, self._untrained = _look(model.num_timesteps - 1), is_active(model), None
         start, end = model.num_timesteps, model._total_timesteps
         self.due = start + (end - start) // 2 if self.steps is None else self.steps
-        if self.allow_inactive or self.active:
-            return
-        rollout = _rollout(model)
-        last = start + (math.ceil((end - start) / rollout) - 1) * rollout
-        if self.due > last:
-            raise QuarlError(
-                f"quantisation would act from step {self.due:,} on, but the last rollout of this run starts at "
-                f"{last:,}; choose a smaller delay or train longer"
-            )
-        if isinstance(model, OffPolicyAlgorithm) and model.learning_starts >= last + rollout:
-            raise QuarlError(
-                f"learning starts after step {model.learning_starts:,}, and this run ends at {last + rollout:,}: "
-                "nothing would be trained with quantisation; choose smaller learning_starts or train longer"
-            )
+        if not self.allow_inactive:
+            check_delay(model, self.due, start, end)
 
     def _on_rollout_start(self) -> None:
         due = self.num_timesteps >= self.due
@@ -93,6 +81,24 @@ class QuantDelay(BaseCallback):
             raise QuarlError(f"the run ended before step {self.due:,}, from which on quantisation would have acted")
         if self._untrained == self.model._n_updates:
             raise QuarlError(f"the run ended without an update after step {self.due:,}, when quantisation began to act")
+
+
+def check_delay(model: BaseAlgorithm, due: int, start: int, end: int) -> None:
+    """QuarlError where fake quantisation from step `due` on would train nothing in a run from step `start` to `end`."""
+    if is_active(model):
+        return
+    rollout = _rollout(model)
+    last = start + (math.ceil((end - start) / rollout) - 1) * rollout
+    if due > last:
+        raise QuarlError(
+            f"quantisation would act from step {due:,} on, but the last rollout of this run starts at {last:,}; "
+            "choose a smaller delay or train longer"
+        )
+    if isinstance(model, OffPolicyAlgorithm) and model.learning_starts >= last + rollout:
+        raise QuarlError(
+            f"learning starts after step {model.learning_starts:,}, and this run ends at {last + rollout:,}: "
+            "nothing would be trained with quantisation; choose smaller learning_starts or train longer"
+        )
 
 
 def _rollout(model: BaseAlgorithm) -> int:

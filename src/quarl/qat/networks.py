@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quarl.algorithms.d4pg_policy import CategoricalCritic
 from quarl.policy.actor import LAYOUTS, ON_POLICY
 from quarl.policy.extract import algorithm, from_model, from_module
 from quarl.policy.graph import ActionHead, Policy
@@ -96,8 +98,14 @@ def _value(policy: Any) -> Graph:
 
 def _critics(critic: nn.Module) -> Iterator[Graph]:
     """Each Q network on features and action side by side; what is in front of it stays float, or is the actor's."""
+    if isinstance(critic, CategoricalCritic):
+        yield _critic(nn.Sequential(OrderedDict(torso=critic.torso, head=critic.head)))
+        return
     for name, network in critic.named_children():
-        layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
-        if isinstance(network, nn.Sequential) and layers:
-            policy = from_module(network, (layers[0].in_features,), head=ActionHead(kind="argmax"))
-            yield Graph(policy=policy, prefix=f"{name}.")
+        if isinstance(network, nn.Sequential) and any(isinstance(layer, nn.Linear) for layer in network.modules()):
+            yield _critic(network, prefix=f"{name}.")
+
+
+def _critic(network: nn.Module, prefix: str = "") -> Graph:
+    first = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
+    return Graph(policy=from_module(network, (first.in_features,), head=ActionHead(kind="argmax")), prefix=prefix)

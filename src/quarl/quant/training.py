@@ -34,7 +34,8 @@ class QatSpec:
     ranges: Ranges = "minmax"
     """minmax: weights by their extent, activations by a moving average of it. lsq: steps learned with the weights."""
     critic: bool = False
-    """Quantise critics and value networks as well, which are not deployed."""
+    """Quantise critics and value networks as well, which are not deployed; what reads images in front of an off-policy
+    critic stays in float32."""
     skip: tuple[str, ...] = ()
     """Layers left in float32, by their name or the start of it, as in "q_net.q_net.0"."""
 
@@ -53,6 +54,8 @@ class QatSpec:
             raise QuarlError(f"ranges are minmax or lsq, got {self.ranges!r}")
         if self.ranges == "lsq" and not self.symmetric:
             raise QuarlError("lsq learns the steps of symmetric weights; drop affine, or use ranges minmax")
+        if self.ranges == "lsq" and not self.per_channel:
+            raise QuarlError("lsq learns a step for each output channel; drop per_tensor, or use ranges minmax")
 
     @classmethod
     def parse(

@@ -32,7 +32,10 @@ from quarl.study.alone import Errands, Failed
 from quarl.study.source import digest, lengths
 from quarl.training import stretches, tuned
 from quarl.training.environments import check_environment
+from quarl.training.hyperparameters import interpret
 from quarl.training.run_folder import BEST
+from quarl.training.session import Session
+from quarl.training.trained_agent import file_of
 
 Array = NDArray[Any]
 FP32 = "fp32"
@@ -67,7 +70,7 @@ def sweep(
     config: SweepConfig, cells: Cells, progress: Callable[[str, int], None] = lambda label, done: None
 ) -> list[Played]:
     """Everything that is there or could be measured in time, float32 first, then by precision and method."""
-    n_timesteps = _steps(config)
+    config, n_timesteps = _found(config), _steps(config)
     wanted: list[tuple[int, str | None]] = [(seed, None) for seed in _seeds(config)]
     if "qat" in config.methods:
         wanted += [(seed, bits) for bits in config.bits for seed in _seeds(config)]
@@ -96,14 +99,27 @@ def sweep(
 def check(config: SweepConfig) -> None:
     """Refuses at once what every training would fail by."""
     check_environment(config.algo, config.env)
+    config = _found(config)
     if config.trained_agent is not None:
         read(config.trained_agent, config.algo)
-    config.training(config.seed, config.bits[0], None, config.output).delay(_steps(config))
+    bits = config.bits[0] if "qat" in config.methods else None
+    if bits is not None or config.trained_agent is None:
+        env = Session(config.training(config.seed, bits, _steps(config), config.output), lambda line: None).model.env
+        assert env is not None
+        env.close()
+
+
+def _found(config: SweepConfig) -> SweepConfig:
+    """With the file of the trained agent, wherever that was said to be."""
+    return config if config.trained_agent is None else replace(config, trained_agent=file_of(config.trained_agent))
 
 
 def _steps(config: SweepConfig) -> int:
     """Of each training."""
-    return config.n_timesteps or int(tuned.read(config.algo, env_id(config)).written["n_timesteps"])
+    if config.n_timesteps is not None:
+        return config.n_timesteps
+    given = config.training(config.seed, None, None, config.output).written()
+    return interpret(tuned.read(config.algo, env_id(config)).written | given, Path("hyper-parameters")).n_timesteps
 
 
 def _seeds(config: SweepConfig) -> range:

@@ -24,6 +24,7 @@ from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
+from quarl.qat.delay import check_delay
 from quarl.training import tuned
 from quarl.training.environments import check_spaces, make_environments
 from quarl.training.hyperparameters import interpret
@@ -90,9 +91,11 @@ class Session:
             self.judge = Judge(self.config, recipe, self.folder, say)
             self.clock_before = self.keeper.resume(asked, config.seed) if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
+            if delay is not None:
+                check_delay(self.model, delay, self.steps_before, self.n_timesteps)
+            check_tracking(self.config.track)
             if config.resume:
                 self._go_on()
-            check_tracking(self.config.track)
             stack.pop_all()
 
     @property

@@ -14,7 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from quarl.algorithms.checkpoint_model import not_finite
+from quarl.algorithms.checkpoint_model import not_finite, suspect
 from quarl.errors import QuarlError
 from quarl.interrupt import Interrupts
 from quarl.training.judge import Judge, Look
@@ -148,8 +148,7 @@ def check_finite(model: BaseAlgorithm, keeper: Keeper) -> None:
 
 def diverged(model: BaseAlgorithm, keeper: Keeper) -> Diverged:
     """What to raise, naming the layer and the last checkpoint."""
-    layer = not_finite(model) or "the loss"
-    what = f"training diverged: {layer} was not finite after update {model._n_updates:,}"
+    what = f"training diverged: {suspect(model)} was not finite after update {model._n_updates:,}"
     if keeper.newest is None:
         return Diverged(f"{what}; use a smaller --params learning_rate")
     return Diverged(

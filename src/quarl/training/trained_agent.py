@@ -43,14 +43,18 @@ ALIASES = ("pi_features_extractor.", "vf_features_extractor.")
 """Of features_extractor, in files of releases that saved it once."""
 
 
+def file_of(path: Path) -> Path:
+    """The file that -i names: itself, that of a zoo run folder, or what has been fetched of hub:ORG/NAME."""
+    path = hub.local(path)
+    return zoo.find_in_run(path) if path.is_dir() else path
+
+
 class TrainedAgent:
     """What a zip holds."""
 
     def __init__(self, path: Path, algo: str) -> None:
         """Reads it; QuarlError where it is another algorithm's, or no model that QuaRL knows."""
-        path = hub.local(path)
-        if path.is_dir():
-            path = zoo.find_in_run(path)
+        path = file_of(path)
         if not read_bytes(path).startswith(b"PK"):
             raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
         self.path = path
