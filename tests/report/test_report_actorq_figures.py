@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from rich.console import Console
 
@@ -137,8 +139,22 @@ def test_censored_bars_have_an_arrow_and_derived_ones_are_hatched():
     assert arrow.xy == pytest.approx((beside, 240.0))
     assert arrow.xy[1] < axes.get_ylim()[1]  # else it is not drawn
     assert sum(bar.get_hatch() is not None for bar in axes.patches) == 2  # one bar, and one in the legend
-    (plain,) = actorq_reward_figures.times([row for row in REWARDS if not row["derived"]], "").axes
-    assert "derived" not in [text.get_text() for text in plain.get_legend().get_texts()]
+    plain = actorq_reward_figures.times([row for row in REWARDS if not row["derived"]], "")
+    assert "derived" not in [text.get_text() for text in plain.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("number", [4, 9])
+def test_names_of_many_tasks_do_not_lie_over_each_other(number):
+    names = [f"a task of {k}" for k in range(number)]
+    drawn = actorq_reward_figures.times(
+        [reward(name, "int8", "litert", 0, 10.0 + len(name) + int(name[-1])) for name in names], ""
+    )
+    FigureCanvasAgg(drawn).draw()
+    labels = drawn.axes[0].get_xticklabels()
+    assert {label.get_rotation() for label in labels} == {20.0 if number > 4 else 0.0}
+    if number == 4:
+        ends = [(box.x0, box.x1) for box in (label.get_window_extent() for label in labels)]
+        assert all(left[1] < right[0] for left, right in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize(("against", "name"), [("clock_s", "training seconds"), ("updates", "updates")])

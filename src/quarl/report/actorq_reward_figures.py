@@ -17,6 +17,8 @@ from quarl.report.schema import Row
 
 DERIVED: Mapping[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.MUTED, "linewidth": 0}
 COLUMNS = 3
+SIDE_BY_SIDE = 4
+"""Names of tasks that fit below their bars in one line."""
 Curve = Sequence[Mapping[str, float]]
 CLOCKS = {"clock_s": "training seconds", "updates": "updates"}
 
@@ -51,7 +53,10 @@ def times(rows: Sequence[Row], title: str) -> Figure:
         logarithmic(axes, heights)
         axes.set_ylabel("seconds to the target")
         axes.set_title(title)
-        axes.legend(fontsize=8)
+        if len(own) > SIDE_BY_SIDE:
+            for label in axes.get_xticklabels():
+                label.set(rotation=20, horizontalalignment="right", rotation_mode="anchor")
+        drawn.legend(fontsize=8, loc="outside right upper")
     return drawn
 
 
