@@ -107,6 +107,11 @@ def test_a_hang_a_crash_loop_and_a_slow_actor_do_not_hold_the_others_until_they_
         assert steps[3] > 4 * steps[2] > 0
 
 
+def test_a_slow_learner_makes_actors_wait_and_no_memory_grow(tmp_path):
+    found = chaos_faults.slow_learner(tmp_path, seconds=6.0)
+    assert found["failed"] == []
+
+
 def test_children_die_with_a_supervisor_that_is_killed():
     code = (
         "import os, signal, time\n"
