@@ -149,6 +149,23 @@ def test_bad_input_gets_one_line_and_starts_nothing(tmp_path, capsys, words, mes
     assert not folder.exists()
 
 
+def test_an_environment_that_only_the_command_itself_can_make_is_one_line(tmp_path, capsys, monkeypatch):
+    (tmp_path / "only_parents.py").write_text(
+        "import multiprocessing, gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Env(CartPoleEnv):\n"
+        "    def __init__(self, **kwargs):\n"
+        "        if multiprocessing.parent_process() is not None:\n"
+        "            raise RuntimeError('no display')\n"
+        "        super().__init__(**kwargs)\n"
+        "gymnasium.register('OnlyParents-v0', entry_point=Env, max_episode_steps=50)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(tmp_path / "out", "--env", "only_parents:OnlyParents-v0", "-n", "2000", "--actors", "1") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("environment 'only_parents:OnlyParents-v0' cannot be made (RuntimeError): no display")
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(tmp_path / "file" / "out") == 2
