@@ -2,9 +2,9 @@
 
     python benchmarks/chaos.py -o benchmarks/results/chaos.json
 
-Times are of the machine as it was: a process that comes back needs one or two seconds of processor time. Moments of
-kills are drawn uniformly over the run from the seed, but for goodput's, one in ten seconds; which actor is hit goes
-round.
+Times are of the machine as it was: a process that comes back needs one or two seconds of processor time. Actors are
+killed in turn at moments drawn uniformly over the run from the seed (for goodput every ten seconds); the learner at one
+of each start; the publisher up to two seconds after it has come back.
 """
 
 from __future__ import annotations

@@ -292,6 +292,19 @@ def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
     assert not said
 
 
+def test_a_short_timeout_blames_nobody_either(watched):
+    supervisor, said, clock, after = watched
+    short = watch.Watch(supervisor.crew, supervisor.ledger, 0.8, said.append)
+    after(1, actor_0=1, actor_1=1, publisher=1)
+    short.look()
+    clock.now += 3600  # Ctrl-Z, and fg
+    short.look()
+    assert not said
+    clock.now += 0.7
+    short.look()
+    assert len(said) == 2  # both are silent
+
+
 def test_an_actor_that_hangs_between_frequent_evaluations_is_found(watched):
     _, said, clock, after = watched
     after(1, actor_0=1, actor_1=1, publisher=1)

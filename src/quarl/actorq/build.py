@@ -47,8 +47,7 @@ five discounts of what it bootstrapped from; its D4PG's lie with D4PG."""
 
 def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     """The model, its replay empty, seeded; nothing has been trained."""
-    if resolve(config.env, trusted=True) in ATARI.ids:
-        raise UnsupportedError(f"actors do not preprocess {config.env} as Atari's agents need it: use quarl train")
+    check_preprocessed(config.env)
     cls, parameters, critic = hyperparameters(config)
     known = inspect.signature(cls.__init__).parameters
     gamma = float(parameters.get("gamma", known["gamma"].default))
@@ -94,6 +93,12 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     if (spec := config.training_spec()) is not None:
         qat.prepare(model, spec)
     return model
+
+
+def check_preprocessed(env_id: str) -> None:
+    """Refuses Atari's games, which actors would play from single raw frames."""
+    if resolve(env_id, trusted=True) in ATARI.ids:
+        raise UnsupportedError(f"actors do not preprocess {env_id} as Atari's agents need it: use quarl train")
 
 
 def samples_per_insert(model: OffPolicyAlgorithm) -> float:

@@ -98,8 +98,10 @@ class Publisher(_Column):
     REFUSED_VERSION = auto()
     """Of the last one of them."""
     PULL_S = auto()
-    QUANTIZE_S = auto()
     PACK_S = auto()
+    """From tensors to bytes."""
+    QUANTIZE_S = auto()
+    """Of that, from tensors to codes."""
     PUBLISH_S = auto()
     CPU_S = auto()
     BYTES = auto()

@@ -101,7 +101,7 @@ class PublisherLoop(Worker):
         packed = time.perf_counter()
         self.channel.publish(data, version=snapshot.version, step=snapshot.step, stamp_ns=snapshot.stamp_ns)
         cells[Publisher.QUANTIZE_S] += quantized_at - pulled
-        cells[Publisher.PACK_S] += packed - quantized_at
+        cells[Publisher.PACK_S] += packed - pulled
         cells[Publisher.PUBLISH_S] += time.perf_counter() - packed
         cells[Publisher.PUBLISHED] += 1
         cells[Publisher.BYTES] += len(data)

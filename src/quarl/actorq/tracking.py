@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,12 @@ class Tracker:
 
     def close(self) -> None:
         """Writes what is still to be written."""
-        if self._writer is not None:
-            self._attempt(self._writer.close)
+        if self._writer is None:
+            return
+        if self._is_full:
+            with contextlib.suppress(OSError):
+                self._writer.close()
+        self._attempt(self._writer.close)
 
     def _add(self, row: dict[str, Any]) -> None:
         if self._writer is None:  # the folder is the run's from its first row on

@@ -14,8 +14,8 @@ START_S = 120.0
 PUBLISHER_S = 30.0
 """Without a sign of life, after which a publisher counts as hung."""
 BLIND_S = 1.0
-"""Of the time between two looks that counts, at most: nobody is blamed for what happens in a longer one (an evaluation,
-Ctrl-Z)."""
+"""Of the time between two looks that counts, at most, and half of --env-timeout: nobody is blamed for what happens in a
+longer one (an evaluation, Ctrl-Z)."""
 STALE_SHARE = 0.5
 """Of a second that an actor waits for newer weights, and it is worth a line."""
 
@@ -35,7 +35,7 @@ class Watch:
     def look(self) -> None:
         """Kills what hangs; whoever revives the dead starts it again."""
         now = time.monotonic()
-        self._watched += min(now - self._last, BLIND_S)
+        self._watched += min(now - self._last, BLIND_S, self._env_timeout / 2)
         self._last = now
         for child, cells in zip(self._crew.actors, self._ledger.actors, strict=True):
             if child.alive() and self._silent_s(child, float(cells[Actor.HEARTBEAT_S])) > self._env_timeout:

@@ -155,8 +155,8 @@ class _Window:
             "publisher": {
                 "cpu_share": (cpu_s[1] - cpu_s[0]) / (last["wall_s"] - first["wall_s"]),
                 "published": last["publisher"]["published"] - first["publisher"]["published"],
-                "quantize_ms": last["publisher"]["quantize_ms"],
                 "pack_ms": last["publisher"]["pack_ms"],
+                "quantize_ms": last["publisher"]["quantize_ms"],
                 "share_of_fp32": last["publisher"]["share_of_fp32"],
             },
             **{name: _sparse(counts[name] - self.histograms[name]) for name in HISTOGRAMS},
