@@ -20,8 +20,11 @@ import numpy as np
 from actorq_results import RESULTS, verdict, write
 from quarl import stats
 from quarl.cli import main as quarl
+from quarl.cli import parse
+from quarl.config import SweepConfig
 from quarl.interrupt import SIGNALLED
 from quarl.quant.spec import QuantSpec
+from quarl.study.bits import num_cells
 
 ALL = ("8", "7", "6", "5", "4", "3", "2")
 SOME = ("8", "4", "2")
@@ -84,11 +87,15 @@ def main() -> None:
     for task in options.only:
         own = folder / task
         left = max(options.minutes - (time.monotonic() - begun) / 60, 0)
-        command = ["sweep", "--seeds", "3", *TASKS[task], "--jobs", options.jobs, "--minutes", str(left)]
-        codes.append(quarl([*command, "-o", str(own)]))
+        command = ["sweep", "--seeds", "3", *TASKS[task], "--jobs", options.jobs]
+        command += ["--minutes", str(left), "-o", str(own)]
+        codes.append(quarl(command))
         if codes[-1] > SIGNALLED:
             break
-        if not codes[-1]:  # agents and checkpoints: large, and made again by the command
+        config = parse(command)
+        assert isinstance(config, SweepConfig)
+        if len(list(own.glob("cells/*.json"))) >= num_cells(config):
+            # agents and checkpoints: large, made again by the command, and of no use once all cells are there
             shutil.rmtree(own / "runs", ignore_errors=True)
         about(own)
     judge(folder)
