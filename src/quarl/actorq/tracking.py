@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,16 +27,13 @@ class Tracker:
 
     def write(self, row: dict[str, Any]) -> None:
         """One point for every number of the row."""
-        self._attempt(lambda: self._add(row))
+        if not self._is_full:
+            self._attempt(lambda: self._add(row))
 
     def close(self) -> None:
         """Writes what is still to be written."""
-        if self._writer is None:
-            return
-        if self._is_full:
-            with contextlib.suppress(OSError):
-                self._writer.close()
-        self._attempt(self._writer.close)
+        if self._writer is not None:
+            self._attempt(self._writer.close)
 
     def _add(self, row: dict[str, Any]) -> None:
         if self._writer is None:  # the folder is the run's from its first row on
@@ -46,10 +42,11 @@ class Tracker:
             self._writer.add_scalar(name, value, row["timesteps"])
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        if self._is_full:
-            return
         try:
             write()
         except OSError as error:
+            if not self._is_full:
+                self._say(
+                    f"cannot write {self._folder}: {error.strerror or error}; training goes on without its events"
+                )
             self._is_full = True
-            self._say(f"cannot write {self._folder}: {error.strerror or error}; training goes on without its events")

@@ -19,11 +19,11 @@ from quarl.study import bits, bits_rows
 def run(config: SweepConfig) -> None:
     """Trains and measures what is missing, within the time, and shows everything that is there; raises QuarlError
     where trainings failed."""
-    bits.check(config)
+    found = bits.check(config)
     with energy.meter(config) as meter:
         cells = Cells(config.output, config.minutes, terminal.note, meter)
         with locked(config.output), terminal.progress(bits.num_cells(config)) as progress:
-            played = bits.sweep(config, cells, progress)
+            played = bits.sweep(found, cells, progress)
     if cells.missing:
         terminal.say(f"the time is over with {cells.missing} trainings to go: repeat the command to go on")
     _show(config, played if any(one.method == bits.FP32 for one in played) else [], meter)

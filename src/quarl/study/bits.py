@@ -70,7 +70,7 @@ def sweep(
     config: SweepConfig, cells: Cells, progress: Callable[[str, int], None] = lambda label, done: None
 ) -> list[Played]:
     """Everything that is there or could be measured in time, float32 first, then by precision and method."""
-    config, n_timesteps = _found(config), _steps(config)
+    n_timesteps = _steps(config)
     wanted: list[tuple[int, str | None]] = [(seed, None) for seed in _seeds(config)]
     if "qat" in config.methods:
         wanted += [(seed, bits) for bits in config.bits for seed in _seeds(config)]
@@ -96,22 +96,19 @@ def sweep(
     return sorted(played, key=lambda one: (order.index(one.spec.precision), methods.index(one.method), one.seed))
 
 
-def check(config: SweepConfig) -> None:
-    """Refuses at once what every training would fail by."""
-    check_environment(config.algo, config.env)
-    config = _found(config)
+def check(config: SweepConfig) -> SweepConfig:
+    """Refuses at once what every training would fail by; `config` with the file of its trained agent, found once."""
     if config.trained_agent is not None:
-        read(config.trained_agent, config.algo)
+        config = replace(config, trained_agent=file_of(config.trained_agent))
     bits = config.bits[0] if "qat" in config.methods else None
     if bits is not None or config.trained_agent is None:
         env = Session(config.training(config.seed, bits, _steps(config), config.output), lambda line: None).model.env
         assert env is not None
         env.close()
-
-
-def _found(config: SweepConfig) -> SweepConfig:
-    """With the file of the trained agent, wherever that was said to be."""
-    return config if config.trained_agent is None else replace(config, trained_agent=file_of(config.trained_agent))
+    else:  # nothing is trained
+        check_environment(config.algo, config.env)
+        read(config.trained_agent, config.algo)
+    return config
 
 
 def _steps(config: SweepConfig) -> int:
