@@ -277,6 +277,9 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     assert parse(shlex.split(repeat)[2:]) == parse(words)
     assert main(["ptq", "out/int8-default.safetensors"]) == 2
     assert "quantised already (int8)" in capsys.readouterr().err
+    assert main(["ptq", "out/fp32.safetensors", "--bits", "4", "--episodes", "2", "--seed", "5", "-o", "again"]) == 0
+    again, first = (artifact.read(path) for path in ("again/int4.safetensors", "out/int4-default.safetensors"))
+    assert all((a.weight.codes == b.weight.codes).all() for a, b in zip(again.linear, first.linear, strict=True))
 
 
 def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(capsys, tmp_path):
@@ -284,9 +287,14 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
     words = ["--bits", "4", "--episodes", "2", "-o", "out"]
     assert main(["ptq", "plain.safetensors", "--env", "CartPole-v1", *words]) == 0
     assert main(["eval", "out/int4.safetensors", "--episodes", "2"]) == 0
+    artifact.write(dense([4, 16, 2]), tmp_path / "out" / "mine.safetensors")
+    words[1] = "6"  # what the new rows do not hold goes with the old ones
+    assert main(["ptq", str(tmp_path / "plain.safetensors"), "--env", "CartPole-v1", *words]) == 0
+    left = {path.name for path in (tmp_path / "out").glob("*.safetensors")}
+    assert left == {"fp32.safetensors", "int6.safetensors", "mine.safetensors"}
     capsys.readouterr()
     artifact.write(dense([4, 8, 2]), tmp_path / "other.safetensors")
-    message = "out holds results of plain.safetensors: choose another -o, or remove them"
+    message = f"out holds results of {tmp_path / 'plain.safetensors'}: choose another -o, or remove them"
     assert message in fails(capsys, "ptq", "other.safetensors", "--env", "CartPole-v1", *words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from quarl.config import InspectConfig
 from quarl.engines import litert, onnx_graph
 from quarl.policy import artifact
 from quarl.ptq import quantize
-from quarl.quant.spec import QuantSpec
+from quarl.quant.spec import SCHEMES, QuantSpec
 
 PLAIN = "Scheme default needs observations and weights alone give none: rounded by per-channel."
 
@@ -74,6 +75,24 @@ def test_a_file_of_weights_has_the_rows_of_the_policy_that_it_was_written_from(f
 def test_no_scheme_is_replaced_where_float_formats_have_none(files: Path, capsys):
     inspected(files / "p.pt", "--bits", "fp16")
     assert PLAIN not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scheme", ["qat-minmax", "actorq", "default"])
+def test_a_quantised_policy_is_shown_as_it_is(tmp_path: Path, capsys, scheme: str):
+    """Training and actors have schemes of their own names."""
+    policy = quantize(networks.dense([4, 16, 2]), QuantSpec.parse("int4", scheme="per-channel"))
+    named = SCHEMES.get(scheme) or replace(policy.spec.scheme, name=scheme)
+    artifact.write(replace(policy, spec=replace(policy.spec, scheme=named)), tmp_path / "p.quarl")
+    document = inspected("p.quarl", "--bits", 8)
+    assert {(row["scheme"], row["precision"]) for row in document["rows"]} == {(scheme, "int4")}
+    assert "rescales channels" not in capsys.readouterr().out
+
+
+def test_a_policy_in_fp32_is_a_float_policy(files: Path, tmp_path: Path):
+    exact = quantize(artifact.read(files / "policy.safetensors"), QuantSpec.parse("fp32"))
+    artifact.write(exact, tmp_path / "policy.safetensors")
+    words = ("--bits", 4, "--scheme", "per-channel")
+    assert inspected("policy.safetensors", *words)["rows"] == inspected(files / "policy.safetensors", *words)["rows"]
 
 
 def test_several_models_have_a_row_each_with_their_layers_in_it(files: Path, capsys):

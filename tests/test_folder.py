@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from quarl import folder
 from quarl.errors import QuarlError
+from quarl.report.staging import staged
+
+
+def test_files_and_folders_have_the_permissions_of_the_umask(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        folder.write_bytes(b"new", tmp_path / "one")
+        with staged(tmp_path / "results") as results:
+            (results / "two").touch()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("one", "results", "results/two")]
+    assert modes == [0o640, 0o750, 0o640]
+
+
+def test_a_name_as_long_as_can_be_is_written(tmp_path: Path):
+    path = tmp_path / ("n" * 255)
+    folder.write_bytes(b"new", path)
+    assert path.read_bytes() == b"new"
 
 
 @pytest.mark.parametrize(

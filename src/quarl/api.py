@@ -17,7 +17,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
 from quarl.folder import write_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.load import read
 from quarl.policy.spaces import has_channels_last
 from quarl.ptq import quantize
@@ -56,7 +56,7 @@ class Agent:
         observations: raw calibration observations [N, *shape], as the environment gives them; None records the
         policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
         """
-        if isinstance(self.policy, QuantizedPolicy) and self.policy.spec.float_type != "fp32":
+        if is_quantized(self.policy):
             raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
         if observations is None and spec.float_type is None and (spec.scheme.needs_observations or mode == "static"):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from quarl.errors import QuarlError
+
+NAME_LENGTH = 200
+"""Characters of a file's name that its temporary one keeps: file systems take 255 bytes."""
 
 
 def make_folder(folder: Path) -> None:
@@ -42,19 +45,18 @@ def write_bytes(data: bytes, path: Path) -> None:
 
 def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
     """Writes a temporary file, then puts it at `path`: fsync, rename, fsync of the folder."""
+    temporary = beside(path)
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise QuarlError(
             f"cannot write {path}: {error.strerror}; choose a folder that exists and is writable"
         ) from None
-    temporary = Path(name)
     try:
         with open(descriptor, "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
     except BaseException as error:  # Ctrl-C too
         temporary.unlink(missing_ok=True)
@@ -64,23 +66,34 @@ def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
     _sync(path.parent)
 
 
-class Dispensable:
-    """Files that a run can do without: a full disk costs the file and not the run, and is said once."""
+def beside(path: Path) -> Path:
+    """A name in the same folder that nothing has, hidden, for what becomes `path` once it is whole.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    Files and folders are made there by plain calls, not by those of tempfile: their permissions are the umask's.
+    """
+    return path.with_name(f".{path.name[:NAME_LENGTH]}.{secrets.token_hex(8)}")
+
+
+class Dispensable:
+    """Files that a run can do without: a full disk costs the file and not the run, and is said once until one is
+    written again."""
+
+    def __init__(self, say: Callable[[str], None], error: type[QuarlError] = QuarlError) -> None:
+        """error: what is raised where a file cannot be written; any other is the caller's."""
+        self._say, self._error = say, error
         self._is_full = False
 
-    def write(self, write: Callable[[], None]) -> bool:
-        """Whether `write`, which raises QuarlError where it cannot, could."""
+    def write(self, write: Callable[[], object]) -> bool:
+        """Whether `write` could."""
         try:
             write()
-        except QuarlError as error:
+        except self._error as error:
             if not self._is_full:
                 self._say(f"{error}; training goes on")
             self._is_full = True
-            return False
-        return True
+        else:
+            self._is_full = False
+        return not self._is_full
 
 
 def _sync(path: Path) -> None:

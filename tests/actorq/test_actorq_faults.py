@@ -197,19 +197,20 @@ def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(crew):
     assert found[1].startswith("the publisher keeps dying; go on with")
 
 
-@pytest.mark.parametrize(("timesteps", "finish"), [(499, 0), (500, 1)])
-def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(tmp_path, timesteps, finish):
+@pytest.mark.parametrize(("trained_for", "finish"), [((False, False), 0), ((False, True), 0), ((True, True), 1)])
+def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(tmp_path, trained_for, finish):
     supervisor = Supervisor(config(tmp_path / "out", qat="w8a8", quant_delay=500, target=10.0), print)
     try:
         at_work(supervisor)
         supervisor.family.alive = list
         supervisor._catch_up = supervisor._evaluate = lambda: True
-        supervisor.judge.entries = [{"return": 10.0, "clock_s": 1.0}, {"return": 11.0, "clock_s": 2.0}]
-        supervisor.ledger.learner[Learner.TIMESTEPS] = timesteps
+        for clock_s, done in enumerate(trained_for):
+            supervisor.judge._add({"return": 10.0 + clock_s, "clock_s": clock_s, "trained_for": done})
         supervisor.ledger.learner[Learner.EVALUATIONS] = 2
         supervisor._tick()
         assert supervisor.ledger.control[Control.FINISH] == finish
         assert supervisor.ledger.control[Control.EVALUATED] == 2
+        assert supervisor.judge.reached_s == (1.0 if finish else None)
     finally:
         supervisor.memory.remove()
 
@@ -539,6 +540,9 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
     assert found.ledger.control[Control.FINISH] == 1
     assert [json.loads(line) for line in path.read_text().splitlines()] == entries[:3]
     assert picked_up(350, 8.5).judge.reached_s is None
+    path.write_text("".join(json.dumps(entry | {"last": entry["timesteps"] == 300}) + "\n" for entry in entries))
+    assert picked_up(350, 7.0).judge.reached_s is None  # the closing one plays the weights of the one before
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     found = picked_up(200, 7.0)
     assert (found.judge.reached_s, found.judge.entries) == (None, entries[:2])
     assert found.ledger.control[Control.FINISH] == 0
@@ -550,10 +554,19 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
 
 def test_a_full_disk_costs_rows_and_not_the_run(crew, monkeypatch):
     supervisor, said = crew
-    (supervisor.config.output / "metrics.jsonl").symlink_to("/dev/full")
+    path = supervisor.config.output / "metrics.jsonl"
+    path.symlink_to("/dev/full")
     for _ in range(2):
         supervisor._log({"clock_s": 1.0})
-    assert said == ["metrics.jsonl cannot be written (No space left on device); training goes on"]
+    line = f"cannot write {path}: No space left on device; training goes on"
+    assert said == [line]
+    path.unlink()
+    supervisor._log({"clock_s": 2.0})  # there is room again
+    assert json.loads(path.read_text()) == {"clock_s": 2.0}
+    path.unlink()
+    path.symlink_to("/dev/full")
+    supervisor._log({"clock_s": 3.0})
+    assert said == [line, line]
 
     def full(data, path):
         raise QuarlError(f"cannot write {path}: No space left on device; nothing was changed")
@@ -581,7 +594,7 @@ def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(crew, monkeypatch):
         file.flush()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("quarl.actorq.supervisor.print", half, raising=False)
+    monkeypatch.setattr("quarl.actorq.metrics.print", half, raising=False)
     supervisor._log({"clock_s": 2.0})
     monkeypatch.undo()
     supervisor._log({"clock_s": 3.0})
@@ -668,10 +681,12 @@ def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, mes
 
 def test_resume_for_other_bits_is_refused_though_all_shapes_agree(tmp_path):
     trained = {"qat": "w8a8", "actor_precision": "int8", "quant_delay": 300}
-    with chaos_poison.rig(tmp_path, **trained):
-        pass
+    with chaos_poison.rig(tmp_path, **trained) as rig:
+        rig.learner.keeper.float_updates = 7
+        rig.learner._save()
     with chaos_poison.rig(tmp_path, resume=True, **trained) as rig:
         assert rig.learner.model.num_timesteps == 0
+        assert rig.learner.keeper.float_updates == 7
     other = trained | {"qat": "w4a8", "actor_precision": "int4"}
     with (
         pytest.raises(QuarlError, match="was trained with other --qat options"),

@@ -552,15 +552,19 @@ def test_fake_quantisation_acts_in_the_learner_from_its_step_on(rig):
 def test_quantisation_that_acts_after_the_last_update_is_no_result(rig):
     loop = rig(qat="w8a8", quant_delay=300).loop
     loop.begin()
-    loop.untrained = loop.model._n_updates = 7
+    loop.keeper.float_updates = loop.model._n_updates = 7
     loop.delay = 0
     for table in tables_of(loop.model.policy).values():
         table.seen_range[:] = torch.tensor([0.0, 1.0])
     qat.follow(loop.model, active=True)
     with pytest.raises(QuarlError, match="take a smaller --quant-delay"):
         loop._check_quantised()
+    loop._push()  # an evaluation of these weights is one of a float agent
+    assert loop.cells[Learner.TRAINED_FOR] == 0
     loop.model._n_updates = 8
     loop._check_quantised()
+    loop._push()
+    assert loop.cells[Learner.TRAINED_FOR] == 1
 
 
 def test_a_resumed_learner_goes_on_with_its_rate_its_clock_and_its_counts(rig, tmp_path):

@@ -482,6 +482,7 @@ def test_both_benches_are_parsed():
         ("--protocol x.json", "belong to --what time-to-reward"),
         ("--what time-to-reward --protocol x.json --env Nope-v9", "--env is said by the protocol of time-to-reward"),
         ("--what throughput --seeds 3", "--seeds belongs to --what staleness: drop it"),
+        ("--what staleness --warm-up 3", "--warm-up is of windows, and --what staleness trains to the end: drop it"),
         ("--publish-interval 0", "--publish-interval must be at least 1"),
         ("--what time-to-reward --protocol x.json --device cuda", "--device is said by the protocol of time-to-reward"),
         ("--what time-to-reward --protocol missing.json", "cannot read the protocol missing.json"),

@@ -252,6 +252,7 @@ ROWS: Mapping[str, Mapping[str, Types]] = {
         "actor_update_interval": (int,),
         "publish_interval": (int,),
         "samples_per_insert": (float,),
+        "net_arch": (str,),
         "seed": (int,),
         "staleness_p50": (float, NULL),
         "staleness_p99": (float, NULL),

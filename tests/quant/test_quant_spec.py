@@ -28,6 +28,12 @@ def test_integers_are_parsed(text, weights, activations, precision):
     assert (spec.weight_bits, spec.activation_bits, spec.precision) == (weights, activations, precision)
 
 
+@pytest.mark.parametrize("text", ["w8", "8"])
+def test_activations_that_stay_float_have_one_mode(text):
+    scheme = "quarl-2020" if text == "8" else "default"
+    assert QuantSpec.parse(text, scheme=scheme, mode="static") == QuantSpec.parse(text, scheme=scheme)
+
+
 @pytest.mark.parametrize("text", ["fp32", "fp16", "bf16"])
 def test_floats_are_parsed(text):
     assert QuantSpec.parse(text).precision == text

@@ -55,8 +55,8 @@ def rows(settled_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def settled_rows() -> list[dict[str, Any]]:
     """fp32, fp16, three widths of the default scheme and one of another."""
     return [
-        row("fp32", 32, 200.0, agreement=1.0),
-        row("fp16", 16, 200.5),
+        row("fp32", 32, 200.0, bits_activations=32, agreement=1.0),
+        row("fp16", 16, 200.5, bits_activations=32),
         row("int8", 8, 199.0),
         row("int4", 4, 195.0),
         row("int2", 2, 40.0),

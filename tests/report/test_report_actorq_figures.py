@@ -101,6 +101,7 @@ STALENESS = [
         "actor_update_interval": interval,
         "publish_interval": 1,
         "samples_per_insert": 4.0,
+        "net_arch": "256,256",
         "seed": seed,
         "staleness_p50": float(interval),
         "staleness_p99": None,
@@ -231,6 +232,11 @@ def test_the_breakdown_stacks_all_parts_but_the_waits():
     tops = [bar.get_y() + bar.get_height() for bar in panels[0].containers[-1]]
     assert tops == [1300.0 + 40.0, 90.0 + 40.0]
     assert [text.get_text() for text in panels[0].texts] == ["+ 700\nwaits"] * 2
+    assert [tick.get_text() for tick in panels[0].get_xticklabels()] == ["torch fp32", "int8"]
+    wide = [row | {"net_arch": "2048,2048", "samples_per_insert": 0.5} for row in BREAKDOWN]
+    panels = actorq_figures.breakdown([*BREAKDOWN, *wide], "").axes
+    labels = [tick.get_text() for tick in panels[0].get_xticklabels()]
+    assert labels[1::2] == ["int8\npolicy 64,64\n4 per insert", "int8\npolicy 2048,2048\n0.5 per insert"]
 
 
 def test_staleness_shows_means_over_seeds_and_every_run():
@@ -240,13 +246,22 @@ def test_staleness_shows_means_over_seeds_and_every_run():
     assert right.containers[0][0].get_ydata().tolist() == [10.0, 100.0]
 
 
+def test_staleness_of_other_policies_and_ratios_is_drawn_apart():
+    other = [row | {"samples_per_insert": 1.0, "final_return": 100.0} for row in STALENESS]
+    left, right = actorq_figures.staleness([*STALENESS, *other], "").axes
+    assert [line.get_label() for line in left.lines[::2]] == ["int8\n4 per insert", "int8\n1 per insert"]
+    assert [list(line.get_ydata()) for line in left.lines[::2]] == [[491.0, 401.0], [100.0, 100.0]]
+    assert len({line.get_linestyle() for line in left.lines[::2]}) == 2
+    assert len(right.containers) == 2
+
+
 @pytest.mark.parametrize(
     ("command", "rows", "shown"),
     [
         ("bench actorq throughput", RATES, ["torch fp32", "policy 64,64", "actors: 1"]),
         ("bench actorq time-to-reward", REWARDS, ["> 160", "derived", "–"]),
         ("bench actorq breakdown", BREAKDOWN, ["30 steps", "300 steps", "1300"]),
-        ("bench actorq staleness", STALENESS, ["CartPole-v1", "10 steps"]),
+        ("bench actorq staleness", STALENESS, ["CartPole-v1", "policy 256,256", "10 steps"]),
     ],
 )
 def test_every_row_can_be_printed(command, rows, shown):

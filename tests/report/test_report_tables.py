@@ -69,6 +69,16 @@ def test_float_formats_have_no_scheme(rows):
     assert [row[column] for row in table.rows] == ["", "", "default", "default", "default", "naive"]
 
 
+def test_activations_that_are_not_quantised_have_no_mode(rows):
+    mixed = [row | {"bits_activations": 32} if row["scheme"] == "naive" else row for row in rows]
+    table = tables.cells("ptq", mixed)
+    assert "dynamic activations" in table.caption  # of those that have a mode
+    mixed[2] = mixed[2] | {"mode": "static"}
+    table = tables.cells("ptq", mixed)
+    column = [column.head for column in table.columns].index("mode")
+    assert [row[column] for row in table.rows] == ["", "", "static", "dynamic", "dynamic", ""]
+
+
 def test_the_terminal_shows_every_cell_however_narrow_it_is(rows):
     table = tables.cells("ptq", rows)
     out = io.StringIO()

@@ -95,7 +95,8 @@ def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measur
     agent = tmp_path / "agent.zip"
     agent.write_bytes((small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes())
     out = tmp_path / "out"
-    words = [*WORDS, "--algo", "dqn", "--methods", "ptq", "-i", str(agent), "-o", str(out)]
+    words = ["sweep", "--env", "CartPole-v1", "--bits", "4", "--seeds", "1", "--episodes", "4", "--algo", "dqn"]
+    words += ["--methods", "ptq", "-i", str(agent), "-o", str(out)]
     assert main(words) == 0
     agent.write_bytes((small_agents / "zoo/a2c/CartPole-v1_1/CartPole-v1.zip").read_bytes())
     assert main([*words, "--algo", "a2c"]) == 2
@@ -108,6 +109,9 @@ def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measur
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
         (["--algo", "ddpg"], "ddpg needs a continuous action space"),
         (["-i", "none.zip"], "none.zip"),
+        (["--methods", "ptq", "--qat-ranges", "lsq"], "--qat-ranges belongs to --methods qat: drop it"),
+        (["--methods", "ptq", "--quant-delay", "5"], "--quant-delay belongs to --methods qat: drop it"),
+        (["--methods", "ptq", "-i", "{}"], "--n-timesteps is of trainings, and with --trained-agent and --methods ptq"),
         (["--algo", "ppo", "-n", "512", "--quant-delay", "500"], "the last rollout of this run starts at"),
         (["--params", "lerning_rate:1e-3"], "did you mean 'learning_rate'"),
         (["-i", "{}", "--algo", "ppo"], "dqn"),

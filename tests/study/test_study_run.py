@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from quarl.quant.spec import QuantSpec
 from quarl.study import crew
 from quarl.study.crew import Bounds, Crew, Ended, Prepared
 from quarl.study.household import Home, Play
+from quarl.study.source import digest
 from quarl.study.store import Store
 
 Write = Callable[..., Path]
@@ -184,6 +186,18 @@ def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
 def cartpole(agents: Path, folder: Path) -> Home:
     path = agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
     return Home(path=path, algo="dqn", env_id="CartPole-v1", identity={}, seed=0, folder=folder, calibrate=False)
+
+
+def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Path, tmp_path: Path):
+    home = cartpole(small_agents, tmp_path)
+    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+    try:
+        made.settle("same", replace(home, identity={"sha256": digest(home.path)}))
+        assert until(made, Prepared) == Prepared("same", "")
+        made.settle("other", replace(home, identity={"sha256": "0" * 64}))
+        assert "is another file than when the study was planned" in until(made, Prepared).error
+    finally:
+        made.close()
 
 
 def test_a_cell_whose_household_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):

@@ -86,8 +86,10 @@ def test_what_is_no_study_is_refused(tmp_path: Path):
     with pytest.raises(QuarlError, match="no study in"):
         Store(tmp_path)
     (tmp_path / store.NAME).write_bytes(b"this is no database at all, only some text" * 100)
-    with pytest.raises(QuarlError, match="file is not a database"):
+    with pytest.raises(QuarlError, match="file is not a database; choose another folder with -o"):
         Store(tmp_path, create=True)
+    with pytest.raises(QuarlError, match=r"file is not a database$"):
+        Store(tmp_path)  # quarl study status and report have no -o
     (tmp_path / store.NAME).unlink()
     with sqlite3.connect(tmp_path / store.NAME) as database:
         database.execute("CREATE TABLE other (x)")

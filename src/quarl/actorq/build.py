@@ -64,8 +64,6 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
     if policy_kwargs.get("optimizer_class", Adam) is Adam:
         # One pass over the weights instead of a dozen: it is bound by memory, and a third of a wide learner's update.
         policy_kwargs.setdefault("optimizer_kwargs", {"fused": True})
-    if config.batch_size is not None:
-        parameters["batch_size"] = config.batch_size
     space, where = env.observation_space, "observation space"
     image = isinstance(space, spaces.Box) and observation_box(from_live(space, where), where).is_image
     with warnings.catch_warnings():
@@ -84,6 +82,7 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
             replay_buffer_kwargs=replay,
             **parameters,
         )
+    model.n_steps = n_steps  # whoever trains the saved model on has these, without the actors' replay
     freq: Any = model.train_freq
     if freq.unit is TrainFrequencyUnit.EPISODE and model.gradient_steps > 0:
         raise QuarlError(
@@ -114,11 +113,19 @@ def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
     The preset's hyper-parameters are below those that were given. QuarlError where there is no such argument.
     """
     chosen = _preset(config.algo) if config.preset == "quarl-2020" else {}
-    if config.n_steps is not None:
-        chosen["n_steps"] = config.n_steps
     given = {name: value for name, value in config.hyperparameters().items() if value is not None}
     if config.algo == "d4pg" and "sigma" in given:
         raise QuarlError("--params sigma is of a D4PG that explores itself: actors do, by --sigma")
+    if "replay_buffer_kwargs" in given:
+        raise QuarlError("--params replay_buffer_kwargs is of Stable-Baselines3's own replay, not of actorq's")
+    if given.get("gradient_steps") == 0:
+        raise QuarlError("--params gradient_steps:0 would train nothing: give updates a round, or -1 for one a step")
+    for name in ("n_steps", "batch_size"):
+        option = getattr(config, name)
+        if option is not None and name in given:
+            raise QuarlError(f"--params {name} is given by --{name.replace('_', '-')} too: drop one")
+        if option is not None:
+            chosen[name] = option
     chosen |= (own := arguments(given, "--params"))
     if (config.net_arch is not None or CRITIC in own) and "net_arch" in (own.get("policy_kwargs") or {}):
         raise QuarlError(

@@ -49,10 +49,15 @@ class Judge:
         self.entries: list[dict[str, Any]] = []
         self.reached_s: float | None = None
 
-    def judge(self, *, last: bool, **where: float) -> dict[str, Any]:
-        """Returns of both policies now; where: clock and counters that belong to them."""
+    def judge(self, *, last: bool, trained_for: bool, **where: float) -> dict[str, Any]:
+        """Returns of both policies now; where: clock and counters that belong to them.
+
+        trained_for: the learner trains for what --qat asks.
+        """
         episodes = max(self.config.eval_episodes, FINAL_EPISODES if last else 0)
         entry: dict[str, Any] = {**where, "episodes": episodes, "last": last}
+        if self.config.qat is not None:
+            entry["trained_for"] = trained_for
         floats = self.channel.floats.pull()
         if floats is not None:
             exact = quantize(self.template.policy(floats.data.view(np.float32)), QuantSpec.parse("fp32"))
@@ -112,8 +117,13 @@ class Judge:
 
     @property
     def reached(self) -> bool:
-        """True when the last evaluations of the learner's policy all reach the target."""
-        target, latest = self.config.target, self.entries[-RUNNING:]
+        """True when the last evaluations of the learner's policy all reach the target.
+
+        Neither the closing one counts, which plays the weights of the one before, nor those of a policy that is not
+        yet trained for what --qat asks.
+        """
+        counted = [entry for entry in self.entries if not entry.get("last") and entry.get("trained_for", True)]
+        target, latest = self.config.target, counted[-RUNNING:]
         return target is not None and len(latest) == RUNNING and all(e.get("return", -np.inf) >= target for e in latest)
 
     def _play(self, policy: QuantizedPolicy, name: str, episodes: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from quarl.algorithms import checkpoint
 from quarl.algorithms.checkpoint_model import COUNTERS, suspect
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.folder import Dispensable
 
 ROLLBACKS = 3
 """Times that training goes back to sound weights before it gives up."""
@@ -30,7 +31,9 @@ class Keeper:
         self.rollbacks = 0
         self.rate_factor = 1.0
         """What the learning rate of the configuration is multiplied by."""
-        self._warned = False
+        self.float_updates = 0
+        """Updates before fake quantisation began to act."""
+        self._files = Dispensable(_say, checkpoint.CheckpointError)
 
     def save(self, clock_s: float) -> bool:
         """A checkpoint, False where a weight is not finite. A full disk costs the checkpoint and not the run."""
@@ -39,18 +42,14 @@ class Keeper:
             "version": self.versions.newest,
             "clock_s": clock_s,
             "rate_factor": self.rate_factor,
+            "float_updates": self.float_updates,
             "algo": self.config.algo,
             "env": self.config.env,
             "qat": self._trained_for(),
         }
         replay = self.replay if self.config.save_replay_buffer else None
         try:
-            checkpoint.save(self.config.output, self.model, state, replay=replay)
-            self._warned = False
-        except checkpoint.CheckpointError as error:
-            if not self._warned:
-                self._warned = True
-                _say(f"{error}; training goes on")
+            self._files.write(lambda: checkpoint.save(self.config.output, self.model, state, replay=replay))
         except UnsupportedError:
             raise
         except QuarlError:
@@ -80,6 +79,7 @@ class Keeper:
         if not found.has_replay and isinstance(self.limiter, RateLimiter):
             self.limiter.warm_up_again()
         self._slow_down(float(found.state["rate_factor"]))
+        self.float_updates = int(found.state.get("float_updates", 0))
         return float(found.state["clock_s"])
 
     def roll_back(self) -> None:

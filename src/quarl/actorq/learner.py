@@ -68,8 +68,6 @@ class LearnerLoop(Worker):
         self.model = build(config)
         self.template = Template.of(self.model)
         self.delay = config.delay()
-        self.untrained: int | None = None
-        """Updates before fake quantisation acted, where that began in this process."""
         self.precision = Precision(config.learner_dtype, self.model.device)
         self.learned = learned(self.model)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
@@ -108,13 +106,17 @@ class LearnerLoop(Worker):
 
     def _check_quantised(self) -> None:
         """Refuses a run in which fake quantisation was asked for and never acted; what it came to is saved."""
-        if self.delay is None or self.ledger.control[Control.STOP]:
-            return
-        if not qat.is_ready(self.model) or self.untrained == self.model._n_updates:
+        if not self._is_trained_for() and not self.ledger.control[Control.STOP]:
             raise QuarlError(
                 f"the run ended at step {self.model.num_timesteps:,}, and fake quantisation was to act from step "
                 f"{self.delay:,} on: take a smaller --quant-delay, or go on with --resume and more --updates or -n"
             )
+
+    def _is_trained_for(self) -> bool:
+        """Whether an update was made for what --qat asks."""
+        if self.delay is None:
+            return True
+        return qat.is_ready(self.model) and self.model._n_updates > self.keeper.float_updates
 
     def begin(self) -> None:
         """The first weights for the actors, and a checkpoint: there is always something sound to go back to."""
@@ -200,13 +202,14 @@ class LearnerLoop(Worker):
         if self.delay is not None:
             due = self.model.num_timesteps >= self.delay and self.model._n_updates > 0
             if qat.follow(self.model, active=due):
-                self.untrained = self.model._n_updates
+                self.keeper.float_updates = self.model._n_updates
         board, version = self.channel.floats, self.versions.next(self.model._n_updates)
         slot = board.begin()[: 4 * self.template.num_floats].view(np.float32)
         self.template.flatten_into(self.model, slot)
         board.commit(slot.nbytes, version=version, step=self.model._n_updates)
         self.cells[Learner.PUSH_S] += time.perf_counter() - start
         self.cells[Learner.VERSION], self.pushed_step = version, self.model._n_updates
+        self.cells[Learner.TRAINED_FOR] = self._is_trained_for()
 
     def _evaluate(self) -> None:
         """Stands still, actors too, while the supervisor plays its episodes with what is pushed here."""

@@ -53,6 +53,8 @@ class Learner(_Column):
     TIMESTEPS = auto()
     """Environment steps that are in replay's books: SB3's num_timesteps."""
     UPDATES = auto()
+    TRAINED_FOR = auto()
+    """1 when the weights pushed last were trained for what --qat asks; always where it asks nothing."""
     VERSION = auto()
     """Of the newest weights that were pushed."""
     INSERT_LIMIT = auto()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger, Publisher, percentile
+from quarl.errors import QuarlError
 from quarl.folder import write_bytes
 
 TIMES = (
@@ -72,6 +74,18 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
     for name in ("timesteps", "updates"):
         found[f"{name}_per_s"] = _ratio(found[name] - (before[name] if before else 0), span)
     return found
+
+
+def append(path: Path, found: dict[str, Any]) -> None:
+    """One line more, whole or not at all; QuarlError where the disk is full."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a") as file:
+            print(json.dumps(found), file=file)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # no half of a row, which the next one would go on
+            os.truncate(path, size)
+        raise QuarlError(f"cannot write {path}: {error.strerror}") from None
 
 
 def cut(path: Path, timesteps: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -28,7 +26,7 @@ from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
-from quarl.folder import locked
+from quarl.folder import Dispensable, locked
 from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 
@@ -82,7 +80,8 @@ class Supervisor:
             raise
         self.family = Family(say)
         self.interrupts = Interrupts(self.close)
-        self.picked_up = self.log_is_full = False
+        self.files = Dispensable(say)
+        self.picked_up = False
 
     @property
     def signal(self) -> int | None:
@@ -151,8 +150,7 @@ class Supervisor:
             )
             return TOO_FEW, f"{left}; {self._go_on()}"
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
-            due = cells[Learner.TIMESTEPS] >= (self.config.delay() or 0)  # no end before quantisation acts
-            if self._catch_up() and self._evaluate() and self.judge.reached and due:
+            if self._catch_up() and self._evaluate() and self.judge.reached:
                 control[Control.FINISH] = 1
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
@@ -198,6 +196,7 @@ class Supervisor:
         def judge() -> None:
             self.judge.judge(
                 last=last,
+                trained_for=bool(cells[Learner.TRAINED_FOR]),
                 clock_s=float(cells[Learner.CLOCK_S]),
                 timesteps=int(cells[Learner.TIMESTEPS]),
                 updates=int(cells[Learner.UPDATES]),
@@ -251,18 +250,7 @@ class Supervisor:
         self.family.wind_up(max(start + GRACE_S - time.monotonic(), 0) if cells[Learner.READY] else 0)
 
     def _log(self, row: dict[str, Any]) -> None:
-        """Appends a row of metrics. A full disk costs the row and not the run."""
-        path = self._metrics
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("a") as file:
-                print(json.dumps(row), file=file)
-        except OSError as error:
-            with contextlib.suppress(OSError):  # no half of a row, which the next one would go on
-                os.truncate(path, size)
-            if not self.log_is_full:
-                self.log_is_full = True
-                self.say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on")
+        self.files.write(lambda: metrics.append(self._metrics, row))
 
     @property
     def _metrics(self) -> Path:

@@ -153,14 +153,17 @@ def _derived(
     """`source` at the pace of `arm`, measured once for all seeds."""
     training = task.training(arm, ratio, task.seeds[0])
     window: dict[str, Any] = {"warm_up": WARM_UP_S, "seconds": protocol.window_s}
+    name = f"{_slug(task.name)}-{arm}-spi{ratio:g}-pace"
     cell = cells.get(
-        f"{_slug(task.name)}-{arm}-spi{ratio:g}-pace",
+        name,
         settings_of(training, **window),
         lambda: watch(_endless(training), **window, say=cells.say),
         group=_group(task, seed),
     )
-    if cell is None or not cell["updates"]:
+    if cell is None:
         return None
+    if not cell["updates"]:
+        raise QuarlError(f"{cells.path(name)} saw no update, and so no pace: remove it to measure it again")
     precision, engine = split_arm(arm)
     row = Row(
         task=task.name,

@@ -21,6 +21,7 @@ class Row:
     actor_update_interval: int
     publish_interval: int
     samples_per_insert: float
+    net_arch: str
     seed: int
     staleness_p50: float | None
     """Updates between the weights behind a step and the learner that takes it in."""
@@ -66,6 +67,7 @@ def _row(
         actor_update_interval=interval,
         publish_interval=training.publish_interval,
         samples_per_insert=ratio,
+        net_arch=network,
         seed=seed,
         staleness_p50=cell["staleness_p50"],
         staleness_p99=cell["staleness_p99"],

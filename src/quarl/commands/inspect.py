@@ -14,7 +14,7 @@ from quarl.folder import write_bytes
 from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
 from quarl.policy import foreign, load
 from quarl.policy.foreign import models
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
 from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
@@ -80,7 +80,7 @@ def _one(config: InspectConfig, found: _Model) -> None:
     terminal.show("inspect", document["rows"], title)
     if _has_weights_alone(config, found):
         terminal.say(*_reasons(config, [found]))
-    elif _is_rewritten(layers[0]):
+    elif not is_quantized(found.policy) and _is_rewritten(layers[0]):
         terminal.say(
             "", f"Scheme {layers[0].scheme} rescales channels before it rounds: these are the weights it rounds."
         )
@@ -90,7 +90,7 @@ def _one(config: InspectConfig, found: _Model) -> None:
 
 def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
     policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
-    if isinstance(policy, QuantizedPolicy):
+    if is_quantized(policy):
         return inspect(found.layers, found.layers, policy.spec)
     if policy is None or _has_weights_alone(config, found):
         spec = _plain(config)
@@ -108,7 +108,7 @@ def _has_weights_alone(config: InspectConfig, found: _Model) -> bool:
     policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
     if policy is None:
         return True
-    if isinstance(policy, QuantizedPolicy) or config.env or policy.provenance.env_id:
+    if is_quantized(policy) or config.env or policy.provenance.env_id:
         return False
     return spec.float_type is None and spec.scheme.needs_observations
 
@@ -132,7 +132,7 @@ def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
 
 
 def _whole(config: InspectConfig, found: _Model, label: str) -> Whole:
-    if isinstance(found.policy, QuantizedPolicy):
+    if is_quantized(found.policy):
         return whole(label, found.layers, found.layers, found.policy.spec)
     return whole(label, found.layers, round_layers(found.layers, _plain(config)), _plain(config))
 
@@ -160,7 +160,7 @@ def _reasons(config: InspectConfig, found: Sequence[_Model]) -> list[str]:
 
 def _are_rounded(found: Sequence[_Model]) -> bool:
     """Whether the precision that was asked for says anything of some model: quantised ones are shown as they are."""
-    return any(not isinstance(one.policy, QuantizedPolicy) for one in found)
+    return any(not is_quantized(one.policy) for one in found)
 
 
 def _is_rewritten(layer: Layer) -> bool:

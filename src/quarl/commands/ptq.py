@@ -14,7 +14,7 @@ from quarl.errors import QuarlError
 from quarl.folder import write_bytes
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
 from quarl.precisions import Cell
 from quarl.ptq import Calibrated
@@ -27,9 +27,9 @@ DRAWN_BITS = 8
 
 def run(config: PtqConfig) -> None:
     """Measures every precision, writes the folder, prints the table."""
-    _check_folder(config)
+    before = _policies_before(config)
     policy = model.at_home(model.read(config), config.env)
-    if isinstance(policy, QuantizedPolicy):
+    if is_quantized(policy):
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
         )
@@ -57,6 +57,8 @@ def run(config: PtqConfig) -> None:
             energy=meter.cost,
         )
         _write(folder, config, policy, cells, _drawn_layers(calibrated, cells), document)
+    for path in before - {_path(cell, config, config.output) for cell in cells}:
+        path.unlink(missing_ok=True)
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     terminal.show("ptq", rows, title)
@@ -64,12 +66,17 @@ def run(config: PtqConfig) -> None:
     terminal.finish(config, document)
 
 
-def _check_folder(config: PtqConfig) -> None:
-    """Refuses a folder of another agent's results: some of its policies would stay among this one's."""
-    rows = config.output / "rows.json"
+def _policies_before(config: PtqConfig) -> set[Path]:
+    """Policies whose rows will be replaced, of an earlier run with the same agent; another one's are refused."""
+    found: set[Path] = set()
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        if (other := json.loads(rows.read_text())["model"]) != str(model.locate(config)):
+        document = json.loads((config.output / "rows.json").read_text())
+        if Path(other := document["model"]).resolve() != Path(model.locate(config)).resolve():
             raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
+        for row in document["rows"]:
+            names = {row["precision"], f"{row['precision']}-{row['scheme']}"}
+            found |= {config.output / f"{name}.safetensors" for name in names if Path(name).name == name}
+    return found
 
 
 def _write(
@@ -83,7 +90,7 @@ def _write(
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     for cell in cells:
-        artifact.write(cell.policy, folder / f"{_stem(cell, config)}.safetensors")
+        artifact.write(cell.policy, _path(cell, config, folder))
     write_bytes(schema.to_text(document).encode(), folder / "rows.json")
     write_bytes(tables.to_csv(rows).encode(), folder / "rows.csv")
     drawn = [
@@ -114,10 +121,11 @@ def _write(
     write_bytes(text.encode(), folder / "report.html")
 
 
-def _stem(cell: Cell, config: PtqConfig) -> str:
-    """The file name of a quantised policy: its precision, and its scheme where there are several."""
+def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:
+    """The file of a quantised policy: its precision, and its scheme where there are several."""
     name = cell.row.precision
-    return name if len(config.scheme) == 1 or cell.policy.spec.float_type else f"{name}-{cell.row.scheme}"
+    alone = len(config.scheme) == 1 or cell.policy.spec.float_type
+    return folder / f"{name if alone else f'{name}-{cell.row.scheme}'}.safetensors"
 
 
 def _drawn_layers(calibrated: Calibrated, cells: Sequence[Cell]) -> list[Layer]:

@@ -50,6 +50,12 @@ class Config:
         if seed is not None and not 0 <= seed < SEEDS:
             raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
 
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """Refuses options that nothing would come of."""
+        for field in dataclasses.fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                raise QuarlError(f"--{field.name.replace('_', '-')} {why}: drop it")
+
     @property
     def typed(self) -> frozenset[str]:
         """Options that the command line named, be it with their defaults; none where no words were parsed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -139,10 +139,12 @@ class BenchActorQConfig(MeteredConfig):
         if self.what == "time-to-reward":
             if self.protocol is None:
                 raise QuarlError("time-to-reward wants --protocol FILE, as benchmarks/actorq_protocol.json is one")
-            self._refuse(OF_PROTOCOLS, "is said by the protocol of time-to-reward")
+            self.refuse(OF_PROTOCOLS, "is said by the protocol of time-to-reward")
             return
-        if self.what != "staleness":
-            self._refuse(("seeds", "n_timesteps"), "belongs to --what staleness")
+        if self.what == "staleness":
+            self.refuse(("seconds", "warm_up", "rounds"), "is of windows, and --what staleness trains to the end")
+        else:
+            self.refuse(("seeds", "n_timesteps"), "belongs to --what staleness")
         if self.protocol is not None or self.only:
             raise QuarlError("--protocol and --only belong to --what time-to-reward")
         if not self.arms:
@@ -152,12 +154,6 @@ class BenchActorQConfig(MeteredConfig):
                 for network in self.networks():
                     for interval in self.intervals():
                         self.training(arm, ratio, network, interval).check()
-
-    def _refuse(self, names: tuple[str, ...], why: str) -> None:
-        """Refuses options that nothing would come of."""
-        for option in fields(self):
-            if option.name in names and getattr(self, option.name) != option.default:
-                raise QuarlError(f"--{option.name.replace('_', '-')} {why}: drop it")
 
     def ratios(self) -> tuple[float, ...]:
         """Samples per insert of the cells."""

@@ -10,13 +10,14 @@ from typing import Annotated, ClassVar
 from tyro.conf import arg
 
 from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder
-from quarl.config.train import TrainConfig
+from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.config.values import check_margin
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec, Ranges
 
 METHODS = ("ptq", "qat")
+OF_TRAINING = ("n_timesteps", "params", "eval_freq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,10 @@ class SweepConfig(MeteredConfig):
             raise QuarlError("--bits and --methods need at least one name each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise QuarlError(f"unknown method {unknown[0]!r}; use {' and '.join(METHODS)}")
+        if "qat" not in self.methods:
+            self.refuse(QAT_OPTIONS, "belongs to --methods qat")
+            if self.trained_agent is not None:
+                self.refuse(OF_TRAINING, "is of trainings, and with --trained-agent and --methods ptq there are none")
         check_margin(self.margin)
         if not self.minutes >= 0:
             raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")

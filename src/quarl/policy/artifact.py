@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quarl.errors import QuarlError
 from quarl.folder import write_parts
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
-from quarl.policy.manifest import grid, number, one_of, reals, size
+from quarl.policy.manifest import grid, number, one_of, reals, shown, size
 from quarl.policy.operators import (
     Activation,
     Add,
@@ -150,7 +150,7 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
     text = metadata["manifest"]
     if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
         raise QuarlError("the manifest does not match its sha256; the file is damaged")
-    manifest = json.loads(text)
+    shown(manifest := json.loads(text))
     if manifest["format"] != FORMAT:
         raise QuarlError(f"format {manifest['format']!r} is not {FORMAT!r}")
     if manifest["version"] != VERSION:

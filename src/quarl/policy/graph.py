@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,10 @@ class ActionHead:
             log_std = log_std.clip(*LOG_STD_RANGE)
         if generators is not None:
             if log_std is None:
-                raise UnsupportedError("this policy is deterministic: it has no action distribution; drop --stochastic")
+                raise UnsupportedError(
+                    "no action distribution: DDPG, TD3 and D4PG have none, and those of SAC and gSDE are not read "
+                    "from files; drop --stochastic"
+                )
             noise = np.stack([g.standard_normal(output.shape[1]) for g in generators]).astype(np.float32)
             output = output + np.exp(log_std) * noise
         if self.kind in ("tanh", "gaussian"):
@@ -157,6 +160,11 @@ class QuantizedPolicy(Policy):
             return 1.0
         covered = sum(op.weight.size for op in self.linear if _is_reduced(op.weight))
         return covered / max(self.num_weights, 1)
+
+
+def is_quantized(policy: Policy | None) -> TypeGuard[QuantizedPolicy]:
+    """Whether weights are no longer what was trained; an artefact in fp32 holds a float policy as good as any."""
+    return isinstance(policy, QuantizedPolicy) and policy.spec.float_type != "fp32"
 
 
 def _is_reduced(weight: Weight) -> bool:

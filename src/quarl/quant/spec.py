@@ -108,6 +108,7 @@ class QuantSpec:
             bits, activation_bits = int(same), None if chosen.original else 8
         else:
             bits, activation_bits = int(weights), int(activations) if activations else None
+        mode = mode if activation_bits else "dynamic"  # of activations that are not quantised there is one kind
         return cls(weight_bits=bits, activation_bits=activation_bits, mode=mode, scheme=chosen)
 
     @property

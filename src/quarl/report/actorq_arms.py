@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,6 +18,18 @@ ORDER = ("torch fp32", "fp32", "fp16", "int8", "int7", "int6", "int5", "int4", "
 def arm(row: Row) -> str:
     """The arm's name: its precision, with the engine in front where that is not LiteRT."""
     return str(row["precision"]) if row["engine"] == "litert" else f"{row['engine']} {row['precision']}"
+
+
+def names(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """What each row's kind of run is called: its arm, with policy and ratio where there are several of them."""
+    networks, ratios = ({row[key] for row in rows} for key in ("net_arch", "samples_per_insert"))
+
+    def name(row: Row) -> str:
+        network = [f"policy {row['net_arch']}"] if len(networks) > 1 else []
+        ratio = [f"{row['samples_per_insert']:g} per insert"] if len(ratios) > 1 else []
+        return "\n".join([arm(row), *network, *ratio])
+
+    return name
 
 
 def rank(name: str) -> int:

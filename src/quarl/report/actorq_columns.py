@@ -103,6 +103,8 @@ ACTORQ: Mapping[str, tuple[Column, ...]] = {
     ),
     "bench actorq staleness": (
         Column("task", field_of("task"), "{}", left=True),
+        Column("policy", field_of("net_arch"), "policy {}", left=True),
+        RATIO,
         ARM,
         Column("weights every", lambda row: f"{row['actor_update_interval']} steps"),
         Column("seed", field_of("seed"), "seed {}"),

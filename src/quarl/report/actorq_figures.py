@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from quarl.report import style
-from quarl.report.actorq_arms import arm, bars, colour, logarithmic, rank
+from quarl.report.actorq_arms import arm, bars, colour, logarithmic, names, rank
 from quarl.report.schema import Row
 
+LINES = ("-", "--", ":", "-.")
 PARTS = {
     "inference_ms": "inference",
     "environment_ms": "environment",
@@ -50,6 +52,7 @@ def throughput(rows: Sequence[Row], title: str) -> Figure:
 def breakdown(rows: Sequence[Row], title: str) -> Figure:
     """Milliseconds of 1,000 environment steps, stacked, a bar an arm, a panel an update interval; waits as numbers."""
     intervals = list(dict.fromkeys(row["actor_update_interval"] for row in rows))
+    called = names(rows)
     with style.look():
         drawn = style.figure(7.2, 3.4)
         panels = drawn.subplots(1, len(intervals), sharey=True, squeeze=False)[0]
@@ -62,7 +65,7 @@ def breakdown(rows: Sequence[Row], title: str) -> Figure:
                 base += heights
             for x, (row, top) in enumerate(zip(members, base, strict=True)):
                 axes.annotate(f"+ {row['wait_ms']:,.0f}\nwaits", (x, top), ha="center", va="bottom", fontsize=7)
-            axes.set_xticks(range(len(members)), [arm(row) for row in members])
+            axes.set_xticks(range(len(members)), list(map(called, members)))
             axes.set_title(f"every {interval} steps", fontsize=9)
             axes.margins(y=0.15)
             axes.grid(visible=False, axis="x")
@@ -78,13 +81,19 @@ def staleness(rows: Sequence[Row], title: str) -> Figure:
     with style.look():
         drawn = style.figure(7.2, 2.9)
         left, right = drawn.subplots(1, 2)
-        for name in dict.fromkeys(sorted(map(arm, rows), key=rank)):
-            members = [row for row in rows if arm(row) == name]
+        called, kinds = names(rows), dict[str, list[Row]]()
+        for row in sorted(rows, key=lambda row: rank(arm(row))):
+            kinds.setdefault(called(row), []).append(row)
+        so_far: Counter[str] = Counter()
+        for name, members in kinds.items():
+            of_arm = arm(members[0])
+            line = LINES[so_far[of_arm] % len(LINES)]
+            so_far[of_arm] += 1
             intervals = sorted({row["actor_update_interval"] for row in members})
             by_interval = [[row for row in members if row["actor_update_interval"] == x] for x in intervals]
-            shade = colour(name)
+            shade = colour(of_arm)
             returns = [float(np.mean([row["final_return"] for row in some])) for some in by_interval]
-            left.plot(intervals, returns, color=shade, label=name)
+            left.plot(intervals, returns, line, color=shade, label=name)
             left.plot(
                 *zip(*((row["actor_update_interval"], row["final_return"]) for row in members), strict=True),
                 ".",
@@ -95,7 +104,7 @@ def staleness(rows: Sequence[Row], title: str) -> Figure:
                 for key in ("staleness_p50", "staleness_p99")
             )
             whisker = [0 * middle, np.maximum(high - middle, 0)]
-            right.errorbar(intervals, middle, yerr=whisker, color=shade, capsize=3, elinewidth=1.2, label=name)
+            right.errorbar(intervals, middle, whisker, fmt=line, color=shade, capsize=3, elinewidth=1.2, label=name)
         for axes in (left, right):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

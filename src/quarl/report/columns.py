@@ -86,8 +86,13 @@ def number_of(key: str) -> Callable[[Row], str]:
 
 
 def unless_float(key: str) -> Callable[[Row], str]:
-    """Blank for float formats: they have no scheme, and their activations no mode."""
+    """Blank for float formats, which have no scheme."""
     return lambda row: "" if row["precision"] in FLOAT_BITS else str(row[key])
+
+
+def activations(row: Row) -> str:
+    """How activations are quantised, blank where they are not."""
+    return "" if row["bits_activations"] == FLOAT_BITS["fp32"] else str(row["mode"])
 
 
 def digits_of(key: str) -> Callable[[Row], str]:

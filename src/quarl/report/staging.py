@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from quarl.errors import QuarlError
+from quarl.folder import beside
 
 
 @contextmanager
@@ -25,7 +25,8 @@ def staged(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         inside = target if target.is_dir() else target.parent
-        folder = Path(tempfile.mkdtemp(dir=inside, prefix=f".{target.name or 'results'}."))
+        folder = beside(inside / (target.name or "results"))
+        folder.mkdir()
     except OSError as error:
         raise QuarlError(f"cannot write into {target}: {error.strerror}; choose another folder with -o") from None
     try:
@@ -41,7 +42,6 @@ def staged(target: Path) -> Iterator[Path]:
 
 def _move(folder: Path, target: Path) -> None:
     if not target.exists():
-        folder.chmod(0o755)  # mkdtemp makes folders that only their owner may enter
         os.rename(folder, target)
         return
     for path in sorted(folder.iterdir()):

@@ -14,6 +14,7 @@ from rich.text import Text
 from quarl.report.actorq_columns import ACTORQ
 from quarl.report.columns import (
     Column,
+    activations,
     field_of,
     interval,
     number,
@@ -54,7 +55,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "ptq": (
         PRECISION,
         Column("scheme", unless_float("scheme"), "scheme {}", left=True),
-        Column("mode", unless_float("mode"), "{} activations", left=True),
+        Column("mode", activations, "{} activations", left=True),
         ENGINE,
         MEASURED,
         EPISODES,

@@ -21,11 +21,12 @@ from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.evaluate import played_on
 from quarl.policy import load
-from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.graph import is_quantized
 from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
 from quarl.study.play import calibration, play
 from quarl.study.processes import Outcome, attempt, end_with, kill_group, settle
+from quarl.study.source import digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +137,10 @@ def keep(link: Connection, life: Connection, home: Home) -> None:
 
 def _prepare(home: Home) -> _Held:
     path, policy = home.path, load.read(home.path, home.algo)
-    if isinstance(policy, QuantizedPolicy):
+    if is_quantized(policy):
         raise QuarlError(f"{path} is quantised already ({policy.spec.precision}); give the float policy")
+    if home.identity.get("sha256") not in (None, digest(path)):
+        raise QuarlError(f"{path} is another file than when the study was planned: repeat the command")
     trained_on = policy.provenance.env_id
     if trained_on and resolve(trained_on) != home.env_id:
         raise QuarlError(f"{path} was trained on {trained_on}, not on {home.env_id}: correct the study")

@@ -85,6 +85,7 @@ class Store:
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         """create: make it where it is missing, inside `locked`; QuarlError otherwise, or if it is damaged or newer."""
         self.path = folder / NAME
+        self._advice = "; choose another folder with -o" if create else ""
         if not create and not self.path.is_file():
             raise QuarlError(f"no study in {folder} ({NAME} is missing): quarl study run STUDY -o {folder} makes one")
         with self._said():
@@ -230,4 +231,4 @@ class Store:
                     f"cannot write {self.path}: {reason}; its rows so far are whole: free some space and repeat the "
                     "command"
                 ) from None
-            raise QuarlError(f"cannot use {self.path}: {reason}; choose another folder with -o") from None
+            raise QuarlError(f"cannot use {self.path}: {reason}{self._advice}") from None

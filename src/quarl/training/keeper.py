@@ -12,6 +12,7 @@ from quarl import qat
 from quarl.algorithms import checkpoint
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.errors import QuarlError
+from quarl.folder import Dispensable
 from quarl.quant.training import QatSpec
 from quarl.training.replay import StoredReplay
 from quarl.training.run_folder import RunFolder
@@ -25,21 +26,19 @@ class Keeper:
         self.model, self._folder, self._say = model, folder, say
         self.newest: Path | None = None
         """The last checkpoint that was written or gone on from."""
-        self._warned = False
+        self._files = Dispensable(say, checkpoint.CheckpointError)
 
     def save(self, clock_s: float) -> None:
         """A checkpoint, and the agent as it is. A full disk costs these and not the run; NaN is a QuarlError."""
         spec = qat.spec_of(self.model)
         state = {"clock_s": clock_s, "qat": spec.to_json() if spec is not None else None}
         folder = self._folder()
-        try:
+
+        def write() -> None:
             self.newest = checkpoint.save(folder.path, self.model, state, replay=self._replay())
             folder.write_agent(self.model)
-            self._warned = False
-        except checkpoint.CheckpointError as error:
-            if not self._warned:
-                self._warned = True
-                self._say(f"{error}; training goes on")
+
+        self._files.write(write)
 
     def resume(self, asked: str | None, seed: int) -> float:
         """Everything from the newest sound checkpoint; the training clock there.
