@@ -20,6 +20,7 @@ from quarl.errors import QuarlError
 from quarl.folder import locked
 from quarl.quant.spec import QuantSpec
 from quarl.study import bits, bits_rows
+from quarl.study.alone import Errands
 from quarl.study.bits import Played
 
 WORDS = [
@@ -101,6 +102,26 @@ def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measur
     agent.write_bytes((small_agents / "zoo/a2c/CartPole-v1_1/CartPole-v1.zip").read_bytes())
     assert main([*words, "--algo", "a2c"]) == 2
     assert "was measured with another" in capsys.readouterr().err
+
+
+def test_an_agent_that_is_replaced_while_it_is_measured_is_no_result(
+    small_agents: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    agent, out = tmp_path / "agent.zip", tmp_path / "out"
+    agent.write_bytes((small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes())
+    run = Errands.run
+
+    def replacing(self: Errands, name: str, work: Any) -> Any:
+        found = run(self, name, work)
+        agent.write_bytes((small_agents / "zoo/a2c/CartPole-v1_1/CartPole-v1.zip").read_bytes())
+        return found
+
+    words = ["sweep", "--env", "CartPole-v1", "--bits", "4", "--seeds", "1", "--episodes", "4", "--algo", "dqn"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Errands, "run", replacing)
+        assert main([*words, "--methods", "ptq", "-i", str(agent), "-o", str(out)]) == 2
+    assert "was replaced while it was measured" in capsys.readouterr().err
+    assert not list(out.glob("cells/*.json"))
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,19 @@ def _cell(
     training = config.training(seed, bits, n_timesteps, runs)
     precisions = list(config.bits) if bits is None and "ptq" in config.methods else []
     settings = stretches.settings(training) | {"episodes": config.episodes, "ptq": precisions}
-    if config.trained_agent is not None:
-        settings |= {"trained_agent": digest(config.trained_agent)}  # a file of that name may be another one tomorrow
+    agent = config.trained_agent
+    if agent is not None:
+        settings |= {"trained_agent": digest(agent)}  # a file of that name may be another one tomorrow
     folder, save_freq = stretches.own_folder(runs, name, settings), lengths(n_timesteps)["save_freq"]
     work = partial(measure, config, replace(training, folder=folder, save_freq=save_freq), bits)
-    return cells.get(name, settings, lambda: errands.run(name, work))
+
+    def measured() -> Cell:
+        found = errands.run(name, work)
+        if agent is not None and digest(agent) != settings["trained_agent"]:  # or another one meanwhile
+            raise QuarlError(f"{agent} was replaced while it was measured: repeat the command")
+        return found
+
+    return cells.get(name, settings, measured)
 
 
 def measure(config: SweepConfig, training: TrainConfig, bits: str | None) -> Cell:
