@@ -142,7 +142,7 @@ def _cell(
     work = partial(measure, config, replace(training, folder=folder, save_freq=save_freq), bits)
 
     def measured() -> Cell:
-        found = errands.run(name, work)
+        found: Cell = errands.run(name, work)
         if agent is not None and digest(agent) != settings["trained_agent"]:  # or another one meanwhile
             raise QuarlError(f"{agent} was replaced while it was measured: repeat the command")
         return found
