@@ -19,6 +19,7 @@ from quarl.engines.reference import as_float
 from quarl.inspection import whole
 from quarl.policy import artifact, container, foreign, legacy, normalizer, npz, sb3, unpickle, zoo
 from quarl.policy.graph import Policy
+from quarl.policy.layers import LayerWeights
 from quarl.ptq import round_layers
 from quarl.quant.spec import QuantSpec
 
@@ -144,7 +145,7 @@ def use(loaded: Any) -> None:
         observation = np.zeros((1, *loaded.observation_shape), np.float32)
         with np.errstate(all="ignore"):  # mutated weights may be huge
             loaded.head(as_float(loaded, observation)[loaded.output])
-    if isinstance(loaded, tuple):
+    if isinstance(loaded, tuple) and any(isinstance(one, LayerWeights) for one in loaded):  # a pickle may be a tuple
         whole("fuzzed", loaded, round_layers(loaded, SPEC), SPEC)
 
 
