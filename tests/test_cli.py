@@ -292,7 +292,7 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
     assert main(["ptq", str(tmp_path / "plain.safetensors"), "--env", "CartPole-v1", *words]) == 0
     left = {path.name for path in (tmp_path / "out").glob("*.safetensors")}
     assert left == {"fp32.safetensors", "int6.safetensors", "mine.safetensors"}
-    capsys.readouterr()
+    assert "removed, of the rows that were there before: int4.safetensors" in capsys.readouterr().out
     artifact.write(dense([4, 8, 2]), tmp_path / "other.safetensors")
     message = f"out holds results of {tmp_path / 'plain.safetensors'}: choose another -o, or remove them"
     assert message in fails(capsys, "ptq", "other.safetensors", "--env", "CartPole-v1", *words)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from quarl.errors import QuarlError
 
-NAME_LENGTH = 200
-"""Characters of a file's name that its temporary one keeps: file systems take 255 bytes."""
+NAME_BYTES = 200
+"""Of a file's name, that its temporary one keeps: file systems take 255."""
 
 
 def make_folder(folder: Path) -> None:
@@ -71,12 +71,13 @@ def beside(path: Path) -> Path:
 
     Files and folders are made there by plain calls, not by those of tempfile: their permissions are the umask's.
     """
-    return path.with_name(f".{path.name[:NAME_LENGTH]}.{secrets.token_hex(8)}")
+    name = os.fsencode(path.name)[:NAME_BYTES].decode(errors="ignore")
+    return path.with_name(f".{name}.{secrets.token_hex(8)}")
 
 
 class Dispensable:
-    """Files that a run can do without: a full disk costs the file and not the run, and is said once until one is
-    written again."""
+    """Files of one kind that a run can do without: a full disk costs the file and not the run, and is said once until
+    one is written again."""
 
     def __init__(self, say: Callable[[str], None], error: type[QuarlError] = QuarlError) -> None:
         """error: what is raised where a file cannot be written; any other is the caller's."""

@@ -211,6 +211,8 @@ def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(
         assert supervisor.ledger.control[Control.FINISH] == finish
         assert supervisor.ledger.control[Control.EVALUATED] == 2
         assert supervisor.judge.reached_s == (1.0 if finish else None)
+        supervisor.judge.entries = [{"return": 10.0, "last": False}, {"return": 11.0, "last": False}]
+        assert not supervisor.judge.reached  # a file of before does not say it
     finally:
         supervisor.memory.remove()
 

@@ -486,6 +486,7 @@ def test_both_benches_are_parsed():
         ("--publish-interval 0", "--publish-interval must be at least 1"),
         ("--what time-to-reward --protocol x.json --device cuda", "--device is said by the protocol of time-to-reward"),
         ("--what time-to-reward --protocol missing.json", "cannot read the protocol missing.json"),
+        ("--params batch_size:64", "--params batch_size is given by --batch-size too: drop one"),
         ("--arms int9", "int9"),
         ("--arms torch-int8", "torch engine has no integer kernels"),
         ("--arms gpu-int8", "unknown engine"),

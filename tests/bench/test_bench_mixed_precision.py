@@ -70,7 +70,9 @@ def lights(monkeypatch, tmp_path):
 
 
 def config(folder, **changed):
-    chosen = {"policies": ("4,8",), "batch_size": 8, "seconds": 1.0, "threads": 1}
+    chosen = {"policies": ("4,8",), "batch_size": 8, "threads": 1}
+    if changed.get("what", "updates") == "updates":
+        chosen["seconds"] = 1.0
     found = MixedPrecisionConfig(**chosen | {"output": folder} | changed)
     found.check()
     return found
@@ -251,6 +253,10 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
         ("--params policy_kwargs:[8]", "policy_kwargs:[8] is no dict(...)"),
         ("--params policy_kwargs:dict(open('x'))", "is no dict(...)"),
         ("--params lr", "'lr' is not NAME:VALUE"),
+        ("--params batch_size:64", "--params batch_size is what --batch-size says: drop it"),
+        ("--params buffer_size:5", "--params buffer_size is fixed where updates are timed: drop it"),
+        ("--seeds 2", "--seeds is not of --what updates: drop it"),
+        ("--what learning --seconds 3", "--seconds is not of --what learning: drop it"),
         ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
         ("--env CartPole-v1 --policies 4,8", "WideCNN reads images"),
     ],

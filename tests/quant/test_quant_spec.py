@@ -28,7 +28,7 @@ def test_integers_are_parsed(text, weights, activations, precision):
     assert (spec.weight_bits, spec.activation_bits, spec.precision) == (weights, activations, precision)
 
 
-@pytest.mark.parametrize("text", ["w8", "8"])
+@pytest.mark.parametrize("text", ["w8", "8", "fp16"])
 def test_activations_that_stay_float_have_one_mode(text):
     scheme = "quarl-2020" if text == "8" else "default"
     assert QuantSpec.parse(text, scheme=scheme, mode="static") == QuantSpec.parse(text, scheme=scheme)

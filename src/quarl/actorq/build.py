@@ -21,6 +21,7 @@ from quarl.algorithms.arguments import arguments
 from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import DOUBLE, constructor, made
 from quarl.config import ActorQConfig
+from quarl.config.actorq import GIVEN_ONCE
 from quarl.envs import make, resolve
 from quarl.envs.names import ATARI
 from quarl.errors import QuarlError, UnsupportedError
@@ -120,12 +121,7 @@ def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
         raise QuarlError("--params replay_buffer_kwargs is of Stable-Baselines3's own replay, not of actorq's")
     if given.get("gradient_steps") == 0:
         raise QuarlError("--params gradient_steps:0 would train nothing: give updates a round, or -1 for one a step")
-    for name in ("n_steps", "batch_size"):
-        option = getattr(config, name)
-        if option is not None and name in given:
-            raise QuarlError(f"--params {name} is given by --{name.replace('_', '-')} too: drop one")
-        if option is not None:
-            chosen[name] = option
+    chosen |= {name: value for name in GIVEN_ONCE if (value := getattr(config, name)) is not None}
     chosen |= (own := arguments(given, "--params"))
     if (config.net_arch is not None or CRITIC in own) and "net_arch" in (own.get("policy_kwargs") or {}):
         raise QuarlError(

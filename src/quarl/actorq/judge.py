@@ -122,7 +122,8 @@ class Judge:
         Neither the closing one counts, which plays the weights of the one before, nor those of a policy that is not
         yet trained for what --qat asks.
         """
-        counted = [entry for entry in self.entries if not entry.get("last") and entry.get("trained_for", True)]
+        qat = self.config.qat is not None
+        counted = [entry for entry in self.entries if not entry.get("last") and entry.get("trained_for", not qat)]
         target, latest = self.config.target, counted[-RUNNING:]
         return target is not None and len(latest) == RUNNING and all(e.get("return", -np.inf) >= target for e in latest)
 

@@ -23,13 +23,11 @@ from quarl.algorithms.cpu import threads
 from quarl.algorithms.device import find_device
 from quarl.algorithms.precision import Precision, learned
 from quarl.bench.cells import Cell, Cells
-from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
+from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.machine import multiplies, usable_cores
 from quarl.training.session import Session
 
 Array = NDArray[Any]
-NUM_FRAMES = 1_000
-"""Transitions in replay, of random actions."""
 ROUNDS = 10
 """Blocks of each precision, in turns."""
 MIN_UPDATES, MAX_UPDATES = 3, 2_000
@@ -94,7 +92,7 @@ def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
 
 def measure(config: MixedPrecisionConfig, policy: str) -> Cell:
     """One policy in all its precisions."""
-    own = (f"buffer_size:{NUM_FRAMES}", "learning_starts:0", "optimize_memory_usage:False")
+    own = tuple(f"{name}:{value}" for name, value in FIXED.items())
     training = config.training(policy, "fp32", config.seed, Path("unused"))
     # a session makes the learner and its environments as training would, and writes nothing before it runs
     session = Session(replace(training, params=(*training.params, *own)), lambda line: None)

@@ -57,12 +57,16 @@ def run(config: PtqConfig) -> None:
             energy=meter.cost,
         )
         _write(folder, config, policy, cells, _drawn_layers(calibrated, cells), document)
-    for path in before - {_path(cell, config, config.output) for cell in cells}:
+    outdated = sorted(filter(Path.is_file, before - {_path(cell, config, config.output) for cell in cells}))
+    for path in outdated:
         path.unlink(missing_ok=True)
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     terminal.show("ptq", rows, title)
     terminal.say("", *assessment.assess(rows), "", f"report: {config.output / 'report.html'}")
+    if outdated:
+        names = ", ".join(path.name for path in outdated)
+        terminal.say(f"removed, of the rows that were there before: {names}")
     terminal.finish(config, document)
 
 

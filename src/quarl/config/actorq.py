@@ -27,6 +27,8 @@ from quarl.quant.training import QatSpec
 ALGORITHMS = ("dqn", "ddpg", "td3", "sac", "d4pg")
 STEPS = 100_000
 """Environment steps of a run that says nothing."""
+GIVEN_ONCE = ("n_steps", "batch_size")
+"""Hyper-parameters that are options too."""
 ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
 
 
@@ -216,4 +218,7 @@ class ActorQConfig(MeteredConfig):
 
     def hyperparameters(self) -> dict[str, Any]:
         """`params` by name."""
-        return hyperparameters(self.params)
+        found = hyperparameters(self.params)
+        if twice := [name for name in GIVEN_ONCE if name in found and getattr(self, name) is not None]:
+            raise QuarlError(f"--params {twice[0]} is given by --{twice[0].replace('_', '-')} too: drop one")
+        return found

@@ -17,6 +17,10 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 POLICIES = {"A": (128, 128), "B": (512, 512), "C": (1024, 2048)}
 """Filters of each of three convolutions and width of the dense layer, as in the original's experiment."""
 MAX_WIDTH = 16_384
+NUM_FRAMES = 1_000
+"""Transitions in the replay of a learner whose updates are timed, of random actions."""
+FIXED = {"buffer_size": NUM_FRAMES, "learning_starts": 0, "optimize_memory_usage": False}
+"""Its hyper-parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,12 @@ class MixedPrecisionConfig(MeteredConfig):
         at_least_one(batch_size=self.batch_size, seeds=self.seeds, episodes=self.episodes)
         if not self.seconds > 0 or not self.minutes > 0:
             raise QuarlError("--seconds and --minutes must be above 0")
+        updates = self.what == "updates"
+        self.refuse(("seeds", "episodes", "n_timesteps") if updates else ("seconds",), f"is not of --what {self.what}")
+        for name in (*FIXED, "batch_size") if updates else ("batch_size",):
+            if name in hyperparameters(self.params, str):
+                why = "is what --batch-size says" if name == "batch_size" else "is fixed where updates are timed"
+                raise QuarlError(f"--params {name} {why}: drop it")
         if not self.dtypes:
             raise QuarlError("--dtypes needs at least one name, as in --dtypes fp32 bf16")
         for policy in self.chosen():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quarl.errors import QuarlError
 from quarl.folder import write_parts
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
-from quarl.policy.manifest import grid, number, one_of, reals, shown, size
+from quarl.policy.manifest import grid, number, one_of, reals, size, word
 from quarl.policy.operators import (
     Activation,
     Add,
@@ -150,7 +150,7 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
     text = metadata["manifest"]
     if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
         raise QuarlError("the manifest does not match its sha256; the file is damaged")
-    shown(manifest := json.loads(text))
+    manifest = json.loads(text)
     if manifest["format"] != FORMAT:
         raise QuarlError(f"format {manifest['format']!r} is not {FORMAT!r}")
     if manifest["version"] != VERSION:
@@ -222,11 +222,11 @@ def _packed(codes: Array, width: int) -> Array:
 
 def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
     layout = LAYOUTS[one_of(entry["type"], tuple(LAYOUTS))]
-    name = str(entry["name"])
-    values: dict[str, Any] = {"name": name, "inputs": tuple(str(i) for i in entry["inputs"])}
+    name = word(entry["name"])
+    values: dict[str, Any] = {"name": name, "inputs": tuple(word(i) for i in entry["inputs"])}
     values |= {field: number(entry[field]) for field in layout.numbers}
     values |= {field: (size(entry[field][0], 0), size(entry[field][1], 0)) for field in layout.pairs}
-    values |= {field: str(entry[field]) for field in layout.words}
+    values |= {field: word(entry[field]) for field in layout.words}
     coded = "codes" in entry and issubclass(layout.kind, Dense | Conv2d)
     values |= {f: reals(f"{name}/{f}", tensors) for f in layout.arrays if not (coded and f == "weight")}
     if coded:
@@ -265,10 +265,10 @@ def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:
 def _provenance_from_json(entry: dict[str, Any]) -> Provenance:
     return replace(
         Provenance(),
-        algo=str(entry["algo"]),
-        env_id=str(entry["env_id"]),
+        algo=word(entry["algo"]),
+        env_id=word(entry["env_id"]),
         env_kwargs=dict(entry["env_kwargs"]),
         wrappers=tuple((str(name), dict(kwargs)) for name, kwargs in entry["wrappers"]),
         stochastic=bool(entry["stochastic"]),
-        origin=str(entry["origin"]),
+        origin=word(entry["origin"]),
     )

@@ -163,7 +163,7 @@ class QuantizedPolicy(Policy):
 
 
 def is_quantized(policy: Policy | None) -> TypeGuard[QuantizedPolicy]:
-    """Whether weights are no longer what was trained; an artefact in fp32 holds a float policy as good as any."""
+    """Whether it computes with anything but float32; an artefact in fp32 is a float policy, whatever its weights."""
     return isinstance(policy, QuantizedPolicy) and policy.spec.float_type != "fp32"
 
 

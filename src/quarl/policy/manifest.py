@@ -45,13 +45,11 @@ def size(value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
     return value
 
 
-def shown(value: Any) -> None:
-    """Refuses text, at any depth, that a terminal would obey and not show."""
-    if isinstance(value, str) and not value.isprintable():
-        raise QuarlError(f"{value[:60]!r} is no text for a manifest")
-    if isinstance(value, dict | list):
-        for one in (*value, *(value.values() if isinstance(value, dict) else ())):
-            shown(one)
+def word(value: Any) -> str:
+    """The value, if it is text that a terminal shows and does not obey."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise QuarlError(f"{str(value)[:60]!r} is not a name")
+    return value
 
 
 def one_of(value: Any, allowed: tuple[str, ...]) -> Any:

@@ -97,7 +97,6 @@ class QuantSpec:
                 weight_bits=FLOAT_BITS[word],
                 activation_bits=None,
                 float_type=word,  # type: ignore[arg-type]  # the dict's keys are the literal's members
-                mode=mode,
                 scheme=chosen,
             )
         match = re.fullmatch(r"(?:int)?(\d{1,4})|w(\d{1,4})(?:a(\d{1,4}))?", word)
@@ -135,7 +134,8 @@ class QuantSpec:
             raise QuarlError(f"the manifest's quantisation spec is malformed: {error}") from None
         for part in (spec, scheme):
             for name, kind in get_type_hints(type(part)).items():
-                if not _is_a(value := getattr(part, name), kind):
+                value = getattr(part, name)
+                if not _is_a(value, kind) or not str(value).isprintable():
                     wrong = f"{name} cannot be {str(value)[:60]!r}"
                     raise QuarlError(f"the manifest's quantisation spec is malformed: {wrong}")
         return spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from quarl.quant.spec import FLOAT_BITS
+from quarl.quant.spec import FLOAT_BITS, SCHEMES
 from quarl.report.columns import Column, digits_of, field_of, interval, number_of, signed, times_of, verdict
 from quarl.report.schema import Row
 
@@ -19,6 +19,13 @@ SCHEME = Column(
     "scheme {}",
     left=True,
 )
+MODE = Column(
+    "mode",
+    lambda row: "" if row["scheme"] in SCHEMES and SCHEMES[row["scheme"]].original else row["mode"],
+    "{} activations",
+    left=True,
+)
+"""Of widths from 2 to 8; the original's scheme leaves activations in float32."""
 
 
 def _verdict(row: Row) -> str:
@@ -83,7 +90,7 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
     "study errors": (
         *_AGENT,
         Column("scheme", field_of("scheme"), "scheme {}", left=True),
-        Column("mode", field_of("mode"), "{} activations", left=True),
+        MODE,
         Column("agents", lambda row: str(row["agents"]) if row["agents"] > 1 else ""),
         SEEDS,
         Column("fp32", number_of("fp32")),
@@ -96,7 +103,7 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
     "study sweet spots": (
         *_AGENT,
         Column("scheme", field_of("scheme"), "scheme {}", left=True),
-        Column("mode", field_of("mode"), "{} activations", left=True),
+        MODE,
         SEEDS,
         Column("bits, in brackets: not shown non-inferior", _widths, left=True),
         Column("sweet spot", lambda row: "none" if row["sweet_spot"] is None else f"{row['sweet_spot']} bits"),

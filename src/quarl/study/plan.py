@@ -238,7 +238,8 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     about = {**policy.about, "source": ACTORQ}
     options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
     options |= {**method.options, **entry.actorq}
-    options["params"] = {**entry.params, **method.options.get("params", {}), **entry.actorq.get("params", {})}
+    shared = {name: value for name, value in entry.params.items() if name not in options}  # of all its trainings
+    options["params"] = {**shared, **method.options.get("params", {}), **entry.actorq.get("params", {})}
     for text in method.precisions:
         work = {
             "algo": entry.algo,

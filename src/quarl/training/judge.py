@@ -48,7 +48,7 @@ class Judge:
     ) -> None:
         """folder: asked for when there is something to write."""
         self.config, self.recipe, self._folder, self._say = config, recipe, folder, say
-        self._files = Dispensable(say)
+        self._evaluations, self._best_files = Dispensable(say), Dispensable(say)
         self.timesteps: list[int] = []
         self._returns: list[Any] = []
         self._lengths: list[Any] = []
@@ -86,11 +86,11 @@ class Judge:
         self._returns.append(played.returns)
         self._lengths.append(played.lengths)
         folder, mean = self._folder(), float(played.returns.mean())
-        self._files.write(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
+        self._evaluations.write(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
         ready = qat.is_ready(model)
         if self._improves(mean, model.num_timesteps, quantised=ready):
             integers = policy if ready else None
-            if not self._files.write(lambda: folder.write_best(model, mean, integers)):
+            if not self._best_files.write(lambda: folder.write_best(model, mean, integers)):
                 self.best, self._best_quantised = None, False  # the next that can be written is
         return mean
 
