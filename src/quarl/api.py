@@ -59,7 +59,7 @@ class Agent:
         if is_quantized(self.policy):
             raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
-        if observations is None and spec.float_type is None and (spec.scheme.needs_observations or mode == "static"):
+        if observations is None and spec.needs_observations:
             exact = quantize(self.policy, QuantSpec.parse("fp32"))
             engine = engines.load(exact, batch=16)
             recorded = sample_size(exact)

@@ -58,7 +58,7 @@ class Calibrated:
     def quantize(self, spec: QuantSpec) -> QuantizedPolicy:
         """As `quantize`."""
         policy = self.policy
-        if not _passes(spec):
+        if not spec.needs_observations:
             ops = [_rounded(op, spec) if isinstance(op, Dense | Conv2d) else op for op in policy.ops]
             return _with(policy, spec, ops, {})
         return _Pass(*self.rewrite(spec), spec, self._observations(spec)).run()
@@ -77,7 +77,7 @@ class Calibrated:
 
     def prepare(self, spec: QuantSpec) -> None:
         """Runs now what `quantize` needs for any spec with the same rewrites."""
-        if _passes(spec):
+        if spec.needs_observations:
             self.rewrite(spec)
 
     def _observations(self, spec: QuantSpec) -> Array:
@@ -94,12 +94,6 @@ class Calibrated:
         if not np.isfinite(found).all():
             raise QuarlError("a calibration observation holds NaN or infinity; leave such rows out")
         return found
-
-
-def _passes(spec: QuantSpec) -> bool:
-    """Whether observations pass through the policy to find its codes and grids."""
-    static = spec.mode == "static" and spec.activation_bits is not None
-    return spec.float_type is None and (spec.scheme.needs_observations or static)
 
 
 def _rewrite(
@@ -174,7 +168,7 @@ class _Pass:
     def __init__(self, policy: Policy, float_values: Mapping[str, Array], spec: QuantSpec, observations: Array) -> None:
         self.policy, self.spec, self.float_values = policy, spec, float_values
         self.values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
-        self.static = spec.mode == "static" and spec.activation_bits is not None
+        self.static = spec.mode == "static"
         self.grids: dict[str, ActivationGrid] = {}
         self.rules = grid_rules(policy) if self.static else {}
 

@@ -32,6 +32,8 @@ def test_integers_are_parsed(text, weights, activations, precision):
 def test_activations_that_stay_float_have_one_mode(text):
     scheme = "quarl-2020" if text == "8" else "default"
     assert QuantSpec.parse(text, scheme=scheme, mode="static") == QuantSpec.parse(text, scheme=scheme)
+    with pytest.raises(QuarlError, match="mode must be dynamic or static"):
+        QuantSpec.parse(text, scheme=scheme, mode="other")
 
 
 @pytest.mark.parametrize("text", ["fp32", "fp16", "bf16"])

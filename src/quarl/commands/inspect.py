@@ -95,7 +95,7 @@ def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
     if policy is None or _has_weights_alone(config, found):
         spec = _plain(config)
         return inspect(found.layers, round_layers(found.layers, spec), spec)
-    if spec.float_type is not None or not spec.scheme.needs_observations:
+    if not spec.needs_observations:
         return inspect(found.layers, of_policy(quantize(policy, spec)), spec)
     observations = precisions.record(policy, "calibration", precisions.Settings(seed=config.seed, env_id=config.env))
     calibrated = Calibrated(policy, observations)
@@ -110,7 +110,7 @@ def _has_weights_alone(config: InspectConfig, found: _Model) -> bool:
         return True
     if is_quantized(policy) or config.env or policy.provenance.env_id:
         return False
-    return spec.float_type is None and spec.scheme.needs_observations
+    return spec.needs_observations
 
 
 def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:

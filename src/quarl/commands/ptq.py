@@ -75,7 +75,7 @@ def _policies_before(config: PtqConfig) -> set[Path]:
     found: set[Path] = set()
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         document = json.loads((config.output / "rows.json").read_text())
-        if Path(other := document["model"]).resolve() != Path(model.locate(config)).resolve():
+        if Path(other := document["model"]).resolve() != model.locate(config).resolve():
             raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
         for row in document["rows"]:
             names = {row["precision"], f"{row['precision']}-{row['scheme']}"}
@@ -127,9 +127,9 @@ def _write(
 
 def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:
     """The file of a quantised policy: its precision, and its scheme where there are several."""
-    name = cell.row.precision
     alone = len(config.scheme) == 1 or cell.policy.spec.float_type
-    return folder / f"{name if alone else f'{name}-{cell.row.scheme}'}.safetensors"
+    name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme}"
+    return folder / f"{name}.safetensors"
 
 
 def _drawn_layers(calibrated: Calibrated, cells: Sequence[Cell]) -> list[Layer]:

@@ -50,11 +50,11 @@ class Config:
         if seed is not None and not 0 <= seed < SEEDS:
             raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
 
-    def refuse(self, names: Sequence[str], why: str) -> None:
+    def refuse(self, names: Sequence[str], why: str, fix: str = "drop it") -> None:
         """Refuses options that nothing would come of."""
         for field in dataclasses.fields(self):
             if field.name in names and getattr(self, field.name) != field.default:
-                raise QuarlError(f"--{field.name.replace('_', '-')} {why}: drop it")
+                raise QuarlError(f"--{field.name.replace('_', '-')} {why}: {fix}")
 
     @property
     def typed(self) -> frozenset[str]:

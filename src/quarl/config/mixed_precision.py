@@ -76,10 +76,12 @@ class MixedPrecisionConfig(MeteredConfig):
             raise QuarlError("--seconds and --minutes must be above 0")
         updates = self.what == "updates"
         self.refuse(("seeds", "episodes", "n_timesteps") if updates else ("seconds",), f"is not of --what {self.what}")
-        for name in (*FIXED, "batch_size") if updates else ("batch_size",):
-            if name in hyperparameters(self.params, str):
-                why = "is what --batch-size says" if name == "batch_size" else "is fixed where updates are timed"
-                raise QuarlError(f"--params {name} {why}: drop it")
+        said = {"batch_size": "is what --batch-size says"}
+        if updates:
+            said |= dict.fromkeys(FIXED, "is fixed where updates are timed")
+        if known := said.keys() & hyperparameters(self.params, str):
+            name = min(known)
+            raise QuarlError(f"--params {name} {said[name]}: drop it")
         if not self.dtypes:
             raise QuarlError("--dtypes needs at least one name, as in --dtypes fp32 bf16")
         for policy in self.chosen():

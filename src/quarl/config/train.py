@@ -117,9 +117,8 @@ class TrainConfig(MeteredConfig):
         """What to train for; None: float32."""
         if self.qat is None:
             # of a run that is gone on with, its file says whether it has a precision
-            if not self.resume and (options := [name for name in QAT_OPTIONS if getattr(self, name) != _default(name)]):
-                flag = f"--{options[0].replace('_', '-')}"
-                raise QuarlError(f"{flag} is about quantisation-aware training: say which precision with --qat")
+            if not self.resume:
+                self.refuse(QAT_OPTIONS, "is about quantisation-aware training", "say which precision with --qat")
             return None
         return QatSpec.parse(
             self.qat,
@@ -142,10 +141,6 @@ class TrainConfig(MeteredConfig):
                 f"--quant-delay {delay:,} is not within the run of {n_timesteps:,} steps: quantisation would never act"
             )
         return delay
-
-
-def _default(name: str) -> Any:
-    return TrainConfig.__dataclass_fields__[name].default
 
 
 QAT_OPTIONS = (

@@ -190,7 +190,7 @@ def shapes(policy: Policy) -> dict[str, Shape]:
 
 def ungridded(policy: QuantizedPolicy) -> str | None:
     """A value that static mode needs a grid of and that has none."""
-    if policy.spec.mode != "static" or policy.spec.activation_bits is None:
+    if policy.spec.mode != "static":
         return None
     final = final_linear(policy)
     integers = [op for op in policy.linear if isinstance(op.weight, QuantizedTensor)]

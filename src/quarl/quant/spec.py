@@ -70,7 +70,7 @@ class QuantSpec:
     """2..16; None leaves activations in float32."""
     float_type: Literal["fp32", "fp16", "bf16"] | None = None
     mode: Mode = "dynamic"
-    """dynamic: activations quantised per row at run time. static: per tensor, calibrated."""
+    """dynamic: activations quantised per row at run time. static: per tensor, calibrated. Float ones are dynamic."""
     scheme: Scheme = SCHEMES["default"]
 
     def __post_init__(self) -> None:
@@ -80,6 +80,8 @@ class QuantSpec:
             raise QuarlError(f"activation bits must be 2..16, got {self.activation_bits}")
         if self.mode not in ("dynamic", "static"):
             raise QuarlError(f"mode must be dynamic or static, got {self.mode!r}")
+        if self.activation_bits is None:  # activations that are not quantised are so in one way only
+            object.__setattr__(self, "mode", "dynamic")
 
     @classmethod
     def parse(cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic") -> QuantSpec:
@@ -97,6 +99,7 @@ class QuantSpec:
                 weight_bits=FLOAT_BITS[word],
                 activation_bits=None,
                 float_type=word,  # type: ignore[arg-type]  # the dict's keys are the literal's members
+                mode=mode,
                 scheme=chosen,
             )
         match = re.fullmatch(r"(?:int)?(\d{1,4})|w(\d{1,4})(?:a(\d{1,4}))?", word)
@@ -107,8 +110,12 @@ class QuantSpec:
             bits, activation_bits = int(same), None if chosen.original else 8
         else:
             bits, activation_bits = int(weights), int(activations) if activations else None
-        mode = mode if activation_bits else "dynamic"  # of activations that are not quantised there is one kind
         return cls(weight_bits=bits, activation_bits=activation_bits, mode=mode, scheme=chosen)
+
+    @property
+    def needs_observations(self) -> bool:
+        """True when codes or grids depend on calibration observations."""
+        return self.float_type is None and (self.scheme.needs_observations or self.mode == "static")
 
     @property
     def precision(self) -> str:
