@@ -12,8 +12,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from actorq_results import RESULTS, Rows, measure, rows_of, verdict, write
-from quarl.bench.actorq_speedup import MARGIN_PCT
+from quarl.bench.actorq_speedup import FEWEST_SEEDS, MARGIN_PCT, own_ratios
+from quarl.stats import error_over_seeds
 
 PROTOCOL = Path(__file__).with_name("actorq_protocol.json")
 GOAL = 2.5
@@ -38,6 +41,25 @@ def judge(speedups: Rows) -> list[dict[str, Any]]:
     return bars
 
 
+def rounding(rows: Rows) -> list[dict[str, Any]]:
+    """Of the runs that reached the target: what the actors' integers lose against the learner's own float32 policy.
+
+    Two policies of one run, which have all but the rounding in common; `judge` compares runs, which differ by chance.
+    """
+    bars = []
+    for task, ratio in own_ratios(rows).items():
+        for precision in ("int8", "int4"):
+            wanted = {"task": task, "precision": precision, "samples_per_insert": ratio, "censored": False}
+            runs = [row for row in rows if wanted.items() <= row.items()]
+            pairs = [(np.array([run["final_return"]]), np.array([run["final_return_quantised"]])) for run in runs]
+            if len(pairs) >= FEWEST_SEEDS:
+                loss = error_over_seeds(pairs, np.random.default_rng(0))
+                name = f"{task}: loss of return by {precision} against the learner's policy in {len(pairs)} runs, %"
+                bar = verdict(f"{name}, upper end of its interval", loss.high, MARGIN_PCT)
+                bars.append(bar | {"point": loss.point, "low": loss.low})
+    return bars
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", default="90", help="with this much time spent no new run is begun")
@@ -56,7 +78,7 @@ def main() -> None:
         protocol=PROTOCOL.name,
         rows=rows,
         speedups=speedups,
-        bars=judge(speedups),
+        bars=judge(speedups) + rounding(rows),
     )
 
 
