@@ -56,7 +56,7 @@ def rounding(rows: Rows) -> list[dict[str, Any]]:
                 loss = error_over_seeds(pairs, np.random.default_rng(0))
                 name = f"{task}: loss of return by {precision} against the learner's policy in {len(pairs)} runs, %"
                 bar = verdict(f"{name}, upper end of its interval", loss.high, MARGIN_PCT)
-                bars.append(bar | {"point": loss.point, "low": loss.low})
+                bars.append(bar | {"point": round(loss.point, 3), "low": round(loss.low, 3)})
     return bars
 
 
