@@ -8,8 +8,8 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 
 .PHONY: demo test check format fuzz chaos bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
 	bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-	bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari bench-mixed-precision \
-	bench-weight-decay bench-studies bench-study-kills bench-study-speed clean
+	bench-actorq-final-return bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari \
+	bench-mixed-precision bench-weight-decay bench-studies bench-study-kills bench-study-speed clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -29,8 +29,8 @@ format: $(VENV)/.dev
 
 fuzz bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
 bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari bench-mixed-precision \
-bench-weight-decay bench-studies bench-study-kills bench-study-speed: $(VENV)/.dev
+bench-actorq-final-return bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari \
+bench-mixed-precision bench-weight-decay bench-studies bench-study-kills bench-study-speed: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
 
 chaos: $(VENV)/.dev

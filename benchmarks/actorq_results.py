@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from quarl.bench.actorq_speedup import MARGIN_PCT
 from quarl.cli import main, parse
 from quarl.machine import machine, multiplies
+from quarl.stats import error_over_seeds
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Rows = list[dict[str, Any]]
@@ -48,3 +52,11 @@ def verdict(what: str, found: float | None, bar: float, *, at_least: bool = Fals
     """What was asked for, what was measured, and whether that is enough; null where it was not measured."""
     met = found is not None and (found >= bar if at_least else found <= bar)
     return {"what": what, "found": None if found is None else round(found, 3), "bar": bar, "met": met}
+
+
+def noninferior(what: str, before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+    """The verdict on a loss of return: whether its interval over paired runs ends within the margin of 5 %."""
+    pairs = [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
+    loss = error_over_seeds(pairs, np.random.default_rng(0))
+    bar = verdict(f"{what} in {len(pairs)} runs, %, upper end of its interval", loss.high, MARGIN_PCT)
+    return bar | {"point": round(loss.point, 3), "low": round(loss.low, 3)}

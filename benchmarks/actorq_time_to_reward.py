@@ -12,11 +12,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from actorq_results import RESULTS, Rows, measure, rows_of, verdict, write
+from actorq_results import RESULTS, Rows, measure, noninferior, rows_of, verdict, write
 from quarl.bench.actorq_speedup import FEWEST_SEEDS, MARGIN_PCT, own_ratios
-from quarl.stats import error_over_seeds
 
 PROTOCOL = Path(__file__).with_name("actorq_protocol.json")
 GOAL = 2.5
@@ -51,12 +48,10 @@ def rounding(rows: Rows) -> list[dict[str, Any]]:
         for precision in ("int8", "int4"):
             wanted = {"task": task, "precision": precision, "samples_per_insert": ratio, "censored": False}
             runs = [row for row in rows if wanted.items() <= row.items()]
-            pairs = [(np.array([run["final_return"]]), np.array([run["final_return_quantised"]])) for run in runs]
-            if len(pairs) >= FEWEST_SEEDS:
-                loss = error_over_seeds(pairs, np.random.default_rng(0))
-                name = f"{task}: loss of return by {precision} against the learner's policy in {len(pairs)} runs, %"
-                bar = verdict(f"{name}, upper end of its interval", loss.high, MARGIN_PCT)
-                bars.append(bar | {"point": round(loss.point, 3), "low": round(loss.low, 3)})
+            if len(runs) >= FEWEST_SEEDS:
+                before, after = ([run[name] for run in runs] for name in ("final_return", "final_return_quantised"))
+                what = f"{task}: loss of return by {precision} against the learner's policy"
+                bars.append(noninferior(what, before, after))
     return bars
 
 
