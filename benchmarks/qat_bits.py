@@ -48,7 +48,7 @@ TASKS: dict[str, tuple[str, ...]] = {
         *("--params", "learning_rate:lin_0.00063"),
     ),
     "a2c-LunarLander-v3": ("--algo", "a2c", "--env", "LunarLander-v3", "--bits", *ALL),
-    "ppo-LunarLander-v3": ("--algo", "ppo", "--env", "LunarLander-v3", "-n", "500000", "--bits", *ALL),
+    "ppo-LunarLander-v3": ("--algo", "ppo", "--env", "LunarLander-v3", "--bits", *ALL),
     "ddpg-MountainCarContinuous-v0": (
         *("--algo", "ddpg", "--env", "MountainCarContinuous-v0", "-n", "60000", "--bits", *SOME, *ONE_SEED),
     ),
