@@ -3,7 +3,7 @@
 python benchmarks/actorq_final_return.py [--seeds 3]
 
 Resumable. Runs of the time to reward stop where they first reach their target, and say little of where they end; these
-go on for 2,500 updates, some 1,100 beyond it. Four samples per insert: the learner is what both wait for.
+go on for 2,468 updates, some 1,100 beyond it. Four samples per insert: the learner is what both wait for.
 """
 
 from __future__ import annotations
