@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from quarl.bench.actorq_speedup import MARGIN_PCT
+from quarl.bench.actorq_speedup import MARGIN_PCT, loss_of_return
 from quarl.cli import main, parse
 from quarl.machine import machine, multiplies
-from quarl.stats import error_over_seeds
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Rows = list[dict[str, Any]]
@@ -56,7 +53,6 @@ def verdict(what: str, found: float | None, bar: float, *, at_least: bool = Fals
 
 def noninferior(what: str, before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
     """The verdict on a loss of return: whether its interval over paired runs ends within the margin of 5 %."""
-    pairs = [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
-    loss = error_over_seeds(pairs, np.random.default_rng(0))
-    bar = verdict(f"{what} in {len(pairs)} runs, %, upper end of its interval", loss.high, MARGIN_PCT)
+    loss = loss_of_return(before, after)
+    bar = verdict(f"{what} in {len(before)} runs, %, upper end of its interval", loss.high, MARGIN_PCT)
     return bar | {"point": round(loss.point, 3), "low": round(loss.low, 3)}

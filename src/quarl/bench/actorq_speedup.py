@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.stats import error_over_seeds, over_few
+from quarl.stats import Interval, error_over_seeds, over_few
 
 Array = NDArray[Any]
 MARGIN_PCT = 5.0
@@ -80,6 +80,12 @@ def own_ratios(rows: Iterable[Row]) -> dict[str, float]:
     for row in rows:
         first.setdefault(row["task"], row["samples_per_insert"])
     return first
+
+
+def loss_of_return(before: Sequence[float], after: Sequence[float]) -> Interval:
+    """`error_over_seeds` of paired runs' mean returns, in percent."""
+    pairs = [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
+    return error_over_seeds(pairs, np.random.default_rng(0))
 
 
 def _own_ratio(rows: Sequence[Row]) -> list[Row]:
@@ -175,8 +181,7 @@ def _final_return(pairs: Sequence[tuple[Row, Row]], *, judged: bool) -> dict[str
     """The fields of the quantised policies' loss of mean final return, in percent of the other arm's."""
     ours, theirs = ([pair[side]["final_return_quantised"] for pair in pairs] for side in (0, 1))
     known = bool(pairs) and None not in (*ours, *theirs) and np.mean(theirs) != 0
-    seeds = [(np.array([b]), np.array([a])) for a, b in zip(ours, theirs, strict=True)]
-    loss = error_over_seeds(seeds, np.random.default_rng(0)) if known else None
+    loss = loss_of_return(theirs, ours) if known else None
     several = loss if len(pairs) > 1 else None
     return {
         "final_return_pct": loss and loss.point,
