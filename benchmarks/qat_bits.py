@@ -49,6 +49,10 @@ TASKS: dict[str, tuple[str, ...]] = {
     ),
     "a2c-LunarLander-v3": ("--algo", "a2c", "--env", "LunarLander-v3", "--bits", *ALL),
     "ppo-LunarLander-v3": ("--algo", "ppo", "--env", "LunarLander-v3", "--bits", *ALL),
+    "ppo-LunarLander-v3-lin": (
+        *("--algo", "ppo", "--env", "LunarLander-v3", "--bits", *ALL),
+        *("--params", "learning_rate:lin_0.0003"),
+    ),
     "ddpg-MountainCarContinuous-v0": (
         *("--algo", "ddpg", "--env", "MountainCarContinuous-v0", "-n", "60000", "--bits", *SOME, *ONE_SEED),
     ),
@@ -70,9 +74,9 @@ TASKS: dict[str, tuple[str, ...]] = {
 """Tuned hyper-parameters and budgets are RL Zoo's where nothing else stands; three seeds, one where a training is long,
 six where quantisation costs DQN so differently from seed to seed that three settle nothing.
 
-A2C on CartPole and DQN on Acrobot come twice. With the zoo's constant learning rate one of A2C's three agents forgets
-its task before quantisation begins, and DQN's with few bits go from -80 to -500 and back to the end; with the same
-rate falling to 0 they come to rest.
+A2C on CartPole, DQN on Acrobot and PPO on LunarLander come twice. With the zoo's constant learning rate one of A2C's
+three agents forgets its task before quantisation begins, DQN's with few bits go from -80 to -500 and back to the end,
+and PPO's differ by some ten points from one training to the next; with the same rate falling to 0 they come to rest.
 """
 
 
