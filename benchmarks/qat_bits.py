@@ -36,6 +36,10 @@ AGENT = "../shared/agents/sb3/ddpg/HopperBulletEnv-v0_1/HopperBulletEnv-v0.zip"
 TASKS: dict[str, tuple[str, ...]] = {
     "ppo-CartPole-v1": ("--algo", "ppo", "--env", "CartPole-v1", "--bits", *ALL),
     "dqn-CartPole-v1": ("--algo", "dqn", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
+    "dqn-CartPole-v1-lin": (
+        *("--algo", "dqn", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4"),
+        *("--params", "learning_rate:lin_0.0023"),
+    ),
     "a2c-CartPole-v1": ("--algo", "a2c", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4"),
     "a2c-CartPole-v1-lin": (
         *("--algo", "a2c", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4"),
@@ -60,6 +64,14 @@ TASKS: dict[str, tuple[str, ...]] = {
         *("--algo", "ddpg", "--env", "HopperBulletEnv-v0", "-n", "30000", "--bits", *SOME, *ONE_SEED),
         *("--quant-delay", "3000", "--params", "learning_starts:2000", "-i", AGENT),
     ),
+    "ddpg-Walker2DBulletEnv-v0": (
+        *("--algo", "ddpg", "--env", "Walker2DBulletEnv-v0", "-n", "30000", "--bits", *SOME, *ONE_SEED),
+        *("--quant-delay", "3000", "--params", "learning_starts:2000"),
+    ),
+    "ddpg-BipedalWalker-v3": (
+        *("--algo", "ddpg", "--env", "BipedalWalker-v3", "-n", "30000", "--bits", *SOME, *ONE_SEED),
+        *("--quant-delay", "3000", "--params", "learning_starts:2000"),
+    ),
     "ddpg-HalfCheetahBulletEnv-v0": (
         *("--algo", "ddpg", "--env", "HalfCheetahBulletEnv-v0", "-n", "100000", "--bits", *SOME, *ONE_SEED),
     ),
@@ -79,6 +91,9 @@ three agents forgets its task before quantisation begins, DQN's with few bits go
 and PPO's differ by some ten points from one training to the next; with the same rate falling to 0 they come to rest.
 """
 
+AGENT_STEPS = {"ddpg-Walker2DBulletEnv-v0": "100000", "ddpg-BipedalWalker-v3": "100000"}
+"""Of a float32 training whose agent is then fine-tuned, where nobody's is at hand."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -90,20 +105,40 @@ def main() -> None:
     codes, begun = [], time.monotonic()
     for task in options.only:
         own = folder / task
-        left = max(options.minutes - (time.monotonic() - begun) / 60, 0)
-        command = ["sweep", "--seeds", "3", *TASKS[task], "--jobs", options.jobs]
-        command += ["--minutes", str(left), "-o", str(own)]
-        codes.append(quarl(command))
-        if codes[-1] > SIGNALLED:
+        command = ["sweep", "--seeds", "3", *TASKS[task], "--jobs", options.jobs, "-o", str(own)]
+        if task not in AGENT_STEPS:
+            codes.append(quarl([*command, *left(options.minutes, begun)]))
+        elif not complete(command, own):  # the agent of what is complete is no longer there
+            codes.append(quarl([*agent_of(task, own), *left(options.minutes, begun)]))
+            for agent in () if codes[-1] else own.glob("agent/runs/*/*/*/best_model.zip"):
+                codes.append(quarl([*command, "--trained-agent", str(agent), *left(options.minutes, begun)]))
+        if codes and codes[-1] > SIGNALLED:
             break
-        config = parse(command)
-        assert isinstance(config, SweepConfig)
-        if len(list(own.glob("cells/*.json"))) >= num_cells(config):
+        if complete(command, own):
             # agents and checkpoints: large, made again by the command, and of no use once all cells are there
-            shutil.rmtree(own / "runs", ignore_errors=True)
+            for folder_of in ("runs", "agent"):
+                shutil.rmtree(own / folder_of, ignore_errors=True)
         about(own)
     judge(folder)
-    raise SystemExit(max(codes))
+    raise SystemExit(max(codes, default=0))
+
+
+def left(minutes: float, begun: float) -> tuple[str, str]:
+    """The options that keep a sweep within what remains."""
+    return "--minutes", str(max(minutes - (time.monotonic() - begun) / 60, 0))
+
+
+def complete(command: list[str], folder: Path) -> bool:
+    config = parse(command)
+    assert isinstance(config, SweepConfig)
+    return len(list(folder.glob("cells/*.json"))) >= num_cells(config)
+
+
+def agent_of(task: str, folder: Path) -> list[str]:
+    """The sweep that trains in float32 only, from the beginning and with RL Zoo's numbers."""
+    words = TASKS[task]
+    command = ["sweep", *words[: words.index("-n")], "-n", AGENT_STEPS[task], *ONE_SEED]
+    return [*command, "--methods", "ptq", "--bits", "8", "-o", str(folder / "agent")]
 
 
 def about(folder: Path) -> None:
