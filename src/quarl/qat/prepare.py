@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import get_parameters_by_name
 
@@ -14,6 +15,7 @@ from quarl.qat.layers import layers_of
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
 from quarl.qat.plan import layer_name, plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
+from quarl.qat.start import Moved, means, remembered, start
 from quarl.quant.training import QatSpec, covers
 
 RUNNING = ("running_",)
@@ -23,6 +25,8 @@ COPIED = {
     "critic_batch_norm_stats": ("critic",),
 }
 """Attributes in which models list the buffers that go to target networks, and the networks they are of."""
+ACTING = ("q_net", "actor")
+"""Networks of off-policy algorithms that choose actions."""
 
 
 def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
@@ -100,9 +104,10 @@ def switched_at(model: BaseAlgorithm) -> int | None:
 def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     """To be called between rollouts: puts the ranges seen so far in force, and fake quantisation once `active`.
 
-    With the switch, channels are balanced in the weights themselves, which keeps what the networks compute, and target
-    networks get the ranges of their originals, as they do where a step to learn begins; later ones they get as they get
-    weights. Returns whether this call has switched fake quantisation on.
+    With the switch, channels are balanced in the weights themselves, which keeps what the networks compute; those that
+    act in off-policy algorithms begin at weights on their grids (qat.start), and target networks move as far. They get
+    the ranges of their originals, as they do where a step to learn begins; later ones they get as they get weights.
+    Returns whether this call has switched fake quantisation on.
     """
     assert isinstance(model.policy, QatPolicy)
     model.policy.followed = True
@@ -110,6 +115,9 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     tables = tables_of(model.policy)
     networks = networks_of(model.policy)
     apart = shared(model.policy) if switches else set()
+    spec = model.policy.spec
+    observations = remembered(model) if switches and spec.symmetric and spec.per_channel else None
+    moved: dict[str, Moved] = {}
     found: dict[str, Factors] = {}
     begun: dict[str, list[int]] = {}
     for name, table in tables.items():
@@ -117,11 +125,19 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
         if original == name and switches:
             found[name] = factors_of(table, networks[name], apart)
             balance(table, networks[name], found[name], optimizer_of(model.policy, networks[name]))
+            if observations is None or name not in ACTING:
+                table.switch_on(model.num_timesteps, networks[name])
+                continue
+            before = means(model.policy, networks[name], table, observations)
             table.switch_on(model.num_timesteps, networks[name])
+            moved[name] = start(model.policy, networks[name], table, observations, before)
         elif original == name:
             begun[name] = table.follow()
         elif switches:  # originals come before their targets
             balance(table, networks[name], found[original])
+            with torch.no_grad():
+                for parameter, change in moved.get(original, {}).items():
+                    networks[name].get_parameter(parameter).add_(change)
             table.load_state_dict(tables[original].state_dict())
         else:
             table.begin_as(tables[original], begun[original])

@@ -18,6 +18,8 @@ from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantiz
 Array = NDArray[Any]
 DAMPING = 0.01
 """Share of H's mean diagonal added to its diagonal: what calibration never saw is rounded to nearest."""
+TRIES = 8
+"""Grids for a row that does not reach the end of the first."""
 BLOCK = 32
 """Columns that meet the errors of all columns before them in one product."""
 
@@ -76,3 +78,21 @@ def gptq(weight: Array, h: Array, q: QParams) -> Array:
     result = np.empty(weight.shape)
     result[:, order] = codes.T
     return result
+
+
+def to_the_ends(weight: Array, h: Array, q: QParams) -> tuple[Array, QParams]:
+    """`gptq` on grids whose outermost code each row uses, so that a row's largest number alone tells its scale.
+
+    A row that does not reach the end of its grid is rounded again on a finer one, TRIES times at most. Returns float
+    codes [out, K] and their grids.
+    """
+    codes = gptq(weight, h, q)
+    for _ in range(TRIES):
+        reached = np.abs(codes).max(axis=1)
+        short = (reached > 0) & (reached < q.qmax)
+        if not short.any():
+            break
+        finer = np.where(short, reached / q.qmax, 1)[:, None]
+        q = replace(q, scale=(q.scale * finer).astype(np.float32))
+        codes[short] = gptq(weight[short], h, replace(q, scale=q.scale[short]))
+    return codes, q

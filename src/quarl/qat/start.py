@@ -1,0 +1,168 @@
+"""Where training for integers begins: at the rounding that changes least of what each layer computes.
+
+Fake quantisation rounds every weight to nearest, and what a trained network becomes when that begins to act is often no
+agent at all. So at the switch the weights themselves move to their grids, as post-training quantisation would choose
+(Frantar et al. 2023, algorithm 1), where rounding to nearest leaves them; training goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quarl.policy.fit import MAX_INPUTS, SHRINKS
+from quarl.qat.fake import on_learned_grid, rounded_part
+from quarl.qat.plan import LayerPlan
+from quarl.qat.table import RangeTable
+from quarl.quant.affine import TINY, dequantize
+from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends
+from quarl.quant.spec import integer_range
+
+Array = NDArray[Any]
+NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
+MAX_ROWS = 20_000
+"""Inputs of a layer that are looked at; a convolution has one for each output position."""
+Means = dict[str, Tensor]
+"""[out]: of what a layer computes, by its path."""
+Moved = dict[str, Tensor]
+"""What was added to a parameter, by its name."""
+
+
+def remembered(model: BaseAlgorithm) -> Tensor | None:
+    """Observations of an off-policy algorithm's replay, as networks see them; None where there are none.
+
+    On-policy algorithms have forgotten theirs when the rollout begins at which quantisation begins to act.
+    """
+    replay = getattr(model, "replay_buffer", None)
+    if not isinstance(replay, ReplayBuffer) or replay.size() == 0:
+        return None
+    number = NUM_IMAGES if len(replay.obs_shape) == 3 else NUM_OBSERVATIONS
+    sample: Any = replay.sample(number, env=model.get_vec_normalize_env())
+    observations: Tensor = sample.observations
+    return observations
+
+
+def means(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor) -> Means:
+    """What the layers of the network that acts compute on average, before they are rounded."""
+    found: Means = {}
+    with _rollout(policy), torch.no_grad():
+        for layer in table.plan.layers:
+            module: Any = network.get_submodule(layer.path)
+            if module.weight[0].numel() <= MAX_INPUTS:
+                x = _input(policy, module, observations)
+                found[layer.path] = _mean(module, x, module.weight)
+    return found
+
+
+def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor, before: Means) -> Moved:
+    """Moves the weights of the network that acts to their grids, layer by layer, each fitted to rounded inputs.
+
+    Biases take in what that adds to the layer's outputs on average (Nagel et al. 2019, section 4.2).
+    before: `means` on the same observations, from when fake quantisation did not act yet; other layers stay.
+    """
+    moved: Moved = {}
+    with _rollout(policy), torch.no_grad():
+        for place, layer in enumerate(table.plan.layers):
+            if layer.path not in before:
+                continue
+            module: Any = network.get_submodule(layer.path)
+            x = module.quant.before(_input(policy, module, observations))
+            weight, scale = _fitted(module, x)
+            moved[f"{layer.path}.weight"] = weight - module.weight
+            module.weight.copy_(weight)
+            if table.learned:
+                table.weight_steps[place].copy_(scale.log())
+            if module.bias is not None:
+                bias = before[layer.path] - _mean(module, x, _on_grids(module, weight, scale))
+                moved[f"{layer.path}.bias"] = bias
+                module.bias.add_(bias)
+        table.cache.clear()
+    return moved
+
+
+@contextmanager
+def _rollout(policy: Any) -> Iterator[None]:
+    """The policy as in a rollout, where nothing is observed."""
+    training = policy.training
+    policy.set_training_mode(False)
+    try:
+        yield
+    finally:
+        policy.set_training_mode(training)
+
+
+def _input(policy: Any, module: nn.Module, observations: Tensor) -> Tensor:
+    """What one layer of the policy reads where it acts on the observations."""
+    read: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+    try:
+        policy._predict(observations, deterministic=True)
+    finally:
+        hook.remove()
+    return read[0]
+
+
+def _mean(module: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """[out]: the layer's outputs on average, with this weight."""
+    if isinstance(module, nn.Linear):
+        y = functional.linear(x, weight, module.bias)
+    else:
+        y = module._conv_forward(x, weight, module.bias)
+    return y.double().mean((0, *range(2, y.ndim))).float()
+
+
+def _fitted(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The layer's weight where rounding changes least of what it computes from x, and its scale [out, 1, ...].
+
+    The weights of scores are not all where they are left alone: what they have in common is taken out of them once
+    more. So several ranges are tried there, and the weight as it is.
+    """
+    layer: LayerPlan = module.quant.plan
+    columns = _columns(module, x)
+    h = second_moment(columns[:: max(1, len(columns) // MAX_ROWS)].cpu().numpy())
+    part = rounded_part(module.weight, scores=layer.scores)
+    numbers: Array = part.double().cpu().numpy().reshape(len(part), -1)
+
+    def fitted(shrinks: Array) -> tuple[Tensor, Tensor]:
+        codes, q = to_the_ends(numbers, h, output_aware_qparams(numbers, h, layer.bits, shrinks))
+        rounded = torch.as_tensor(dequantize(codes, q)).reshape(part.shape).to(part)
+        return rounded + (module.weight - part), torch.as_tensor(q.scale).reshape(-1, *(1,) * (part.ndim - 1)).to(part)
+
+    def lost(candidate: tuple[Tensor, Tensor]) -> float:
+        error: Array = (_on_grids(module, *candidate) - module.weight).double().cpu().numpy()
+        error = error - error.mean(axis=0)
+        return float(np.einsum("ok,ok->", error @ h, error))
+
+    if not layer.scores:
+        return fitted(SHRINKS)
+    extent = part.abs().amax(1, keepdim=True).clamp(min=TINY)
+    as_it_is = module.weight, extent / integer_range(layer.bits)[1]
+    return min((as_it_is, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
+
+
+def _on_grids(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
+    """The weight as the layer will compute with it."""
+    layer: LayerPlan = module.quant.plan
+    part = rounded_part(weight, scores=layer.scores)
+    if module.quant.table.learned:
+        rounded = on_learned_grid(part, scale.log(), 0, layer.bits, symmetric=True)
+    else:
+        rounded = module.quant.grids(part)[0]
+    return rounded + (weight - part)
+
+
+def _columns(module: Any, x: Tensor) -> Tensor:
+    """[N, K]: what each of the layer's sums reads."""
+    if isinstance(module, nn.Linear):
+        return x.reshape(-1, x.shape[-1])
+    spread = functional.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride)
+    return spread.transpose(1, 2).reshape(-1, spread.shape[1])
