@@ -15,7 +15,7 @@ from quarl.qat.layers import layers_of
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
 from quarl.qat.plan import layer_name, plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
-from quarl.qat.start import Moved, means, remembered, start
+from quarl.qat.start import Moved, remembered, start
 from quarl.quant.training import QatSpec, covers
 
 RUNNING = ("running_",)
@@ -125,12 +125,9 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
         if original == name and switches:
             found[name] = factors_of(table, networks[name], apart)
             balance(table, networks[name], found[name], optimizer_of(model.policy, networks[name]))
-            if observations is None or name not in ACTING:
-                table.switch_on(model.num_timesteps, networks[name])
-                continue
-            before = means(model.policy, networks[name], table, observations)
             table.switch_on(model.num_timesteps, networks[name])
-            moved[name] = start(model.policy, networks[name], table, observations, before)
+            if observations is not None and name in ACTING:
+                moved[name] = start(model.policy, networks[name], table, observations)
         elif original == name:
             begun[name] = table.follow()
         elif switches:  # originals come before their targets

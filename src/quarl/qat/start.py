@@ -31,8 +31,6 @@ Array = NDArray[Any]
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
 MAX_ROWS = 20_000
 """Inputs of a layer that are looked at; a convolution has one for each output position."""
-Means = dict[str, Tensor]
-"""[out]: of what a layer computes, by its path."""
 Moved = dict[str, Tensor]
 """What was added to a parameter, by its name."""
 
@@ -51,40 +49,28 @@ def remembered(model: BaseAlgorithm) -> Tensor | None:
     return observations
 
 
-def means(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor) -> Means:
-    """What the layers of the network that acts compute on average, before they are rounded."""
-    found: Means = {}
-    with _rollout(policy), torch.no_grad():
-        for layer in table.plan.layers:
-            module: Any = network.get_submodule(layer.path)
-            if module.weight[0].numel() <= MAX_INPUTS:
-                x = _input(policy, module, observations)
-                found[layer.path] = _mean(module, x, module.weight)
-    return found
-
-
-def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor, before: Means) -> Moved:
+def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor) -> Moved:
     """Moves the weights of the network that acts to their grids, layer by layer, each fitted to rounded inputs.
 
-    Biases take in what that adds to the layer's outputs on average (Nagel et al. 2019, section 4.2).
-    before: `means` on the same observations, from when fake quantisation did not act yet; other layers stay.
+    Biases make up for what that adds to the layer's outputs on average (Nagel et al. 2019, section 4.2). Layers with
+    more than MAX_INPUTS inputs stay.
     """
     moved: Moved = {}
     with _rollout(policy), torch.no_grad():
         for place, layer in enumerate(table.plan.layers):
-            if layer.path not in before:
-                continue
             module: Any = network.get_submodule(layer.path)
-            x = module.quant.before(_input(policy, module, observations))
-            weight, scale = _fitted(module, x)
+            if module.weight[0].numel() > MAX_INPUTS:
+                continue
+            columns = _columns(module, module.quant.before(_input(policy, module, observations)))
+            weight, scale = _fitted(module, columns)
+            if module.bias is not None:
+                added = (_on_grids(module, weight, scale) - module.weight).flatten(1) @ columns.mean(0)
+                moved[f"{layer.path}.bias"] = -added
+                module.bias.sub_(added)
             moved[f"{layer.path}.weight"] = weight - module.weight
             module.weight.copy_(weight)
             if table.learned:
                 table.weight_steps[place].copy_(scale.log())
-            if module.bias is not None:
-                bias = before[layer.path] - _mean(module, x, _on_grids(module, weight, scale))
-                moved[f"{layer.path}.bias"] = bias
-                module.bias.add_(bias)
         table.cache.clear()
     return moved
 
@@ -111,24 +97,14 @@ def _input(policy: Any, module: nn.Module, observations: Tensor) -> Tensor:
     return read[0]
 
 
-def _mean(module: Any, x: Tensor, weight: Tensor) -> Tensor:
-    """[out]: the layer's outputs on average, with this weight."""
-    if isinstance(module, nn.Linear):
-        y = functional.linear(x, weight, module.bias)
-    else:
-        y = module._conv_forward(x, weight, module.bias)
-    return y.double().mean((0, *range(2, y.ndim))).float()
-
-
-def _fitted(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The layer's weight where rounding changes least of what it computes from x, and its scale [out, 1, ...].
+def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight whose rounding changes least of what the layer computes, and its scale [out, 1, ...].
 
     The weights of scores are not all where they are left alone: what they have in common is taken out of them once
     more. So several ranges are tried there, and the weight as it is.
     """
     layer: LayerPlan = module.quant.plan
-    columns = _columns(module, x)
-    h = second_moment(columns[:: max(1, len(columns) // MAX_ROWS)].cpu().numpy())
+    h = second_moment(columns.cpu().numpy())
     part = rounded_part(module.weight, scores=layer.scores)
     numbers: Array = part.double().cpu().numpy().reshape(len(part), -1)
 
@@ -139,7 +115,6 @@ def _fitted(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
     def lost(candidate: tuple[Tensor, Tensor]) -> float:
         error: Array = (_on_grids(module, *candidate) - module.weight).double().cpu().numpy()
-        error = error - error.mean(axis=0)
         return float(np.einsum("ok,ok->", error @ h, error))
 
     if not layer.scores:
@@ -161,8 +136,10 @@ def _on_grids(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def _columns(module: Any, x: Tensor) -> Tensor:
-    """[N, K]: what each of the layer's sums reads."""
+    """[N, K]: what the layer's sums read, some of them where there are many."""
     if isinstance(module, nn.Linear):
-        return x.reshape(-1, x.shape[-1])
-    spread = functional.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride)
-    return spread.transpose(1, 2).reshape(-1, spread.shape[1])
+        found = x.reshape(-1, x.shape[-1])
+    else:
+        spread = functional.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride)
+        found = spread.transpose(1, 2).reshape(-1, spread.shape[1])
+    return found[:: max(1, len(found) // MAX_ROWS)]

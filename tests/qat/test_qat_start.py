@@ -1,0 +1,182 @@
+"""Where training for integers begins: weights on their grids, nearer to what the network computed than by rounding."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learners import Pictures, make
+from stable_baselines3 import DQN
+
+from quarl import qat
+from quarl.qat.fake import rounded_part
+from quarl.qat.policies import tables_of
+from quarl.qat.prepare import follow
+from quarl.quant.affine import choose_qparams, dequantize, fake_quantize
+from quarl.quant.rounding import gptq, second_moment, to_the_ends
+from quarl.quant.training import QatSpec
+
+OFF_POLICY = ("dqn", "ddpg", "td3", "sac", "d4pg")
+
+
+def trained(algo: str, spec: QatSpec | str = "3", **kwargs: Any) -> Any:
+    """A model whose ranges are known, and whose quantisation has not acted."""
+    model = make(algo, **kwargs)
+    qat.prepare(model, spec)
+    return model.learn(192, callback=qat.QuantDelay(10**6, allow_inactive=True))
+
+
+def acting(model: Any) -> Any:
+    return model.policy.q_net if hasattr(model.policy, "q_net") else model.policy.actor
+
+
+def layers_of(model: Any) -> list[tuple[Any, Any]]:
+    """(plan, module) of the acting network's layers."""
+    network = acting(model)
+    table = next(table for name, table in tables_of(model.policy).items() if name in ("q_net", "actor"))
+    return [(layer, network.get_submodule(layer.path)) for layer in table.plan.layers]
+
+
+def computed(model: Any) -> torch.Tensor:
+    """By the acting network, of what the replay remembers; of scores what an argmax sees."""
+    model.policy.set_training_mode(False)
+    rows = model.replay_buffer.observations[: model.replay_buffer.size()].reshape(-1, *model.observation_space.shape)
+    with torch.no_grad():
+        y: torch.Tensor = acting(model)(torch.as_tensor(rows))
+    return y - y.mean(dim=1, keepdim=True) if hasattr(model.policy, "q_net") else y
+
+
+def without_replay(model: Any) -> Any:
+    """The same model with nothing to look at: it begins at rounding to nearest."""
+    other = copy.deepcopy(model)
+    other.replay_buffer.reset()
+    return other
+
+
+@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
+@pytest.mark.parametrize("algo", OFF_POLICY)
+def test_hidden_weights_lie_on_grids_and_the_network_is_nearer_to_what_it_was(algo: str, ranges: Any):
+    model = trained(algo, QatSpec.parse("3", ranges=ranges))
+    nearest, seen = without_replay(model), copy.deepcopy(model)
+    before = computed(model)
+    follow(model, active=True)
+    assert follow(nearest, active=True)
+    moved = False
+    for (plan, layer), (_, was) in zip(layers_of(model), layers_of(nearest), strict=True):
+        moved |= not torch.equal(layer.weight, was.weight)
+        if not plan.scores:
+            rounded = layer.quant._rounded(layer.weight)[0]
+            torch.testing.assert_close(rounded, layer.weight, rtol=0, atol=1e-6)
+    assert moved
+    nearest.replay_buffer = seen.replay_buffer
+    error, of_nearest = (float((computed(one) - before).square().mean()) for one in (model, nearest))
+    assert error < of_nearest
+
+
+@pytest.mark.parametrize("algo", ["dqn", "td3", "d4pg"])
+def test_target_networks_move_as_far(algo: str):
+    model = trained(algo)
+    network = acting(model)
+    target = model.policy.q_net_target if algo == "dqn" else model.policy.actor_target
+    with torch.no_grad():  # as right after an update of the target
+        for one, other in zip(target.parameters(), network.parameters(), strict=True):
+            one.copy_(other)
+    follow(model, active=True)
+    for one, other in zip(target.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_convolutions_begin_on_grids_too(continuous: bool):
+    cls = type(make("td3")) if continuous else DQN
+    size = {"learning_starts": 32, "buffer_size": 200, "batch_size": 8, "device": "cpu", "seed": 0}
+    model = cls("CnnPolicy", Pictures(continuous=continuous), policy_kwargs={"net_arch": [16]}, **size)
+    qat.prepare(model, "4")
+    model.learn(48, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    follow(model, active=True)
+    convolutions = [layer for _, layer in layers_of(model) if isinstance(layer, torch.nn.Conv2d)]
+    assert len(convolutions) == 3
+    for layer in convolutions:
+        torch.testing.assert_close(layer.quant._rounded(layer.weight)[0], layer.weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("other", [{"affine": True}, {"per_tensor": True}])
+def test_other_grids_begin_at_rounding_to_nearest(other: dict[str, Any]):
+    model = trained("dqn", QatSpec.parse("3", **other))
+    nearest = without_replay(model)
+    follow(model, active=True)
+    follow(nearest, active=True)
+    for (_, layer), (_, was) in zip(layers_of(model), layers_of(nearest), strict=True):
+        assert torch.equal(layer.weight, was.weight)
+
+
+def test_skipped_layers_and_the_critic_stay():
+    model = trained("td3", QatSpec.parse("3", critic=True, skip=("actor.mu.0",)))
+    before = copy.deepcopy(model.policy.state_dict())
+    nearest = without_replay(model)
+    follow(model, active=True)
+    follow(nearest, active=True)
+    after, of_nearest = model.policy.state_dict(), nearest.policy.state_dict()
+    assert torch.equal(after["actor.mu.0.weight"], before["actor.mu.0.weight"])
+    assert not torch.equal(after["actor.mu.2.weight"], of_nearest["actor.mu.2.weight"])
+    for name in after:
+        if name.startswith("critic") and name.endswith("weight"):
+            assert torch.equal(after[name], of_nearest[name]), name
+
+
+def test_the_last_layer_has_its_own_bits():
+    model = trained("ddpg", QatSpec.parse("2", output_bits=8))
+    follow(model, active=True)
+    counted = [len(layer.weight.unique()) for _, layer in layers_of(model)]
+    assert [layer.bits for layer, _ in layers_of(model)] == [2, 2, 8]
+    assert counted[-1] > 3
+    for _, layer in layers_of(model)[:-1]:
+        assert max(len(row.unique()) for row in layer.weight) <= 3
+
+
+def test_the_same_run_begins_at_the_same_weights():
+    one, other = (trained("dqn") for _ in range(2))
+    for model in (one, other):
+        np.random.seed(1)
+        follow(model, active=True)
+    for name, parameter in one.policy.state_dict().items():
+        assert torch.equal(parameter, other.policy.state_dict()[name]), name
+
+
+def test_what_scores_have_in_common_stays():
+    """Targets are made of whole values: a common part that moved would be an error of all of them."""
+    model = trained("dqn", "2")
+    layer = next(layer for plan, layer in layers_of(model) if plan.scores)
+    before = computed_mean(model)
+    follow(model, active=True)
+    torch.testing.assert_close(computed_mean(model), before, rtol=0, atol=0.05 * float(before.abs().max()))
+    assert not torch.equal(rounded_part(layer.weight, scores=True), layer.weight)
+
+
+def computed_mean(model: Any) -> torch.Tensor:
+    """Of all scores and observations."""
+    model.policy.set_training_mode(False)
+    rows = model.replay_buffer.observations[: model.replay_buffer.size()].reshape(-1, 4)
+    with torch.no_grad():
+        y: torch.Tensor = model.policy.q_net(torch.as_tensor(rows))
+    return y.mean()
+
+
+def test_rows_reach_the_ends_of_their_grids_so_that_their_extent_is_their_scale():
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((64, 24))
+    h = second_moment(rng.standard_normal((500, 24)) @ rng.standard_normal((24, 24)))
+    high = 1.15 * np.abs(weight).max(axis=1, keepdims=True)  # a grid that many rows do not fill
+    q = choose_qparams(-high, high, 4, symmetric=True)
+    assert (np.abs(gptq(weight, h, q)).max(axis=1) < q.qmax).any()
+    codes, finer = to_the_ends(weight, h, q)
+    assert (np.abs(codes).max(axis=1) == finer.qmax).all()
+    values = dequantize(codes, finer)
+    extent = np.abs(values).max(axis=1, keepdims=True)
+    again = fake_quantize(values, choose_qparams(-extent, extent, 4, symmetric=True))
+    np.testing.assert_allclose(again, values, rtol=1e-5)
+    full = np.abs(gptq(weight, h, q)).max(axis=1) == q.qmax
+    np.testing.assert_array_equal(codes[full], gptq(weight, h, q)[full])
