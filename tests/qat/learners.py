@@ -28,12 +28,12 @@ ALGORITHMS: dict[str, tuple[type[BaseAlgorithm], str, dict[str, Any]]] = {
 NETS: dict[str, Any] = {"ddpg": [32, 32], "td3": [32, 32], "sac": [32, 32], "d4pg": [32, 32], "dqn": [32, 32]}
 
 
-def make(algo: str, **kwargs: Any) -> Any:
+def make(algo: str, *, seed: int = 0, **kwargs: Any) -> Any:
     """A fresh model of an algorithm."""
     cls, env, settings = ALGORITHMS[algo]
     if algo in NETS:
         kwargs = {"policy_kwargs": {"net_arch": NETS[algo]}, **kwargs}
-    return cls("MlpPolicy", env, seed=0, **{**settings, **kwargs})
+    return cls("MlpPolicy", env, seed=seed, **{**settings, **kwargs})
 
 
 class Pictures(gymnasium.Env[np.ndarray, Any]):
