@@ -1,8 +1,8 @@
 """Where training for integers begins: at the rounding that changes least of what each layer computes.
 
 Fake quantisation rounds every weight to nearest, and what a trained network becomes when that begins to act is often no
-agent at all. So at the switch the weights themselves move to their grids, as post-training quantisation would choose
-(Frantar et al. 2023, algorithm 1), where rounding to nearest leaves them; training goes on from there.
+agent at all. So at the switch the weights themselves move, as far as it takes for rounding to nearest to give them the
+codes that post-training quantisation would choose (Frantar et al. 2023, algorithm 1); training goes on from there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ Array = NDArray[Any]
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
 MAX_ROWS = 20_000
 """Inputs of a layer that are looked at; a convolution has one for each output position."""
+ROOM = 0.4
+"""Of a step, to either side of its number on the grid: a weight that lies there stays, the others move no further.
+Numbers in the middle of a step would take small learning rates too long to leave."""
 Moved = dict[str, Tensor]
 """What was added to a parameter, by its name."""
 
@@ -50,7 +53,7 @@ def remembered(model: BaseAlgorithm) -> Tensor | None:
 
 
 def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor) -> Moved:
-    """Moves the weights of the network that acts to their grids, layer by layer, each fitted to rounded inputs.
+    """Moves the weights of the network that acts to better codes, layer by layer, each fitted to rounded inputs.
 
     Biases make up for what that adds to the layer's outputs on average (Nagel et al. 2019, section 4.2). Layers with
     more than MAX_INPUTS inputs stay.
@@ -110,8 +113,11 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
 
     def fitted(shrinks: Array) -> tuple[Tensor, Tensor]:
         codes, q = to_the_ends(numbers, h, output_aware_qparams(numbers, h, layer.bits, shrinks))
-        rounded = torch.as_tensor(dequantize(codes, q)).reshape(part.shape).to(part)
-        return rounded + (module.weight - part), torch.as_tensor(q.scale).reshape(-1, *(1,) * (part.ndim - 1)).to(part)
+        grid = dequantize(codes, q)
+        near = numbers.clip(grid - ROOM * q.scale, grid + ROOM * q.scale)
+        # the ends themselves tell the scale
+        new = torch.as_tensor(np.where(np.abs(codes) < q.qmax, near, grid)).reshape(part.shape).to(part)
+        return new + (module.weight - part), torch.as_tensor(q.scale).reshape(-1, *(1,) * (part.ndim - 1)).to(part)
 
     def lost(candidate: tuple[Tensor, Tensor]) -> float:
         error: Array = (_on_grids(module, *candidate) - module.weight).double().cpu().numpy()
