@@ -86,9 +86,9 @@ TASKS: dict[str, tuple[str, ...]] = {
 """Tuned hyper-parameters and budgets are RL Zoo's where nothing else stands; three seeds, one where a training is long,
 six where quantisation costs DQN so differently from seed to seed that three settle nothing.
 
-Four tasks come twice: with the zoo's constant learning rate, and with the same rate falling to 0. At the constant one a
-single agent of A2C's three forgets CartPole before quantisation begins, and DQN's of Acrobot with few bits go from -80 to
--500 and back to the end; with the falling one they come to rest. PPO learns less of LunarLander with it.
+Four tasks come twice: with the zoo's constant learning rate, and with the same rate falling to 0. At the constant one
+one of A2C's three agents forgets CartPole before quantisation begins, and DQN's of Acrobot with few bits go from -80
+to -500 and back to the end; with the falling one they come to rest. PPO learns less of LunarLander with it.
 """
 
 AGENT_STEPS = {"ddpg-Walker2DBulletEnv-v0": "100000", "ddpg-BipedalWalker-v3": "100000"}
