@@ -61,10 +61,19 @@ def gptq(weight: Array, h: Array, q: QParams) -> Array:
     no error of a later column: each weight is rounded where it cancels what the columns before it have left there.
     These are the paper's codes, which it finds from the inverse of H.
     """
+    return _one_by_one(weight, *_pull(h), q)
+
+
+def _pull(h: Array) -> tuple[Array, Array]:
+    """The order of the columns, and U in that order over its diagonal: how errors of columns pull on later ones."""
     order = np.argsort(-np.diag(h), kind="stable")
     backwards = order[::-1]
     upper = np.linalg.cholesky(h[np.ix_(backwards, backwards)])[::-1, ::-1]
-    pull = upper / np.diag(upper)
+    return order, upper / np.diag(upper)
+
+
+def _one_by_one(weight: Array, order: Array, pull: Array, q: QParams) -> Array:
+    """The codes of `gptq`."""
     w = weight.T[order].astype(np.float64)  # transposed: a column of the weight lies in one piece
     row = replace(q, scale=q.scale[:, 0])
     codes = np.empty_like(w)
@@ -86,7 +95,8 @@ def to_the_ends(weight: Array, h: Array, q: QParams) -> tuple[Array, QParams]:
     A row that does not reach the end of its grid is rounded again on a finer one, TRIES times at most. Returns float
     codes [out, K] and their grids.
     """
-    codes = gptq(weight, h, q)
+    order, pull = _pull(h)
+    codes = _one_by_one(weight, order, pull, q)
     for _ in range(TRIES):
         reached = np.abs(codes).max(axis=1)
         short = (reached > 0) & (reached < q.qmax)
@@ -94,5 +104,5 @@ def to_the_ends(weight: Array, h: Array, q: QParams) -> tuple[Array, QParams]:
             break
         finer = np.where(short, reached / q.qmax, 1)[:, None]
         q = replace(q, scale=(q.scale * finer).astype(np.float32))
-        codes[short] = gptq(weight[short], h, replace(q, scale=q.scale[short]))
+        codes[short] = _one_by_one(weight[short], order, pull, replace(q, scale=q.scale[short]))
     return codes, q
