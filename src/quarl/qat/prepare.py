@@ -105,9 +105,9 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     """To be called between rollouts: puts the ranges seen so far in force, and fake quantisation once `active`.
 
     With the switch, channels are balanced in the weights themselves, which keeps what the networks compute; those that
-    act in off-policy algorithms begin at better codes (qat.start), and target networks move as far. They get
-    the ranges of their originals, as they do where a step to learn begins; later ones they get as they get weights.
-    Returns whether this call has switched fake quantisation on.
+    act in off-policy algorithms begin at better codes (qat.start), and target networks move as far. They get the ranges
+    of their originals, as they do where a step to learn begins; later ones they get as they get weights. Returns
+    whether this call has switched fake quantisation on.
     """
     assert isinstance(model.policy, QatPolicy)
     model.policy.followed = True

@@ -55,10 +55,9 @@ class LayerQuantizer:
         Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504. Scores lie on no grid: no
         rounding of their sums leads to another code.
         """
+        rounded, scale = self.rounded(weight)
         if self.plan.scores:
-            common = common_part(weight)
-            return Parameters(self._rounded(weight - common)[0] + common, bias)
-        rounded, scale = self._rounded(weight)
+            return Parameters(rounded, bias)
         source = self._source()
         if source is None:
             return Parameters(rounded, bias)
@@ -80,11 +79,22 @@ class LayerQuantizer:
             None if multiplier is None else multiplier.reshape(shape),
         )
 
-    def _rounded(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight on its grids, and their scale [out or 1, 1, ...]."""
+    def rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The weight on its grids but for what scores have in common, and their scale [out or 1, 1, ...].
+
+        log_step: [out, 1, ...], for those that are in force where steps are learned.
+        """
+        if self.plan.scores:
+            common = common_part(weight)
+            on_grids, scale = self._rounded(weight - common, log_step)
+            return on_grids + common, scale
+        return self._rounded(weight, log_step)
+
+    def _rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if not self.table.learned:
             return self.grids(weight)
-        log_step = self._log_step()
+        if log_step is None:
+            log_step = self._log_step()
         return on_learned_grid(weight, log_step, 0, self.plan.bits, symmetric=True), log_step.detach().exp()
 
     def counted(self, x: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ codes that post-training quantisation would choose (Frantar et al. 2023, algorit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,9 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quarl.policy.fit import MAX_INPUTS, SHRINKS
-from quarl.qat.fake import on_learned_grid, rounded_part
+from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
+from quarl.policy.trace import evaluating
+from quarl.qat.fake import rounded_part
 from quarl.qat.plan import LayerPlan
 from quarl.qat.table import RangeTable
 from quarl.quant.affine import TINY, dequantize
@@ -29,8 +28,6 @@ from quarl.quant.spec import integer_range
 
 Array = NDArray[Any]
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
-MAX_ROWS = 20_000
-"""Inputs of a layer that are looked at; a convolution has one for each output position."""
 ROOM = 0.4
 """Of a step, to either side of its number on the grid: a weight that lies there stays, the others move no further.
 Numbers in the middle of a step would take small learning rates too long to leave."""
@@ -59,7 +56,7 @@ def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tens
     more than MAX_INPUTS inputs stay.
     """
     moved: Moved = {}
-    with _rollout(policy), torch.no_grad():
+    with evaluating(policy), torch.no_grad():
         for place, layer in enumerate(table.plan.layers):
             module: Any = network.get_submodule(layer.path)
             if module.weight[0].numel() > MAX_INPUTS:
@@ -67,7 +64,7 @@ def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tens
             columns = _columns(module, module.quant.before(_input(policy, module, observations)))
             weight, scale = _fitted(module, columns)
             if module.bias is not None:
-                added = (_on_grids(module, weight, scale) - module.weight).flatten(1) @ columns.mean(0)
+                added = (module.quant.rounded(weight, scale.log())[0] - module.weight).flatten(1) @ columns.mean(0)
                 moved[f"{layer.path}.bias"] = -added
                 module.bias.sub_(added)
             moved[f"{layer.path}.weight"] = weight - module.weight
@@ -76,17 +73,6 @@ def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tens
                 table.weight_steps[place].copy_(scale.log())
         table.cache.clear()
     return moved
-
-
-@contextmanager
-def _rollout(policy: Any) -> Iterator[None]:
-    """The policy as in a rollout, where nothing is observed."""
-    training = policy.training
-    policy.set_training_mode(False)
-    try:
-        yield
-    finally:
-        policy.set_training_mode(training)
 
 
 def _input(policy: Any, module: nn.Module, observations: Tensor) -> Tensor:
@@ -120,7 +106,8 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
         return new + (module.weight - part), torch.as_tensor(q.scale).reshape(-1, *(1,) * (part.ndim - 1)).to(part)
 
     def lost(candidate: tuple[Tensor, Tensor]) -> float:
-        error: Array = (_on_grids(module, *candidate) - module.weight).double().cpu().numpy()
+        weight, scale = candidate
+        error: Array = (module.quant.rounded(weight, scale.log())[0] - module.weight).double().cpu().numpy()
         return float(np.einsum("ok,ok->", error @ h, error))
 
     if not layer.scores:
@@ -128,17 +115,6 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
     extent = part.abs().amax(1, keepdim=True).clamp(min=TINY)
     as_it_is = module.weight, extent / integer_range(layer.bits)[1]
     return min((as_it_is, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
-
-
-def _on_grids(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
-    """The weight as the layer will compute with it."""
-    layer: LayerPlan = module.quant.plan
-    part = rounded_part(weight, scores=layer.scores)
-    if module.quant.table.learned:
-        rounded = on_learned_grid(part, scale.log(), 0, layer.bits, symmetric=True)
-    else:
-        rounded = module.quant.grids(part)[0]
-    return rounded + (weight - part)
 
 
 def _columns(module: Any, x: Tensor) -> Tensor:
