@@ -31,8 +31,13 @@ SOME = ("8", "4", "2")
 LOSS_PCT = 5.0
 ONE_SEED = ("--seeds", "1")
 SIX_SEEDS = ("--seeds", "6")
-AGENT = "../shared/agents/sb3/ddpg/HopperBulletEnv-v0_1/HopperBulletEnv-v0.zip"
-"""Trained on, not anew; as seen from the project's folder, where the benchmark runs."""
+
+
+def finetuned(algo: str, name: str) -> tuple[str, str]:
+    """The options that train RL Zoo's agent on; its path is seen from the project's folder, where the benchmark runs."""
+    return "-i", f"../shared/agents/sb3/{algo}/{name}_1/{name}.zip"
+
+
 TASKS: dict[str, tuple[str, ...]] = {
     "ppo-CartPole-v1": ("--algo", "ppo", "--env", "CartPole-v1", "--bits", *ALL),
     "dqn-CartPole-v1": ("--algo", "dqn", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
@@ -62,7 +67,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     ),
     "ddpg-HopperBulletEnv-v0": (
         *("--algo", "ddpg", "--env", "HopperBulletEnv-v0", "-n", "30000", "--bits", *SOME, *ONE_SEED),
-        *("--quant-delay", "3000", "--params", "learning_starts:2000", "-i", AGENT),
+        *("--quant-delay", "3000", "--params", "learning_starts:2000", *finetuned("ddpg", "HopperBulletEnv-v0")),
     ),
     "ddpg-Walker2DBulletEnv-v0": (
         *("--algo", "ddpg", "--env", "Walker2DBulletEnv-v0", "-n", "30000", "--bits", *SOME, *ONE_SEED),
@@ -81,6 +86,28 @@ TASKS: dict[str, tuple[str, ...]] = {
     ),
     "ppo-HalfCheetahBulletEnv-v0": (
         *("--algo", "ppo", "--env", "HalfCheetahBulletEnv-v0", "-n", "1000000", "--bits", *SOME, *ONE_SEED),
+    ),
+    "ppo-CartPole-v1-finetuned": (
+        *("--algo", "ppo", "--env", "CartPole-v1", "-n", "20000", "--bits", *ALL, *SIX_SEEDS),
+        *("--quant-delay", "4000", "--params", "learning_rate:lin_1e-4", *finetuned("ppo", "CartPole-v1")),
+    ),
+    "dqn-CartPole-v1-finetuned": (
+        *("--algo", "dqn", "--env", "CartPole-v1", "-n", "9984", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
+        *("--quant-delay", "5120", "--params", "learning_rate:1e-3", "learning_starts:5000"),
+        *finetuned("dqn", "CartPole-v1"),
+    ),
+    "a2c-CartPole-v1-finetuned": (
+        *("--algo", "a2c", "--env", "CartPole-v1", "-n", "100000", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
+        *("--quant-delay", "20000", "--params", "learning_rate:lin_7e-5", *finetuned("a2c", "CartPole-v1")),
+    ),
+    "dqn-Acrobot-v1-finetuned": (
+        *("--algo", "dqn", "--env", "Acrobot-v1", "-n", "20000", "--bits", *ALL, *SIX_SEEDS),
+        *("--quant-delay", "5000", "--params", "learning_rate:lin_1e-5", "learning_starts:5000"),
+        *("exploration_initial_eps:0.1", *finetuned("dqn", "Acrobot-v1")),
+    ),
+    "ppo-LunarLander-v3-finetuned": (
+        *("--algo", "ppo", "--env", "LunarLander-v3", "-n", "196608", "--bits", *ALL, *SIX_SEEDS),
+        *("--quant-delay", "32768", "--params", "learning_rate:lin_3e-5", *finetuned("ppo", "LunarLander-v2")),
     ),
 }
 """Tuned hyper-parameters and budgets are RL Zoo's where nothing else stands; three seeds, one where a training is long,
