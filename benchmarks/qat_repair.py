@@ -17,7 +17,7 @@ from actorq_results import RESULTS, verdict, write
 from quarl.cli import main as quarl
 
 TASKS: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
-    "CartPole-v1": ("4", 9_984, 5_120, ("learning_rate:1e-3", "learning_starts:5000")),
+    "CartPole-v1": ("4", 9_984, 5_120, ("learning_rate:3e-4", "gradient_steps:512", "learning_starts:5000")),
     "MountainCar-v0": ("5", 24_000, 1_500, ("learning_rate:1e-4", "exploration_initial_eps:0.07")),
 }
 """By environment: bits, steps (at most a fifth of the zoo's 50,000 and 120,000, in whole rollouts), steps before
