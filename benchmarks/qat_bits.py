@@ -93,7 +93,8 @@ TASKS: dict[str, tuple[str, ...]] = {
     ),
     "dqn-CartPole-v1-finetuned": (
         *("--algo", "dqn", "--env", "CartPole-v1", "-n", "9984", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
-        *("--quant-delay", "5120", "--params", "learning_rate:3e-4", "gradient_steps:512", "learning_starts:5000"),
+        *("--quant-delay", "2560", "--eval-freq", "256"),
+        *("--params", "learning_rate:3e-4", "gradient_steps:512", "learning_starts:2500"),
         *finetuned("dqn", "CartPole-v1"),
     ),
     "a2c-CartPole-v1-finetuned": (
