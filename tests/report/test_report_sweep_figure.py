@@ -24,6 +24,9 @@ def test_no_line_leads_to_other_bits_of_activations():
     ).axes[0]
     lines = [line for line in axes.get_lines() if line.get_linestyle() == "-"]
     assert [list(line.get_ydata()) for line in lines] == [[0.0, 10.0], [20.0], [30.0, 40.0]]
-    (hollow,) = (line for line in axes.get_lines() if line.get_markerfacecolor() == "white")
+    hollow, key = (line for line in axes.get_lines() if line.get_markerfacecolor() == "white")
     assert list(hollow.get_ydata()) == [20.0]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert str(key.get_label()) in [text.get_text() for text in legend.get_texts()]
     assert [label.get_text() for label in axes.get_xticklabels()] == list(names)

@@ -32,6 +32,8 @@ def return_against_bits(summaries: Sequence[Row], rows: Sequence[Row], title: st
             precision_lines.line(axes, line, order, shift=shift, colour=colour, label=LABELS[method])
             at = [order.index(row["precision"]) + shift for row in seeds]
             axes.plot(at, [row["mean"] for row in seeds], "o", color=colour, markersize=3, alpha=0.5)
+        if not all(row["measured"] for row in rows):
+            axes.plot([], [], "o", color=style.MUTED, markerfacecolor="white", label="hollow: simulated in float")
         axes.set_xticks(range(len(order)), order)
         axes.set_xlabel("precision")
         axes.set_ylabel("return (small dots: seeds)")
