@@ -38,6 +38,12 @@ def finetuned(algo: str, name: str) -> tuple[str, str]:
     return "-i", f"../shared/agents/sb3/{algo}/{name}_1/{name}.zip"
 
 
+DQN_CARTPOLE = (
+    *("-n", "9984", "--quant-delay", "2560", "--eval-freq", "256"),
+    *("--params", "learning_rate:3e-4", "gradient_steps:512", "learning_starts:2500"),
+)
+"""Fine-tuning of RL Zoo's agent, for its repair (qat_repair.py) too. Its return goes from 500 to 100 and back between
+two rollouts, so it is looked at after each."""
 TASKS: dict[str, tuple[str, ...]] = {
     "ppo-CartPole-v1": ("--algo", "ppo", "--env", "CartPole-v1", "--bits", *ALL),
     "dqn-CartPole-v1": ("--algo", "dqn", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
@@ -92,10 +98,8 @@ TASKS: dict[str, tuple[str, ...]] = {
         *("--quant-delay", "4000", "--params", "learning_rate:lin_1e-4", *finetuned("ppo", "CartPole-v1")),
     ),
     "dqn-CartPole-v1-finetuned": (
-        *("--algo", "dqn", "--env", "CartPole-v1", "-n", "9984", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
-        *("--quant-delay", "2560", "--eval-freq", "256"),
-        *("--params", "learning_rate:3e-4", "gradient_steps:512", "learning_starts:2500"),
-        *finetuned("dqn", "CartPole-v1"),
+        *("--algo", "dqn", "--env", "CartPole-v1", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
+        *(*DQN_CARTPOLE, *finetuned("dqn", "CartPole-v1")),
     ),
     "a2c-CartPole-v1-finetuned": (
         *("--algo", "a2c", "--env", "CartPole-v1", "-n", "100000", "--bits", *ALL, "w6a6", "w4a4", *SIX_SEEDS),
@@ -119,12 +123,11 @@ one of A2C's three agents forgets CartPole before quantisation begins, and DQN's
 to -500 and back to the end; with the falling one they come to rest. PPO learns less of LunarLander with it.
 
 Fine-tuned are RL Zoo's finished agents, trained on for at most a fifth of their steps, with six seeds as that is quick.
-Rates and lengths were chosen on seeds from 100 on.
+Rates and lengths were chosen on seeds from 100 on, but for DDPG's of HopperBullet, which has one seed.
 """
 
 AGENT_STEPS = {"ddpg-Walker2DBulletEnv-v0": "100000", "ddpg-BipedalWalker-v3": "100000"}
 """Of a float32 training whose agent is then fine-tuned, where nobody's is at hand."""
-RECIPES = ("from scratch", "falling rate", "fine-tuning")
 
 
 def main() -> None:
@@ -189,14 +192,13 @@ def judge(folder: Path) -> None:
         if path.exists():
             single = by_agent(folder / task)
             rows += [row | {"agents": single[row["precision"]]} for row in compared(task, read(path))]
-    for row in rows:
-        row["recipe"] = recipe(row["task"])
-    bars = [bar for name in (None, *RECIPES) for bar in answered(rows, name)]
+    recipes = dict.fromkeys(row["recipe"] for row in rows)
+    bars = [bar for name in (None, *recipes) for bar in answered(rows, name)]
     write("qat-bits", "make bench-qat-bits", rows=rows, bars=bars)
 
 
 def recipe(task: str) -> str:
-    """How the task's agents are trained, of RECIPES."""
+    """How the task's agents are trained."""
     if "-i" in TASKS[task] or task in AGENT_STEPS:
         return "fine-tuning"
     return "falling rate" if task.endswith("-lin") else "from scratch"
@@ -227,7 +229,13 @@ def compared(task: str, summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for (method, precision), qat in found.items():
         if method == "qat" and ("ptq", precision) in found:
-            row = {"task": task, "precision": precision, "seeds": qat["seeds"], "fp32": exact["mean"]}
+            row = {
+                "task": task,
+                "recipe": recipe(task),
+                "precision": precision,
+                "seeds": qat["seeds"],
+                "fp32": exact["mean"],
+            }
             for name, one in (("ptq", found["ptq", precision]), ("qat", qat)):
                 row |= {name: one["mean"]}
                 row |= {f"{name}_{key}": one[key] for key in ("error_pct", "error_low", "error_high", "noninferior")}

@@ -14,16 +14,11 @@ import shutil
 from pathlib import Path
 
 from actorq_results import RESULTS, verdict, write
+from qat_bits import DQN_CARTPOLE
 from quarl.cli import main as quarl
 
 TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "CartPole-v1": (
-        "4",
-        (
-            *("-n", "9984", "--quant-delay", "2560", "--eval-freq", "256"),
-            *("--params", "learning_rate:3e-4", "gradient_steps:512", "learning_starts:2500"),
-        ),
-    ),
+    "CartPole-v1": ("4", DQN_CARTPOLE),
     "MountainCar-v0": (
         "5",
         (
@@ -35,7 +30,7 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
 """By environment: bits, and the options of fine-tuning: steps (at most a fifth of the zoo's 50,000 and 120,000, in
 whole rollouts), steps before quantisation acts, hyper-parameters over the zoo's; chosen on seeds from 100 on. DQN
 begins to learn after 1,000 steps, or `learning_starts`: what the old agent did until then is the replay's first
-content. CartPole's agents go from 500 to 100 and back between two rollouts, so each is looked at."""
+content."""
 WANTED_PCT = 5.0
 
 
@@ -52,6 +47,7 @@ def main() -> None:
         if options.only and env_id not in options.only:
             continue
         own = options.output / f"dqn-{env_id}"
+        steps = int(fine_tuning[fine_tuning.index("-n") + 1])
         agent = options.agents / "dqn" / f"{env_id}_1" / f"{env_id}.zip"
         words = ["sweep", "--algo", "dqn", "--env", env_id, "-i", str(agent), "--bits", bits, *fine_tuning]
         words += ["--seeds", "3", "--seed", options.seed, "--jobs", options.jobs, "-o", str(own)]
@@ -59,7 +55,7 @@ def main() -> None:
             raise SystemExit(code)
         shutil.rmtree(own / "runs", ignore_errors=True)
         summary = json.loads((own / "summary.json").read_text())["rows"]
-        rows += [{"env_id": env_id, "fine_tuning_steps": int(fine_tuning[1]), **row} for row in summary]
+        rows += [{"env_id": env_id, "fine_tuning_steps": steps, **row} for row in summary]
         loss = next(row["error_pct"] for row in summary if row["method"] == "qat")
         bars.append(verdict(f"{env_id}, {bits}-bit weights, repaired: loss of return, %", loss, WANTED_PCT))
     if not options.only:

@@ -64,7 +64,7 @@ def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tens
             columns = _columns(module, module.quant.before(_input(policy, module, observations)))
             weight, scale = _fitted(module, columns)
             if module.bias is not None:
-                added = (module.quant.rounded(weight, scale.log())[0] - module.weight).flatten(1) @ columns.mean(0)
+                added = _added(module, weight, scale).flatten(1) @ columns.mean(0)
                 moved[f"{layer.path}.bias"] = -added
                 module.bias.sub_(added)
             moved[f"{layer.path}.weight"] = weight - module.weight
@@ -106,8 +106,7 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
         return new + (module.weight - part), torch.as_tensor(q.scale).reshape(-1, *(1,) * (part.ndim - 1)).to(part)
 
     def lost(candidate: tuple[Tensor, Tensor]) -> float:
-        weight, scale = candidate
-        error: Array = (module.quant.rounded(weight, scale.log())[0] - module.weight).double().cpu().numpy()
+        error: Array = _added(module, *candidate).double().cpu().numpy()
         return float(np.einsum("ok,ok->", error @ h, error))
 
     if not layer.scores:
@@ -115,6 +114,12 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
     extent = part.abs().amax(1, keepdim=True).clamp(min=TINY)
     as_it_is = module.weight, extent / integer_range(layer.bits)[1]
     return min((as_it_is, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
+
+
+def _added(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
+    """To the layer's weight, where it computes with `weight` rounded."""
+    added: Tensor = module.quant.rounded(weight, scale.log())[0] - module.weight
+    return added
 
 
 def _columns(module: Any, x: Tensor) -> Tensor:
