@@ -257,18 +257,23 @@ def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:
         "env_id": provenance.env_id,
         "env_kwargs": dict(provenance.env_kwargs),
         "wrappers": [[name, dict(kwargs)] for name, kwargs in provenance.wrappers],
+        "max_episode_steps": provenance.max_episode_steps,
+        "statistics": provenance.statistics,
         "stochastic": provenance.stochastic,
         "origin": provenance.origin,
     }
 
 
 def _provenance_from_json(entry: dict[str, Any]) -> Provenance:
+    limit = entry.get("max_episode_steps")  # like the source of statistics, absent from older files
     return replace(
         Provenance(),
         algo=word(entry["algo"]),
         env_id=word(entry["env_id"]),
         env_kwargs=dict(entry["env_kwargs"]),
         wrappers=tuple((str(name), dict(kwargs)) for name, kwargs in entry["wrappers"]),
+        max_episode_steps=None if limit is None else size(limit),
+        statistics=word(entry.get("statistics", "")),
         stochastic=bool(entry["stochastic"]),
         origin=word(entry["origin"]),
     )

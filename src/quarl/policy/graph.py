@@ -97,6 +97,10 @@ class Provenance:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """The zoo's env_wrapper entries, outermost last: (dotted class name, keyword arguments)."""
+    max_episode_steps: int | None = None
+    """Environment steps after which an episode is truncated; None: as the environment is registered."""
+    statistics: str = ""
+    """Where the observation statistics inside the graph are from, to show; empty where observations stay raw."""
     stochastic: bool = False
     """The zoo's convention for evaluation of this agent."""
     origin: str = ""
