@@ -42,12 +42,13 @@ class Explorer:
     ) -> None:
         self.kind, self.rung, self._rng = head.kind, rung, rng
         if isinstance(action_space, spaces.Discrete):
-            self._start, self._num = int(action_space.start), int(action_space.n)
+            self._start, self._num, self._dtype = int(action_space.start), int(action_space.n), action_space.dtype
         else:
             assert isinstance(action_space, spaces.Box)
             self._low = action_space.low
             self._half = np.float32(0.5) * (action_space.high - action_space.low)
-            self._is_scaled = bool((self._low == -1).all() and (action_space.high == 1).all())
+            unit = (self._low == -1).all() and (action_space.high == 1).all()
+            self._is_scaled = bool(unit) and self._low.dtype == np.float32
             self._noise: Array = np.zeros((0, *action_space.shape), np.float32)
             self._drawn = 0
 
@@ -59,7 +60,7 @@ class Explorer:
             for row in range(len(chosen)):
                 if self._rng.random() < threshold:
                     chosen[row] = self._start + self._rng.integers(self._num)
-            return chosen.tolist(), chosen
+            return chosen, chosen
         if self.kind == "gaussian":
             mean, log_std = np.split(outputs, 2, axis=1)
             noise = self._rng.standard_normal(mean.shape, np.float32)
@@ -83,8 +84,8 @@ class Explorer:
     def random(self, num: int) -> tuple[Any, Array]:
         """Uniform actions for `num` environments, as Stable-Baselines3 plays before learning starts."""
         if self.kind == "argmax":
-            chosen = self._start + self._rng.integers(self._num, size=num)
-            return chosen.tolist(), chosen
+            chosen = (self._start + self._rng.integers(self._num, size=num)).astype(self._dtype)
+            return chosen, chosen
         return self._unscaled(self._rng.uniform(-1, 1, (num, *self._low.shape)).astype(np.float32))
 
     def _unscaled(self, scaled: Array) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def _trace(env: gymnasium.Env[Any, Any], seed: int, actions: list[Any]) -> list[
     observation, _ = env.reset(seed=seed)
     trace = [(np.asarray(observation).tobytes(), 0.0, False, False)]
     for action in actions:
-        observation, reward, terminated, truncated, _ = env.step(action)
+        observation, reward, terminated, truncated, _ = env.step(copy.copy(action))  # it may change what it is given
         trace.append((np.asarray(observation).tobytes(), float(reward), bool(terminated), bool(truncated)))
         if terminated or truncated:
             break

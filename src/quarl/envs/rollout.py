@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.envs.seeds import Stream, action_generator, episode_seed
+from quarl.envs.spaces import head_in
 from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
 
@@ -70,11 +71,12 @@ def play(
     slots: list[_Slot] = []
     live: list[_Slot] = []
     generators = [action_generator(stream, seed, 0)] * batch if stochastic else None
-    discrete = policy.head.kind == "argmax"
+    head = policy.head
     tick = 0
 
     def begin(slot: _Slot) -> bool:
         """Puts the next episode into the slot; False when there is none left."""
+        nonlocal head
         index = next(pending, None)
         if index is None:
             return False
@@ -82,6 +84,7 @@ def play(
             slot.close()
             slot.env = make_env()
             slot.step = slot.env.step
+            head = head_in(policy.head, slot.env.action_space)
         slot.index, slot.total, slot.start, slot.trace = index, 0.0, tick, []
         slot.seed = episode_seed(stream, seed, index)
         observations[slot.row] = slot.env.reset(seed=slot.seed)[0]
@@ -100,14 +103,13 @@ def play(
                 for slot in live:
                     if (tick - slot.start) % record == 0:
                         slot.trace.append(observations[slot.row].copy())
-            actions = policy.head(run(observations), generators)
-            # plain ints: an environment's own checks of a numpy integer cost more than its arithmetic
-            chosen: Any = actions.tolist() if discrete else actions
+            # a new array each time, whose rows environments may keep and change
+            actions = head(run(observations), generators)
             tick += 1
             ended: list[tuple[_Slot, bool]] = []
             for slot in live:
                 row = slot.row
-                observation, reward, terminated, truncated, _ = slot.step(chosen[row])
+                observation, reward, terminated, truncated, _ = slot.step(actions[row])
                 slot.total += float(reward)  # which some environments give in float32
                 observations[row] = observation
                 if terminated or truncated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quarl.errors import QuarlError
-from quarl.policy.graph import Policy, shapes
+from quarl.policy.graph import ActionHead, Policy, shapes
 from quarl.policy.spaces import Box, from_live
 
 
@@ -21,6 +22,12 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
         raise _mismatch("observations", ours, name, env.observation_space)
     if not _actions_fit(policy, env.action_space):
         raise _mismatch("actions", _actions(policy), name, env.action_space)
+
+
+def head_in(head: ActionHead, space: spaces.Space[Any]) -> ActionHead:
+    """The head with the space's own bounds: with bounds in float64 Stable-Baselines3 hands over float64 actions, which
+    bounds that were rounded to float32 would let out of the space."""
+    return replace(head, low=space.low, high=space.high) if isinstance(space, spaces.Box) else head
 
 
 def _observations_fit(policy: Policy, space: spaces.Space[Any]) -> bool:

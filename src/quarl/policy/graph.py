@@ -59,7 +59,7 @@ class ActionHead:
     """float32 [A]: state-independent Gaussian exploration, for stochastic evaluation of clip heads."""
 
     def __call__(self, output: Array, generators: list[np.random.Generator] | None = None) -> Array:
-        """Environment actions of network outputs [B, n]; int64 [B] or float32 [B, A].
+        """Environment actions of network outputs [B, n]; int64 [B], or [B, A] in float32 or a wider type of the bounds.
 
         generators: one per row makes the actions samples (Gumbel-max over logits, Gaussian with log_std), each row
         from its own stream, so that a sample never depends on the batch.
@@ -83,7 +83,8 @@ class ActionHead:
             output = output + np.exp(log_std) * noise
         if self.kind in ("tanh", "gaussian"):
             output = self.low + np.float32(0.5) * (np.tanh(output) + np.float32(1)) * (self.high - self.low)
-        return np.clip(output, self.low, self.high).astype(np.float32)
+        actions: Array = np.clip(output, self.low, self.high)
+        return actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
