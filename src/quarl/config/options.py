@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quarl.config.base import Config
+from quarl.config.values import check_types
 from quarl.errors import QuarlError
 
 C = TypeVar("C", bound=Config)
@@ -65,8 +66,11 @@ def completed(
         if given and name not in compared_later and here != found[name]:
             flag = f"--{name.replace('_', '-')}"
             raise QuarlError(f"{flag} is {here} here and {found[name]} in {where}; resume without it")
+        if name == "env" and here != found[name] and ":" in str(found[name]):  # a module's: to make it is to import it
+            raise QuarlError(f"{where} names a module to import, which only you may do: add --env {found[name]}")
     options = type(config)(**found)
     try:
+        check_types(options)
         # it was not resumed when it began, perhaps from a file
         type(config)(**found | {"resume": False}).check()
     except (TypeError, AttributeError, ValueError) as error:

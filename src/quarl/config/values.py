@@ -14,9 +14,12 @@ def check_types(config: Any) -> None:
     """Raises QuarlError, naming the option, for a value that is none of its type's."""
     for name, hint in get_type_hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(hint) or (hint,)
-        if get_origin(hint) in (ClassVar, tuple):
+        if get_origin(hint) is ClassVar:
             continue
-        if get_origin(hint) is Literal:
+        if get_origin(hint) is tuple:
+            words = isinstance(value, tuple) and all(type(word) is kinds[0] for word in value)
+            wanted = None if words else "a list of words"
+        elif get_origin(hint) is Literal:
             wanted = None if value in kinds else " or ".join(kinds)
         else:
             wanted = None if _is_one(value, kinds) else next((WANTED[kind] for kind in kinds if kind in WANTED), None)
