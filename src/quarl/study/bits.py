@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl import engines
+from quarl.algorithms import tuned
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig, TrainConfig
 from quarl.envs import resolve
@@ -30,7 +31,7 @@ from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.study.alone import Errands, Failed
 from quarl.study.source import digest, lengths
-from quarl.training import stretches, tuned
+from quarl.training import stretches
 from quarl.training.environments import check_environment
 from quarl.training.hyperparameters import interpret
 from quarl.training.run_folder import BEST

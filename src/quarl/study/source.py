@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quarl.algorithms import tuned
 from quarl.errors import QuarlError
 from quarl.policy import hub, zoo
 from quarl.policy.container import read_bytes
 from quarl.policy.plain_yaml import read_yaml
 from quarl.study.entries import PolicyEntry, Study
-from quarl.training import tuned
 
 TRAIN, ZOO, HUB = "train", "zoo", "hub"
 CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}

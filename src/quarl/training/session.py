@@ -15,6 +15,7 @@ from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputF
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl import qat
+from quarl.algorithms import tuned
 from quarl.algorithms.checkpoint_model import not_finite
 from quarl.algorithms.cpu import threads
 from quarl.config import TrainConfig
@@ -25,7 +26,6 @@ from quarl.interrupt import SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
 from quarl.qat.delay import check_delay
-from quarl.training import tuned
 from quarl.training.environments import check_spaces, make_environments
 from quarl.training.hyperparameters import interpret
 from quarl.training.judge import Judge

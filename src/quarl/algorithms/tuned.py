@@ -1,4 +1,7 @@
-"""RL Zoo's tuned hyper-parameters, from the YAML files in its installed package, which is not imported."""
+"""RL Zoo's tuned hyper-parameters, from the YAML files in its installed package, which is not imported.
+
+Those of the classic tasks come with QuaRL too, in tuned.yml, for where RL Zoo is not installed.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ FALLBACK: dict[str, Any] = {"n_timesteps": 100_000}
 NOISE: dict[str, Any] = {"noise_type": "normal", "noise_std": 0.1}
 """Without it a deterministic policy explores nothing; the zoo's default too. D4PG brings its own."""
 ATARI = re.compile(r"NoFrameskip-v\d|^ALE/")
+PACKAGED = Path(__file__).with_name("tuned.yml")
+"""The zoo's entries that come with QuaRL, by algorithm; the zoo's own files win."""
 GENERAL = ("default", "atari")
 """Entries that are of no environment."""
 
@@ -37,16 +42,17 @@ def read(algo: str, env_id: str) -> Tuned:
     """
     fallback = FALLBACK | (NOISE if algo in ("ddpg", "td3") else {})
     path = file_of(algo)
-    if path is None:
-        missing = "" if installed() is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
-        return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults")
-    entries = read_yaml(path, merging=True)
+    packaged = read_yaml(PACKAGED, merging=True).get(algo, {})
+    entries = packaged if path is None else read_yaml(path, merging=True)
     key = _key(entries, env_id)
-    if key is None:
+    if key is not None:
+        if not isinstance(entries[key], dict):
+            raise QuarlError(f"{path}: {key} holds a {type(entries[key]).__name__}, not hyper-parameters by name")
+        return Tuned(dict(entries[key]), f"RL Zoo's for {key}" + (", from QuaRL's copy" if path is None else ""))
+    if path is not None:
         return Tuned(fallback, f"Stable-Baselines3's defaults, for RL Zoo has none for {algo} on {env_id}")
-    if not isinstance(entries[key], dict):
-        raise QuarlError(f"{path}: {key} holds a {type(entries[key]).__name__}, not hyper-parameters by name")
-    return Tuned(dict(entries[key]), f"RL Zoo's for {key}")
+    missing = "" if installed() is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
+    return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults")
 
 
 def installed() -> Path | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from quarl.algorithms import tuned
 from quarl.errors import UnsupportedError
 from quarl.policy.plain_yaml import read_yaml
-from quarl.training import tuned
 from quarl.training.hyperparameters import interpret
 
 ALGORITHMS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")
@@ -21,12 +21,16 @@ NOT_DATA = {
 """Entries that ask for more than quarl train does, and what it names in refusing them."""
 
 
-@pytest.fixture(autouse=True)
-def zoo():
-    if tuned.installed() is None:
-        pytest.skip("rl-zoo3 is not installed")
+zoo = pytest.mark.skipif(tuned.installed() is None, reason="rl-zoo3 is not installed")
+CLASSIC = [
+    (algo, env_id, written)
+    for algo, entries in read_yaml(tuned.PACKAGED, merging=True).items()
+    for env_id, written in entries.items()
+    if env_id != "atari"
+]
 
 
+@zoo
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_entry_of_the_zoo_s_files_becomes_a_recipe_or_is_refused_by_name(algo):
     path = tuned.file_of(algo)
@@ -42,11 +46,13 @@ def test_every_entry_of_the_zoo_s_files_becomes_a_recipe_or_is_refused_by_name(a
             assert recipe.n_envs == written.get("n_envs", 1)
 
 
+@zoo
 def test_merged_defaults_are_overridden_where_the_entry_says_so():
     found = tuned.read("ppo", "Walker2DBulletEnv-v0").written
     assert (found["n_envs"], found["batch_size"], found["clip_range"]) == (16, 128, "lin_0.4")
 
 
+@zoo
 def test_policy_kwargs_with_classes_are_understood():
     import torch
 
@@ -60,6 +66,7 @@ def test_policy_kwargs_with_classes_are_understood():
     assert recipe.normalize == {"gamma": 0.99}
 
 
+@zoo
 @pytest.mark.parametrize(
     ("algo", "env_id", "origin"),
     [
@@ -74,21 +81,43 @@ def test_the_origin_is_said(algo, env_id, origin):
     assert tuned.read(algo, env_id).origin == origin
 
 
+@zoo
 def test_atari_games_share_an_entry():
     assert tuned.read("dqn", "PongNoFrameskip-v4").written["frame_stack"] == 4
 
 
 def test_without_the_zoo_the_defaults_are_stable_baselines3_s_and_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "rl_zoo3", None)
-    found = tuned.read("ppo", "CartPole-v1")
+    found = tuned.read("ppo", "LunarLander-v3")
     assert found.written == {"n_timesteps": 100_000}
     assert "pip install 'quarl[zoo]'" in found.origin
-    assert tuned.read("td3", "Pendulum-v1").written["noise_std"] == 0.1  # it would not explore
+    assert tuned.read("td3", "BipedalWalker-v3").written["noise_std"] == 0.1  # it would not explore
 
 
+@zoo
+@pytest.mark.parametrize(("algo", "env_id", "written"), CLASSIC)
+def test_the_classic_tasks_numbers_are_the_zoo_s_without_it_too(algo, env_id, written, monkeypatch):
+    of_the_zoo = tuned.read(algo, env_id)
+    monkeypatch.setitem(sys.modules, "rl_zoo3", None)
+    packaged = tuned.read(algo, env_id)
+    assert packaged.written == of_the_zoo.written == written
+    assert packaged.origin == f"RL Zoo's for {env_id}, from QuaRL's copy"
+
+
+def test_every_algorithm_has_numbers_for_the_classic_tasks_that_it_can_learn():
+    tasks = {algo: {name for which, name, _ in CLASSIC if which == algo} for algo in ALGORITHMS}
+    discrete = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0"}
+    continuous = {"MountainCarContinuous-v0", "Pendulum-v1"}
+    assert tasks["ppo"] == tasks["a2c"] == discrete | continuous
+    assert tasks["dqn"] == discrete
+    assert tasks["ddpg"] == tasks["td3"] == tasks["sac"] == continuous
+
+
+@zoo
 def test_the_zoo_s_package_is_read_and_not_imported():
     code = (
-        "import sys\nfrom quarl.training import tuned\nassert tuned.read('ppo', 'CartPole-v1').written['n_envs'] == 8\n"
+        "import sys\nfrom quarl.algorithms import tuned\n"
+        "assert tuned.read('ppo', 'CartPole-v1').written['n_envs'] == 8\n"
         "print(sorted(set(sys.modules) & {'rl_zoo3', 'torch', 'optuna', 'stable_baselines3'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
