@@ -124,7 +124,7 @@ def slow_learner(folder: Path, *, seconds: float) -> Row:
     small = ("--params", *SMALL, "buffer_size:5000", "batch_size:2048")
     with Run(folder, *words, *small) as run:
         run.ready()
-        run.until(lambda: min(actor["wait_s"] for actor in run.rows()[-1]["actors"]) > 5, 90)
+        run.until(lambda: min(actor["wait_s"] for actor in run.rows()[-1]["actors"]) > 5)
         first, pids = run.rows()[-1], [run.process.pid, *run.children().values()]
         memory = [resident_mb(pids)]
         while len(memory) <= seconds:

@@ -22,8 +22,8 @@ Row = dict[str, Any]
 ENV = "chaos_env:Chaos-v0"
 SMALL = ("learning_starts:200", "buffer_size:20000", "batch_size:32", "train_freq:4", "target_update_interval:500")
 HERE = Path(__file__).parent
-START_S = 90.0
-"""For a run to come up, on a machine with other things to do."""
+PATIENCE_S = 600.0
+"""For anything to happen, on a machine with other things to do; what has to be faster than that says so."""
 
 
 class Laws:
@@ -71,10 +71,10 @@ class Run:
 
     def ready(self) -> Run:
         """Returns when training has begun: the learner has taken steps in."""
-        self.until(lambda: bool(found := self.rows()) and found[-1]["timesteps"] > found[0]["timesteps"], START_S)
+        self.until(lambda: bool(found := self.rows()) and found[-1]["timesteps"] > found[0]["timesteps"])
         return self
 
-    def until(self, condition: Callable[[], bool], timeout: float) -> float:
+    def until(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> float:
         """Seconds until it holds; an error with the run's output where it does not, or where the run ends before."""
         start = time.monotonic()
         while not condition():
@@ -85,7 +85,7 @@ class Run:
             time.sleep(0.01)
         return time.monotonic() - start
 
-    def finish(self, timeout: float = 120.0) -> int:
+    def finish(self, timeout: float = PATIENCE_S) -> int:
         """The exit code, when the run has ended."""
         try:
             return self.process.wait(timeout)
@@ -126,7 +126,7 @@ class Run:
         """Process ids of all incarnations of an actor that made a step."""
         return {pid for pid, steps, _, _ in self.counted(name.replace("-", " ")) if steps}
 
-    def back(self, name: str, before: set[int], timeout: float = 30.0) -> float:
+    def back(self, name: str, before: set[int], timeout: float = PATIENCE_S) -> float:
         """Seconds until an incarnation that is not among those `before` has made a step."""
         return self.until(lambda: bool(self.workers(name) - before), timeout)
 
@@ -134,7 +134,7 @@ class Run:
         """Environment steps that were made and not sent."""
         return sum(steps for _, steps, _, _ in self.counted()) - sum(a["steps"] for a in self.rows()[-1]["actors"])
 
-    def orphans(self, within_s: float) -> int:
+    def orphans(self, within_s: float = PATIENCE_S) -> int:
         """Processes of the ended run that are there after so many seconds."""
         deadline = time.monotonic() + within_s
         while (left := self.members()) and time.monotonic() < deadline:

@@ -19,6 +19,7 @@ from quarl.config import ActorQConfig, PtqConfig
 from quarl.energy.sources import Counters, Gpus, ProcessorTime
 from quarl.errors import QuarlError
 from quarl.report import schema
+from waiting import PATIENCE_S, until
 
 TINY = "train --algo a2c -n 64 --eval-freq 0 --eval-episodes 2"
 
@@ -62,12 +63,10 @@ def tables(folder, **countries):
 
 def test_living_and_killed_children_count():
     before = energy.cpu_seconds()
-    child = multiprocessing.get_context("spawn").Process(target=burn, args=(60.0,))
+    child = multiprocessing.get_context("spawn").Process(target=burn, args=(2 * PATIENCE_S,))
     child.start()
     try:
-        deadline = time.monotonic() + 30
-        while energy.cpu_seconds() - before < 0.5 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: energy.cpu_seconds() - before >= 0.5)
         living = energy.cpu_seconds() - before
     finally:
         child.kill()

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from waiting import PATIENCE_S
+
 CODE = """
 import os, signal, sys
 from quarl.interrupt import Interrupts
@@ -28,5 +30,7 @@ with Interrupts(lambda: print("killed", flush=True)) as interrupts:
     ],
 )
 def test_the_first_signal_is_remembered_the_second_ends_the_run_and_nohup_is_respected(start, signals, said, code):
-    done = subprocess.run([sys.executable, "-c", CODE, start, *signals], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, start, *signals], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (done.stdout.split(), done.returncode) == (said, code)

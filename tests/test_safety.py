@@ -20,6 +20,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import fuzz  # noqa: E402  # it lies beside the package, in no package of its own
 import hostile_pickles  # noqa: E402
+from waiting import PATIENCE_S  # noqa: E402
 
 PARSERS = fuzz.parsers()
 
@@ -29,7 +30,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came of reading every hostile file, in a process with bounded memory."""
     folder = tmp_path_factory.mktemp("hostile")
     command = [sys.executable, str(BENCHMARKS / "hostile.py"), str(folder), "--load"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not (folder / "canary").exists()
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -108,7 +109,7 @@ def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path
         "time.sleep(0.5)\n"  # Popen does not wait
     )
     paths = [str(canary.with_suffix(".pkl")) for canary in armed]
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script, *paths], timeout=60, check=True)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script, *paths], timeout=PATIENCE_S, check=True)
     assert len(armed) == 15
     assert [canary.name for canary in armed if not canary.exists()] == []
 

@@ -25,6 +25,7 @@ from quarl.algorithms import checkpoint, checkpoint_file
 from quarl.algorithms.checkpoint import CheckpointError
 from quarl.algorithms.checkpoint_model import take
 from quarl.errors import QuarlError
+from waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = ("put", "sync", "rename", "sync_folder")
@@ -317,7 +318,7 @@ def test_a_tenth_of_the_chaos_is_survived(tmp_path):
     counts = "--cuts 20 --flips 100 --rebuilt 100 --kills 10 --stride 5 --saves 0 --seed 1"
     command = [sys.executable, "-W", "error", ROOT / "benchmarks" / "chaos_checkpoint.py", *counts.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([*command, "-o", tmp_path / "rows.json"], env=environment, check=True, timeout=120)
+    subprocess.run([*command, "-o", tmp_path / "rows.json"], env=environment, check=True, timeout=PATIENCE_S)
     rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     assert rows["cuts"]["detected"] == 20
     assert rows["flips"]["detected"] == 100

@@ -40,6 +40,7 @@ from quarl.algorithms import checkpoint  # noqa: E402
 from quarl.cli import parse  # noqa: E402
 from quarl.config import ActorQConfig  # noqa: E402
 from quarl.errors import QuarlError  # noqa: E402
+from waiting import PATIENCE_S, until  # noqa: E402
 
 
 def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
@@ -55,16 +56,16 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         ]
         assert politeness == [10, 10, 0]
         run.send("publisher", signal.SIGSTOP)
-        run.until(lambda: "actors wait for newer weights" in run.text(), 30)
-        run.until(lambda: run.rows()[-1]["timesteps"] > frozen["timesteps"], 10)  # they have gone on to the bound
+        run.until(lambda: "actors wait for newer weights" in run.text())
+        run.until(lambda: run.rows()[-1]["timesteps"] > frozen["timesteps"])  # they have gone on to the bound
         pid = run.send("publisher", signal.SIGKILL)
-        run.until(lambda: run.pid("publisher") not in (None, pid), 10)
-        run.until(lambda: run.rows()[-1]["published_version"] > frozen["published_version"] + 2, 20)
+        run.until(lambda: run.pid("publisher") not in (None, pid))
+        run.until(lambda: run.rows()[-1]["published_version"] > frozen["published_version"] + 2)
         assert run.rows()[-1]["staleness_max"] <= chaos_kills.BOUND
         assert [actor["incarnation"] for actor in run.rows()[-1]["actors"]] == [0, 0, 0]
         time.sleep(random.Random(0).uniform(0, 1))
         run.send("learner", signal.SIGKILL)
-        assert run.finish(10) == 1
+        assert run.finish() == 1
         assert "the learner died (SIGKILL); go on with --resume" in run.text()
         first, saved = run.rows()[-1], checkpoint.load_latest(run.output)
     with Run(tmp_path, *words, "--resume", chaos=chaos) as run:
@@ -73,10 +74,10 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         assert again["version"] > first["version"]
         before = run.workers("actor-1")
         run.send("actor-1", signal.SIGKILL)
-        assert run.back("actor-1", before) < 10  # 5 on a machine that does nothing else: see the benchmark
+        run.back("actor-1", before)  # within 5 s on a machine that does nothing else: see the benchmark
         os.killpg(run.process.pid, signal.SIGINT)
-        assert run.finish(10) == 130
-        assert not run.orphans(2.0)
+        assert run.finish() == 130
+        assert not run.orphans()
         assert not run.shared_files()
         assert 0 <= run.lost() <= 1
         last = run.rows()[-1]
@@ -88,23 +89,35 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
     assert found["links_across"] == found["transitions_across"] == 0
 
 
-def test_a_hang_a_crash_loop_and_a_slow_actor_do_not_hold_the_others_until_they_are_too_few(tmp_path):
-    chaos = {"step_s": 0.005, "raises": ["actor 0"], "hangs": {"actor 1": 30}, "slow": {"actor 2": 0.05}}
-    words = ("--actors", "4", "-n", "60000", "--env-timeout", "2", "--min-actors", "4")
-    with Run(tmp_path, *words, chaos=chaos) as run:
+def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
+    words = ("--actors", "2", "-n", "60000", "--min-actors", "2")
+    with Run(tmp_path, *words, chaos={"step_s": 0.005, "raises": ["actor 0"]}) as run:
         assert run.finish() == 4
         lines = [line for line in run.text().splitlines() if "cores" not in line]
-        assert lines[0].startswith("quarl: actor 1 made no step for 2 s: killed")
-        parked = "actor 0 died 5 times in 60 s (RuntimeError: the simulation broke down): parked; see "
-        assert lines[1].startswith(f"quarl: {parked}")
-        assert lines[2].startswith("quarl: only 3 of 4 actors are left and --min-actors is 4; go on with --resume")
-        assert len(lines) == 3
+        parked = "actor 0 died 5 times in 60 s of work (RuntimeError: the simulation broke down): parked; see "
+        assert lines[0].startswith(f"quarl: {parked}")
+        assert lines[1].startswith("quarl: only 1 of 2 actors are left and --min-actors is 2; go on with --resume")
+        assert len(lines) == 2
         assert (run.output / "actor-0.log").read_text().count("Traceback") == 5
+        assert run.rows()[-1]["actors"][0]["steps"] == 0
+
+
+def test_an_actor_that_hangs_and_one_that_is_slow_do_not_hold_the_others(tmp_path):
+    chaos = {"step_s": 0.005, "hangs": {"actor 1": 30}, "slow": {"actor 2": 0.5}}
+    with Run(tmp_path, "--actors", "3", "-n", "60000", "--env-timeout", "5", chaos=chaos) as run:
+        run.ready().until(lambda: len(list(run.counted("actor 1"))) == 2)
         hung, successor = sorted(run.counted("actor 1"), key=lambda one: one[2])
-        assert successor[2] - hung[3] < 2 + 5  # 2 + 2 on a machine that does nothing else: see the benchmark
-        steps = [actor["steps"] for actor in run.rows()[-1]["actors"]]
-        assert steps[0] == 0
-        assert steps[3] > 4 * steps[2] > 0
+        assert successor[2] > hung[3]  # how much later is the benchmark's matter
+
+        def steps(number):
+            return run.rows()[-1]["actors"][number]["steps"]
+
+        run.until(lambda: steps(0) > 4 * steps(2) > 0)
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.finish() == 130
+        lines = [line for line in run.text().splitlines() if "cores" not in line]
+        assert lines[0].startswith("quarl: actor 1 made no step for 5 s: killed")
+        assert not [line for line in lines[1:] if "made no step" in line]
 
 
 def test_a_slow_learner_makes_actors_wait_and_no_memory_grow(tmp_path):
@@ -126,13 +139,10 @@ def test_children_die_with_a_supervisor_that_is_killed():
         "    print('named', flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     pid, named = done.stdout.split()
     assert (named, done.returncode) == ("named", -signal.SIGKILL)
-    deadline = time.monotonic() + 2
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{pid}").exists()
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_learner_without_a_supervisor_saves_and_leaves(tmp_path, monkeypatch):
@@ -163,7 +173,7 @@ def test_a_second_signal_leaves_at_once():
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "killed\n", "")
 
 
@@ -710,9 +720,7 @@ def test_an_idle_learner_shows_its_newest_weights(tmp_path):
     with chaos_poison.rig(tmp_path, publish_interval=1000) as rig:
         rig.train(5)
         before = rig.channel.floats.version
-        deadline = time.monotonic() + 5
-        while rig.channel.floats.version == before and time.monotonic() < deadline:
-            rig.learner.step()
+        until(lambda: rig.learner.step() or rig.channel.floats.version != before)
         assert rig.channel.floats.pull().step == rig.learner.model._n_updates
         after = rig.channel.floats.version
         for _ in range(2000):

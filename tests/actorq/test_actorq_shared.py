@@ -16,9 +16,10 @@ import pytest
 
 from quarl.actorq.board import SLOTS, Board
 from quarl.actorq.ledger import Actor, Ledger, percentile
-from quarl.actorq.memory import PREFIX, SHARED, Block, Memory
+from quarl.actorq.memory import PREFIX, Block, Memory
 from quarl.actorq.ring import Ring
 from quarl.errors import QuarlError
+from waiting import PATIENCE_S, until
 
 SPAWN = multiprocessing.get_context("spawn")
 SIZE = 200_000
@@ -63,8 +64,10 @@ def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory, monkeypatc
     assert not left.exists()
 
 
-def test_a_run_knows_whether_another_one_is_on_the_machine(memory):
-    path = SHARED / f"{PREFIX}{2**22 + 1}-0"  # no process of this machine: it is another container's
+def test_a_run_knows_whether_another_one_is_on_the_machine(memory, monkeypatch, tmp_path):
+    monkeypatch.setattr("quarl.actorq.memory.SHARED", tmp_path)  # where no other run of this machine has its memory
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / f"{PREFIX}{2**22 + 1}-0"  # no process of this machine: it is another container's
     try:
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -196,9 +199,7 @@ def test_snapshots_are_never_torn_while_a_writer_runs_and_after_it_is_killed(mem
     for _ in range(3):
         writer = SPAWN.Process(target=_publish_for_ever, args=(shared.path, blocks), daemon=True)
         writer.start()
-        deadline = time.monotonic() + 20
-        while reader.pull() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: reader.pull() is not None)
         for _ in range(300):
             snapshot = reader.pull()
             numbers = snapshot.data.view(np.int64)
@@ -255,7 +256,7 @@ def test_a_killed_writer_leaves_whole_rows_and_its_successor_goes_on(memory):
         start = incarnation * 10**9
         writer = SPAWN.Process(target=_write_for_ever, args=(shared.path, blocks, start), daemon=True)
         writer.start()
-        expected, deadline = start, time.monotonic() + 20
+        expected, deadline = start, time.monotonic() + PATIENCE_S
         while expected < start + 2000 and time.monotonic() < deadline:
             rows = reader.peek(16)
             assert rows["number"].tolist() == list(range(expected, expected + len(rows)))

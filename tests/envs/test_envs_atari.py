@@ -26,6 +26,7 @@ from quarl.errors import QuarlError
 from quarl.policy.graph import Policy, Provenance
 from quarl.training.environments import make_environments
 from quarl.training.hyperparameters import Recipe, interpret
+from waiting import PATIENCE_S
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
@@ -81,7 +82,7 @@ def test_an_id_is_understood_before_the_package_is_imported_and_nothing_is_print
         "env.step(1)\n"
     )
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 

@@ -21,6 +21,7 @@ from quarl.envs.suite_tasks import TASKS
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
+from waiting import PATIENCE_S
 
 pytest.importorskip("dm_control")
 
@@ -215,7 +216,9 @@ def test_a_new_process_is_silent_without_a_display_and_plays_the_same(tmp_path: 
     )
     environ = {name: value for name, value in os.environ.items() if name not in ("MUJOCO_GL", "DISPLAY")}
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.strip() == make("dm_control/hopper-stand-v0").reset(seed=9)[0].tobytes().hex()
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from quarl.envs.wrappers import ChannelsFirst
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Conv2d, Dense, Flatten
+from waiting import PATIENCE_S
 
 
 def test_an_environment_has_its_time_limit_and_no_other_wrapper() -> None:
@@ -60,7 +61,7 @@ def test_no_simulator_prints_warns_or_leaves_a_file(tmp_path: Path) -> None:
         "    env.close()\n"
     )
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
     assert list(tmp_path.iterdir()) == []
 

@@ -20,6 +20,7 @@ from quarl.policy import hub, zoo
 from quarl.policy.load import read
 from quarl.policy.operators import Normalize
 from sb3_archives import write_run
+from waiting import PATIENCE_S
 
 pytest.importorskip("huggingface_hub", reason="it comes with the extra hub")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -194,7 +195,9 @@ def fetch(repo: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     code = "import sys; from quarl.policy import hub; print(hub.fetch(sys.argv[1]))"
     command = [sys.executable, "-W", "error", "-c", code, repo]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=clean | environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=clean | environment
+    )
 
 
 def test_what_is_read_is_fetched_and_nothing_else(tmp_path: Path, files, server, offline):

@@ -15,6 +15,7 @@ import pytest
 from quarl.study import nursery
 from quarl.study.alone import Errands, Failed
 from quarl.study.processes import memory_mb
+from waiting import PATIENCE_S, until
 
 
 def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_path: Path):
@@ -47,10 +48,8 @@ def test_leaving_the_block_ends_what_runs(tmp_path: Path):
     thread = threading.Thread(target=wait)
     with Errands(tmp_path / "log") as errands:
         thread.start()
-        until = time.monotonic() + 60
-        while not errands._running and time.monotonic() < until:
-            time.sleep(0.01)
-    thread.join(60)
+        until(lambda: errands._running)
+    thread.join(PATIENCE_S)
     assert heard == ["a: its process was ended by SIGKILL"]
 
 

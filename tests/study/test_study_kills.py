@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import PATIENCE_S
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "study_kills.py"
 
 
 def test_a_study_that_is_killed_inside_its_cells_ends_in_the_rows_of_one_that_is_not(tmp_path: Path):
     words = ["--kills", "2", "--episodes", "100", "--n-timesteps", "5000", "--out", str(tmp_path / "found.json")]
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["kills"], found["resumed"], found["rows_equal"], found["returns_equal"]) == (2, 2, True, True)

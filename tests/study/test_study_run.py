@@ -30,6 +30,7 @@ from quarl.study.crew import Bounds, Crew, Ended, Prepared
 from quarl.study.household import Home, Play
 from quarl.study.source import digest
 from quarl.study.store import Store
+from waiting import PATIENCE_S
 
 Write = Callable[..., Path]
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
@@ -236,7 +237,7 @@ def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_pat
 
 
 def until(made: Crew, kind: Any) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for event in made.events(0.2):
             if isinstance(event, kind):
@@ -265,7 +266,7 @@ def test_after_ctrl_c_the_same_command_goes_on(study_file: Write, tmp_path: Path
         os.killpg(started.pid, signal.SIGINT)
         assert started.stderr is not None
         said = started.stderr.read().decode()
-        assert started.wait(20) == 130
+        assert started.wait(PATIENCE_S) == 130
     assert said.startswith("quarl: stopped by a signal; go on with quarl study run ")
     assert len(said.splitlines()) == 1
     path.write_text(slow.replace("episodes: 20000", "episodes: 6"))

@@ -20,9 +20,10 @@ from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALS
 
 DEATHS, WITHIN_S = 5, 60.0
-"""So many deaths in so many seconds, and a child is parked."""
+"""So many deaths in so many seconds at work, and a child is parked. How long it takes to start, on a machine with other
+things to do, says nothing about it."""
 FIRST_PAUSE_S = 0.1
-"""Before a dead child is started again; doubles with each death of the last minute."""
+"""Before a dead child is started again; doubles with each death of the last minute at work."""
 MISTAKE = 64
 """Exit code of a child whose last line is for the user (sysexits.h's EX_USAGE): to start it again does not help."""
 
@@ -36,8 +37,11 @@ class Child:
         self.parked = False
         self.started = 0.0
         """time.monotonic() of the last start."""
+        self.worked_s = 0.0
+        """Seconds at work of all its incarnations; whoever watches it counts them."""
         self.num_deaths = 0
         self._recent: list[float] = []
+        """`worked_s` at its latest deaths."""
         self._not_before = 0.0
         self.process: BaseProcess | None = None
 
@@ -77,11 +81,10 @@ class Child:
 
     def count_death(self) -> None:
         """Called once with a dead child: it rests for a while, or is parked."""
-        now = time.monotonic()
         self.num_deaths += 1
-        self._recent = [*(t for t in self._recent if now - t < WITHIN_S), now]
+        self._recent = [*(t for t in self._recent if self.worked_s - t < WITHIN_S), self.worked_s]
         self.parked = len(self._recent) >= DEATHS
-        self._not_before = now + FIRST_PAUSE_S * 2 ** (len(self._recent) - 1)
+        self._not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(self._recent) - 1)
 
     def rested(self) -> bool:
         """True where a death was counted and its pause is over."""
@@ -130,7 +133,9 @@ class Family:
             child.count_death()
             if child.parked:
                 where = f"; see {child.log}" if child.log is not None and child.log.exists() else ""
-                self._say(f"{child.name} died {DEATHS} times in {WITHIN_S:g} s ({child.reason()}): parked{where}")
+                self._say(
+                    f"{child.name} died {DEATHS} times in {WITHIN_S:g} s of work ({child.reason()}): parked{where}"
+                )
         elif child.rested():
             if hasattr(child.spec, "incarnation"):
                 child.spec = dataclasses.replace(child.spec, incarnation=child.spec.incarnation + 1)

@@ -39,7 +39,9 @@ ROW_S = 1.0
 CATCH_UP_S = 30.0
 """For the publisher to pack the newest weights before an evaluation."""
 GRACE_S = 4.0
-"""For everyone to leave after a signal."""
+"""For actors and publisher to leave when the learner has."""
+FINISH_S = 30.0
+"""For the learner to come to the end of its update after a signal, on a machine with other things to do."""
 SAVE_S = 120.0
 """More for a learner that is at its last checkpoint: a large replay takes its time, and the next signal ends it."""
 USAGE, TOO_FEW = 2, 4
@@ -242,12 +244,12 @@ class Supervisor:
             with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
                 self.say("stopping: the learner finishes its update and saves; once more to leave at once")
         learner, cells, start = self.crew.learner, self.ledger.learner, time.monotonic()
-        until = start + (GRACE_S if cells[Learner.READY] else 0)  # before that it has nothing to save
+        until = start + (FINISH_S if cells[Learner.READY] else 0)  # before that it has nothing to save
         while learner.alive() and time.monotonic() < until:
             learner.join(TICK_S)
             if saving_since := float(cells[Learner.SAVING_S]):
                 until = saving_since + SAVE_S
-        self.family.wind_up(max(start + GRACE_S - time.monotonic(), 0) if cells[Learner.READY] else 0)
+        self.family.wind_up(GRACE_S if cells[Learner.READY] else 0)
 
     def _log(self, row: dict[str, Any]) -> None:
         self.files.write(lambda: metrics.append(self._metrics, row))

@@ -35,17 +35,24 @@ class Watch:
     def look(self) -> None:
         """Kills what hangs; whoever revives the dead starts it again."""
         now = time.monotonic()
-        self._watched += min(now - self._last, BLIND_S, self._env_timeout / 2)
+        span = min(now - self._last, BLIND_S, self._env_timeout / 2)
+        self._watched += span
         self._last = now
         for child, cells in zip(self._crew.actors, self._ledger.actors, strict=True):
-            if child.alive() and self._silent_s(child, float(cells[Actor.HEARTBEAT_S])) > self._env_timeout:
-                self._say(f"{child.name} made no step for {self._env_timeout:g} s: killed")
-                child.kill()
-        publisher, heard = self._crew.publisher, float(self._ledger.publisher[Publisher.HEARTBEAT_S])
-        if publisher.alive() and self._silent_s(publisher, heard) > PUBLISHER_S:
-            self._say(f"the publisher gave no sign of life for {PUBLISHER_S:g} s: killed")
-            publisher.kill()
+            self._watch(child, float(cells[Actor.HEARTBEAT_S]), span, self._env_timeout, "made no step")
+        heard = float(self._ledger.publisher[Publisher.HEARTBEAT_S])
+        self._watch(self._crew.publisher, heard, span, PUBLISHER_S, "gave no sign of life")
         self._staleness(now)
+
+    def _watch(self, child: Child, heard: float, span: float, bound: float, lack: str) -> None:
+        """Counts `span` more seconds of its work, and kills it where it was silent for longer than `bound`."""
+        if not child.alive():
+            return
+        child.worked_s += span * (heard > child.started)
+        if self._silent_s(child, heard) > bound:
+            name = f"the {child.name}" if child is self._crew.publisher else child.name
+            self._say(f"{name} {lack} for {bound:g} s: killed")
+            child.kill()
 
     def _silent_s(self, child: Child, heard: float) -> float:
         """Seconds that count since the child's present incarnation was last heard."""
