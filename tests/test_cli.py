@@ -148,10 +148,34 @@ def test_every_verb_explains_every_option(verb, capsys):
         ("train --energy-watts x", "Error parsing --energy-watts: 'x' is no number"),
         ("ptq a.zip --mode foo", r"'foo' for argument '--mode'\. Expected one of \('dynamic', 'static'\); see"),
         ("train --env", "Missing value for argument '--env'"),
+        ("train --learning-rate 1e-3", "train has no option --learning-rate; use --params learning_rate:1e-3; see"),
+        ("actorq --learning_rate=1e-3", "no option --learning_rate; use --params learning_rate:1e-3; see"),
+        ("train --tensorboard-log x", "no option --tensorboard-log; use --track tensorboard; see"),
+        ("train --gym-packages m", "no option --gym-packages; use --env MODULE:ID, whose module registers the ID"),
+        ("train --verbose 0", "no option --verbose; drop it: there is no such choice here; see"),
+        ("train --yaml-file my.yml", "no option --yaml-file; use --params NAME:VALUE"),
+        ("train --n-trials 10", "no option --n-trials; drop it: hyper-parameters are not searched for here"),
+        ("train --num-threads 2", "no option --num-threads; use --threads; see"),
+        ("actorq --num-threads 2", "no option --num-threads; use --learner-threads; see"),
+        ("actorq --n-envs 2", "no option --n-envs; use --envs-per-actor; see"),
+        ("eval a.zip --n-timesteps 9", "no option --n-timesteps; use --episodes N"),
+        ("train --env-file x", "train has no option --env-file; see quarl train --help"),
+        ("ptq a.zip --timeout 3", "ptq has no option --timeout; see quarl ptq --help"),
     ],
 )
 def test_words_that_no_verb_knows_are_one_line(words, said, capsys):
     assert re.search(said, fails(capsys, *words.split()))
+
+
+@pytest.mark.parametrize(("script", "words"), [("train.py", "train"), ("enjoy.py", "eval a.zip")])
+def test_every_option_of_the_zoos_scripts_is_answered(script, words, capsys):
+    source = (Path(pytest.importorskip("rl_zoo3").__file__).parent / script).read_text()
+    options = set(re.findall(r'"(--[a-z-]+)"', source))
+    assert len(options) > 15
+    known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(parse(words.split()))}
+    aliases = {"--log-folder", "--hyperparams"} if script == "train.py" else set()
+    for option in sorted(options - known - aliases):
+        assert re.search(rf"has no option {option}; (use|drop it)", fails(capsys, *words.split(), option, "1")), option
 
 
 def test_counts_may_be_written_as_people_say_them():

@@ -61,6 +61,8 @@ def test_a_retired_version_becomes_the_newest_and_a_living_one_stays(asked: str,
         ("dm_control,cheeta_run", "dm_control/cheetah-run-v0"),
         ("dm_control,walker_stnd", "dm_control/walker-stand-v0"),
         ("cheetah-run", "dm_control/cheetah-run-v0"),
+        ("Walker-v2", "Walker2d-v5"),
+        ("Acrobat-v1", "Acrobot-v1"),
     ],
 )
 def test_an_unknown_id_is_answered_with_the_nearest_in_one_line(asked: str, nearest: str) -> None:
@@ -72,6 +74,14 @@ def test_an_unknown_id_is_answered_with_the_nearest_in_one_line(asked: str, near
 def test_a_name_far_from_every_id_gets_no_suggestion() -> None:
     with pytest.raises(QuarlError, match="unknown environment 'xyzzy'; it is in no suite"):
         resolve("xyzzy")
+
+
+@pytest.mark.parametrize("asked", ["Point-v0", "FetchReach-v4", "MyCartPole-v0", "AntMaze-v3", "CartPoleCustom-v0"])
+def test_an_environment_of_somebody_elses_is_no_misspelt_one(asked: str) -> None:
+    with pytest.raises(QuarlError) as caught:
+        resolve(asked, trusted=True)
+    own = f"an environment of your own is --env module:{asked}"
+    assert str(caught.value) == f"unknown environment {asked!r}; it is in no suite that is known here; {own}"
 
 
 def test_a_module_in_an_id_is_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from quarl.config import VERBS, BenchConfig, Config, StudyConfig
+from quarl.config.elsewhere import counterpart
 from quarl.errors import QuarlError, did_you_mean
 
 DESCRIPTION = """What low precision costs and gains in reinforcement learning.
@@ -70,7 +71,10 @@ def _unknown(config: Config, left: Sequence[str]) -> str:
     known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)]
     if option in known:
         return f"cannot take {word} where it stands"
-    return f"has no option {option}{did_you_mean(option, known).removesuffix('?')}"
+    behind = left[left.index(word) + 1 :]
+    value = word.partition("=")[2] or next((each for each in behind[:1] if not each.startswith("--")), "")
+    meant = counterpart(option, value, known) or did_you_mean(option, known).removesuffix("?")
+    return f"has no option {option}{meant}"
 
 
 @NUMBERS.primitive_rule

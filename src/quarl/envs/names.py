@@ -81,12 +81,14 @@ SUITES = (
 """Another suite is another row."""
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
 """gymnasium's spelling of an environment that a module of the user's registers."""
+NEAR = 0.85
+"""Least likeness of names, without their versions, for one to be offered: a letter or two of eleven may differ."""
 LQR_STEPS = 1000
 """lqr ends only where its state has come to rest; a policy that never brings it there would play for ever. The other
 tasks of DM Control end themselves, after as many steps."""
 
 
-def resolve(env_id: str, *, trusted: bool = False) -> str:
+def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env") -> str:
     """The living id: env_id itself, or the newest version where env_id names a retired one (LunarLander-v2).
 
     The spellings of the 2020 code, "gym,CartPole-v1" and "dm_control,cheetah_run", are understood too. Nothing is
@@ -94,11 +96,14 @@ def resolve(env_id: str, *, trusted: bool = False) -> str:
 
     trusted: the user typed it. Then it may be gymnasium's "module:Name-v0", whose module registers the name when it is
     imported; an id out of a model file may not, for importing is executing.
+    typed: what the caller's user plays an environment of their own by.
     """
     if MODULE_ID.fullmatch(env_id):
         if trusted:
             return env_id
-        raise QuarlError(f"unknown environment {env_id!r}: only your own words may name a module, as in --env {env_id}")
+        raise QuarlError(
+            f"unknown environment {env_id!r}: only your own words may name a module, as in {typed} {env_id}"
+        )
     asked = modern(env_id)
     if (asked in registry and not is_tombstone(registry[asked])) or any(asked in suite.ids for suite in SUITES):
         return asked
@@ -108,7 +113,7 @@ def resolve(env_id: str, *, trusted: bool = False) -> str:
     newest = max((v for n, v in map(_split, living) if n == name), default=-1)
     if version < newest:
         return f"{name}-v{newest}"
-    raise QuarlError(f"unknown environment {env_id!r}{_suggestion(asked, living)}")
+    raise QuarlError(f"unknown environment {env_id!r}{_suggestion(asked, living, typed)}")
 
 
 def find(env_id: str) -> EnvSpec:
@@ -169,8 +174,17 @@ def _split(env_id: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (env_id, -1)
 
 
-def _suggestion(env_id: str, living: set[str]) -> str:
-    folded = {known.rpartition("/")[2].casefold(): known for known in sorted(living)}
-    folded |= {known.casefold(): known for known in sorted(living)}
-    nearest = difflib.get_close_matches(env_id.casefold(), folded, n=1, cutoff=0.5)
-    return f"; did you mean {folded[nearest[0]]!r}?" if nearest else "; it is in no suite that is known here"
+def _suggestion(env_id: str, living: set[str], typed: str) -> str:
+    """A near name of the same kind, else what is known: Point-v0 is no slip of the pen for Pong-v0."""
+    spelt = {known.rpartition("/")[2].casefold(): known for known in sorted(living)}
+    spelt |= {known.casefold(): known for known in sorted(living)}
+    name = _split(env_id.casefold())[0]
+    near = difflib.get_close_matches(name, {_split(known)[0] for known in spelt}, n=9, cutoff=NEAR)
+    # MyCartPole-v0 is an environment of the user's own
+    alike = [
+        known for known in spelt if (other := _split(known)[0]) in near and (other == name or not name.endswith(other))
+    ]
+    nearest = difflib.get_close_matches(env_id.casefold(), alike, n=1, cutoff=0)
+    if nearest:
+        return f"; did you mean {spelt[nearest[0]]!r}?"
+    return f"; it is in no suite that is known here; an environment of your own is {typed} module:{env_id}"

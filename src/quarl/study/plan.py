@@ -78,7 +78,7 @@ def plan(study: Study, seed: int | None = None) -> list[Cell]:
     spaces: dict[str, tuple[Any, str]] = {}
     for entry in study.policies:
         try:
-            env_id = resolve(entry.env)
+            env_id = resolve(entry.env, typed="quarl sweep --env")
         except QuarlError as error:
             raise QuarlError(f"{study.at(entry.line)}: {error}") from None
         for number in (seed,) if seed is not None else entry.seeds or study.seeds:
