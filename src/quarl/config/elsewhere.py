@@ -17,6 +17,7 @@ SIDE_BY_SIDE = "drop it: episodes are played side by side"
 SEARCH = "drop it: hyper-parameters are not searched for here"
 WHOLE = "--episodes N, for episodes are played whole"
 MODEL = "MODEL, the path of its file or of its run's folder"
+BESIDE = "config.yml and args.yml beside the agent, as the zoo writes them"
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("tensorboard-log", "tb"), ("--track tensorboard", "drop it: nothing is trained here")),
     **dict.fromkeys(
@@ -36,9 +37,9 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("trained-agent", "exp-id", "load-best", "load-checkpoint", "load-last-checkpoint"), (MODEL,)),
     **dict.fromkeys(("yaml-file", "conf-file", "conf"), ("--params NAME:VALUE ..., of all that the file says",)),
     **dict.fromkeys(("hyperparams", "params"), ("--params", "drop it: nothing is trained here")),
-    **dict.fromkeys(("env-kwargs", "eval-env-kwargs"), ("--env-kwargs", "--params env_kwargs:dict(NAME=VALUE)")),
-    "env-wrapper": ("--wrapper", "--params env_wrapper:VALUE"),
-    "frame-stack": ("--params frame_stack:VALUE",),
+    **dict.fromkeys(("env-kwargs", "eval-env-kwargs"), ("--env-kwargs", "--params env_kwargs:dict(NAME=...)", BESIDE)),
+    "env-wrapper": ("--wrapper", "--params env_wrapper:VALUE", BESIDE),
+    "frame-stack": ("--params frame_stack:VALUE", BESIDE),
     "noise-std": ("--sigma", "--params noise_std:VALUE"),
     **dict.fromkeys(
         ("save-replay-buffer", "truncate-last-trajectory"),
