@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from quarl import interrupt
 from waiting import PATIENCE_S
 
 CODE = """
 import os, signal, sys
-from quarl.interrupt import Interrupts
+from quarl import interrupt
+now = 0.0
+interrupt.time.monotonic = lambda: now
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with Interrupts(lambda: print("killed", flush=True)) as interrupts:
-    for name in sys.argv[2:]:
+with interrupt.Interrupts(lambda: print("killed", flush=True), "stopping\\n") as interrupts:
+    for word in sys.argv[2:]:
+        name, _, after = word.partition("@")
+        now += float(after or 0)
         os.kill(os.getpid(), getattr(signal, name))
         print(interrupts.number, flush=True)
 """
@@ -26,11 +33,57 @@ with Interrupts(lambda: print("killed", flush=True)) as interrupts:
     [
         ("shell", ["SIGHUP"], ["1"], 0),
         ("nohup", ["SIGHUP", "SIGTERM"], ["None", "15"], 0),
-        ("shell", ["SIGINT", "SIGTERM"], ["2", "killed"], 128 + 15),
+        ("shell", ["SIGINT", "SIGTERM@3"], ["2", "killed"], 128 + 15),
+        ("shell", ["SIGINT", "SIGINT@0.02"], ["2", "2"], 0),
+        ("shell", ["SIGTERM", "SIGHUP@0.02", "SIGTERM@2.9"], ["15"] * 3, 0),
+        ("shell", ["SIGTERM", "SIGHUP@0.02", "SIGTERM@3"], ["15", "15", "killed"], 128 + 15),
     ],
 )
-def test_the_first_signal_is_remembered_the_second_ends_the_run_and_nohup_is_respected(start, signals, said, code):
+def test_what_comes_with_the_first_signal_is_the_same_wish_and_a_later_one_ends_the_run(start, signals, said, code):
     done = subprocess.run(
         [sys.executable, "-c", CODE, start, *signals], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.stdout.split(), done.returncode) == (said, code)
+    assert done.stderr == "stopping\n"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """[seconds], which tests move."""
+    now = [0.0]
+    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_what_comes_with_the_first_ctrl_c_does_not_break_the_tidying_off(clock):
+    tidied = []
+
+    def verb():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            clock[0] = 0.02
+            os.kill(os.getpid(), signal.SIGINT)
+            tidied.append(True)
+            clock[0] = interrupt.AGAIN_S
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), interrupt.ctrl_c():
+        verb()
+    assert tidied
+
+
+def test_a_signal_that_comes_when_the_run_has_just_ended_is_still_the_first_ones(clock):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with interrupt.Interrupts(lambda: None):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == []
+        clock[0] = interrupt.AGAIN_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ from quarl import __version__
 from quarl.config.base import STDOUT
 from quarl.config.words import parse
 from quarl.errors import QuarlError
-from quarl.interrupt import ctrl_c
+from quarl.interrupt import SIGNALLED, ctrl_c
+from quarl.leaving import leave
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130
@@ -24,9 +26,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code.
 
     0 done; 1 a process of the run died, or nobody reads the output; 2 the user's mistake, one line on stderr; 4 too few
-    actors left; 130 Ctrl-C, and 128 + N signal N.
+    actors left; 130 Ctrl-C, and 128 + N signal N. Without argv it is the program that ends then, with what it left
+    behind.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        return _run(list(argv))
+    try:
+        code = _run(sys.argv[1:])
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if code > SIGNALLED:  # a wrapper may send it once more
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave(code, lambda line: print(f"quarl: {line}", file=sys.stderr))
+    return code
+
+
+def _run(words: list[str]) -> int:
     if words == ["--version"]:
         print(f"quarl {__version__}")
         return 0

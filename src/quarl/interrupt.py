@@ -1,4 +1,4 @@
-"""Interrupts: the first Ctrl-C, SIGTERM or SIGHUP asks a run to end in good order, the second ends it."""
+"""Interrupts: the first Ctrl-C, SIGTERM or SIGHUP asks a run to end in good order, a later one ends it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -14,18 +15,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run."""
 SIGNALLED = 128
 """Exit codes above are this and a signal."""
+AGAIN_S = 3.0
+"""After the first signal, within which others are the same wish: `timeout`, npm and service managers forward what the
+terminal has sent already, and send two kinds at once."""
+ONCE_MORE = f"once more, {AGAIN_S:g} s from now or later, to leave at once"
 
 
 @contextlib.contextmanager
 def ctrl_c() -> Iterator[None]:
     """Inside, Ctrl-C ends in a KeyboardInterrupt, whatever it becomes on its way: libraries that are being imported
     turn it into an ImportError."""
-    came = False
+    came: float | None = None
 
     def handle(number: int, frame: object) -> None:
         nonlocal came
-        came = True
-        raise KeyboardInterrupt
+        if came is None or time.monotonic() - came >= AGAIN_S:
+            came = time.monotonic()
+            raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
@@ -35,7 +41,7 @@ def ctrl_c() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if came:
+        if came is not None:
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -49,10 +55,10 @@ class Interrupted(BaseException):
 class Interrupts:
     """Handlers for the time of a run; `number` is the first signal that came."""
 
-    def __init__(self, kill: Callable[[], None]) -> None:
-        """kill: what a second signal does before the process leaves."""
+    def __init__(self, kill: Callable[[], None], said: str = "") -> None:
+        """kill: what a second signal does before the process leaves. said: a line for stderr when the first comes."""
         self.number: int | None = None
-        self._kill = kill
+        self._kill, self._said, self._came = kill, said, 0.0
         self._breakable = False
         self._before: dict[int, Any] = {}
 
@@ -65,7 +71,7 @@ class Interrupts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if self.number is None else self._late(handler))
 
     def attempt(self, work: Callable[[], None]) -> bool:
         """Does `work`; False where a first signal came before it or broke it off."""
@@ -83,11 +89,25 @@ class Interrupts:
 
     def _handle(self, number: int, frame: object) -> None:
         if self.number is None:
-            self.number = number
+            self.number, self._came = number, time.monotonic()
+            with contextlib.suppress(OSError):  # after SIGHUP there is no terminal; a print could be under way
+                os.write(2, self._said.encode())
             if self._breakable:
                 raise Interrupted
+            return
+        if time.monotonic() - self._came < AGAIN_S:
             return
         self._kill()
         if os.isatty(2):
             os.write(2, b"\x1b[?25h")  # the live view had hidden the cursor
         os._exit(SIGNALLED + number)
+
+    def _late(self, handler: Any) -> Callable[[int, object], None]:
+        """The handler for what comes when the run has ended: not for what belongs to the signal that ended it."""
+
+        def handle(number: int, frame: object) -> None:
+            if time.monotonic() - self._came >= AGAIN_S:
+                signal.signal(number, handler)
+                os.kill(os.getpid(), number)
+
+        return handle

@@ -491,6 +491,18 @@ def test_the_fourth_divergence_ends_the_run_and_names_the_layer(rig):
         poisoned_for_ever()
 
 
+@pytest.mark.parametrize(("options", "seconds", "steps"), [({}, 299, 0), ({}, 300, 3), ({"save_minutes": 0.0}, 1e9, 0)])
+def test_a_slow_environment_has_a_checkpoint_every_few_minutes(rig, tmp_path, options, seconds, steps):
+    made = rig(**options)
+    made.loop.begin()
+    for _ in range(3):
+        made.send()
+    made.loop.saved -= seconds
+    made.loop.step()
+    assert made.loop.model.num_timesteps == 3
+    assert checkpoint.load_latest(tmp_path).facts["counters"]["num_timesteps"] == steps
+
+
 def test_stop_ends_the_loop(rig):
     chosen = rig()
     chosen.loop.begin()

@@ -9,11 +9,13 @@ import shlex
 import signal
 import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import Logger
 from training_runs import same, train, weights, words
@@ -25,6 +27,7 @@ from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.policy import load
 from quarl.training import steward, stretches
+from quarl.training.keeper import Keeper
 from quarl.training.replay import StoredReplay
 from quarl.training.run_folder import RunFolder
 from quarl.training.session import Session
@@ -141,6 +144,7 @@ def stop_at(monkeypatch, steps):
     def show(self):
         if self.model.num_timesteps >= steps and self.interrupts.number is None:
             os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)  # as a wrapper forwards it
 
     monkeypatch.setattr(steward, "SHOWN_S", -1.0)
     monkeypatch.setattr(steward.Steward, "show", show)
@@ -160,6 +164,41 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
     assert load.read(tmp_path / f"logs/{algo}/CartPole-v1_1").provenance.algo == algo
     assert signal.getsignal(signal.SIGINT) is before
     assert main([*command.split(), "--json", "row.json"]) == 0
+
+
+def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
+    with monkeypatch.context() as patched:
+        stop_at(patched, 16)
+        assert main(words("a2c", "CartPole-v1", 64)) == 130
+    said = capfd.readouterr().err
+    assert "quarl: stopping: the update ends and is saved; once more, 3 s from now or later, to leave at once\n" in said
+
+
+@pytest.mark.parametrize(
+    ("algo", "more", "saved"),
+    [
+        ("dqn", [], [0, 4, 9, 14, 19, 24, 29, 32]),  # what is broken into has a step that is not in replay yet
+        ("dqn", ["--save-minutes", "12"], [0, 11, 23, 32]),
+        ("dqn", ["--save-minutes", "0"], [0, 32]),
+        ("a2c", [], [0, 16, 32]),  # within its rollouts it learns nothing
+    ],
+)
+def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved, monkeypatch):
+    now, found, step, save = [0.0], [], CartPoleEnv.step, Keeper.save
+
+    def slow(self, action):
+        now[0] += 60.0
+        return step(self, action)
+
+    def counted(self, clock_s):
+        found.append(self.model.num_timesteps)
+        save(self, clock_s)
+
+    monkeypatch.setattr(CartPoleEnv, "step", slow)
+    monkeypatch.setattr(Keeper, "save", counted)
+    monkeypatch.setattr(steward, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert main(words(algo, "CartPole-v1", 32, "--n-envs", "1", *more)) == 0
+    assert found == saved
 
 
 def test_ctrl_c_while_the_best_agent_is_written_leaves_it_whole(tmp_path, capsys, monkeypatch):

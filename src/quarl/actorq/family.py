@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from quarl.actorq.process import note, settle
 from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALS
+from quarl.leaving import leave
 
 DEATHS, WITHIN_S = 5, 60.0
 """So many deaths in so many seconds at work, and a child is parked. How long it takes to start, on a machine with other
@@ -164,11 +166,15 @@ class Family:
 def _run(main: Callable[[Any], None], spec: Any, name: str, log: Path | None) -> None:
     """A child's main: one line for what the user got wrong, a traceback for what we did."""
     settle(name)
+    code = 0
     try:
         main(spec)
     except QuarlError as error:
         note(log, " ".join(str(error).split()) if log else f"quarl: {name}: {' '.join(str(error).split())}")
-        sys.exit(MISTAKE)
+        code = MISTAKE
     except Exception:
         note(log, traceback.format_exc())
-        sys.exit(1)
+        code = 1
+    # the last line of the log is the reason that the supervisor gives
+    leave(code, (lambda line: None) if code else partial(note, log))
+    sys.exit(code)

@@ -86,6 +86,7 @@ class LearnerLoop(Worker):
         self.inserts_before = self.model.num_timesteps
         self.next_evaluation = self._next(config.eval_freq)
         self.next_save = self._next(config.save_freq)
+        self.save_s, self.saved = 60 * config.save_minutes or math.inf, time.monotonic()
         self.started: float | None = None
         self.paused_s = 0.0
 
@@ -142,7 +143,7 @@ class LearnerLoop(Worker):
         if self.config.eval_freq and steps >= self.next_evaluation:
             self.next_evaluation = self._next(self.config.eval_freq)
             self._evaluate()
-        if steps >= self.next_save:
+        if steps >= self.next_save or time.monotonic() - self.saved >= self.save_s:
             self.next_save = self._next(self.config.save_freq)
             self._save()
 
@@ -240,7 +241,7 @@ class LearnerLoop(Worker):
         if not self.keeper.save(self._clock()):
             self._roll_back()
             self.keeper.save(self._clock())
-        self.cells[Learner.SAVING_S] = 0
+        self.cells[Learner.SAVING_S], self.saved = 0, time.monotonic()
         self.cells[Learner.CHECKPOINT_S] += time.perf_counter() - start
 
     def _next(self, interval: int) -> int:

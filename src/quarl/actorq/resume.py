@@ -17,7 +17,7 @@ from quarl.policy.plain_yaml import read_yaml
 
 NEW = ("output", "resume", "json", "plan", *METERED)
 """Options that say which run it is and what to do with it."""
-LENGTHS = ("n_timesteps", "updates", "target", "eval_freq", "save_freq", "save_replay_buffer")
+LENGTHS = ("n_timesteps", "updates", "target", "eval_freq", "save_freq", "save_minutes", "save_replay_buffer")
 CREW = ("actors", "min_actors", "max_staleness", "env_timeout", "learner_threads", "device", "track")
 FREE = (*LENGTHS, *CREW, "params")
 """Options that may change; the run's where they are not given."""

@@ -27,7 +27,7 @@ from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
 from quarl.folder import Dispensable, locked
-from quarl.interrupt import SIGNALLED, Interrupts
+from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 
 RING_ROWS = 4096
@@ -242,7 +242,7 @@ class Supervisor:
         self.ledger.control[Control.FINISH] = self.ledger.control[Control.STOP] = 1
         if self.signal is not None:
             with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
-                self.say("stopping: the learner finishes its update and saves; once more to leave at once")
+                self.say(f"stopping: the learner finishes its update and saves; {ONCE_MORE}")
         learner, cells, start = self.crew.learner, self.ledger.learner, time.monotonic()
         until = start + (FINISH_S if cells[Learner.READY] else 0)  # before that it has nothing to save
         while learner.alive() and time.monotonic() < until:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from quarl.config.base import (
+    SAVE_MINUTES,
     Flag,
     MeteredConfig,
     Output,
@@ -113,6 +114,8 @@ class ActorQConfig(MeteredConfig):
     """Stop when two evaluations running reach this mean return."""
     save_freq: int = 50_000
     """Environment steps between checkpoints."""
+    save_minutes: float = SAVE_MINUTES
+    """Minutes after a checkpoint within which there is another, however slow the environment; 0: steps alone count."""
     save_replay_buffer: Flag = False
     """Keep replay in the checkpoints too."""
     resume: Flag = False
@@ -154,7 +157,7 @@ class ActorQConfig(MeteredConfig):
         self._check_precision()
         self.hidden()
         self.hyperparameters()
-        zero_is_off(eval_freq=self.eval_freq)
+        zero_is_off(eval_freq=self.eval_freq, save_minutes=self.save_minutes)
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
         if self.samples_per_insert is not None and self.max_times_sampled is not None:

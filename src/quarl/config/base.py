@@ -84,6 +84,8 @@ STDOUT = (Path("-"), Path("/dev/stdout"))
 """Names of --json that mean: print the rows as JSON, and everything else on stderr."""
 SEEDS = 2**32
 """Numbers that every generator takes as a seed."""
+SAVE_MINUTES = 5.0
+"""What a crash may cost at most where nothing else is said."""
 METERED = ("energy", "energy_watts", "energy_country")
 """Options of MeteredConfig, on which no result depends but the energy itself."""
 
@@ -123,10 +125,10 @@ def at_least_one(**values: int) -> None:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
-def zero_is_off(**values: int) -> None:
-    """Refuses negative counts of what is done now and then, the zoo's way to switch it off."""
+def zero_is_off(**values: float) -> None:
+    """Refuses negative intervals of what is done now and then; the zoo's way to switch it off is 0."""
     for name, value in values.items():
-        if value < 0:
+        if not value >= 0:
             raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {value}; 0 switches it off")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from quarl.config.base import (
+    SAVE_MINUTES,
     Flag,
     MeteredConfig,
     at_least_one,
@@ -79,7 +80,9 @@ class TrainConfig(MeteredConfig):
     eval_episodes: int = 20
     """Episodes of an evaluation."""
     save_freq: int = 50_000
-    """Environment steps between checkpoints, replay included; 0: only at the end and on Ctrl-C."""
+    """Environment steps between checkpoints, replay included; 0: only those of --save-minutes."""
+    save_minutes: float = SAVE_MINUTES
+    """Minutes after a checkpoint within which there is another, however slow the environment; 0: steps alone count."""
     resume: Flag = False
     """Go on from the last checkpoint of the latest run of ALGO on ENV, with that run's options."""
     track: Literal["none", "tensorboard"] = "none"
@@ -97,7 +100,7 @@ class TrainConfig(MeteredConfig):
             raise UnsupportedError(unknown_algorithm(self.algo))
         optional = {name: getattr(self, name) for name in ("n_timesteps", "n_envs", "threads")}
         at_least_one(eval_episodes=self.eval_episodes, **{n: v for n, v in optional.items() if v is not None})
-        zero_is_off(eval_freq=self.eval_freq, save_freq=self.save_freq)
+        zero_is_off(eval_freq=self.eval_freq, save_freq=self.save_freq, save_minutes=self.save_minutes)
         if self.quant_delay is not None and self.quant_delay < 0:
             raise QuarlError(f"--quant-delay must not be negative, got {self.quant_delay}")
         check_device(self.device)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from quarl.errors import QuarlError
+from quarl.leaving import leave
 from quarl.study.processes import Outcome, attempt, end_with, ended, kill_group, print_to, settle
 
 EXIT_S = 2.0
@@ -55,6 +56,7 @@ def _alone(work: Callable[[], Any], sink: Connection, life: Connection, log: Pat
     print_to(log)
     end_with(life)
     sink.send(attempt(work))
+    leave(0, print)
 
 
 class Failed(QuarlError):

@@ -9,7 +9,7 @@ from quarl.config.base import METERED
 from quarl.config.options import completed
 from quarl.training.run_folder import RunFolder
 
-FREE = ("n_timesteps", "vec_env", "params", "threads", "device", "track", "eval_freq", "save_freq")
+FREE = ("n_timesteps", "vec_env", "params", "threads", "device", "track", "eval_freq", "save_freq", "save_minutes")
 """Options that may change; the run's where they are not given."""
 NEW = ("algo", "env", "folder", "resume", "json", *METERED)
 """Options that say which run it is and what to do with it."""

@@ -22,7 +22,7 @@ from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
 from quarl.envs import resolve
 from quarl.errors import QuarlError
-from quarl.interrupt import SIGNALLED, Interrupts
+from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
 from quarl.qat.delay import check_delay
@@ -120,7 +120,8 @@ class Session:
         so a signal makes none.
         """
         started = time.perf_counter()
-        with threads(self.threads), Interrupts(lambda: None) as interrupts:
+        said = "" if one_stretch else f"quarl: stopping: the update ends and is saved; {ONCE_MORE}\n"
+        with threads(self.threads), Interrupts(lambda: None, said) as interrupts:
             config = self.config
             steward = Steward(
                 self.judge,
@@ -129,6 +130,7 @@ class Session:
                 progress,
                 eval_freq=config.eval_freq,
                 save_freq=config.save_freq,
+                save_minutes=config.save_minutes,
                 clock_s=self.clock_before,
                 one_stretch=one_stretch,
             )

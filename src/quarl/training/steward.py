@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from quarl.algorithms.checkpoint_model import not_finite, suspect
@@ -34,7 +35,10 @@ class Diverged(QuarlError):
 
 
 class Steward(BaseCallback):
-    """Evaluates every `eval_freq` and saves every `save_freq` environment steps, at the next end of a rollout."""
+    """Evaluates every `eval_freq` and saves every `save_freq` environment steps, at the next end of a rollout.
+
+    Where that takes more than `save_minutes` it saves before; in between an on-policy learner has learnt nothing new.
+    """
 
     def __init__(
         self,
@@ -45,13 +49,18 @@ class Steward(BaseCallback):
         *,
         eval_freq: int,
         save_freq: int,
+        save_minutes: float = 0.0,
         clock_s: float = 0.0,
         one_stretch: bool = False,
     ) -> None:
-        """clock_s: of training before this run. one_stretch: end where the first checkpoint would be saved."""
+        """clock_s: of training before this run.
+
+        one_stretch: end where the first checkpoint would be saved, which is one by steps: the clock decides nothing.
+        """
         super().__init__()
         self.judge, self.keeper, self.interrupts, self.progress = judge, keeper, interrupts, progress
         self.eval_freq, self.save_freq = eval_freq, save_freq
+        self.save_s = 60 * save_minutes if save_minutes and not one_stretch else math.inf
         self.clock_before, self.one_stretch = clock_s, one_stretch
         self.paused_s = 0.0
         self.started = self.shown = time.perf_counter()
@@ -70,6 +79,7 @@ class Steward(BaseCallback):
         if self.keeper.newest is None:  # there is always something sound to go back to
             self.keeper.save(0.0)
         self.started, self.paused_s = time.perf_counter(), 0.0
+        self.saved = self.started
 
     def _on_rollout_start(self) -> None:
         self.rollout_steps = steps = self.model.num_timesteps
@@ -84,6 +94,8 @@ class Steward(BaseCallback):
             if self.one_stretch:
                 raise Stopped  # whoever catches it saves
             self.save()
+        elif time.perf_counter() - self.saved >= self.save_s:
+            self.save()
 
     def _on_step(self) -> bool:
         now = time.perf_counter()
@@ -94,6 +106,10 @@ class Steward(BaseCallback):
             self.model.num_timesteps -= self.model.n_envs  # this step is not in replay yet
             self.leave_rollout()
             raise Stopped
+        if now - self.saved >= self.save_s and isinstance(self.model, OffPolicyAlgorithm):  # an episode may be long
+            self.model.num_timesteps -= self.model.n_envs
+            self.save()
+            self.model.num_timesteps += self.model.n_envs
         return True
 
     def leave_rollout(self) -> None:
@@ -128,7 +144,8 @@ class Steward(BaseCallback):
         start = time.perf_counter()
         check_finite(self.model, self.keeper)
         self.keeper.save(self.clock_s)
-        self.paused_s += time.perf_counter() - start
+        self.saved = time.perf_counter()
+        self.paused_s += self.saved - start
 
     def _check_losses(self) -> None:
         """Raises Diverged where the last update had a loss that is no number."""

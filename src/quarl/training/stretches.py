@@ -23,7 +23,7 @@ from quarl.training.outcome import Ended
 from quarl.training.run_folder import RunFolder
 from quarl.training.session import Session
 
-ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", "save_freq", *METERED)
+ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", "save_freq", "save_minutes", *METERED)
 """Options that say nothing of what is trained. As environments begin anew at every checkpoint, one with another
 save_freq is another run, but of the same kind."""
 
