@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import networks
 from quarl import engines
-from quarl.engines import tflite_graph
+from quarl.engines import tflite, tflite_graph
 from quarl.engines.litert import LiteRT, write
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import (
     Activation,
     Add,
@@ -382,6 +382,54 @@ def test_the_file_is_a_small_head_and_raw_constants():
     assert all(op.weight.codes.tobytes() in pieces and op.bias.tobytes() in pieces for op in policy.linear)
     assert all(buffer.offset % 16 == 0 for buffer in model.buffers)
     assert engines.load(policy).file_bytes == len(content)
+
+
+def places(content):
+    """(first byte, size, offset as the schema names it) of every constant of a .tflite file."""
+    root = schema.Model.GetRootAs(content)
+    for index in range(1, root.BuffersLength()):
+        buffer = root.Buffers(index)
+        assert buffer.Size() == 0
+        start = buffer._tab.Vector(buffer._tab.Offset(tflite.DATA_SLOT))
+        yield start, buffer.DataLength(), buffer.Offset()
+
+
+@pytest.mark.parametrize(("precision", "mode"), MODES)
+@pytest.mark.parametrize("name", list(networks.EVERY))
+def test_a_file_for_any_runtime_holds_and_names_everything_and_runs_as_fast_with_the_same_bits(name, precision, mode):
+    policy = networks.EVERY[name]()
+    made = quantized(dataclasses.replace(policy, head=ActionHead("argmax")), precision, mode=mode)
+    content = write(made, acts=True)
+    assert {(start % 16, offset) for start, _, offset in places(content)} == {(0, 0)}
+    model = schema.ModelT.InitFromPackedBuf(content)
+    pieces = {buffer.data.tobytes() for buffer in model.buffers[1:]}
+    assert all(op.bias.tobytes() in pieces for op in made.linear if op.name in final_linear(made) or mode != "static")
+    names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+    assert len(set(names)) == len(names)
+    assert {"observation", "output", *(f"{op.name}.{part}" for op in policy.linear for part in ("weight", "bias"))} <= {
+        *names
+    }
+    bare = {"RELU", "TANH", "LOGISTIC", "ELU", "ROUND", "SQRT", "RSQRT"}  # their tables of options do not exist
+    for operator, kind in zip(model.subgraphs[0].operators, operators(content), strict=True):
+        assert (operator.builtinOptions is None) == (kind in bare)
+    x = networks.observations(policy, 16)
+    engine = LiteRT(content, 16, measured=True)
+    assert delegated(engine)
+    np.testing.assert_array_equal(engine.run(x), outputs(made, x))
+
+
+def test_weights_beyond_a_flatbuffer_s_two_gigabytes_follow_it(monkeypatch):
+    policy = quantized(networks.dense([17, 400, 300, 6]))
+    inside, said = write(policy, acts=True), []
+    monkeypatch.setattr(tflite, "LARGEST_INSIDE", 100_000)
+    beyond = write(policy, acts=True, say=said.append)
+    assert len(said) == 1
+    assert "and weights beyond 2 GB;" in said[0]
+    model = schema.ModelT.InitFromPackedBuf(beyond)
+    assert all(buffer.data is None and buffer.size and buffer.offset for buffer in model.buffers[1:])
+    x = networks.observations(policy, 16)
+    runs = [LiteRT(content, 16, measured=True).run(x) for content in (inside, beyond)]
+    np.testing.assert_array_equal(*runs)
 
 
 def test_files_hold_weights_in_their_containers():

@@ -306,14 +306,16 @@ def test_a_small_onnx_file_cannot_ask_for_many_copies(tmp_path: Path):
 # TensorFlow Lite
 
 
+@pytest.mark.parametrize("acts", [False, True])  # weights behind the flatbuffer, or inside it
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int6", "int4"])
 @pytest.mark.parametrize("name", ["relu", "odd", "tanh-normalized", "dueling"])
-def test_a_tflite_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, name: str, precision: str):
+def test_a_tflite_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, name: str, precision: str, acts: bool):
     policy = quantized(name, precision)
-    layers = foreign.read(put(tmp_path / "p.tflite", litert.write(policy)))
+    layers = foreign.read(put(tmp_path / "p.tflite", litert.write(policy, acts=acts)))
     assert len(layers) == len(policy.linear)
     for op, layer in zip(policy.linear, layers, strict=True):
         assert layer.operator == type(op).__name__
+        assert not acts or layer.name == f"{op.name}.weight"
         assert np.array_equal(layer.weight, as_float32(op.weight))
         assert np.array_equal(layer.bias, op.bias)
 
@@ -339,8 +341,9 @@ def test_files_whose_scales_are_not_of_the_weights_are_refused(tmp_path: Path, s
         foreign.read(tmp_path / f"p.{suffix}")
 
 
-def test_every_truncation_of_a_tflite_file_is_read_or_refused(tmp_path: Path):
-    data = litert.write(quantized("relu", "int4"))
+@pytest.mark.parametrize("acts", [False, True])
+def test_every_truncation_of_a_tflite_file_is_read_or_refused(tmp_path: Path, acts: bool):
+    data = litert.write(quantized("relu", "int4"), acts=acts)
     for size in range(8, len(data), 37):
         assert "damaged" not in refusal(put(tmp_path / "p.tflite", data[:size]))
 

@@ -1,8 +1,10 @@
 """A .tflite file under construction: tensors, the operators between them, and its bytes.
 
-The file is a flatbuffer of a few kilobytes followed by the raw constants, which it names by offset and size
-(`Buffer.offset` in the TensorFlow Lite schema): writing megabytes of weights costs one copy, and the runtime reads
-them in place. Flatbuffers of the same network differ in scales and offsets alone: one is built, the next are patched.
+The file is a head of a few kilobytes, a flatbuffer, followed by the constants: writing megabytes of weights costs one
+copy, and the runtime reads them in place. In a file for any runtime they belong to the flatbuffer (`Buffer.data` in the
+TensorFlow Lite schema: a vector may lie anywhere behind the table that names it); one that only LiteRT is to read names
+them by offset and size (`Buffer.offset`), which has no bound of 2 GB. Heads of the same network differ in scales and
+offsets alone: one is built, the next are patched.
 """
 
 from __future__ import annotations
@@ -33,8 +35,26 @@ TYPES = {
 VERSIONS = {Operator.FULLY_CONNECTED: 9, Operator.CONV_2D: 5, Operator.DEQUANTIZE: 2, Operator.PAD: 2}
 """Operator versions above 1: the ones that the runtime writes for the types used here."""
 LINEAR = (Operator.FULLY_CONNECTED, Operator.CONV_2D)
-OFFSET_SLOT, SCALE_SLOT = 6, 8
-"""Places of `offset` and `scale` in the vtables of the schema's Buffer and QuantizationParameters."""
+OPTIONS = {
+    Operator.ADD: schema.AddOptionsT,
+    Operator.CAST: schema.CastOptionsT,
+    Operator.DEQUANTIZE: schema.DequantizeOptionsT,
+    Operator.DIV: schema.DivOptionsT,
+    Operator.GATHER: schema.GatherOptionsT,
+    Operator.MAXIMUM: schema.MaximumMinimumOptionsT,
+    Operator.MINIMUM: schema.MaximumMinimumOptionsT,
+    Operator.MUL: schema.MulOptionsT,
+    Operator.PAD: schema.PadOptionsT,
+    Operator.QUANTIZE: schema.QuantizeOptionsT,
+    Operator.RESHAPE: schema.ReshapeOptionsT,
+    Operator.SUB: schema.SubOptionsT,
+    Operator.TRANSPOSE: schema.TransposeOptionsT,
+}
+"""Of operators that are added without: some runtimes refuse one whose table of options is missing."""
+DATA_SLOT, OFFSET_SLOT, SCALE_SLOT = 4, 6, 8
+"""Places of `data` and `offset` in the vtable of the schema's Buffer, and of `scale` in QuantizationParameters'."""
+LARGEST_INSIDE = 2_000_000_000
+"""Bytes of constants that a flatbuffer has room for, whose offsets have 31 bits; more lie behind it."""
 HEADS = 16
 """Flatbuffers that are kept: an actor that gets new weights every second writes the same network again and again."""
 
@@ -59,7 +79,7 @@ class _Operator(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """All of a flatbuffer but scales and offsets."""
+    """All of a head but scales and offsets."""
 
     tensors: tuple[_Tensor, ...]
     operators: tuple[_Operator, ...]
@@ -67,16 +87,18 @@ class _Plan(NamedTuple):
     """Bytes of each constant."""
     source: int
     output: int
-    names: tuple[str, str]
-    """Of these two."""
+    names: tuple[str, ...]
+    """Of the tensors; empty where they have none."""
     about: str
+    inside: bool
+    """Whether constants belong to the flatbuffer."""
 
 
 class _Head(NamedTuple):
     content: bytes
     """With 1 for every scale and placeholders for offsets."""
     offsets: tuple[int, ...]
-    """Where the offset of each constant is."""
+    """Where the offset of each constant is; those of vectors inside are counted from there."""
     scales: dict[int, int]
     """Where the scales of each quantised tensor start."""
 
@@ -89,7 +111,10 @@ class Model:
     """
 
     def __init__(self) -> None:
+        self.scope = ""
+        """What names of new tensors begin with: the policy's operator that they belong to."""
         self._tensors: list[_Tensor] = []
+        self._names: list[str] = []
         self._operators: list[_Operator] = []
         self._constants: list[Array] = []
         self._scales: dict[int, Array] = {}
@@ -101,13 +126,16 @@ class Model:
             return self._add(_Tensor(tuple(shape), kind))
         return self._add(_Tensor(tuple(shape), kind, num_scales=1, zero_point=zero_point))
 
-    def constant(self, array: Array, scale: Array | None = None) -> int:
-        """A tensor with a fixed value; `scale` [channels] quantises it symmetrically along axis 0."""
-        return self._constant(array, array.shape, TYPES[array.dtype], scale)
+    def constant(self, array: Array, scale: Array | None = None, *, role: str = "") -> int:
+        """A tensor with a fixed value; `scale` [channels] quantises it symmetrically along axis 0.
+
+        role: what its name ends in, weight or bias.
+        """
+        return self._constant(array, array.shape, TYPES[array.dtype], scale, role)
 
     def nibbles(self, packed: Array, shape: Sequence[int], scale: Array) -> int:
-        """A constant of 4-bit codes, two in each byte of `packed` (uint8), low nibble first."""
-        return self._constant(packed, shape, TensorType.INT4, scale)
+        """A weight of 4-bit codes, two in each byte of `packed` (uint8), low nibble first."""
+        return self._constant(packed, shape, TensorType.INT4, scale, "weight")
 
     def shape(self, tensor: int) -> tuple[int, ...]:
         """Axes of a tensor, batch first."""
@@ -130,32 +158,59 @@ class Model:
             for operator in self._operators
         )
 
-    def to_bytes(self, source: int, output: int, names: tuple[str, str] = ("", ""), about: str = "") -> bytes:
-        """The whole file of a network from tensor `source` to tensor `output`, which have these names."""
+    def foreign_to_micro(self) -> str:
+        """What TFLite Micro has no kernels for; empty where it runs the file."""
+        kinds = [
+            [self._tensors[tensor].kind for tensor in op.inputs[:2]] for op in self._operators if op.code in LINEAR
+        ]
+        turned = (len(self.shape(op.output)) for op in self._operators if op.code == Operator.TRANSPOSE)
+        found = {
+            "activations quantised at run time (mode='dynamic')": any(x == TensorType.FLOAT32 != w for x, w in kinds),
+            "4-bit weights": any(weight == TensorType.INT4 for _, weight in kinds),
+            "half floats": any(tensor.kind == TensorType.FLOAT16 for tensor in self._tensors),
+            "transposing six axes, as before a first convolution of large stride": max(turned, default=0) > 5,
+            "weights beyond 2 GB": not self._fits_inside(),
+        }
+        return " and ".join(cause for cause, is_there in found.items() if is_there)
+
+    def to_bytes(self, source: int, output: int, about: str = "", names: tuple[str, str] | None = None) -> bytes:
+        """The whole file of a network from tensor `source` to tensor `output`.
+
+        names: of these two, in a file for any runtime: its tensors have names, and its constants lie inside.
+        """
         sizes = tuple(array.nbytes for array in self._constants)
-        made = _head(_Plan(tuple(self._tensors), tuple(self._operators), sizes, source, output, names, about))
+        inside = names is not None and self._fits_inside()
+        named = {} if names is None else dict(enumerate(self._names)) | dict(zip((source, output), names, strict=True))
+        network = tuple(self._tensors), tuple(self._operators), sizes, source, output
+        made = _head(_Plan(*network, tuple(named.values()), about, inside))
         head = bytearray(made.content)
         for tensor, scale in self._scales.items():
             head[made.scales[tensor] : made.scales[tensor] + scale.nbytes] = scale.tobytes()
         pieces: list[Any] = [head]
         written = len(head)
         for array, place in zip(self._constants, made.offsets, strict=True):
-            offset = -(-written // ALIGNMENT) * ALIGNMENT
-            struct.pack_into("<Q", head, place, offset)
-            pieces += [bytes(offset - written), array.data]
-            written = offset + array.nbytes
+            length = struct.pack("<I", array.nbytes) if inside else b""  # what a vector begins with
+            start = -(-(written + len(length)) // ALIGNMENT) * ALIGNMENT
+            struct.pack_into("<I" if inside else "<Q", head, place, start - len(length) - place if inside else start)
+            pieces += [bytes(start - len(length) - written), length, array.data]
+            written = start + array.nbytes
         return b"".join(pieces)
 
-    def _constant(self, array: Array, shape: Sequence[int], kind: int, scale: Array | None) -> int:
+    def _fits_inside(self) -> bool:
+        return sum(array.nbytes for array in self._constants) < LARGEST_INSIDE
+
+    def _constant(self, array: Array, shape: Sequence[int], kind: int, scale: Array | None, role: str) -> int:
         # A buffer may be empty or have no axes; the join in `to_bytes` wants one contiguous axis.
         self._constants.append(np.ascontiguousarray(array).reshape(-1))
         num_scales = 0 if scale is None else len(scale)
-        tensor = self._add(_Tensor(tuple(shape), kind, len(self._constants), num_scales))
+        tensor = self._add(_Tensor(tuple(shape), kind, len(self._constants), num_scales), role)
         if scale is not None:
             self._scales[tensor] = scale.astype(np.float32, copy=False)
         return tensor
 
-    def _add(self, tensor: _Tensor) -> int:
+    def _add(self, tensor: _Tensor, role: str = "") -> int:
+        name = f"{self.scope}.{role}"
+        self._names.append(name if role and name not in self._names else f"{self.scope}:{len(self._tensors)}")
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
@@ -164,11 +219,8 @@ class Model:
 def _head(plan: _Plan) -> _Head:
     """The flatbuffer of a plan, and where in it the numbers are that the plan leaves open."""
     codes = list(dict.fromkeys(operator.code for operator in plan.operators))
-    tensors = [_tensor(tensor) for tensor in plan.tensors]
-    for place, name in zip((plan.source, plan.output), plan.names, strict=True):
-        tensors[place].name = name or None
     graph = schema.SubGraphT(
-        tensors=tensors,
+        tensors=list(map(_tensor, plan.tensors, plan.names or [None] * len(plan.tensors))),
         inputs=np.array([plan.source], np.int32),
         outputs=np.array([plan.output], np.int32),
         operators=[_operator(operator, codes.index(operator.code)) for operator in plan.operators],
@@ -178,7 +230,11 @@ def _head(plan: _Plan) -> _Head:
         schema.OperatorCodeT(builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=VERSIONS.get(code, 1))
         for code in codes
     ]
-    buffers = [schema.BufferT()] + [schema.BufferT(offset=ALIGNMENT, size=size) for size in plan.sizes]
+    nothing = np.zeros(0, np.uint8)
+    buffers = [schema.BufferT()] + [
+        schema.BufferT(data=nothing) if plan.inside else schema.BufferT(offset=ALIGNMENT, size=size)
+        for size in plan.sizes
+    ]
     about = plan.about or None
     model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, description=about)
     builder = flatbuffers.Builder(4096)
@@ -186,7 +242,7 @@ def _head(plan: _Plan) -> _Head:
     content = bytes(builder.Output())
     root = schema.Model.GetRootAs(content)
     tables = [root.Buffers(index + 1)._tab for index in range(len(plan.sizes))]
-    offsets = tuple(table.Pos + table.Offset(OFFSET_SLOT) for table in tables)
+    offsets = tuple(table.Pos + table.Offset(DATA_SLOT if plan.inside else OFFSET_SLOT) for table in tables)
     scales = {}
     for index, tensor in enumerate(plan.tensors):
         if tensor.num_scales:
@@ -195,13 +251,15 @@ def _head(plan: _Plan) -> _Head:
     return _Head(content, offsets, scales)
 
 
-def _tensor(tensor: _Tensor) -> Any:
+def _tensor(tensor: _Tensor, name: str | None) -> Any:
     quantization = None
     if num := tensor.num_scales:
         zero_point = np.full(num, tensor.zero_point, np.int64)
         quantization = schema.QuantizationParametersT(scale=np.ones(num, np.float32), zeroPoint=zero_point)
     axes = np.array(tensor.shape, np.int32)
-    return schema.TensorT(shape=axes, type=tensor.kind, buffer=tensor.buffer, quantization=quantization, hasRank=True)
+    return schema.TensorT(
+        shape=axes, type=tensor.kind, buffer=tensor.buffer, name=name, quantization=quantization, hasRank=True
+    )
 
 
 def _operator(operator: _Operator, index: int) -> Any:
@@ -210,8 +268,9 @@ def _operator(operator: _Operator, index: int) -> Any:
         inputs=np.array(operator.inputs, np.int32),
         outputs=np.array([operator.output], np.int32),
     )
-    if operator.options is not None:
-        made.builtinOptions = operator.options(**dict(operator.fields))
+    options = operator.options or OPTIONS.get(operator.code)
+    if options is not None:
+        made.builtinOptions = options(**dict(operator.fields))
         # The union's members are called as their classes, which end in T.
-        made.builtinOptionsType = getattr(schema.BuiltinOptions, operator.options.__name__[:-1])
+        made.builtinOptionsType = getattr(schema.BuiltinOptions, options.__name__[:-1])
     return made

@@ -7,6 +7,7 @@ convolution, and where one is flattened its order is folded into the columns of 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,14 +56,19 @@ from quarl.policy.operators import (
 Array = NDArray[Any]
 
 
-def write(policy: QuantizedPolicy, *, acts: bool = False) -> bytes:
+def write(policy: QuantizedPolicy, *, acts: bool = False, say: Callable[[str], None] | None = None) -> bytes:
     """The .tflite file of the policy for one row at a time; a runtime may resize its batch.
 
     Input: the raw observation [1, *shape], float32 or uint8. Output: float32 [1, n], what the policy's head reads; or,
-    where it `acts`, the greedy action itself unless actions are discrete. Raises UnsupportedError for precisions and
-    operators that the runtime's kernels do not have.
+    where it `acts`, as files for other runtimes do, the greedy action itself unless actions are discrete. Raises
+    UnsupportedError for precisions and operators that the runtime's kernels do not have. `say` hears of what TFLite
+    Micro has no kernels for, in one line.
     """
-    return Lowering(policy).to_bytes(acts=acts)
+    lowering = Lowering(policy)
+    content = lowering.to_bytes(acts=acts)
+    if say is not None and (foreign := lowering.model.foreign_to_micro()):
+        say(f"this file is for LiteRT: TFLite Micro has no kernels for {foreign}; it runs fp32 and static int8")
+    return content
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +96,9 @@ class Lowering:
         if (name := narrowed(policy)) is not None:
             raise UnsupportedError(f"LiteRT has no kernels for {policy.grids[name].bits}-bit values as {name!r} is")
         self.policy = policy
+        self.acts = False
         self.model = Model()
+        self.model.scope = OBSERVATION
         self.final = final_linear(policy)
         self.shapes = shapes(policy)
         shape = (1, *policy.observation_shape)
@@ -104,15 +112,18 @@ class Lowering:
 
     def to_bytes(self, *, acts: bool) -> bytes:
         """The file."""
+        self.acts = acts
         for op in self.policy.ops:
             if op.name not in self.values:
+                self.model.scope = op.name
                 self.values[op.name] = self._lower(op)
         output = self.real(self.policy.output)
         about = MULTIPLIERS if self.policy.grids else ""
         if not acts:
-            return self.model.to_bytes(self.source, output, about=about)
-        output, names = action(self.model, self.policy.head, output), (OBSERVATION, "output")
-        return self.model.to_bytes(self.source, output, names, about)
+            return self.model.to_bytes(self.source, output, about)
+        self.model.scope = "action"
+        output = action(self.model, self.policy.head, output)
+        return self.model.to_bytes(self.source, output, about, (OBSERVATION, "output"))
 
     def plain(self, name: str) -> int:
         """The float32 tensor of a value, its axes as in the policy."""
@@ -187,15 +198,19 @@ class Lowering:
 
     def _static(self, op: Linear, relu: Activation | None) -> Value:
         name, source = op.inputs[0], self.policy.grids[op.inputs[0]]
-        layer, codes = (wide, self.wide_codes(name)) if source.bits > 8 else (hidden, self.codes(name))
-        op, x = self._arranged(op, codes)
+        op, x = self._arranged(op, self.wide_codes(name) if source.bits > 8 else self.codes(name))
         if op.name in self.final:
             integers = x if source.bits > 8 else centred(self.model, x)
             return Value(real=last(self.model, op, integers, source), turned=isinstance(op, Conv2d))
         target = self.policy.grids[op.name]
         if relu is not None and not _same(target, self.policy.grids.get(relu.name)):
             relu = None
-        made = layer(self.model, op, x, source, target, relu=relu is not None)
+        if source.bits > 8:
+            made = wide(self.model, op, x, source, target, relu=relu is not None)
+        else:
+            # A code that is off by one can be a large part of a row's deviation, which a LayerNorm divides by.
+            anywhere = self.acts and any(isinstance(reader, LayerNorm) for reader in self._readers(op.name))
+            made = hidden(self.model, op, x, source, target, relu=relu is not None, anywhere=anywhere)
         value = Value(codes=made, grid=target, turned=isinstance(op, Conv2d))
         if relu is not None:
             self.values[relu.name] = value

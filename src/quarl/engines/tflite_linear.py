@@ -26,44 +26,57 @@ SMALLEST = np.finfo(np.float32).tiny
 """XNNPACK refuses denormal scales; this one rounds every accumulator to 0 as well."""
 LARGEST = 256.0
 """XNNPACK's bound on input_scale * weight_scale / output_scale."""
+SMALL = 2**14
+"""Weights that float kernels multiply in the time of integer ones."""
 
 
 def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
     """float32 arithmetic on the weights' values; half floats are stored as such and widened when the file is loaded."""
     if isinstance(op.weight, np.ndarray) and op.weight.dtype == np.float16:
-        half = model.constant(_arrange(op, op.weight))
+        half = model.constant(_arrange(op, op.weight), role="weight")
         weight = model.add(Operator.DEQUANTIZE, [half], model.value(model.shape(half)))
     else:
-        weight = model.constant(_arrange(op, as_float32(op.weight)))
-    return _apply(model, op, [x, weight, model.constant(op.bias)], relu=relu)
+        weight = model.constant(_arrange(op, as_float32(op.weight)), role="weight")
+    return _apply(model, op, [x, weight, model.constant(op.bias, role="bias")], relu=relu)
 
 
 def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
     """Codes times float32 inputs that the kernel quantises row by row: float32 out."""
     weight = _symmetric(op)
     check_int32(op.name, weight.codes)
-    tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias)]
+    tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias, role="bias")]
     return _apply(model, op, tensors, relu=relu)
 
 
-def hidden(model: Model, op: Linear, x: int, source: ActivationGrid, target: ActivationGrid, *, relu: bool) -> int:
+def hidden(
+    model: Model,
+    op: Linear,
+    x: int,
+    source: ActivationGrid,
+    target: ActivationGrid,
+    *,
+    relu: bool,
+    anywhere: bool = False,
+) -> int:
     """Codes times codes of `source`, requantised to codes of `target`: int8 in, int8 out, exact in between.
 
     All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize. Where one is
-    larger than XNNPACK allows, float kernels that sum integers exactly take the layer over.
+    larger than XNNPACK allows, float kernels that sum integers exactly take the layer over; or where the layer is small
+    and its codes are to be the same `anywhere`, since TFLite Micro's integer kernels round twice.
     """
     weight = _symmetric(op)
     scale = _products(weight, source)
     multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)
-    if multiplier.max() >= LARGEST:
-        return wide(model, op, centred(model, x), source, target, relu=relu)
     bias = np.rint(op.bias.astype(np.float64) / scale)
+    in_floats = anywhere and weight.codes.size <= SMALL and fits(weight.codes, EXACT, reach(source), bias)
+    if in_floats or multiplier.max() >= LARGEST:
+        return wide(model, op, centred(model, x), source, target, relu=relu)
     check_int32(op.name, weight.codes, reach(source), bias)
     multiplier = np.maximum(multiplier, SMALLEST)
     tensors = [
         x,
         _integers(model, op, weight, multiplier, reach(source), bias),
-        model.constant(bias.astype(np.int32), multiplier),
+        model.constant(bias.astype(np.int32), multiplier, role="bias"),
     ]
     return _apply(model, op, tensors, relu=relu, zero_point=target.zero_point)
 
@@ -78,7 +91,7 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
         raise UnsupportedError(
             f"the integer sums of layer {op.name!r} leave 24 bits, as far as LiteRT's float kernels go"
         )
-    constant = model.constant(bias.astype(np.float32))
+    constant = model.constant(bias.astype(np.float32), role="bias")
     accumulator = _apply(model, op, [x, _as_floats(model, codes), constant], relu=relu)
     multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)
     scaled = binary(model, Operator.MUL, accumulator, model.constant(multiplier))
@@ -102,12 +115,12 @@ def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
     sums = [_apply(model, op, [x, _as_floats(model, *part), -1], relu=False) for part in parts]
     total = sums[0] if len(sums) == 1 else binary(model, Operator.ADD, *sums)
     scaled = binary(model, Operator.MUL, total, model.constant(_products(weight, source).astype(np.float32)))
-    return binary(model, Operator.ADD, scaled, model.constant(op.bias))
+    return binary(model, Operator.ADD, scaled, model.constant(op.bias, role="bias"))
 
 
 def _as_floats(model: Model, codes: Array, factor: int = 1) -> int:
     """factor * codes (int8) as float32 integers: XNNPACK widens the constant once, when the file is loaded."""
-    stored = model.constant(codes, np.array([factor], np.float32))
+    stored = model.constant(codes, np.array([factor], np.float32), role="weight")
     return model.add(Operator.DEQUANTIZE, [stored], model.value(model.shape(stored)))
 
 
@@ -150,7 +163,7 @@ def _integers(
     even = isinstance(op, Dense) and codes.shape[1] % 2 == 0
     if narrow and even and fits(codes, INT32 // 16, distance, bias):
         return model.nibbles(np.frombuffer(pack(codes, 4), np.uint8), codes.shape, scale)
-    return model.constant(codes, scale)
+    return model.constant(codes, scale, role="weight")
 
 
 def _apply(model: Model, op: Linear, tensors: list[int], *, relu: bool, zero_point: int | None = None) -> int:
