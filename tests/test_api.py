@@ -208,11 +208,43 @@ def test_calibration_images_are_bytes_as_those_that_are_acted_on():
         agent.quantize("int8", observations=(images / 255).astype(np.float32))
 
 
-@pytest.mark.parametrize("suffix", [".zip", ".PT", ".h5", ".c"])
+@pytest.mark.parametrize("suffix", [".zip", ".PT", ".h5", ".c", ".lite", ".onxx", ".tflite2", ".json", ".v2"])
 def test_no_file_is_saved_under_another_format_s_name(tmp_path, suffix):
-    with pytest.raises(QuarlError, match=r"use \.safetensors, \.tflite or \.onnx"):
+    with pytest.raises(QuarlError, match=rf"as {suffix.lower()}: use \.safetensors, \.quarl, \.tflite or \.onnx$"):
         quarl.Agent(networks.dense([4, 16, 2])).save(tmp_path / f"policy{suffix}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["policy", "policy.quarl", "policy.SafeTensors", ".hidden"])
+def test_a_policy_is_saved_under_the_very_name_that_was_given(tmp_path, name):
+    agent = quarl.Agent(networks.dense([4, 16, 2]))
+    agent.save(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    x = networks.observations(agent.policy, 9)
+    assert np.array_equal(quarl.load(tmp_path / name).predict(x)[0], agent.predict(x)[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "mode", "cause"),
+    [
+        ("int8", "dynamic", r"activations quantised at run time \(mode='dynamic'\);"),
+        ("int4", "dynamic", r"at run time \(mode='dynamic'\) and 4-bit weights;"),
+        ("int4", "static", "for 4-bit weights;"),
+        ("fp16", "dynamic", "for half floats;"),
+        ("fp32", "dynamic", None),
+        ("int8", "static", None),
+    ],
+)
+def test_what_tflite_micro_cannot_run_is_said_once_where_it_is_written(tmp_path, capsys, precision, mode, cause):
+    agent = quarl.Agent(networks.dense([4, 16, 16, 2]))
+    x = networks.observations(agent.policy, 64)
+    agent.quantize(precision, mode=mode, observations=x).save(tmp_path / "p.tflite")
+    said = capsys.readouterr().err
+    if cause is None:
+        assert said == ""
+    else:
+        (line,) = said.splitlines()
+        assert re.match(rf"quarl: p\.tflite: this file is for LiteRT.*{cause} it runs fp32 and static int8$", line)
 
 
 def test_formats_are_chosen_by_suffixes_in_any_case_and_values_have_names(tmp_path):

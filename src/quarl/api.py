@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from quarl.quant.spec import Mode, QuantSpec
 Array = NDArray[Any]
 KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""
-OTHERS = (".zip", ".pkl", ".pt", ".pth", ".h5", ".pb", ".npz", ".tfl", ".c")
-"""Suffixes that promise a format which is not written."""
+OWN = ("", ".safetensors", ".quarl")
+"""Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
+WRITERS = {".tflite": "tflite_graph", ".onnx": "onnx_graph"}
+"""By suffix, the module that writes the format."""
 
 
 class Agent:
@@ -106,23 +109,27 @@ class Agent:
         return evaluate(self._quantized(), **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes QuaRL's artefact, or by the path's suffix a .tflite or .onnx file for a runtime without QuaRL.
+        """Writes QuaRL's artefact (.safetensors, .quarl or no suffix), or a .tflite or .onnx file for other runtimes.
 
         Such a file reads the raw observation, an image with its channels first. Its output is the greedy action,
         within its bounds; of discrete actions it is their scores, and the action is the number of the largest. What it
-        makes of NaN and infinity is the runtime's affair: `predict` refuses them, a file cannot.
+        makes of NaN and infinity is the runtime's affair: `predict` refuses them, a file cannot. What of a .tflite file
+        TFLite Micro cannot run is said on stderr.
         """
         target = Path(path)
         suffix = target.suffix.lower()
-        if suffix in OTHERS:
-            raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .tflite or .onnx")
-        if suffix not in (".tflite", ".onnx"):
+        if suffix in OWN:
             artifact.write(self.policy, target)
             return
+        if suffix not in WRITERS:
+            raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .quarl, .tflite or .onnx")
         # runtimes' libraries take their time to import
-        writer = importlib.import_module(f"quarl.engines.{'onnx_graph' if suffix == '.onnx' else 'tflite_graph'}")
+        writer = importlib.import_module(f"quarl.engines.{WRITERS[suffix]}")
+        options: dict[str, Any] = {"acts": True}
+        if suffix == ".tflite":
+            options["say"] = lambda line: print(f"quarl: {target.name}: {line}", file=sys.stderr)
         try:
-            content = writer.write(self._quantized(), acts=True)
+            content = writer.write(self._quantized(), **options)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}; save it as .safetensors") from None
         write_bytes(content, target)
