@@ -97,7 +97,7 @@ class Agent:
         rows = x[None] if single else x
         with self._lock:  # an engine has one set of buffers
             outputs = self._engine(engine, len(rows)).run(rows)
-        actions = self.policy.head(outputs)
+        actions = self.policy.head(engines.sound(self.policy, rows, outputs))
         return (actions[0] if single else actions), None
 
     def _channels_first(self, x: Array) -> Array:

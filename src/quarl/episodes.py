@@ -57,11 +57,13 @@ class Job:
 
         def timed(observations: Array) -> Array:
             nonlocal begin, engine_s
+            if not begin:
+                engines.check_values(self.policy, observations)  # behind it, codes of NaN would look like numbers
             start = now()
             begin = begin or start
             outputs = run(observations)
             engine_s += now() - start
-            return outputs
+            return engines.sound(self.policy, observations, outputs)
 
         for episode in play(
             self.policy,

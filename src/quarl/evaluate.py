@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,19 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.engines import Engine
+from quarl.engines import Engine, sound
 from quarl.envs import make_for, resolve
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
 from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, in_one_line
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 
 Array = NDArray[Any]
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
 """Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a
 convolution hundreds of rows."""
+MAX_CALIBRATED = 2**27
+"""Numbers of all values on them together; there are fewer observations where a network makes more of each."""
 IMAGE_INTERVAL = 8
 """Steps between two images that are recorded: a game has thousands of them, most like the one before."""
 
@@ -176,7 +179,7 @@ def record_observations(
     ordered: list[Array] = []
     episodes = play(
         policy,
-        engine.run,
+        lambda observations: sound(policy, observations, engine.run(observations)),
         engine.batch,
         source.make,
         itertools.count(),
@@ -200,7 +203,8 @@ def record_observations(
 
 def sample_size(policy: Policy) -> int:
     """How many recorded observations calibrate the policy, or compare its actions."""
-    return NUM_IMAGES if policy.observation_dtype == "uint8" else NUM_OBSERVATIONS
+    usual = NUM_IMAGES if policy.observation_dtype == "uint8" else NUM_OBSERVATIONS
+    return max(min(usual, MAX_CALIBRATED // sum(map(math.prod, shapes(policy).values()))), 1)
 
 
 def played_on(policy: Policy, env_id: str | None = None) -> str:

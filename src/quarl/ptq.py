@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl.engines import check_values
 from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
 from quarl.errors import QuarlError
 from quarl.policy.fit import cast, fit, nearest, with_codes
@@ -102,7 +103,9 @@ def _rewrite(
     """The policy after these rewrites, and all its values on the observations."""
     if center:
         policy = center_scores(policy)
-    values = as_float(policy, observations)
+    with np.errstate(all="ignore"):  # what is not finite is refused
+        values = as_float(policy, observations)
+    check_values(policy, observations, values)
     if equalizing is not None:
         policy = equalize(policy, values, equalizing)
         values = as_float(policy, observations)

@@ -19,7 +19,7 @@ import quarl
 from quarl.bench import onnx_tool
 from quarl.engines import litert, onnx_graph
 from quarl.errors import QuarlError
-from quarl.policy import artifact, foreign, weights
+from quarl.policy import artifact, budget, foreign, weights
 from quarl.policy.foreign import models
 from quarl.policy.layers import of_policy
 from quarl.policy.load import read as read_policy
@@ -450,7 +450,7 @@ for _ in range(4):
         ("m.pt", saved({"weight": torch.zeros(1, 1).expand(4096, 4096).to_sparse()}), "not a plain dense tensor|bytes"),
         ("m.pt", saved({"w": torch.full((2, 2), float("inf"))}), "NaN or infinity"),
         ("m.pt", saved({"epoch": 3}), "no weights"),
-        ("m.pt", saved(SHARED), "entries"),
+        ("m.pt", saved(SHARED), "200,000 values"),
         ("m.pt", b"\x80\x02}q\x00.", "is no zip"),
         ("m.pt", torch_zip(b"\x80\x02]q\x00."), "holds a list"),
         ("m.pt", torch_zip(b"\x80\x02cbuiltins\nbytearray\n\x8a\x04\x00\x00\x00\x10\x85R0}."), "builtins.bytearray"),
@@ -477,9 +477,10 @@ def test_one_tensor_under_many_names_is_counted_as_often_as_it_is_read(monkeypat
     one = torch.zeros(4, 4)
     data = saved({f"w{number}": one for number in range(10)})
     assert len(weights.read_tensors(data, "m.pth")) == 10
-    monkeypatch.setattr(weights, "LIMIT_BYTES", 9 * 64)
+    monkeypatch.setattr(budget, "SPELT_OUT", 0)
+    monkeypatch.setattr(budget, "SMALL_COPIES", 9 * 64)
     for read in (weights.read_tensors, weights.read_nested):
-        with pytest.raises(QuarlError, match=r"m\.pth has more than the 4,096 tensors or 576 bytes of them"):
+        with pytest.raises(QuarlError, match=r"m\.pth: it has more than 576 bytes to be made"):
             read(data, "m.pth")
 
 

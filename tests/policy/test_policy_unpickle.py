@@ -189,7 +189,7 @@ def test_dtypes_are_understood_where_they_are_numbers():
         (b"K\x01)R.", "no name"),
         (b"]N}b.", "plain value"),
         (b"c" + b"a" * 300 + b"\nb\n.", "255 characters"),
-        (b"N0" * 150_000 + b".", "200000 operations"),
+        (b"N0" * 150_000 + b".", "200,000 values"),
     ],
 )
 def test_a_malformed_pickle_is_refused_with_its_cause(data: bytes, cause: str):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.errors import UnsupportedError
-from quarl.policy.graph import QuantizedPolicy
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.operators import OBSERVATION
 
 Array = NDArray[Any]
 ENGINES = ("litert", "onnx", "torch", "reference")
@@ -51,6 +53,30 @@ def load_fitting(policy: QuantizedPolicy) -> Engine:
         return load(policy, "litert")
     except UnsupportedError:
         return load(policy, "reference")
+
+
+def sound(policy: Policy, observations: Array, outputs: Array) -> Array:
+    """The outputs; QuarlError where one is NaN or infinite: such scores are no actions."""
+    if not np.isfinite(outputs).all():
+        check_values(policy, observations)
+        raise QuarlError("the policy gives NaN or infinity where its float32 values are finite; use engine reference")
+    return outputs
+
+
+def check_values(policy: Policy, observations: Array, values: Mapping[str, Array] | None = None) -> None:
+    """Refuses a policy that makes NaN or infinity of the observations, naming the first layer that does.
+
+    values: its own in float32, where they are known.
+    """
+    if values is None:
+        from quarl.engines.reference import as_float  # here: it needs what engines are made of
+
+        with np.errstate(all="ignore"):
+            values = as_float(policy, observations)
+    for name in (OBSERVATION, *(op.name for op in policy.ops)):
+        if not np.isfinite(values[name]).all():
+            what = "the environment" if name == OBSERVATION else f"layer {name[:80]!r}"
+            raise QuarlError(f"{what} gives NaN or infinity; nothing can be played with such numbers")
 
 
 def run_all(engine: Engine, observations: Array) -> Array:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
 from quarl.folder import write_parts
+from quarl.policy.budget import read_json, reading
+from quarl.policy.container import read_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.manifest import grid, number, one_of, reals, size, word
 from quarl.policy.operators import (
@@ -122,11 +124,8 @@ def _digest(array: Array) -> str:
 
 def read(path: str | os.PathLike[str]) -> Policy:
     """The Policy or QuantizedPolicy in the file; refuses one whose checksums, version or contents are not right."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise QuarlError(f"cannot read {path}: {error.strerror}") from None
-    return from_bytes(data, str(path))
+    with reading(path):
+        return from_bytes(read_bytes(Path(path)), str(path))
 
 
 def from_bytes(data: Bytes, where: str, *, checked: bool = False) -> Policy:
@@ -150,7 +149,7 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
     text = metadata["manifest"]
     if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
         raise QuarlError("the manifest does not match its sha256; the file is damaged")
-    manifest = json.loads(text)
+    manifest = read_json(text, "the manifest")
     if manifest["format"] != FORMAT:
         raise QuarlError(f"format {manifest['format']!r} is not {FORMAT!r}")
     if manifest["version"] != VERSION:

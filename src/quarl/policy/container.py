@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
 from quarl.errors import QuarlError
+from quarl.policy.budget import MAX_BYTES, current
 
-LIMIT_BYTES = 2**30
-"""Of a file, and of what it unpacks to. The largest policies of the study are 50 MB, optimiser state not counted."""
 MAX_MEMBERS = 4096
 """A PyTorch archive has one member per tensor; a Stable-Baselines3 zip has about six."""
 MAX_RATIO = 200
@@ -36,7 +35,7 @@ _DAMAGE = (
 """What zipfile raises on broken archives; it promises only the first."""
 
 
-def read_bytes(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> bytes:
+def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
     """The contents of a regular file, if it is no larger than `limit_bytes`."""
     try:
         if path.is_dir():
@@ -48,6 +47,7 @@ def read_bytes(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> bytes:
         size = path.stat().st_size
         if size > limit_bytes:
             raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
+        current(str(path)).read(size)
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -55,7 +55,7 @@ def read_bytes(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> bytes:
 
 
 def read_members(
-    path: str | Path, *, only: Collection[str] | None = None, limit_bytes: int = LIMIT_BYTES
+    path: str | Path, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
 ) -> dict[str, bytes]:
     """Contents of the members of the zip file at `path`, by name.
 
@@ -70,7 +70,7 @@ def read_members(
 
 
 def unpack(
-    data: bytes, where: str, *, only: Collection[str] | None = None, limit_bytes: int = LIMIT_BYTES
+    data: bytes, where: str, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
 ) -> dict[str, bytes]:
     """`read_members` of an archive in memory; `where` names it in errors."""
     try:
@@ -116,6 +116,7 @@ def _checked(
         wanted[name] = info
     if total > limit_bytes:
         raise QuarlError(f"{where} unpacks to {total:,} bytes, more than the {limit_bytes:,} that are read")
+    current(where).read(total)
     return wanted
 
 

@@ -14,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.operators import (
     ACTIVATIONS,
     OBSERVATION,
     Activation,
     Conv2d,
     Dense,
+    LayerNorm,
     Linear,
+    Normalize,
     Op,
     QuantizedTensor,
     Shape,
@@ -34,8 +37,6 @@ from quarl.quant.spec import QuantSpec
 Array = NDArray[Any]
 LOG_STD_RANGE = (-20.0, 2.0)
 """Where Stable-Baselines3 clamps the log_std of a SAC actor."""
-MAX_NUMBERS = 2**27
-"""Of all values for one observation: 0.5 GB. A file can ask for more with a few bytes, and no policy needs it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -179,18 +180,32 @@ def _is_reduced(weight: Weight) -> bool:
 def shapes(policy: Policy) -> dict[str, Shape]:
     """Shape of every value, batch axis left out; refuses a graph whose operators do not fit together."""
     known: dict[str, Shape] = {OBSERVATION: policy.observation_shape}
-    total = 0
+    if len(policy.ops) > MAX_OPERATORS:
+        raise QuarlError(f"the policy has more than {MAX_OPERATORS:,} operators")
+    total = products = 0
     for op in policy.ops:
         if op.name in known:
             raise QuarlError(f"two operators are called {op.name!r}")
         missing = [name for name in op.inputs if name not in known]
         if missing:
             raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which nothing before it makes")
-        known[op.name] = output_shape(op, [known[name] for name in op.inputs])
+        known[op.name] = made = output_shape(op, [known[name] for name in op.inputs])
+        if 0 in made:
+            raise QuarlError(f"layer {op.name!r} makes no numbers: a value of shape {made}")
         total += math.prod(known[op.name]) + padded_size(op, known[op.inputs[0]])
         if total > MAX_NUMBERS:
             raise QuarlError(f"up to operator {op.name!r}, one observation makes more than {MAX_NUMBERS:,} numbers")
+        if isinstance(op, Dense | Conv2d):
+            products += math.prod(op.weight.shape) * math.prod(made[1:])
+        if products > MAX_PRODUCTS:
+            raise QuarlError(f"up to layer {op.name!r}, one observation takes more than {MAX_PRODUCTS:,} products")
     return known
+
+
+def idle(policy: Policy) -> str | None:
+    """An operator whose value nothing reads."""
+    read = {policy.output, *(name for op in policy.ops for name in op.inputs)}
+    return next((op.name for op in policy.ops if op.name not in read), None)
 
 
 def ungridded(policy: QuantizedPolicy) -> str | None:
@@ -217,7 +232,13 @@ def check(policy: Policy) -> None:
     if not policy.ops:
         raise QuarlError("the policy has no operators")
     known = shapes(policy)
+    if (name := idle(policy)) is not None:
+        raise QuarlError(f"nothing reads what operator {name!r} makes; such a graph is refused")
     for op in policy.ops:
+        if isinstance(op, LayerNorm | Normalize) and not 0 <= op.epsilon < math.inf:
+            raise QuarlError(f"layer {op.name!r} has epsilon {op.epsilon:g}, which is no small positive number")
+        if isinstance(op, Normalize) and not op.clip > 0:
+            raise QuarlError(f"layer {op.name!r} clips at {op.clip:g}, which leaves nothing")
         if isinstance(op, Activation) and op.kind not in ACTIVATIONS:
             raise UnsupportedError(f"activation {op.kind!r} of {op.name!r} is not one of {', '.join(ACTIVATIONS)}")
         for label, array in real_arrays(op):
@@ -235,5 +256,7 @@ def _check_head(head: ActionHead) -> None:
     if head.kind != "argmax":
         if head.low.shape != head.high.shape or not (head.low <= head.high).all():
             raise QuarlError("the action head's bounds are not a lower and an upper one for every action")
+        if head.kind != "clip" and not np.isfinite([head.low, head.high]).all():
+            raise QuarlError("the action head maps tanh to bounds that are infinite")
         if head.log_std is not None and (head.log_std.shape != head.low.shape or not np.isfinite(head.log_std).all()):
             raise QuarlError("the action head's log_std is not a number for every action")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import legacy_names, legacy_network, zoo
+from quarl.policy.budget import read_json
 from quarl.policy.container import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.inert import Inert
@@ -85,10 +85,7 @@ def _unzipped(raw: bytes, where: str) -> tuple[dict[str, Any], dict[str, Array]]
     members = unpack(raw, where, only=MEMBERS)
     if missing := {"data", "parameters"} - members.keys():
         raise QuarlError(f"{where} has no member {min(missing)!r}; it is no Stable-Baselines 2 model")
-    try:
-        entries = json.loads(members["data"])
-    except (ValueError, RecursionError) as error:
-        raise QuarlError(f"{where}: member 'data' is not JSON ({str(error)[:80]}); the file is damaged") from None
+    entries = read_json(members["data"], f"{where}: member 'data'")
     if not isinstance(entries, dict):
         raise QuarlError(f"{where}: member 'data' holds a {type(entries).__name__}, not the model's attributes")
     data = {key: _value(entry, f"{where}: {key[:80]!r}") for key, entry in entries.items()}

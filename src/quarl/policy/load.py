@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quarl.errors import QuarlError
 from quarl.policy import artifact, foreign, hub, legacy, sb3, zoo
+from quarl.policy.budget import reading
 from quarl.policy.container import read_bytes, read_members
 from quarl.policy.graph import Policy, QuantizedPolicy
 
@@ -22,6 +23,11 @@ def read(path: str | Path, algo: str = "") -> Policy | QuantizedPolicy:
     training library's file holds another algorithm.
     """
     path = hub.local(Path(path))
+    with reading(path):
+        return _read(path, algo)
+
+
+def _read(path: Path, algo: str) -> Policy | QuantizedPolicy:
     try:
         path = _in_folder(path) if path.is_dir() else path
         start = _start(path)

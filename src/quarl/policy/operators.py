@@ -42,6 +42,14 @@ class QuantizedTensor:
     def size(self) -> int:
         return self.codes.size
 
+    @property
+    def reach(self) -> Array:
+        """float32 [channels]: what no weight is beyond; infinite where codes could be. NaN for a scale too small to
+        divide by."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            farthest = self.scale.astype(np.float32) * np.float32(2.0 ** (8 * self.codes.itemsize))
+        return np.where(self.scale >= np.finfo(np.float32).tiny, farthest, np.float32(np.nan))
+
     def dequantize(self) -> Array:
         """float32 weights, same shape: (codes - zero_point) * scale."""
         along = (-1,) + (1,) * (self.codes.ndim - 1)
@@ -228,7 +236,7 @@ def real_arrays(op: Op) -> list[tuple[str, Array]]:
     """(what it is, float array) of every array of an operator whose numbers must be finite."""
     match op:
         case Dense() | Conv2d():
-            weight = op.weight.scale if isinstance(op.weight, QuantizedTensor) else op.weight
+            weight = op.weight.reach if isinstance(op.weight, QuantizedTensor) else op.weight
             if op.bias.shape != op.weight.shape[:1]:
                 raise QuarlError(f"bias of layer {op.name!r} is {op.bias.shape}, its weight {op.weight.shape}")
             return [("the weight", weight), ("the bias", op.bias)]

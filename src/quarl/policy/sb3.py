@@ -6,7 +6,6 @@ algorithm it is and how its layers follow each other; only the activation functi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import zoo
 from quarl.policy.actor import DQN, LAYOUTS, Parameters, network
+from quarl.policy.budget import read_json
 from quarl.policy.container import read_members
 from quarl.policy.graph import Policy, Provenance
 from quarl.policy.spaces import Box, Discrete, action_head, from_blob, observation_box
@@ -48,10 +48,7 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def _json(raw: bytes, path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise QuarlError(f"{path}: member 'data' is not JSON ({str(error)[:80]}); the file is damaged") from None
+    data = read_json(raw, f"{path}: member 'data'")
     if not isinstance(data, dict):
         raise QuarlError(f"{path}: member 'data' holds a {type(data).__name__}, not the model's attributes")
     return data

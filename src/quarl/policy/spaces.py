@@ -17,8 +17,6 @@ from quarl.policy.inert import Inert
 from quarl.policy.unpickle import read_pickle
 
 Array = NDArray[Any]
-MAX_BLOB = 2**26
-"""Characters of a space's base64 text. The bounds of four stacked 210 x 160 frames take 400 kB."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,7 +56,7 @@ def from_blob(entry: Any, where: str) -> Box | Discrete:
     The JSON beside the pickle is for human eyes: it rounds, and abbreviates long arrays with "...".
     """
     text = entry.get(":serialized:") if isinstance(entry, Mapping) else None
-    if not isinstance(text, str) or len(text) > MAX_BLOB:
+    if not isinstance(text, str):
         raise QuarlError(f"{where} is missing or malformed; the file is no Stable-Baselines3 model")
     try:
         blob = base64.b64decode(text, validate=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
+from quarl.policy.budget import read_json
 
 Array = NDArray[Any]
 Bytes = bytes | bytearray | memoryview
@@ -61,7 +62,7 @@ def parse(data: Bytes) -> tuple[dict[str, tuple[str, tuple[int, ...], memoryview
     if len(view) < LENGTH_BYTES or start > len(view):
         raise _damaged("it ends before its header does")
     try:
-        header = json.loads(str(view[LENGTH_BYTES:start], "utf-8"))
+        header = read_json(str(view[LENGTH_BYTES:start], "utf-8"), "its header")
         metadata = header.pop(METADATA)
         found = {name: _entry(entry) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

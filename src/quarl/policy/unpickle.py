@@ -4,27 +4,29 @@ Containers, numbers, text and numeric numpy arrays come out as themselves. Whate
 functions, cloudpickle's code objects, arrays of objects) comes out as an `Inert` record of what the file says about
 it. Opcodes are decoded by `pickletools.genops`, which only reads.
 
-Work is bounded by the file: at most MAX_OPERATIONS opcodes, arrays are views of the bytes that were read, and all
-copies together are no larger than the file. Keys are scalars or inert objects: the hash of nested tuples would take
-time exponential in their depth, and integers above 64 bits can be made to collide. A value can contain itself or be
+Work is bounded by the file's budget; arrays are views of the bytes that were read, and all copies together are no
+larger than the pickle. Keys are scalars or inert objects: the hash of nested tuples would take time exponential in
+their depth, and complex numbers and integers above 64 bits can be made to collide. A value can contain itself or be
 nested without limit, so a reader looks up what it needs and never walks it recursively.
 """
 
 from __future__ import annotations
 
 import pickletools
+import re
 import struct
 import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
 from quarl.errors import QuarlError
+from quarl.policy.budget import current
 from quarl.policy.inert import Inert, Malformed, Speller, dtype_of, key
 
 __all__ = ["Inert", "dtype_of", "read_pickle"]
 
-MAX_OPERATIONS = 200_000
-"""A vecnormalize.pkl has about 600, a Stable-Baselines 2 agent up to 1,000."""
+PERSISTENT = "the file.persistent_load"
+"""The path of an inert object that stands for something beside the pickle: its only argument says what."""
 MAX_INTEGER_BITS = 4096
 MAX_NAME = 255
 _LITERALS: Final = frozenset(
@@ -37,15 +39,25 @@ _CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 def read_pickle(data: bytes, where: str) -> Any:
     """The value that the pickle `data` describes, executing nothing; `where` names the file in errors."""
-    machine = _Machine(len(data))
-    position = 0
+    try:
+        return interpret(data, where)
+    except Malformed as error:
+        raise QuarlError(f"{where}: not a readable pickle ({error}); fetch the file again") from None
+
+
+def interpret(data: bytes, where: str, known: re.Pattern[str] | None = None) -> Any:
+    """The same, raising Malformed.
+
+    known: the names ("module name") that the pickle may use. Then it may also refer to what lies beside it.
+    """
+    machine = _Machine(len(data), known)
+    budget, position = current(where), 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bad escapes in old text opcodes warn
-            for count, (op, argument, start) in enumerate(pickletools.genops(data)):
+            for op, argument, start in pickletools.genops(data):
                 position = start or 0
-                if count >= MAX_OPERATIONS:
-                    raise Malformed(f"it has more than {MAX_OPERATIONS} operations")
+                budget.parse()
                 machine.step(op.name, argument)
         return machine.stack[-1]
     except Malformed as error:
@@ -54,17 +66,18 @@ def read_pickle(data: bytes, where: str) -> Any:
         cause = "an operation finds no operand"
     except (ValueError, TypeError, OverflowError, AttributeError, struct.error):
         cause = "the bytes are not what the format asks for"
-    raise QuarlError(f"{where}: not a readable pickle ({cause}, at byte {position}); fetch the file again") from None
+    raise Malformed(f"{cause}, at byte {position}")
 
 
 class _Machine:
     """The stack and the memo of the pickle machine (PEP 307, PEP 3154), over inert values."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, copies: int, known: re.Pattern[str] | None) -> None:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self.speller = Speller(budget)
+        self.speller = Speller(copies)
+        self.known = known
 
     def step(self, op: str, argument: Any) -> None:
         """Carries out one opcode."""
@@ -97,6 +110,9 @@ class _Machine:
                     raise Malformed(f"its protocol is {argument}, and 0 to 5 are known")
             case "FRAME" | "STOP":
                 pass
+            case "BINPERSID" if self.known is not None:
+                module, _, name = PERSISTENT.partition(".")
+                self.push(Inert(module, name, (self.stack.pop(),), called=True))
             case _:
                 raise Malformed(f"operation {op} refers to something outside the file")
 
@@ -106,6 +122,8 @@ class _Machine:
     def push_name(self, module: Any, name: Any) -> None:
         if not isinstance(name, str) or not isinstance(module, str) or max(len(name), len(module)) > MAX_NAME:
             raise Malformed(f"a name is no text of at most {MAX_NAME} characters")
+        if self.known is not None and not self.known.fullmatch(f"{module} {name}"):
+            raise Malformed(f"it names {module}.{name}"[:100])
         self.push(Inert(module, name))
 
     def pop(self) -> None:
@@ -204,6 +222,8 @@ class _Machine:
         """BUILD: an inert object keeps the state; one that was to become an array becomes it, in the memo too."""
         state = self.stack.pop()
         target = self.stack[-1]
+        if isinstance(target, dict) and self.known is not None:
+            return  # PyTorch's dicts have versions of their modules as an attribute
         if not isinstance(target, Inert):
             raise Malformed("it sets the state of a plain value")
         target.state = state

@@ -1,25 +1,26 @@
-"""Tensors of a PyTorch file as numpy arrays, by name; nothing in the file is executed."""
+"""Tensors of a PyTorch file as numpy arrays, by name. The pickle in it is read as data, without PyTorch."""
 
 from __future__ import annotations
 
-import io
-import pickletools
 import re
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.container import LIMIT_BYTES, MAX_MEMBERS, unpack
+from quarl.policy.budget import current, reading
+from quarl.policy.container import MAX_MEMBERS, unpack
+from quarl.policy.inert import MAX_DIMENSIONS, Inert, Malformed
+from quarl.policy.unpickle import PERSISTENT, interpret
 
 Array = NDArray[Any]
 MAX_NESTING = 4
 """Dicts in dicts that are searched: a checkpoint has its state dict in the first or second."""
-MAX_ENTRIES = 16 * MAX_MEMBERS
-"""Entries that are looked at: a small file can name one dict many times, each time inside another."""
+MAX_INDEX = 2**40
+"""Of a number in a storage: numbers out of a file are not multiplied before they are known to be of a size."""
 _NAMES = re.compile(
     r"collections OrderedDict"
     r"|torch (Size|device|\w+Storage|bool|(u?int|float|bfloat|complex)\w+)"
@@ -27,56 +28,62 @@ _NAMES = re.compile(
     r"|torch\._utils _rebuild_(parameter(_with_state)?|tensor(_v[23])?|sparse_tensor)"
     r"|torch\.serialization _get_layout"
 )
-"""What state dicts name. PyTorch's own list is longer, and a call of bytearray makes gigabytes of one number."""
+"""What state dicts name."""
+_REBUILD = "torch._utils._rebuild_"
+_TYPES: Mapping[str, Any] = {
+    **{"float": np.float32, "double": np.float64, "half": np.float16, "bfloat16": ml_dtypes.bfloat16},
+    **{"long": np.int64, "int": np.int32, "short": np.int16, "char": np.int8, "byte": np.uint8, "bool": np.bool_},
+    **{f"float{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
+    **{f"{kind}int{bits}": np.dtype(f"{kind or 'i'}{bits // 8}") for bits in (8, 16, 32, 64) for kind in ("", "u")},
+    **{name: getattr(ml_dtypes, name) for name in ("float8_e4m3fn", "float8_e5m2")},
+}
+"""By PyTorch's names of number types, and of storages without "Storage"."""
 
 
 def read_tensors(data: bytes, where: str) -> dict[str, Array]:
     """float32 (or integer) arrays of the state dict that `data`, the bytes of a .pth file, holds.
 
     Floating tensors come out as float32. Raises QuarlError for a damaged file and for anything but a flat dict of
-    dense CPU tensors; `where` names the file.
+    dense tensors; `where` names the file.
     """
-    state = _load(data, where)
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise QuarlError(f"{where} holds a {type(state).__name__}, not the parameters of a policy by name")
-    return _arrays(state.items(), where)
+    with reading(where):
+        state, storages = _load(data, where)
+        if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+            raise QuarlError(f"{where} holds a {_kind(state)}, not the parameters of a policy by name")
+        return _arrays(state.items(), storages, where)
 
 
 def read_nested(data: bytes, where: str) -> dict[str, Array]:
     """The same of a checkpoint: tensors of dicts in dicts, their names joined with dots; the rest is left out."""
-    import torch
+    with reading(where):
+        state, storages = _load(data, where)
+        if not isinstance(state, dict):
+            raise QuarlError(f"{where} holds a {_kind(state)}, not parameters by name")
+        tensors = (entry for entry in _entries(state, "", MAX_NESTING) if _is_tensor(entry[1]))
+        return _arrays(tensors, storages, where)
 
-    state = _load(data, where)
-    if not isinstance(state, dict):
-        raise QuarlError(f"{where} holds a {type(state).__name__}, not parameters by name")
-    entries = _bounded(_entries(state, "", MAX_NESTING), where)
-    return _arrays(((name, value) for name, value in entries if isinstance(value, torch.Tensor)), where)
+
+def _kind(value: Any) -> str:
+    return value.name[:80] if isinstance(value, Inert) else type(value).__name__
 
 
-def _arrays(entries: Iterable[tuple[str, Any]], where: str) -> dict[str, Array]:
-    """The tensors as arrays, bounded together: a file can name one tensor many times."""
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Inert) and value.called and value.path.startswith(_REBUILD)
+
+
+def _arrays(entries: Iterable[tuple[str, Any]], storages: Mapping[str, bytes], where: str) -> dict[str, Array]:
     found: dict[str, Array] = {}
-    total = 0
     for name, value in entries:
-        at = f"{where}: {name[:80]!r}"
-        _check(value, at)
-        total += value.numel() * value.element_size()
-        if len(found) >= MAX_MEMBERS or total > LIMIT_BYTES:
-            raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors or {LIMIT_BYTES:,} bytes of them")
-        found[name] = _array(value)
+        if len(found) >= MAX_MEMBERS:
+            raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors that are read")
+        found[name] = _array(value, storages, f"{where}: {name[:80]!r}")
     return found
-
-
-def _bounded(entries: Iterator[tuple[str, Any]], where: str) -> Iterator[tuple[str, Any]]:
-    for count, entry in enumerate(entries):
-        if count >= MAX_ENTRIES:
-            raise QuarlError(f"{where} has more than {MAX_ENTRIES:,} entries; save the parameters alone")
-        yield entry
 
 
 def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[str, Any]]:
     """Every (name, value) of a dict and of those in it, dicts themselves too; keys are text or small numbers."""
     for key, value in state.items():
+        current().parse()  # a small file can name one dict many times, each time inside another
         if isinstance(key, str) or (type(key) is int and abs(key) < 2**31):
             name = f"{prefix}{str(key)[:200]}"
             yield name, value
@@ -84,48 +91,56 @@ def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[
                 yield from _entries(value, f"{name}.", levels - 1)
 
 
-def _load(data: bytes, where: str) -> Any:
-    # Before torch sees it: its zip reader would unpack a bomb, and knows older formats that are not zips at all.
+def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, bytes]]:
+    """What the file's pickle describes, its tensors inert, and the numbers of storages by their keys."""
     if not data.startswith(b"PK"):
         raise UnsupportedError(
             f"{where} is no zip: it was saved by PyTorch older than 1.6 or is damaged; load it there and save it again"
         )
     members = unpack(data, where)
-    pickles = [members[name] for name in members if name.lower().endswith("data.pkl")]  # PyTorch takes any case
-    import torch  # here, because readers of files without tensors need not wait for it
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # damaged files make it warn about protocols before it fails
-        try:
-            unknown = [name for pickle in pickles for name in _names(pickle) if not _NAMES.fullmatch(name)]
-            if not unknown:
-                return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-            cause = f"it names {unknown[0][:80].replace(' ', '.')}"
-        except Exception as error:  # a damaged file reaches every kind: Unicode, Key, Type, Assertion, struct, ...
-            cause = type(error).__name__
-    raise QuarlError(f"{where} is not a file of tensors ({cause}); it is damaged or holds code, which is never run")
-
-
-def _names(pickle: bytes) -> Iterator[str]:
-    """What the pickle names, as "module name"; GLOBAL is the only opcode for it that PyTorch's reader knows."""
-    return (str(argument) for opcode, argument, _ in pickletools.genops(pickle) if opcode.name == "GLOBAL")
+    pickled = next((name for name in members if name.lower().endswith("data.pkl")), None)  # PyTorch takes any case
+    try:
+        if pickled is None:
+            raise Malformed("it has no data.pkl")
+        folder = pickled[: -len("data.pkl")]
+        if members.get(f"{folder}byteorder", b"little") != b"little":
+            raise Malformed("it was saved by a big-endian machine")
+        state = interpret(members[pickled], where, known=_NAMES)
+    except Malformed as error:
+        raise QuarlError(
+            f"{where} is not a file of tensors ({error}); it is damaged or holds code, which is never run"
+        ) from None
+    return state, {name.removeprefix(f"{folder}data/"): content for name, content in members.items()}
 
 
-def _check(value: Any, where: str) -> None:
-    """Refuses all but dense tensors in memory that have the numbers they claim: descriptions come from the file."""
-    import torch
-
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        raise QuarlError(f"{where} is a {type(value).__name__}, not a tensor")
-    if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
+def _array(value: Any, storages: Mapping[str, bytes], where: str) -> Array:
+    """The numbers of a dense tensor; every number that describes it comes from the file."""
+    if isinstance(value, Inert) and value.path.startswith(f"{_REBUILD}parameter") and value.args:
+        value = value.args[0]  # whatever state a parameter had besides
+    if not _is_tensor(value):
+        raise QuarlError(f"{where} is a {_kind(value)}, not a tensor")
+    if not value.path.startswith(f"{_REBUILD}tensor") or len(value.args) < 4:
         raise UnsupportedError(f"{where} is not a plain dense tensor")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise QuarlError(f"{where} claims shape {tuple(value.shape)}, more numbers than the file holds")
-    if value.is_complex():
-        raise UnsupportedError(f"{where} holds complex numbers")
-
-
-def _array(value: Any) -> Array:
-    value = value.detach()
-    array = (value.float() if value.is_floating_point() else value).contiguous().numpy()
-    return np.array(array)  # a copy: the file's memory is not kept alive by one small tensor
+    storage, offset, shape, strides = value.args[:4]
+    kept = storage.args[0] if isinstance(storage, Inert) and storage.path == PERSISTENT else ()
+    if not isinstance(kept, tuple) or len(kept) < 5 or not isinstance(kept[2], str) or kept[2] not in storages:
+        raise QuarlError(f"{where} has no numbers in the file; it is damaged")
+    spelt = value.args[6] if value.path.endswith("_v3") and len(value.args) > 6 else kept[1]
+    kind = spelt.name.removesuffix("Storage").lower() if isinstance(spelt, Inert) else "?"
+    if kind not in _TYPES:
+        raise UnsupportedError(f"{where} holds {kind[:40]} numbers; save it as float32")
+    dtype, numbers = np.dtype(_TYPES[kind]), storages[kept[2]]
+    for sizes in (shape, strides, (offset,)):
+        if not isinstance(sizes, tuple) or not all(type(n) is int and 0 <= n < MAX_INDEX for n in sizes):
+            raise QuarlError(f"{where} has an impossible shape; the file is damaged")
+    if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS:
+        raise QuarlError(f"{where} has an impossible shape; the file is damaged")
+    size, room = int(np.prod(shape, dtype=object)), len(numbers) // dtype.itemsize
+    end = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
+    if size > room or (size and end > room):
+        raise QuarlError(f"{where} claims shape {shape}, more numbers than the file holds")
+    flat = np.ndarray((room,), dtype, numbers)[offset:]
+    array = np.lib.stride_tricks.as_strided(flat, shape, [step * dtype.itemsize for step in strides], writeable=False)
+    wanted = np.float32 if dtype.kind in "fV" or dtype.name.startswith(("bfloat", "float8")) else dtype
+    current(where).copy(size * np.dtype(wanted).itemsize)
+    return np.array(array, wanted)  # a copy: the file's memory is not kept alive by one small tensor

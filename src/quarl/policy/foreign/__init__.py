@@ -15,6 +15,7 @@ import numpy as np
 
 from quarl.errors import QuarlError, printable
 from quarl.policy import artifact
+from quarl.policy.budget import reading
 from quarl.policy.container import MAX_MEMBERS, read_bytes, read_members
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
@@ -55,7 +56,8 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
     if not kind:
         raise QuarlError(f"{path} is not {NAMES}; check the path")
     reader = importlib.import_module(f"quarl.policy.foreign.{kind}")
-    return checked(reader.layers(read_bytes(path), path), path)
+    with reading(path):
+        return checked(reader.layers(read_bytes(path), path), path)
 
 
 def checked(layers: Sequence[LayerWeights], path: Path) -> tuple[LayerWeights, ...]:

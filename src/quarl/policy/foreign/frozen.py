@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
+from quarl.policy.budget import current
 from quarl.policy.foreign import names
 from quarl.policy.foreign.wire import Malformed, Value, Wire, signed
 from quarl.policy.layers import LayerWeights
@@ -32,8 +33,6 @@ FLOATS: Mapping[int, tuple[Any, int]] = {
 """By DataType: the numpy type, and the field of TensorProto that lists numbers of it. Others are no weights."""
 SIXTEEN_BITS = 13
 """The field whose numbers are varints, not bytes."""
-MAX_FILLED = 2**22
-"""Numbers of all constants that the file spells out once and asks to be repeated: shapes can ask for terabytes."""
 MAX_HOPS = 16
 """Nodes between a constant and its reader that pass it on."""
 KINDS = {
@@ -77,7 +76,6 @@ class _Graph:
             node = self._node(message)
             self.nodes.setdefault(node.name, node)
         self.values: dict[str, Array | None] = {}
-        self.filled = 0
 
     def layers(self) -> list[LayerWeights]:
         found: dict[str, LayerWeights] = {}
@@ -213,9 +211,9 @@ class _Graph:
         if len(numbers) == size:
             return numbers
         missing = size - len(numbers)
-        self.filled += missing
-        if missing < 0 or self.filled > MAX_FILLED:
+        if missing < 0:
             raise Malformed(f"constant {name[:80]!r} has {len(numbers):,} numbers, and its shape {size:,}")
+        current().copy(missing * numbers.itemsize)  # shapes can ask for terabytes
         return np.concatenate([numbers, np.full(missing, numbers[-1] if len(numbers) else 0, numbers.dtype)])
 
 

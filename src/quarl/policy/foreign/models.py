@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from quarl.policy import legacy, sb3
+from quarl.policy.budget import reading
 from quarl.policy.container import read_members
 from quarl.policy.foreign import checked, names
 from quarl.policy.layers import LayerWeights
@@ -17,6 +18,11 @@ Array = NDArray[Any]
 
 def read(path: Path) -> tuple[LayerWeights, ...]:
     """Every weight in the zip or pickle at `path`, those of critics and targets too."""
+    with reading(path):
+        return _read(path)
+
+
+def _read(path: Path) -> tuple[LayerWeights, ...]:
     with path.open("rb") as file:
         zipped = file.read(2) == b"PK"
     if zipped and "policy.pth" in read_members(path, only=("policy.pth",)):

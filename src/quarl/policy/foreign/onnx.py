@@ -42,7 +42,7 @@ def layers(data: bytes, path: Path) -> list[LayerWeights]:
         model = onnx.load_model_from_string(data)
         names.check_scales(model.doc_string)
         with np.errstate(over="ignore", invalid="ignore"):  # factors may be any numbers; what is not finite is refused
-            return _Graph(model, Constants(model.graph, path.parent, len(data))).layers()
+            return _Graph(model, Constants(model.graph, path.parent)).layers()
     except QuarlError as error:
         raise QuarlError(f"{path}: {error}") from None
     except Exception as error:  # protobuf's own kind, and what its values make numpy and onnx raise
@@ -57,6 +57,7 @@ class _Graph:
         self.functions = {(function.domain, function.name) for function in model.functions}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
+            constants.budget.parse(1 + len(node.input))
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
 
@@ -103,7 +104,7 @@ class _Graph:
 
     def _layer(self, node: onnx.NodeProto, name: str, value: Array) -> LayerWeights:
         kind = (FUSED | QUANTIZED).get(node.op_type, node.op_type)
-        self.constants.spend(4 * value.size)
+        self.constants.budget.copy(4 * value.size)
         if kind in RECURRENT:  # [directions, gates * hidden, in]
             weight = names.as_numbers(value.reshape(-1, value.shape[-1]))
             return LayerWeights(name, "LSTM" if kind == "LSTM" else "Recurrent", weight)

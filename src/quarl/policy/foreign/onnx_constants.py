@@ -11,28 +11,27 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from quarl.errors import QuarlError
-from quarl.policy.container import LIMIT_BYTES, escapes, read_bytes
+from quarl.policy.budget import current
+from quarl.policy.container import escapes, read_bytes
 from quarl.policy.foreign import names
 
 Array = NDArray[Any]
 MAX_HOPS = 16
 """Operators between a constant and its reader."""
-SPELT_OUT = 64
-"""Bytes that may be made of each byte read: float32 takes 16 times the room of 2-bit codes, and a few copies."""
 
 
 class Constants:
-    """Looks up the constants of a graph, within a budget of memory in proportion to what was read."""
+    """Looks up the constants of a graph."""
 
-    def __init__(self, graph: onnx.GraphProto, folder: Path, size: int) -> None:
-        """folder: where files that hold constants must lie. size: bytes of the model's own file."""
+    def __init__(self, graph: onnx.GraphProto, folder: Path) -> None:
+        """folder: where files that hold constants must lie."""
         self._folder = folder
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._makers = {name: node for node in graph.node for name in node.output if name}
         self._files: dict[str, bytes] = {}
         self._values: dict[str, Array | None] = {}
         self._literals: dict[str, Array | None] = {}
-        self._left = SPELT_OUT * size
+        self.budget = current()
 
     def value(self, name: str) -> Array | None:
         """The constant that `name` is, after casts, transpositions and dequantisation; None for what is computed."""
@@ -58,12 +57,6 @@ class Constants:
         """The inputs of the product that `name` is, if it is one."""
         node = self._makers.get(name)
         return list(node.input[:2]) if node is not None and node.op_type == "Mul" else []
-
-    def spend(self, count: int) -> None:
-        """Takes bytes off the budget."""
-        self._left -= count
-        if self._left < 0:
-            raise QuarlError("it asks for more copies of its weights than such a file needs")
 
     def _resolve(self, name: str, hops: int) -> Array | None:
         literal = self._literal(name)
@@ -91,7 +84,7 @@ class Constants:
             if scale.shape != (codes.shape[axis],):
                 return None
             along[axis] = -1
-        self.spend(8 * codes.size)
+        self.budget.copy(8 * codes.size)
         numbers = names.as_numbers(codes)
         if zero_point is not None:
             numbers = numbers - names.as_numbers(zero_point).reshape(along)
@@ -128,7 +121,7 @@ class Constants:
             raise QuarlError(
                 f"{location[:80]!r} beside it has no bytes {offset:,} to {offset + length:,}; fetch it again"
             )
-        self.spend(length)
+        self.budget.copy(length)
         return content[offset : offset + length]
 
     def _read(self, location: str) -> bytes:
@@ -141,9 +134,7 @@ class Constants:
             inside = False
         if not inside:
             raise QuarlError(f"its weights are said to lie at {location[:80]!r}, which is no file of its folder")
-        content = read_bytes(target, limit_bytes=LIMIT_BYTES - sum(map(len, self._files.values())))
-        self._left += SPELT_OUT * len(content)
-        return content
+        return read_bytes(target)
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:

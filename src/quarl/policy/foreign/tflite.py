@@ -18,6 +18,7 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError
+from quarl.policy.budget import current
 from quarl.policy.foreign import names
 from quarl.policy.layers import LayerWeights
 from quarl.quant.packing import packed_size, unpack
@@ -44,10 +45,8 @@ KINDS: Mapping[int, tuple[str, tuple[int, ...]]] = {
 """By operator: what a layer of it is called, and which of its inputs are weights."""
 BIASED = (Operator.FULLY_CONNECTED, Operator.CONV_2D, Operator.DEPTHWISE_CONV_2D)
 """Operators whose third input is a bias."""
-MAX_OPERATORS = 20_000
-"""Of a file, kinds of operators and graphs among them; a policy has some tens."""
-SPELT_OUT = 64
-"""Bytes that may be made of each byte read: many tensors can name one buffer."""
+OPERATOR_VALUES = 10
+"""Values of the budget that one operator counts for: the schema's accessors take their time."""
 
 
 class Damaged(Exception):
@@ -73,8 +72,7 @@ class _File:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.model = schema.Model.GetRootAs(data)
-        self.room = MAX_OPERATORS
-        self.left = SPELT_OUT * len(data)
+        self.budget = current()
         self.codes = [self._code(index) for index in range(self._spend(self.model.OperatorCodesLength()))]
 
     def layers(self) -> list[LayerWeights]:
@@ -140,9 +138,7 @@ class _File:
         kind = int(tensor.Type())
         if kind not in FLOATS and kind not in INTEGERS and kind not in PACKED and kind != TensorType.INT32:
             return None
-        self.left -= 8 * size
-        if self.left < 0:
-            raise Damaged("its tensors have more numbers than it has room for")
+        self.budget.copy(8 * size)
         if kind in FLOATS:
             return names.as_numbers(_exactly(content, FLOATS[kind], size, index).reshape(shape))
         if kind in PACKED:
@@ -187,9 +183,7 @@ class _File:
 
     def _spend(self, count: int) -> int:
         """The length of a list that is walked through: all together are bounded, since lists can lie in one another."""
-        self.room -= count
-        if self.room < 0:
-            raise Damaged(f"it has more than the {MAX_OPERATORS:,} operators that are read")
+        self.budget.parse(OPERATOR_VALUES * self._count(count))
         return count
 
     def _count(self, count: int) -> int:

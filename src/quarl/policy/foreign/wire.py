@@ -1,11 +1,11 @@
-"""Fields of a protocol buffer, read as data: no message types, no recursion, and a bound on how many there are."""
+"""Fields of a protocol buffer, read as data: no message types, no recursion."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-MAX_FIELDS = 200_000
-"""Of one file. A frozen graph of a policy has a few thousand; a small file can have one in every two bytes."""
+from quarl.policy.budget import current
+
 MAX_VARINT = 10
 """Bytes of a 64-bit number, seven bits in each."""
 
@@ -18,10 +18,10 @@ class Malformed(Exception):
 
 
 class Wire:
-    """Splits the messages of one file into fields; all of them share one budget."""
+    """Splits the messages of one file into fields, on the file's budget."""
 
     def __init__(self) -> None:
-        self._left = MAX_FIELDS
+        self._budget = current()
 
     def fields(self, data: memoryview) -> Iterator[tuple[int, Value]]:
         """(number, value) of every field of the message, in the file's order.
@@ -30,7 +30,7 @@ class Wire:
         """
         at = 0
         while at < len(data):
-            self.spend(1)
+            self._budget.parse()
             tag, at = varint(data, at)
             number, kind = tag >> 3, tag & 7
             if number == 0 or kind not in (0, 1, 2, 5):
@@ -59,15 +59,10 @@ class Wire:
         """The numbers of a packed field."""
         found, at = [], 0
         while at < len(data):
-            self.spend(1)
+            self._budget.parse()
             value, at = varint(data, at)
             found.append(value)
         return found
-
-    def spend(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            raise Malformed(f"it has more than {MAX_FIELDS:,} fields")
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -1,0 +1,96 @@
+"""What reading one file may cost: bytes, copies of them and parsed values, counted together for all of its parts."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from quarl.errors import QuarlError, in_one_line
+
+MAX_BYTES = 2**30
+"""Read or unpacked. The largest policies of the study are 50 MB, an ActorQ learner's zip has 300."""
+MAX_VALUES = 200_000
+"""Operations of pickles, fields of protocol buffers, values of JSON, operators and tensors. A Stable-Baselines 2 agent
+has up to 1,000, the JSON of a Stable-Baselines3 zip 400, a frozen graph a few thousand."""
+SPELT_OUT, SMALL_COPIES = 64, 2**24
+"""Bytes that may be made of each byte read, and of any file: float32 takes 16 times the room of 2-bit codes."""
+MAX_OPERATORS = 1024
+"""Of a network; deep ones have some tens."""
+MAX_NUMBERS = 2**22
+"""Of all values that a network makes of one observation. The Nature CNN makes 100,000, calibration keeps them for 1,024
+observations."""
+MAX_PRODUCTS = 2**28
+"""Of weights with what they meet, for one observation: 10 ms of a core. The wide CNN makes 42 million."""
+
+
+class Budget:
+    """Counts what a file has cost; QuarlError beyond what any policy needs."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._read = self._copied = self._values = 0
+
+    def read(self, count: int) -> None:
+        """Bytes from the disk, or unpacked."""
+        self._read += count
+        self._check(self._read, MAX_BYTES, "bytes")
+
+    def copy(self, count: int) -> None:
+        """Bytes made of those: one array can be named many times."""
+        self._copied += count
+        self._check(self._copied, min(SPELT_OUT * self._read + SMALL_COPIES, MAX_BYTES), "bytes to be made of its own")
+
+    def parse(self, count: int = 1) -> None:
+        """Values."""
+        self._values += count
+        self._check(self._values, MAX_VALUES, "values")
+
+    def _check(self, spent: int, limit: int, what: str) -> None:
+        if spent > limit:
+            raise QuarlError(f"{self._where}: it has more than {limit:,} {what}, more than any policy needs")
+
+
+_OPEN: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+def current(where: str = "it") -> Budget:
+    """The budget of the file that is being read; one of its own outside `reading`."""
+    return _OPEN.get() or Budget(where)
+
+
+@contextmanager
+def reading(where: object) -> Iterator[None]:
+    """Reads a file, with those in and beside it, on one budget, and in silence: a refusal is one line.
+
+    What damaged contents make a library raise, of whatever kind, is a QuarlError that names `where`.
+    """
+    if _OPEN.get() is not None:
+        yield
+        return
+    token = _OPEN.set(Budget(str(where)))
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            yield
+    except (QuarlError, OSError):
+        raise
+    except Exception as error:
+        raise QuarlError(f"{where} is damaged ({in_one_line(error)[:120]}); fetch it again") from error
+    finally:
+        _OPEN.reset(token)
+
+
+def read_json(text: str | bytes, where: object) -> Any:
+    """The JSON document, if it has no more values than a file may have; counted before anything is made of it."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    current(str(where)).parse(sum(map(raw.count, (b"[", b"{", b",", b":"))))
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise QuarlError(f"{where} is not JSON ({str(error)[:80]}); the file is damaged") from None
