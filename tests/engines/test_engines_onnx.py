@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import networks
 from quarl import engines
+from quarl.engines import onnx_file
 from quarl.engines.onnx import write
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
@@ -151,6 +152,51 @@ def test_the_file_is_valid_standard_onnx_and_runs_any_batch(precision, mode):
         x = networks.observations(policy, batch)
         y = session.run(None, {"observation": x})[0]
         np.testing.assert_array_equal(y, outputs(made, x))
+
+
+@pytest.mark.parametrize(
+    ("precision", "mode", "opset", "ir"),
+    [
+        ("fp32", "dynamic", 13, 7),
+        ("fp16", "dynamic", 13, 7),
+        ("bf16", "dynamic", 13, 7),
+        ("w8", "dynamic", 13, 7),
+        ("int8", "dynamic", 13, 7),
+        ("int8", "static", 13, 7),
+        ("int5", "static", 13, 7),
+        ("int4", "dynamic", 21, 10),  # UINT4
+        ("int2", "static", 21, 10),
+    ],
+)
+@pytest.mark.parametrize("network", list(networks.EVERY))
+@pytest.mark.parametrize("batch", [None, 1])
+def test_a_file_is_of_the_lowest_version_that_its_operators_need(network, precision, mode, opset, ir, batch):
+    made = quantized(networks.EVERY[network](), precision, mode=mode)
+    model = onnx.load_from_string(write(made, batch, acts=True))
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
+    assert model.ir_version == ir
+    onnx.checker.check_model(model, full_check=True)
+    for node in model.graph.node:
+        latest = onnx.defs.get_schema(node.op_type, opset)
+        assert {attribute.name for attribute in node.attribute} <= {*latest.attributes}
+        assert latest.min_input <= len(node.input) <= latest.max_input
+        # ONNX Runtime 1.16 crashes where a convolution's zero point is left out.
+        assert node.op_type != "ConvInteger" or all(node.input)
+
+
+def test_an_older_version_of_a_file_has_the_numbers_of_the_newest():
+    """Axes of reductions are attributes in one and inputs in the other."""
+    for network in ("relu", "dueling", "convolutional"):
+        policy = networks.EVERY[network]()
+        made, x = quantized(policy), networks.observations(policy, 5)
+        old = write(made)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(onnx_file, "OLDEST_OPSET", 21)
+            new = write(made)
+        assert [onnx.load_from_string(data).opset_import[0].version for data in (old, new)] == [13, 21]
+        onnx.checker.check_model(onnx.load_from_string(new), full_check=True)
+        runs = [onnxruntime.InferenceSession(data).run(None, {"observation": x})[0] for data in (old, new)]
+        np.testing.assert_array_equal(*runs)
 
 
 def test_files_hold_weights_in_their_containers():

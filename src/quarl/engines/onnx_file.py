@@ -12,9 +12,13 @@ from onnx import helper
 from quarl.quant.packing import pack
 
 Array = NDArray[Any]
-OPSET = 21
-"""The first with 4-bit integer tensors."""
-IR_VERSION = 10
+OLDEST_OPSET = 13
+"""Every operator used here has its form in it (the axis of QuantizeLinear and the axes of Unsqueeze are its last), but
+for what is listed below. A file is written in the lowest that it needs: runtimes refuse those that they do not know."""
+TYPES_SINCE: dict[int, int] = {onnx.TensorProto.UINT4: 21}
+"""By type of a constant: the opset that brought it, where that is a later one."""
+AXES_AS_INPUT_SINCE = {"ReduceMax": 18, "ReduceMean": 18, "ReduceMin": 18, "ReduceSum": 13}
+"""By operator: the opset in which its axes became an input, which were an attribute."""
 
 
 class File:
@@ -35,6 +39,10 @@ class File:
         outputs = [f"{kind}:{len(self._nodes)}:{index}" for index in range(num_outputs)]
         self._nodes.append(helper.make_node(kind, list(inputs), outputs, **attributes))
         return outputs
+
+    def reduced(self, kind: str, x: str, axes: list[int], *, keepdims: bool) -> str:
+        """x reduced along axes."""
+        return self.node(kind, x, keepdims=int(keepdims), axes=axes)
 
     def constant(self, value: Any, name: str = "") -> str:
         """An array or numpy scalar; equal ones without a name of their own are shared."""
@@ -73,6 +81,9 @@ class File:
     def serialize(self, source: str, dtype: Any, shape: list[Any], target: str, output: str, width: list[Any]) -> bytes:
         """The file, from the input `source` of `dtype` and `shape` to the tensor `output`, float32, named `target`."""
         self._nodes.append(helper.make_node("Identity", [output], [target]))
+        types = (constant.data_type for constant in self._constants.values())
+        opset = max(OLDEST_OPSET, *(TYPES_SINCE.get(kind, 0) for kind in types))
+        self._place_axes(opset)
         model = helper.make_model(
             helper.make_graph(
                 self._nodes,
@@ -81,9 +92,16 @@ class File:
                 [helper.make_tensor_value_info(target, onnx.TensorProto.FLOAT, width)],
                 list(self._constants.values()),
             ),
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
+            opset_imports=[helper.make_opsetid("", opset)],
+            ir_version=helper.find_min_ir_version_for([helper.make_opsetid("", opset)]),
             producer_name="quarl",
             doc_string=self._about,
         )
         return bytes(model.SerializeToString())
+
+    def _place_axes(self, opset: int) -> None:
+        """Makes the axes of reductions an input where the opset wants them there."""
+        for node in self._nodes:
+            if AXES_AS_INPUT_SINCE.get(node.op_type, opset + 1) <= opset:
+                (place,) = (index for index, found in enumerate(node.attribute) if found.name == "axes")
+                node.input.append(self.constant(np.array(node.attribute.pop(place).ints)))

@@ -80,7 +80,7 @@ def layer_norm_of_codes(file: File, op: LayerNorm, integers: str, grid: Activati
     share, epsilon = (file.number(float(number)) for number in norm_constants(op, grid))
 
     def mean_of(x: str) -> str:
-        return file.node("Mul", file.node("ReduceSum", x, file.constant(np.array([-1])), keepdims=1), share)
+        return file.node("Mul", file.reduced("ReduceSum", x, [-1], keepdims=True), share)
 
     near = file.node("Sub", integers, file.node("Round", mean_of(integers)))
     mean = mean_of(near)
@@ -95,4 +95,4 @@ def layer_norm_of_codes(file: File, op: LayerNorm, integers: str, grid: Activati
 
 
 def _mean(file: File, x: str) -> str:
-    return file.node("ReduceMean", x, file.constant(np.array([-1])), keepdims=1)
+    return file.reduced("ReduceMean", x, [-1], keepdims=True)

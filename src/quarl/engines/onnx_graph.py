@@ -240,6 +240,8 @@ class _Translation:
             tensor = self.file.cast(self.file.nibbles(_unsigned(codes, shift), f"{op.name}.weight"), np.uint8)
         else:
             tensor = self.file.constant(_unsigned(codes, shift), f"{op.name}.weight")
+        if isinstance(op, Conv2d) and not zero_point:
+            zero_point = self.file.constant(np.uint8(0))  # ONNX Runtime 1.16 crashes where it is left out
         inputs = x, tensor, zero_point, self.file.constant(np.uint8(shift))
         if isinstance(op, Dense):
             return self.file.node("MatMulInteger", *inputs)

@@ -32,13 +32,13 @@ def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive
 
     rank: axes of a row. positive: no number is below 0, so that the low end needs no search and has code -128.
     """
-    axes = file.constant(np.arange(1, 1 + rank))
-    high = file.node("Max", file.node("ReduceMax", x, axes, keepdims=0), file.number(NARROWEST))
+    axes = list(range(1, 1 + rank))
+    high = file.node("Max", file.reduced("ReduceMax", x, axes, keepdims=False), file.number(NARROWEST))
     if positive:
         inverse = file.node("Div", file.number(255), high)
         codes = file.round(file.node("Mul", x, down_rows(file, inverse, rank, batch)), 0)
         return Rows(codes, file.node("Reciprocal", inverse), "")
-    low = file.node("Min", file.node("ReduceMin", x, axes, keepdims=0), file.number(0))
+    low = file.node("Min", file.reduced("ReduceMin", x, axes, keepdims=False), file.number(0))
     inverse = file.node("Div", file.number(255), file.node("Sub", high, low))
     low, high = file.node("Mul", low, inverse), file.node("Mul", high, inverse)
     qmin, qmax = file.number(-128), file.number(127)
