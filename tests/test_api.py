@@ -273,3 +273,35 @@ def test_a_name_that_no_file_can_have_is_a_user_s_mistake():
 def test_the_root_folder_holds_no_agent():
     with pytest.raises(QuarlError):
         quarl.load("/")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"env": "CartPole-v1"}, "evaluate has no keyword 'env'; did you mean 'env_id'?"),
+        ({"n_eval_episodes": 5}, "did you mean 'episodes'?"),
+        ({"max_steps": 5}, "did you mean 'max_episode_steps'?"),
+        ({"sed": 5}, "did you mean 'seed'?"),
+        ({"env_id": gymnasium.make("CartPole-v1")}, "env_id is a TimeLimit: give a Gymnasium id, as in 'CartPole-v1'"),
+        ({"episodes": "5"}, "episodes is '5', not a whole number"),
+        ({"episodes": 2.5}, "episodes is '2.5', not a whole number"),
+        ({"seed": None}, "seed is 'None', not a whole number"),
+    ],
+)
+def test_a_careless_evaluation_is_told_the_right_keyword(options, line):
+    with pytest.raises(QuarlError, match=re.escape(line)):
+        quarl.Agent(networks.dense([4, 2])).evaluate(**options)
+    if "env" in options:
+        with pytest.raises(QuarlError, match="quantize has no keyword 'env'; did you mean 'env_id'"):
+            quarl.Agent(networks.dense([4, 2])).quantize(8, env="CartPole-v1")
+
+
+def test_a_quantised_agent_knows_the_environment_that_it_was_calibrated_in(tmp_path):
+    agent = quarl.Agent(networks.dense([8, 2], head="argmax"))
+    options = {"env_id": "CartPole-v1", "frame_stack": 2, "max_episode_steps": 3}
+    with pytest.raises(QuarlError, match=r"they are 2 frames of it: --frame-stack 2 .frame_stack=2 in Python"):
+        agent.quantize(8, env_id="CartPole-v1")
+    path = tmp_path / "policy.safetensors"
+    agent.quantize(8, **options).save(path)
+    assert quarl.load(path).evaluate(episodes=4, num_workers=2).lengths.tolist() == [3, 3, 3, 3]
+    assert agent.evaluate(episodes=2, **options | {"max_episode_steps": 5}).lengths.tolist() == [5, 5]

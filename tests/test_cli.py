@@ -17,6 +17,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gymnasium.envs.registration import registry
 from stable_baselines3 import DQN
@@ -28,7 +29,7 @@ from quarl.bench import latency
 from quarl.cli import main, parse
 from quarl.config import VERBS, Config
 from quarl.policy import artifact
-from quarl.policy.graph import Provenance
+from quarl.policy.graph import ActionHead, Provenance
 
 HEAVY = ("numpy", "scipy", "torch", "gymnasium", "matplotlib", "onnxruntime", "ai_edge_litert", "stable_baselines3")
 
@@ -436,3 +437,41 @@ def test_a_full_device_costs_one_line(models, more):
 def test_the_option_that_a_longer_word_begins_with_is_the_one_that_is_meant(capsys):
     assert main(["ptq", "x", "--environment", "CartPole-v1"]) == 2
     assert "did you mean '--env'" in capsys.readouterr().err
+
+
+def test_the_environment_is_made_as_the_user_says_and_saved_policies_remember_it(tmp_path, capsys):
+    pytest.importorskip("Box2D")
+    policy = replace(dense([8, 2], head="clip"), head=ActionHead("clip", -np.ones(2, "f4"), np.ones(2, "f4")))
+    artifact.write(policy, tmp_path / "lander.safetensors")
+    lander = ["lander.safetensors", "--env", "LunarLander-v3", "--episodes", "3"]
+    continuous = ["--env-kwargs", "continuous:True", "gravity:-5.0", "--max-episode-steps", "20"]
+    assert main(["eval", *lander]) == 2
+    assert "are not those of LunarLander-v3 (Discrete(4)); choose" in capsys.readouterr().err
+    assert main(["ptq", *lander, *continuous, "--bits", "8", "--scheme", "per-channel", "--json", "rows.json"]) == 0
+    said = capsys.readouterr()
+    described = "LunarLander-v3, continuous=True, gravity=-5.0, episodes of at most 20 steps"
+    assert f"quarl: environment: {described}\n" in said.err
+    assert " --env-kwargs continuous:True gravity:-5.0 --max-episode-steps 20 " in said.out
+    before = json.loads(Path("rows.json").read_text())["rows"]
+    assert main(["eval", "quarl-ptq/int8.safetensors", "--episodes", "3", "--json", "again.json"]) == 0
+    assert capsys.readouterr().err == ""
+    (after,) = json.loads(Path("again.json").read_text())["rows"]
+    assert (after["steps"], after["mean"]) == (60, before[1]["mean"])
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--frame-stack", "0"], "--frame-stack must be at least 1, got 0"),
+        (["--max-episode-steps", "0"], "--max-episode-steps must be at least 1, got 0"),
+        (["--wrapper", "Foo"], "wrapper 'Foo' is not supported; known ones: ActionSmoothingWrapper, AtariWrapper"),
+        (["--wrapper", "TimeLimit:7"], "--wrapper 'TimeLimit:7' is not NAME:K=V,..., as in TimeLimit:max_episode"),
+        (["--wrapper", "TimeLimit:max_steps=7"], "unexpected keyword argument 'max_steps'"),
+        (["--env-kwargs", "target"], "--env-kwargs 'target' is not NAME:VALUE, as in continuous:True"),
+        (["--env-kwargs", "target:0.3"], "got an unexpected keyword argument 'target'"),
+    ],
+)
+def test_what_the_environment_cannot_be_told_is_one_line(models, words, line, capsys):
+    assert main(["eval", str(models / "policy.safetensors"), *words]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert line in said

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import threading
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.engines import Engine
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.envs.options import EnvironmentOptions
+from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
 from quarl.folder import write_bytes
 from quarl.policy import artifact
@@ -31,6 +34,25 @@ OWN = ("", ".safetensors", ".quarl")
 """Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
 WRITERS = {".tflite": "tflite_graph", ".onnx": "onnx_graph"}
 """By suffix, the module that writes the format."""
+
+
+EVALUATION = tuple(inspect.signature(evaluate).parameters)[1:]
+QUANTISATION = (
+    *("precision", "observations", "env_id", "scheme", "mode", "seed"),
+    *inspect.signature(EnvironmentOptions.of).parameters,
+)
+"""Keywords of the methods of an agent."""
+CALLED = {
+    **dict.fromkeys(("env", "env_name", "environment"), "env_id"),
+    **dict.fromkeys(("n_episodes", "num_episodes", "n_eval_episodes"), "episodes"),
+    **dict.fromkeys(("wrapper", "env_wrapper", "wrapper_class"), "wrappers"),
+    **dict.fromkeys(("max_steps", "time_limit"), "max_episode_steps"),
+    **dict.fromkeys(("workers", "n_envs"), "num_workers"),
+    **dict.fromkeys(("bits", "dtype"), "precision"),
+    "n_stack": "frame_stack",
+    "deterministic": "stochastic",
+}
+"""What other libraries, or other verbs, call keywords."""
 
 
 class Agent:
@@ -53,22 +75,33 @@ class Agent:
         scheme: str = "default",
         mode: Mode = "dynamic",
         seed: int = 0,
+        **environment: Any,
     ) -> Agent:
         """A new agent in that precision: "int8", "int4", "fp16", "w4a8", or a number of bits.
 
         observations: raw calibration observations [N, *shape], as the environment gives them; None records the
         policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
+        environment: env_kwargs, wrappers, frame_stack and max_episode_steps as `evaluate` takes them; the new agent
+        knows them.
         """
+        _check_keywords("quantize", environment, QUANTISATION)
         if is_quantized(self.policy):
             raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
+        policy = EnvironmentOptions.of(**environment).at_home(self.policy, env_id)
         if observations is None and spec.needs_observations:
-            exact = quantize(self.policy, QuantSpec.parse("fp32"))
-            engine = engines.load(exact, batch=16)
-            recorded = sample_size(exact)
-            observations = record_observations(exact, engine, recorded, seed=seed, stream="calibration", env_id=env_id)
+            exact = quantize(policy, QuantSpec.parse("fp32"))
+            observations = record_observations(
+                exact,
+                engines.load(exact, batch=16),
+                sample_size(exact),
+                seed=seed,
+                stream="calibration",
+                env_id=env_id,
+                max_episode_steps=environment.get("max_episode_steps"),
+            )
         given = None if observations is None else self._channels_first(np.asarray(observations))
-        return Agent(quantize(self.policy, spec, given))
+        return Agent(quantize(policy, spec, given))
 
     def predict(
         self,
@@ -106,6 +139,7 @@ class Agent:
 
     def evaluate(self, **options: Any) -> Evaluation:
         """Returns of episodes in the policy's environment; options as of `quarl.evaluate.evaluate`."""
+        _check_keywords("evaluate", options, EVALUATION)
         return evaluate(self._quantized(), **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -145,6 +179,14 @@ class Agent:
         while len(self._engines) > KEPT_ENGINES:
             del self._engines[next(iter(self._engines))]
         return engine
+
+
+def _check_keywords(method: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuses a keyword that the method has not, naming the one that was meant."""
+    for name in given:
+        if name not in known:
+            meant = f"; did you mean {CALLED[name]!r}?" if CALLED.get(name) in known else did_you_mean(name, known)
+            raise QuarlError(f"{method} has no keyword {name!r}{meant} (known: {', '.join(known)})")
 
 
 def load(path: str | os.PathLike[str]) -> Agent:

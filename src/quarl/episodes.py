@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.envs import make_for
+from quarl.envs.bound import LONGEST
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, in_one_line
@@ -48,6 +49,7 @@ class Job:
     seed: int
     stochastic: bool
     fresh: bool
+    bound: int = LONGEST
 
     def play(self, indices: Iterable[int], report: Callable[[Episode], None]) -> Clock:
         """Plays the episodes of these indices, here; `report` gets each as it ends."""
@@ -69,12 +71,13 @@ class Job:
             self.policy,
             timed,
             self.batch,
-            partial(make_for, self.policy, self.env_id),
+            partial(make_for, self.policy, self.env_id, self.bound),
             indices,
             stream=self.stream,
             seed=self.seed,
             fresh=self.fresh,
             stochastic=self.stochastic,
+            bound=self.bound,
         ):
             report(episode)
         return Clock(now() - begin, engine_s, engine.measured)

@@ -1,9 +1,11 @@
-"""The one exception a user can cause: a line that says what, where, and the fix."""
+"""The one exception a user can cause: a line that says what, where, and the fix. And what is said on the way."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
+import sys
 from collections.abc import Iterable
 
 MAX_LINE = 600
@@ -30,6 +32,17 @@ def printable(text: str) -> str:
 def in_one_line(error: BaseException) -> str:
     """What raised and what it said, for a message about what others have raised."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def note(line: str) -> None:
+    """Says on stderr what is going on."""
+    print(f"quarl: {printable(line)}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def note_once(line: str) -> None:
+    """As `note`; whoever says it again in this process is not heard."""
+    note(line)
 
 
 class QuarlError(Exception):

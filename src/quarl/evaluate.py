@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from quarl.engines import Engine, sound
 from quarl.envs import make_for, resolve
+from quarl.envs.bound import LIMIT, longest
+from quarl.envs.names import find
+from quarl.envs.options import EnvironmentOptions
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
@@ -75,6 +78,10 @@ def evaluate(
     episodes: int = 100,
     seed: int = 0,
     env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] | None = None,
+    frame_stack: int | None = None,
+    max_episode_steps: int | None = None,
     engine: str = "litert",
     batch: int = 16,
     stochastic: bool | None = None,
@@ -85,20 +92,27 @@ def evaluate(
     """Returns of `episodes` episodes; they depend on the policy, the environment and `seed`, on nothing else.
 
     env_id: None plays what the policy was trained on.
+    env_kwargs: arguments of the environment over those that the policy knows of.
+    wrappers: in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name, arguments).
+    frame_stack: observations that are stacked, in place of what the policy says; 1 stacks none.
+    max_episode_steps: the time limit, in place of the policy's or the registered one.
     batch: episodes played side by side, in one call of the engine per step.
     stochastic: None follows the zoo's convention for this agent.
     num_workers: processes that share the episodes; worth it where a step of the environment is slow.
     progress: called with every finished episode, in the order they finish.
     """
     for name, value in (("episodes", episodes), ("batch", batch), ("num_workers", num_workers)):
-        if value < 1:
+        if _whole(name, value) < 1:
             raise QuarlError(f"{name} must be at least 1, got {value}")
-    if seed < 0:
+    if _whole("seed", seed) < 0:
         raise QuarlError(f"seed must not be negative, got {seed}")
+    if env_id is not None and not isinstance(env_id, str):
+        raise QuarlError(f"env_id is a {type(env_id).__name__}: give a Gymnasium id, as in 'CartPole-v1'")
+    policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
     if stochastic and policy.provenance.algo == "dqn":
         raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
-    source = _Source(policy, env_id)
+    source = _Source(policy, env_id, max_episode_steps)
     job = Job(
         policy=policy,
         env_id=env_id,
@@ -108,6 +122,7 @@ def evaluate(
         seed=seed,
         stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
         fresh=source.fresh,
+        bound=source.bound,
     )
     finished: list[Episode] = []
 
@@ -163,18 +178,19 @@ def record_observations(
     env_id: str | None = None,
     stochastic: bool | None = None,
     min_episodes: int = 10,
+    max_episode_steps: int | None = None,
 ) -> Array:
     """Observations [num, *shape] that the policy meets in its own episodes, in the policy's dtype.
 
     Plays whole episodes until there are `min_episodes` and `num` steps, and takes `num` of those steps, evenly spaced:
     long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
-    Of images every IMAGE_INTERVAL-th step counts.
+    Of images every IMAGE_INTERVAL-th step counts. max_episode_steps: what the user said, where it is above LONGEST.
     """
     if seed < 0:
         raise QuarlError(f"seed must not be negative, got {seed}")
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
-    source = _Source(policy, env_id)
+    source = _Source(policy, env_id, max_episode_steps)
     by_index: dict[int, Array] = {}
     ordered: list[Array] = []
     episodes = play(
@@ -188,6 +204,7 @@ def record_observations(
         fresh=source.fresh,
         stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
         record=IMAGE_INTERVAL if policy.observation_dtype == "uint8" else 1,
+        bound=source.bound,
     )
     with contextlib.closing(episodes):
         while len(ordered) < min_episodes or sum(map(len, ordered)) < num:
@@ -215,6 +232,12 @@ def played_on(policy: Policy, env_id: str | None = None) -> str:
     return _Source(policy, env_id).living_id
 
 
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise QuarlError(f"{name} is {str(value)[:60]!r}, not a whole number")
+    return int(value)
+
+
 def _recorded(episode: Episode) -> Array:
     assert episode.observations is not None
     return episode.observations
@@ -223,9 +246,13 @@ def _recorded(episode: Episode) -> Array:
 class _Source:
     """Where a policy's episodes come from."""
 
-    def __init__(self, policy: Policy, env_id: str | None) -> None:
-        self.make = partial(make_for, policy, env_id)
-        self.make().close()  # the user's mistakes come up here, before any process or engine starts
-        self.living_id = resolve(env_id or policy.provenance.env_id, trusted=bool(env_id))
+    def __init__(self, policy: Policy, env_id: str | None, max_episode_steps: int | None = None) -> None:
+        """max_episode_steps: what the user said."""
         provenance = policy.provenance
-        self.fresh = needs_fresh(self.make, f"{self.living_id} {provenance.wrappers} {provenance.env_kwargs}")
+        make_for(policy, env_id).close()  # the user's mistakes come up here, before any process or engine starts
+        self.living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
+        limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
+        self.bound = longest(limit, max_episode_steps, find(self.living_id).max_episode_steps)
+        self.make = partial(make_for, policy, env_id, self.bound)
+        made = (self.living_id, provenance.wrappers, provenance.env_kwargs, limit)
+        self.fresh = needs_fresh(self.make, " ".join(map(str, made)))

@@ -90,6 +90,8 @@ class Settings:
     margin_pct: float = 5.0
     batch: int = 16
     num_workers: int = 1
+    max_episode_steps: int | None = None
+    """What the user said; of the other options the policy knows already."""
 
 
 def measure(
@@ -121,6 +123,7 @@ def measure(
             engine=name,
             batch=settings.batch,
             num_workers=settings.num_workers,
+            max_episode_steps=settings.max_episode_steps,
             progress=partial(_count, progress, each.spec.precision),
         )
         for each, name in zip(quantized, names, strict=True)
@@ -152,7 +155,15 @@ def record(policy: Policy, stream: Stream, settings: Settings, num: int | None =
     num = sample_size(policy) if num is None else num
     exact = quantize(policy, EXACT)
     engine = engines.load(exact, settings.engine, batch=RECORD_BATCH)
-    return record_observations(exact, engine, num, seed=settings.seed, stream=stream, env_id=settings.env_id)
+    return record_observations(
+        exact,
+        engine,
+        num,
+        seed=settings.seed,
+        stream=stream,
+        env_id=settings.env_id,
+        max_episode_steps=settings.max_episode_steps,
+    )
 
 
 def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:

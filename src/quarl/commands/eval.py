@@ -16,7 +16,7 @@ from quarl.report import schema
 
 def run(config: EvalConfig) -> None:
     """Plays the episodes and prints one row."""
-    policy = model.read(config)
+    policy = model.at_home(model.read(config), config)
     exact = policy if isinstance(policy, QuantizedPolicy) else quantize(policy, QuantSpec.parse("fp32"))
     with terminal.progress(config.episodes) as progress:
         evaluation = evaluate(
@@ -24,6 +24,7 @@ def run(config: EvalConfig) -> None:
             episodes=config.episodes,
             seed=config.seed,
             env_id=config.env,
+            max_episode_steps=config.max_episode_steps,
             engine=config.engine,
             batch=config.batch,
             stochastic=True if config.stochastic else False if config.deterministic else None,

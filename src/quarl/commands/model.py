@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from quarl.config import ModelConfig
-from quarl.envs import resolve
+from quarl.config import EvalConfig, InspectConfig, ModelConfig, PtqConfig
+from quarl.envs import make_for
+from quarl.envs.options import EnvironmentOptions, described
+from quarl.errors import note
 from quarl.policy import hub, load, zoo
 from quarl.policy.graph import Policy
 
@@ -27,12 +28,14 @@ def read(config: ModelConfig) -> Policy:
     return load.read(locate(config), config.model[0] if config.folder is not None else "")
 
 
-def at_home(policy: Policy, env_id: str | None) -> Policy:
-    """The policy, knowing the environment that the user named where its file does not say one."""
-    source = policy.provenance
-    if env_id is None or source.env_id:
-        return policy
-    return replace(policy, provenance=replace(source, env_id=resolve(env_id, trusted=True)))
+def at_home(policy: Policy, config: EvalConfig | PtqConfig | InspectConfig) -> Policy:
+    """The policy, knowing the environment as the user describes it, which is said where its file says otherwise."""
+    options = EnvironmentOptions.said(config)
+    found = options.at_home(policy, config.env)
+    if options != EnvironmentOptions() and found.provenance != policy.provenance:
+        make_for(found, config.env).close()  # a mistake is one line
+        note(f"environment: {described(found.provenance)}")
+    return found
 
 
 def title(policy: Policy, env_id: str | None) -> str:

@@ -28,7 +28,7 @@ DRAWN_BITS = 8
 def run(config: PtqConfig) -> None:
     """Measures every precision, writes the folder, prints the table."""
     before = _policies_before(config)
-    policy = model.at_home(model.read(config), config.env)
+    policy = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
@@ -40,6 +40,7 @@ def run(config: PtqConfig) -> None:
         env_id=config.env,
         margin_pct=config.margin,
         num_workers=config.workers,
+        max_episode_steps=config.max_episode_steps,
     )
     specs = config.specs()
     with staged(config.output) as folder:

@@ -14,10 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
+from quarl.errors import note
 from quarl.folder import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Row
 
+__all__ = ["FILE_WIDTH", "finish", "note", "progress", "say", "show"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 
@@ -50,11 +52,6 @@ def say(*lines: str) -> None:
     out = _stdout()
     for line in lines:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def note(line: str) -> None:
-    """Says on stderr what is going on."""
-    print(f"quarl: {line}", file=sys.stderr, flush=True)
 
 
 def finish(config: Config, document: schema.Document) -> None:

@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from quarl.config.actorq import ActorQConfig
 from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, MeteredConfig, Output, at_least_one
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
+from quarl.config.environment import EnvironmentConfig
 from quarl.config.envs import EnvsConfig
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
@@ -26,7 +27,7 @@ from quarl.quant.spec import Mode, QuantSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Config):
+class ModelConfig(EnvironmentConfig):
     """A verb about one trained policy."""
 
     model: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL", help_behavior_hint="(required)")]] = ()

@@ -175,8 +175,10 @@ def _takes_files(folder: Path) -> bool:
         return False
 
 
-def hyperparameters(params: tuple[str, ...], read: Callable[[str], Any] = literals.written) -> dict[str, Any]:
-    """The words NAME:VALUE of --params by name, as a config.yml has them.
+def hyperparameters(
+    params: tuple[str, ...], read: Callable[[str], Any] = literals.written, flag: str = "--params"
+) -> dict[str, Any]:
+    """The words NAME:VALUE of `flag` by name, as a config.yml has them.
 
     read: what makes a value of a VALUE, which it may refuse with ValueError.
     """
@@ -188,5 +190,6 @@ def hyperparameters(params: tuple[str, ...], read: Callable[[str], Any] = litera
                 raise ValueError
             found[name] = read(value)
         except ValueError:
-            raise QuarlError(f"--params {text!r} is not NAME:VALUE, as in learning_rate:1e-3") from None
+            example = "learning_rate:1e-3" if flag == "--params" else "continuous:True"
+            raise QuarlError(f"{flag} {text!r} is not NAME:VALUE, as in {example}") from None
     return found

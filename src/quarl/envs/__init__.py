@@ -6,17 +6,20 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import gymnasium
 
-from quarl.envs.names import ATARI, find, missing_extra, resolve, suite_of
+from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, checked_limit
+from quarl.envs.names import ATARI, MODULE_ID, find, is_same, missing_extra, resolve, suite_of
 from quarl.envs.spaces import check_spaces
 from quarl.envs.wrappers import channels_as, wrap
 from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
 
 __all__ = ["check_spaces", "make", "make_for", "resolve"]
+Inside = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
 
 def make(
@@ -24,11 +27,13 @@ def make(
     *,
     wrappers: Sequence[tuple[str, Mapping[str, Any]]] = (),
     env_kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
     trusted: bool = False,
-    inside: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]] | None = None,
+    inside: Inside | None = None,
 ) -> gymnasium.Env[Any, Any]:
     """The environment `resolve(env_id)` inside its time limit and `wrappers` (the outermost last).
 
+    max_episode_steps: the time limit; None: what env_kwargs or else the registration says.
     trusted: the user typed env_id, which may then name a module to import ("module:Name-v0").
     inside: a wrapper to put inside all others, where it sees rewards and ends as the environment gives them.
 
@@ -43,6 +48,10 @@ def make(
     spec.disable_env_checker = True
     # a window is the one thing that a file's arguments could open
     kwargs = {key: value for key, value in (env_kwargs or {}).items() if key != "render_mode"}
+    limit = kwargs.pop(LIMIT, None)
+    limit = checked_limit(limit if max_episode_steps is None else max_episode_steps)
+    if not MODULE_ID.fullmatch(resolved):  # what a user's own code takes is the user's affair
+        check_numbers(kwargs, f"environment {resolved!r}", REPEATS)
     suite = suite_of(spec)
     if suite is ATARI:
         from quarl.envs.atari import emulator_arguments  # here: it loads Stable-Baselines3
@@ -52,7 +61,7 @@ def make(
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             with suite.muted() if suite else nullcontext():
-                env = gymnasium.make(spec, **kwargs)
+                env = gymnasium.make(spec, max_episode_steps=limit, **kwargs)
                 if suite and suite.prints_at_reset:
                     env.reset(seed=0)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
@@ -65,9 +74,10 @@ def make(
         return wrap(env if inside is None else inside(env), wrappers)
 
 
-def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, Any]:
+def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) -> gymnasium.Env[Any, Any]:
     """The environment that `policy` was trained on, with its wrappers, or `env_id`; spaces checked.
 
+    bound: steps after which an episode is an error, counted inside wrappers, which can make many in one of theirs.
     An episode of an Atari game is a whole one, and its rewards are points. Images are put in the policy's order of
     axes, as Stable-Baselines3 does it.
     """
@@ -79,8 +89,11 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
         )
     # arguments of another environment's constructor mean nothing here
     trusted = env_id is not None and chosen == env_id
-    same = env_id is None or resolve(env_id, trusted=trusted) == _resolved(source.env_id)
-    env = _make_whole(chosen, source.wrappers, source.env_kwargs if same else {}, trusted=trusted)
+    same = env_id is None or is_same(env_id, source.env_id)
+    options: dict[str, Any] = {"wrappers": source.wrappers, "trusted": trusted}
+    if same:
+        options |= {"env_kwargs": source.env_kwargs, LIMIT: source.max_episode_steps}
+    env = _make_whole(chosen, options, partial(Bounded, bound=bound) if source.wrappers else None)
     env = channels_as(env, policy.observation_shape)
     try:
         check_spaces(policy, env)
@@ -90,22 +103,13 @@ def make_for(policy: Policy, env_id: str | None = None) -> gymnasium.Env[Any, An
     return env
 
 
-def _make_whole(
-    env_id: str, wrappers: Sequence[tuple[str, Mapping[str, Any]]], env_kwargs: Mapping[str, Any], *, trusted: bool
-) -> gymnasium.Env[Any, Any]:
+def _make_whole(env_id: str, options: Mapping[str, Any], inside: Inside | None) -> gymnasium.Env[Any, Any]:
     """The environment for evaluation: whole games, where training ends them with a life."""
-    if suite_of(find(resolve(env_id, trusted=trusted))) is not ATARI:
-        return make(env_id, wrappers=wrappers, env_kwargs=env_kwargs, trusted=trusted)
+    if suite_of(find(resolve(env_id, trusted=options["trusted"]))) is not ATARI:
+        return make(env_id, **options, inside=inside)
     from quarl.envs.atari import Points, WholeGame  # here: it loads Stable-Baselines3
 
-    return WholeGame(make(env_id, wrappers=wrappers, env_kwargs=env_kwargs, trusted=trusted, inside=Points))
-
-
-def _resolved(env_id: str) -> str:
-    try:
-        return resolve(env_id)
-    except QuarlError:
-        return env_id
+    return WholeGame(make(env_id, **options, inside=lambda env: Points(inside(env) if inside else env)))
 
 
 def _first_line(error: Exception) -> str:

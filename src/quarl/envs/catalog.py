@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.envs import make
+from quarl.envs.bound import EPISODE_FRAMES
 from quarl.envs.fit import ALGORITHMS, fits, fitting, unreadable
 from quarl.envs.names import LQR_STEPS, SUITES, is_tombstone, resolve
 from quarl.envs.suite_tasks import TASKS
@@ -20,7 +21,6 @@ BUILT_IN = (
 )
 """Suites that are always there: name, where their environments live, an example."""
 CORE = "gymnasium"
-EPISODE_FRAMES = "max_num_frames_per_episode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,17 @@ def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env") -> str:
     raise QuarlError(f"unknown environment {env_id!r}{_suggestion(asked, living, typed)}")
 
 
+def is_same(env_id: str, saved: str) -> bool:
+    """Whether `env_id`, which the user typed, is the environment that a file calls `saved`, perhaps without its module
+    or by an older version."""
+    if saved.rpartition(":")[2] == env_id.rpartition(":")[2]:
+        return True
+    try:
+        return resolve(env_id, trusted=True) == resolve(saved)
+    except QuarlError:
+        return False
+
+
 def find(env_id: str) -> EnvSpec:
     """The registration of a living id, after importing the suite or the user's module that brings it."""
     if MODULE_ID.fullmatch(env_id):

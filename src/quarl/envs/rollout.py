@@ -14,16 +14,17 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl.envs.bound import EPISODE_FRAMES, LONGEST, endless
 from quarl.envs.seeds import Stream, action_generator, episode_seed
 from quarl.envs.spaces import head_in
-from quarl.errors import QuarlError
+from quarl.errors import note_once
 from quarl.policy.graph import Policy
 
 Array = NDArray[Any]
-LONGEST = 1_000_000
-"""Steps of an episode; what lasts longer is a task without an end. A whole game of Atari has 27,000 at most."""
-LOOK = 4096
-"""Steps between two looks for such."""
+LOOK = 500
+"""Steps between two looks for episodes that do not end."""
+TOLD = 1_000
+"""Steps of an episode without a time limit after which it is told that it goes on."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ def play(
     fresh: bool,
     stochastic: bool = False,
     record: int = 0,
+    bound: int = 0,
 ) -> Generator[Episode]:
     """Plays the episodes (indices k) and yields each as it ends, which need not be in order.
 
@@ -65,6 +67,7 @@ def play(
     fresh: a new environment for every episode, where a reused one remembers (see `needs_fresh`).
     stochastic: sample actions, each episode from a generator of its own.
     record: keep the observation of every that many steps, from the first on; 0: of none.
+    bound: steps after which an episode that goes on is an error; 0: LONGEST.
     """
     pending = iter(episodes)
     observations = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
@@ -114,11 +117,8 @@ def play(
                 observations[row] = observation
                 if terminated or truncated:
                     ended.append((slot, bool(terminated)))
-            if tick % LOOK == 0 and any(tick - slot.start >= LONGEST for slot in live):
-                raise QuarlError(
-                    f"an episode has not ended after {LONGEST:,} steps: give the environment a time limit, as "
-                    "max_episode_steps of its registration"
-                )
+            if tick % LOOK == 0:
+                _look(max(tick - slot.start for slot in live), live[0].env, bound or LONGEST)
             for slot, terminated in ended:
                 yield Episode(
                     index=slot.index,
@@ -134,6 +134,19 @@ def play(
     finally:
         for slot in slots:
             slot.close()
+
+
+def _look(steps: int, env: gymnasium.Env[Any, Any] | None, bound: int) -> None:
+    """Tells of an episode of so many steps that no limit ends, and refuses one beyond the bound."""
+    if steps >= bound:
+        raise endless(bound)
+    spec = env.spec if env is not None else None
+    limited = spec is not None and (spec.max_episode_steps is not None or EPISODE_FRAMES in spec.kwargs)
+    if steps >= TOLD and not limited:
+        note_once(
+            f"episodes{f' of {spec.id}' if spec else ''} have no time limit, and one goes on after {TOLD:,} steps: it "
+            f"is an error after {bound:,}; --max-episode-steps (max_episode_steps in Python) sets a limit"
+        )
 
 
 class _Slot:

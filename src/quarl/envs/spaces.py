@@ -9,9 +9,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from quarl.envs.frame_stack import FrameStack
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, shapes
 from quarl.policy.spaces import Box, from_live
+
+WAYS = (
+    "choose the environment it was trained on with --env, or say how that was made: --env-kwargs, --wrapper, "
+    "--frame-stack"
+)
 
 
 def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
@@ -19,9 +25,25 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
     name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
     if not _observations_fit(policy, env.observation_space):
         ours = f"{policy.observation_dtype} {policy.observation_shape}"
-        raise _mismatch("observations", ours, name, env.observation_space)
+        stack = _frames(policy.observation_shape, env)
+        way = f"they are {stack} frames of it: --frame-stack {stack} (frame_stack={stack} in Python)" if stack else WAYS
+        raise _mismatch("observations", ours, name, env.observation_space, way)
     if not _actions_fit(policy, env.action_space):
-        raise _mismatch("actions", _actions(policy), name, env.action_space)
+        raise _mismatch("actions", _actions(policy), name, env.action_space, WAYS)
+
+
+def _frames(shape: tuple[int, ...], env: gymnasium.Env[Any, Any]) -> int:
+    """How many observations of the environment make one of `shape`, stacked as VecFrameStack does it; 0: none do."""
+    single = env.observation_space.shape or ()
+    if len(single) == 3 and single.index(min(single)) == 2:
+        single = (single[2], *single[:2])
+    axis = 0 if len(single) == 3 else -1
+    if len(single) != len(shape) or not single or shape[axis] % single[axis]:
+        return 0
+    frames = shape[axis] // single[axis]
+    rest = slice(1, None) if axis == 0 else slice(None, -1)
+    already = env.n_stack if isinstance(env, FrameStack) else 1
+    return frames * already if frames > 1 and shape[rest] == single[rest] else 0
 
 
 def head_in(head: ActionHead, space: spaces.Space[Any]) -> ActionHead:
@@ -61,9 +83,6 @@ def _actions(policy: Policy) -> str:
     return f"{policy.head.low.size} numbers in [{low:g}, {high:g}]"
 
 
-def _mismatch(what: str, ours: str, name: str, theirs: spaces.Space[Any]) -> QuarlError:
+def _mismatch(what: str, ours: str, name: str, theirs: spaces.Space[Any], way: str) -> QuarlError:
     described = " ".join(str(theirs).split())  # numpy breaks long bounds into lines
-    return QuarlError(
-        f"the policy's {what} ({ours}) are not those of {name} ({described}); "
-        "choose the environment it was trained on with --env"
-    )
+    return QuarlError(f"the policy's {what} ({ours}) are not those of {name} ({described}); {way}")

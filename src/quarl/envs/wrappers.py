@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl.envs.bound import check_numbers
 from quarl.errors import QuarlError
 from quarl.policy.spaces import has_channels_last
 
@@ -74,6 +75,7 @@ def wrap(env: gymnasium.Env[Any, Any], wrappers: Sequence[tuple[str, Mapping[str
     """env inside `wrappers`, (dotted class name, keyword arguments) each, the outermost last."""
     for dotted, kwargs in wrappers:
         cls = wrapper_class(dotted)
+        check_numbers(kwargs, f"wrapper {dotted}")
         try:
             env = cls(env, **kwargs)
         except Exception as error:  # any constructor, fed with a file's arguments
@@ -82,14 +84,28 @@ def wrap(env: gymnasium.Env[Any, Any], wrappers: Sequence[tuple[str, Mapping[str
     return env
 
 
+def dotted(name: str) -> str:
+    """The class name as files have it: `name` itself where it is dotted, else the first of that name in FAMILIES."""
+    if "." in name:
+        return name
+    prefix = next((prefix for prefix, family in FAMILIES.items() if name in family), "")
+    if not prefix:
+        raise _unknown(name)
+    return f"{prefix}.{name}"
+
+
+def _unknown(name: str) -> QuarlError:
+    known = sorted({name for family in FAMILIES.values() for name in family})
+    return QuarlError(f"environment wrapper {name[:100]!r} is not supported; known ones: {', '.join(known)}")
+
+
 def wrapper_class(dotted: str) -> Any:
     """The class that `dotted` names in a zoo configuration; an unknown name is an error, not an import."""
     prefix, _, name = dotted.rpartition(".")
     # gymnasium's files moved between versions: gym.wrappers.time_limit.TimeLimit is gymnasium.wrappers.TimeLimit
     family = next((f for p, f in FAMILIES.items() if prefix == p or prefix.startswith(f"{p}.")), {})
     if name not in family:
-        known = sorted({n for f in FAMILIES.values() for n in f})
-        raise QuarlError(f"environment wrapper {dotted!r} is not supported; known ones: {', '.join(known)}")
+        raise _unknown(dotted)
     module, _, renamed = family[name].partition(":")
     try:
         found = getattr(importlib.import_module(module), renamed or name)

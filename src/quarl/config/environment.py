@@ -1,0 +1,78 @@
+"""What every verb can be told of the environment that it makes, beside its id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from quarl import literals
+from quarl.config.base import Config, at_least_one, hyperparameters
+from quarl.errors import QuarlError
+
+OPTIONS = ("env_kwargs", "wrapper", "frame_stack", "max_episode_steps")
+NONE = "none"
+"""In place of a wrapper's name: no wrapper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig(Config):
+    """A verb that makes an environment."""
+
+    env_kwargs: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...", help_behavior_hint="")] = ()
+    """Arguments of the environment, as in continuous:True, over those that the model's files or RL Zoo name."""
+    wrapper: Annotated[tuple[str, ...], arg(metavar="NAME[:K=V,...] ...", help_behavior_hint="")] = ()
+    """Wrappers, as in TimeLimit:max_episode_steps=200, in place of those that the files name; the outermost is the
+    last, and none is no wrapper."""
+    frame_stack: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Observations that are stacked, as by VecFrameStack, in place of what the files say; 1 stacks none."""
+    max_episode_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Environment steps after which an episode is truncated, in place of the registered limit. Without it evaluations
+    refuse episodes of more than 120,000."""
+
+    def check(self) -> None:
+        super().check()
+        counts = {name: getattr(self, name) for name in ("frame_stack", "max_episode_steps")}
+        at_least_one(**{name: value for name, value in counts.items() if value is not None})
+        self.environment()
+
+    def environment(self) -> dict[str, Any]:
+        """The options as `evaluate` takes them in Python."""
+        return {
+            "env_kwargs": hyperparameters(self.env_kwargs, plain, "--env-kwargs"),
+            "wrappers": tuple(map(named_wrapper, self.wrapper)) if self.wrapper else None,
+            "frame_stack": self.frame_stack,
+            "max_episode_steps": self.max_episode_steps,
+        }
+
+    def environment_options(self) -> dict[str, Any]:
+        """The options as another verb's configuration takes them."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+
+def plain(text: str) -> Any:
+    """The value that the text spells, or the text itself where it is a word or a path, as in ant.xml or 8x8."""
+    try:
+        return literals.read(text)
+    except ValueError:
+        if not re.fullmatch(r"[\w./+-]+", text):
+            raise
+        return text
+
+
+def named_wrapper(word: str) -> tuple[str, Mapping[str, Any]]:
+    """(name, arguments) of NAME, NAME:K=V,... or NAME:K=V:K=V."""
+    name, _, rest = word.partition(":")
+    try:
+        found = literals.read(f"dict({re.sub(r':(?=[A-Za-z_]+=)', ',', rest)})", names=True)
+    except ValueError:
+        raise QuarlError(f"--wrapper {word!r} is not NAME:K=V,..., as in TimeLimit:max_episode_steps=200") from None
+    return name, {key: value.text if isinstance(value, literals.Name) else value for key, value in found.items()}
+
+
+def spelled(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of --env-kwargs that mean these arguments."""
+    return tuple(f"{name}:{literals.spell(value)}" for name, value in arguments.items())

@@ -1,0 +1,128 @@
+"""Options of an environment over what a policy's files or hyper-parameters say: what is given replaces, the rest stays.
+
+They are put into a policy's provenance, or into hyper-parameters in RL Zoo's words, once. Whatever makes environments
+from these, processes of evaluations, calibration and saved policies among them, needs nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from quarl import literals
+from quarl.config.environment import NONE, EnvironmentConfig, named_wrapper
+from quarl.envs.bound import LIMIT, checked_limit
+from quarl.envs.names import ATARI, is_same, resolve
+from quarl.envs.wrappers import ATARI_WRAPPERS, dotted
+from quarl.errors import QuarlError, note_once
+from quarl.policy.graph import Policy, Provenance
+from quarl.policy.zoo import MAX_FRAMES, VEC_FRAME_STACK
+
+P = TypeVar("P", bound=Policy)
+Wrappers = tuple[tuple[str, Mapping[str, Any]], ...]
+PREPROCESSED = (4, 84, 84)
+"""Observations of Atari games behind Stable-Baselines3's preprocessing: make_atari_env and VecFrameStack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentOptions:
+    """What a user says of an environment beside its id."""
+
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Wrappers | None = None
+    """(dotted class name, arguments), outermost last; None: not given."""
+    frame_stack: int | None = None
+    max_episode_steps: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[Any] | str | None = None,
+        frame_stack: int | None = None,
+        max_episode_steps: int | None = None,
+    ) -> EnvironmentOptions:
+        """The options, checked; wrappers: NAME, NAME:K=V or (NAME, arguments), names short or dotted."""
+        if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
+            raise QuarlError(f"env_kwargs is {str(env_kwargs)[:60]!r}, not values by name, as in dict(continuous=True)")
+        if frame_stack is not None and (type(frame_stack) is not int or not 1 <= frame_stack <= MAX_FRAMES):
+            raise QuarlError(f"frame_stack is {str(frame_stack)[:60]!r}, not a number from 1 to {MAX_FRAMES:,}")
+        named = None
+        if wrappers is not None:
+            entries = [wrappers] if isinstance(wrappers, str) else wrappers
+            pairs = (named_wrapper(entry) if isinstance(entry, str) else entry for entry in entries)
+            named = tuple((dotted(name), dict(arguments)) for name, arguments in pairs if name != NONE)
+        return cls(
+            env_kwargs=dict(env_kwargs or {}),
+            wrappers=named,
+            frame_stack=frame_stack,
+            max_episode_steps=checked_limit(max_episode_steps),
+        )
+
+    @classmethod
+    def said(cls, config: EnvironmentConfig) -> EnvironmentOptions:
+        """Those of a verb."""
+        return cls.of(**config.environment())
+
+    def at_home(self, policy: P, env_id: str | None = None) -> P:
+        """The policy, knowing that it plays in `env_id`, None for its own, made as the options say.
+
+        Where nothing says how an Atari game was preprocessed, the observations of Stable-Baselines3's way tell it.
+        """
+        source = policy.provenance
+        if not (chosen := env_id or source.env_id):
+            return policy
+        own = env_id is None or is_same(env_id, source.env_id)
+        home = source
+        if self != EnvironmentOptions() or not source.env_id:
+            home = replace(
+                source,
+                env_id=source.env_id if own else resolve(chosen, trusted=True),
+                env_kwargs={**(source.env_kwargs if own else {}), **self.env_kwargs},
+                wrappers=self._over(source.wrappers),
+                max_episode_steps=self.max_episode_steps or (source.max_episode_steps if own else None),
+            )
+        frames = (policy.observation_dtype, policy.observation_shape) == ("uint8", PREPROCESSED)
+        raw = all(name == VEC_FRAME_STACK for name, _ in home.wrappers)
+        if frames and raw and resolve(chosen, trusted=env_id is not None) in ATARI.ids:
+            note_once(
+                f"uint8 {PREPROCESSED} on {chosen} is Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
+            )
+            home = replace(
+                home, wrappers=((f"{ATARI_WRAPPERS}.AtariWrapper", {}), (VEC_FRAME_STACK, {"n_stack": PREPROCESSED[0]}))
+            )
+        return policy if home == source else replace(policy, provenance=home)
+
+    def over(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Hyper-parameters, as a config.yml spells them, with these options in place of theirs."""
+        found = dict(written)
+        limit = {} if self.max_episode_steps is None else {LIMIT: self.max_episode_steps}
+        if given := {**self.env_kwargs, **limit}:
+            try:
+                found["env_kwargs"] = literals.mapping(found.get("env_kwargs") or {}) | given
+            except ValueError:
+                raise QuarlError(f"env_kwargs is {str(found['env_kwargs'])[:60]!r}; write dict(...)") from None
+        if self.wrappers is not None:
+            found["env_wrapper"] = [{name: arguments} for name, arguments in self.wrappers] or None
+        if self.frame_stack is not None:
+            found["frame_stack"] = self.frame_stack if self.frame_stack > 1 else None
+        return found
+
+    def _over(self, wrappers: Wrappers) -> Wrappers:
+        stacks = tuple(entry for entry in wrappers if entry[0] == VEC_FRAME_STACK)
+        others = tuple(entry for entry in wrappers if entry[0] != VEC_FRAME_STACK)
+        if self.frame_stack is not None:
+            stacks = ((VEC_FRAME_STACK, {"n_stack": self.frame_stack}),) if self.frame_stack > 1 else ()
+        return (*(others if self.wrappers is None else self.wrappers), *stacks)
+
+
+def described(source: Provenance) -> str:
+    """The environment in a line: its id, arguments, wrappers and limit."""
+    parts = [source.env_id, *(f"{name}={value}" for name, value in source.env_kwargs.items())]
+    for name, arguments in source.wrappers:
+        inside = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        parts.append(f"{name.rpartition('.')[2]}{f'({inside})' if inside else ''}")
+    if source.max_episode_steps is not None:
+        parts.append(f"episodes of at most {source.max_episode_steps:,} steps")
+    return ", ".join(parts)

@@ -1,0 +1,214 @@
+"""Arguments, wrappers, frames and limits: what is given replaces what files say, and nothing lasts for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quarl.envs import make, make_for
+from quarl.envs.bound import LONGEST, longest
+from quarl.envs.options import PREPROCESSED, EnvironmentOptions, described
+from quarl.envs.rollout import TOLD, play
+from quarl.errors import QuarlError, note_once
+from quarl.policy.graph import ActionHead, Policy, Provenance
+from quarl.policy.operators import Dense, Flatten
+from quarl.policy.zoo import VEC_FRAME_STACK
+
+Array = NDArray[Any]
+SKIP = "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv"
+LIMIT = "gymnasium.wrappers.TimeLimit"
+
+
+def linear(shape: tuple[int, ...], actions: int = 2, **provenance: Any) -> Policy:
+    """Zeros: always the first action."""
+    size = int(np.prod(shape))
+    weight, bias = np.zeros((actions, size), np.float32), np.zeros(actions, np.float32)
+    flat = (Flatten("flat", ("observation",)),) if len(shape) > 1 else ()
+    return Policy(
+        observation_shape=shape,
+        observation_dtype="uint8" if len(shape) == 3 else "float32",
+        ops=(*flat, Dense("out", ("flat" if flat else "observation",), weight, bias)),
+        head=ActionHead("argmax"),
+        provenance=Provenance(**provenance),
+    )
+
+
+class Endless(gymnasium.Env[Array, int]):
+    """Counts its steps, all environments together."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        Endless.steps += 1
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    gymnasium.register("Endless-v0", Endless)
+    yield "Endless-v0"
+    gymnasium.envs.registration.registry.pop("Endless-v0")
+
+
+def test_what_is_given_replaces_and_the_rest_stays() -> None:
+    stack = (VEC_FRAME_STACK, {"n_stack": 4})
+    policy = linear((4,), env_id="CartPole-v1", env_kwargs={"a": 1, "b": 2}, wrappers=((SKIP, {"skip": 2}), stack))
+    options = EnvironmentOptions.of(env_kwargs={"b": 3}, wrappers=["TimeLimit:max_episode_steps=7"])
+    found = options.at_home(policy).provenance
+    assert found.env_kwargs == {"a": 1, "b": 3}
+    assert found.wrappers == ((LIMIT, {"max_episode_steps": 7}), stack)
+    assert found.max_episode_steps is None
+    assert EnvironmentOptions.of(frame_stack=2).at_home(policy).provenance.wrappers[1][1] == {"n_stack": 2}
+    assert EnvironmentOptions.of(wrappers=["none"], frame_stack=1).at_home(policy).provenance.wrappers == ()
+    assert EnvironmentOptions().at_home(policy) is policy
+    assert described(found) == ("CartPole-v1, a=1, b=3, TimeLimit(max_episode_steps=7), VecFrameStack(n_stack=4)")
+
+
+def test_another_environment_gets_what_is_given_and_nothing_of_the_files_arguments() -> None:
+    policy = linear((4,), env_id="CartPole-v1", env_kwargs={"a": 1}, max_episode_steps=9)
+    found = EnvironmentOptions.of(env_kwargs={"b": 3}).at_home(policy, "Acrobot-v1").provenance
+    assert (found.env_id, found.env_kwargs, found.max_episode_steps) == ("Acrobot-v1", {"b": 3}, None)
+    mine = replace(policy, provenance=replace(policy.provenance, env_id="Mine-v0"))
+    assert EnvironmentOptions().at_home(mine, "module:Mine-v0").provenance.env_kwargs == {"a": 1}
+
+
+def test_hyper_parameters_are_written_in_rl_zoos_words() -> None:
+    options = EnvironmentOptions.of({"b": 3}, [("TimeLimit", {"max_episode_steps": 7})], 4, 100)
+    assert options.over({"gamma": 0.9, "env_kwargs": "dict(a=1, b=2)", "env_wrapper": SKIP, "frame_stack": 2}) == {
+        "gamma": 0.9,
+        "env_kwargs": {"a": 1, "b": 3, "max_episode_steps": 100},
+        "env_wrapper": [{LIMIT: {"max_episode_steps": 7}}],
+        "frame_stack": 4,
+    }
+    assert EnvironmentOptions().over({"env_wrapper": SKIP}) == {"env_wrapper": SKIP}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"wrappers": ["Nothing"]}, "wrapper 'Nothing' is not supported; known ones: ActionSmoothingWrapper, AtariWra"),
+        ({"wrappers": ["TimeLimit:7"]}, "'TimeLimit:7' is not NAME:K=V"),
+        ({"frame_stack": 0}, "frame_stack is '0', not a number from 1"),
+        ({"max_episode_steps": -1}, "max_episode_steps is '-1', not a whole number from 1"),
+        ({"env_kwargs": "a:1"}, "not values by name"),
+    ],
+)
+def test_options_that_mean_nothing_are_one_line(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(QuarlError, match=line):
+        EnvironmentOptions.of(**options)
+
+
+def test_frames_of_an_atari_agent_tell_its_preprocessing(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ale_py")
+    note_once.cache_clear()
+    policy = linear(PREPROCESSED, 6)
+    for options, env_id in ({}, "ALE/Pong-v5"), ({"frame_stack": 4}, "PongNoFrameskip-v4"):
+        found = EnvironmentOptions.of(**options).at_home(policy, env_id)
+        assert [name.rpartition(".")[2] for name, _ in found.provenance.wrappers] == ["AtariWrapper", "VecFrameStack"]
+        make_for(found, env_id).close()
+        said = f"quarl: uint8 (4, 84, 84) on {env_id} is Stable-Baselines3's preprocessing: AtariWrapper and 4 frames\n"
+        assert capsys.readouterr().err == said
+    own = EnvironmentOptions.of(wrappers=["WarpFrame"]).at_home(policy, "PongNoFrameskip-v4")
+    with pytest.raises(QuarlError, match="they are 4 frames of it: --frame-stack 4"):
+        make_for(own, "PongNoFrameskip-v4")
+    assert EnvironmentOptions().at_home(policy, "CartPole-v1").provenance.wrappers == ()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "shape", "frames"),
+    [("CartPole-v1", (12,), 3), ("CartPole-v1", (13,), 0), ("PongNoFrameskip-v4", (6, 210, 160), 2)],
+)
+def test_a_refusal_says_how_many_frames_would_fit(env_id: str, shape: tuple[int, ...], frames: int) -> None:
+    if "Pong" in env_id:
+        pytest.importorskip("ale_py")
+    line = f"they are {frames} frames of it: --frame-stack {frames}" if frames else "--env-kwargs, --wrapper"
+    with pytest.raises(QuarlError, match=line):
+        make_for(linear(shape, 2), env_id)
+    stacked = EnvironmentOptions.of(frame_stack=frames or 1).at_home(
+        linear(shape, 6 if "Pong" in env_id else 2), env_id
+    )
+    if frames:
+        make_for(stacked, env_id).close()
+
+
+def test_the_limit_is_the_environments() -> None:
+    policy = EnvironmentOptions.of(max_episode_steps=7).at_home(linear((4,)), "CartPole-v1")
+    spec = make_for(policy, "CartPole-v1").spec
+    assert spec is not None
+    assert spec.max_episode_steps == 7
+    spec = make("CartPole-v1", env_kwargs={"max_episode_steps": 8}).spec  # RL Zoo's files have it there
+    assert spec is not None
+    assert spec.max_episode_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("env_id", "env_kwargs", "wrappers", "line"),
+    [
+        ("CartPole-v1", {"max_episode_steps": -1}, (), "max_episode_steps is '-1', not a whole number from 1"),
+        ("CartPole-v1", {"max_episode_steps": 1e3}, (), "max_episode_steps is '1000.0', not a whole"),
+        ("HalfCheetah-v5", {"frame_skip": 2 * 10**9}, (), "frame_skip is 2,000,000,000, more than 1,000"),
+        ("ALE/Pong-v5", {"frameskip": [2, 10**9]}, (), "frameskip is 1,000,000,000, more than 1,000"),
+        ("CartPole-v1", {}, ((SKIP, {"skip": 10**12}),), "skip is 1,000,000,000,000, more than 1,000"),
+        ("CartPole-v1", {}, (("rl_zoo3.wrappers.HistoryWrapper", {"horizon": 10**9}),), "horizon is 1,000,000,000"),
+        ("CartPole-v1", {}, (("gymnasium.wrappers.ResizeObservation", {"shape": [10**6, 9]}),), "shape is 1,000,000"),
+    ],
+)
+def test_numbers_with_which_a_step_would_last_for_ever_are_refused(
+    env_id: str, env_kwargs: dict[str, Any], wrappers: Any, line: str
+) -> None:
+    pytest.importorskip("rl_zoo3")
+    with pytest.raises(QuarlError, match=line):
+        make(env_id, env_kwargs=env_kwargs, wrappers=wrappers)
+
+
+def test_a_file_does_not_lengthen_episodes_and_a_user_does() -> None:
+    assert longest(None, None) == longest(LONGEST, None) == LONGEST
+    assert longest(10**12, 10**12) == 10**12
+    assert longest(200_000, None, 200_000) == 200_000
+    with pytest.raises(
+        QuarlError, match=r"max_episode_steps is 1,000,000,000,000: episodes of more than 120,000 steps"
+    ):
+        longest(10**12, None, 500)
+
+
+def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
+    endless: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note_once.cache_clear()
+    policy = linear((1,), env_id=endless, wrappers=((SKIP, {"skip": 10}),))
+
+    def episodes(policy: Policy, bound: int) -> list[Any]:
+        def run(x: Array) -> Array:
+            return np.zeros((len(x), 2), np.float32)
+
+        def one() -> gymnasium.Env[Any, Any]:
+            return make_for(policy, None, bound)
+
+        return list(play(policy, run, 1, one, [0], stream="evaluation", seed=0, fresh=False, bound=bound))
+
+    Endless.steps = 0
+    with pytest.raises(QuarlError, match=r"not ended after 3,000 steps: give the environment a time limit with --max"):
+        episodes(policy, 3_000)
+    assert Endless.steps == 3_000  # 300 of the wrapper's
+    assert capsys.readouterr().err == ""
+    with pytest.raises(QuarlError, match="not ended after 2,000 steps"):
+        episodes(replace(policy, provenance=replace(policy.provenance, wrappers=())), 2_000)
+    said = capsys.readouterr().err
+    assert said.startswith(f"quarl: episodes of Endless-v0 have no time limit, and one goes on after {TOLD:,} steps")
+    assert said.count("\n") == 1
+    limited = replace(policy.provenance, max_episode_steps=1_500)
+    (episode,) = episodes(replace(policy, provenance=limited), 3_000)
+    assert (episode.total, episode.length, episode.terminated) == (1_500.0, 150, False)
+    assert capsys.readouterr().err == ""
