@@ -211,4 +211,6 @@ def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
     limited = replace(policy.provenance, max_episode_steps=1_500)
     (episode,) = episodes(replace(policy, provenance=limited), 3_000)
     assert (episode.total, episode.length, episode.terminated) == (1_500.0, 150, False)
+    (episode,) = episodes(replace(policy, provenance=replace(limited, wrappers=())), 1_500)  # just so long
+    assert (episode.length, episode.terminated) == (1_500, False)
     assert capsys.readouterr().err == ""

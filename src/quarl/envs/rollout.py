@@ -138,7 +138,7 @@ def play(
 
 def _look(steps: int, env: gymnasium.Env[Any, Any] | None, bound: int) -> None:
     """Tells of an episode of so many steps that no limit ends, and refuses one beyond the bound."""
-    if steps >= bound:
+    if steps > bound:
         raise endless(bound)
     spec = env.spec if env is not None else None
     limited = spec is not None and (spec.max_episode_steps is not None or EPISODE_FRAMES in spec.kwargs)
