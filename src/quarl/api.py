@@ -23,6 +23,7 @@ from quarl.folder import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.load import read
+from quarl.policy.normalizer import sentence
 from quarl.policy.spaces import has_channels_last
 from quarl.ptq import quantize
 from quarl.quant.spec import Mode, QuantSpec
@@ -148,12 +149,17 @@ class Agent:
         Such a file reads the raw observation, an image with its channels first. Its output is the greedy action,
         within its bounds; of discrete actions it is their scores, and the action is the number of the largest. What it
         makes of NaN and infinity is the runtime's affair: `predict` refuses them, a file cannot. What of a .tflite file
-        TFLite Micro cannot run is said on stderr.
+        TFLite Micro cannot run is said on stderr, and with which statistics the file normalises observations.
         """
         target = Path(path)
         suffix = target.suffix.lower()
+
+        def say(line: str) -> None:
+            print(f"quarl: {target.name}: {line}", file=sys.stderr)
+
         if suffix in OWN:
             artifact.write(self.policy, target)
+            say(sentence(self.policy))
             return
         if suffix not in WRITERS:
             raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .quarl, .tflite or .onnx")
@@ -161,12 +167,13 @@ class Agent:
         writer = importlib.import_module(f"quarl.engines.{WRITERS[suffix]}")
         options: dict[str, Any] = {"acts": True}
         if suffix == ".tflite":
-            options["say"] = lambda line: print(f"quarl: {target.name}: {line}", file=sys.stderr)
+            options["say"] = say
         try:
             content = writer.write(self._quantized(), **options)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}; save it as .safetensors") from None
         write_bytes(content, target)
+        say(sentence(self.policy))
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):
@@ -189,6 +196,10 @@ def _check_keywords(method: str, given: Mapping[str, Any], known: Collection[str
             raise QuarlError(f"{method} has no keyword {name!r}{meant} (known: {', '.join(known)})")
 
 
-def load(path: str | os.PathLike[str]) -> Agent:
-    """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME."""
-    return Agent(read(Path(path)))
+def load(path: str | os.PathLike[str], *, normalize: str | os.PathLike[str] | None = None) -> Agent:
+    """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME.
+
+    normalize: the file of the VecNormalize statistics with which it observed; "none": it observed without. None finds
+    what lies beside it, and refuses where that leaves a choice.
+    """
+    return Agent(read(Path(path), normalize=None if normalize is None else os.fspath(normalize)))

@@ -13,6 +13,7 @@ DOCUMENT: Mapping[str, Types] = {
     "algo": (str, NULL),
     "env_id": (str, NULL),
     "seed": (int, NULL),
+    "statistics": (str, NULL),
     "rows": (list,),
 }
 

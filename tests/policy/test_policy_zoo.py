@@ -11,6 +11,7 @@ import pytest
 from quarl.errors import QuarlError
 from quarl.policy import zoo
 from quarl.policy.operators import Normalize
+from sb3_archives import zipped
 
 
 def make(folder: Path, *names: str) -> Path:
@@ -18,6 +19,12 @@ def make(folder: Path, *names: str) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     return folder
+
+
+def agents(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(zipped({"data": b"{}", "policy.pth": b""}))
 
 
 def settings(tmp_path: Path, config: str = "", args: str = "") -> zoo.Settings:
@@ -131,7 +138,7 @@ def test_statistics_beside_a_lone_zip_are_its_own(tmp_path: Path, name: str):
 
 
 def test_statistics_among_several_agents_belong_to_the_one_they_are_called_after(tmp_path: Path):
-    make(tmp_path, "a.zip", "b.zip")
+    agents(tmp_path, "a.zip", "b.zip")
     (tmp_path / "vecnormalize.pkl").write_bytes(pickle.dumps(VecNormalize()))
     with pytest.raises(QuarlError, match=r"beside a\.zip too, .*call it b_vecnormalize\.pkl"):
         zoo.read_settings(tmp_path / "b.zip")
@@ -141,7 +148,7 @@ def test_statistics_among_several_agents_belong_to_the_one_they_are_called_after
 
 
 def test_statistics_of_a_checkpoint_callback_are_those_of_its_step(tmp_path: Path):
-    make(tmp_path, "rl_model_500_steps.zip", "rl_model_1000_steps.zip")
+    agents(tmp_path, "rl_model_500_steps.zip", "rl_model_1000_steps.zip")
     (tmp_path / "rl_model_vecnormalize_1000_steps.pkl").write_bytes(pickle.dumps(VecNormalize()))
     assert zoo.read_settings(tmp_path / "rl_model_1000_steps.zip").normalize is not None
     assert zoo.read_settings(tmp_path / "rl_model_500_steps.zip").normalize is None

@@ -35,7 +35,7 @@ from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
-from quarl.policy.zoo import own_statistics
+from quarl.policy.statistics import own_statistics
 
 NAP_S = 0.0002
 AT_ONCE = 1024

@@ -9,6 +9,7 @@ from quarl.commands import model, terminal
 from quarl.config import EvalConfig
 from quarl.evaluate import Evaluation, evaluate
 from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.normalizer import sentence
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.report import schema
@@ -38,8 +39,10 @@ def run(config: EvalConfig) -> None:
         algo=policy.provenance.algo,
         env_id=evaluation.env_id,
         seed=config.seed,
+        statistics=sentence(policy),
     )
     terminal.show("eval", document["rows"], model.title(policy, evaluation.env_id))
+    terminal.say("", document["statistics"])
     terminal.finish(config, document)
 
 

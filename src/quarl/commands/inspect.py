@@ -16,6 +16,7 @@ from quarl.policy import foreign, load
 from quarl.policy.foreign import models
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
+from quarl.policy.normalizer import sentence
 from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
 from quarl.report import comparison_figure, figures, schema, style
@@ -51,7 +52,7 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     if kind:
         return _Model(path, None, foreign.read(path, kind))
     try:
-        policy = load.read(path, words[0] if config.folder is not None else "")
+        policy = load.read(path, words[0] if config.folder is not None else "", config.normalize)
     except UnsupportedError as error:
         if not path.is_file():
             raise
@@ -76,8 +77,11 @@ def _one(config: InspectConfig, found: _Model) -> None:
         algo=found.policy.provenance.algo if found.policy else None,
         env_id=found.policy.provenance.env_id if found.policy else None,
         seed=config.seed,
+        statistics=sentence(found.policy) if found.policy else None,
     )
     terminal.show("inspect", document["rows"], title)
+    if found.policy:
+        terminal.say("", sentence(found.policy))
     if _has_weights_alone(config, found):
         terminal.say(*_reasons(config, [found]))
     elif not is_quantized(found.policy) and _is_rewritten(layers[0]):
@@ -128,7 +132,8 @@ def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
         write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
     document = schema.document("inspect models", [one.to_json() for one in compared], seed=config.seed)
     terminal.show("inspect models", document["rows"], title)
-    terminal.say(*_reasons(config, found), "", *lines, f"figure: {config.output / 'weights.png'}")
+    said = [f"{label}: {sentence(one.policy)}" for label, one in zip(labels, found, strict=True) if one.policy]
+    terminal.say(*_reasons(config, found), "", *said, *lines, f"figure: {config.output / 'weights.png'}")
     terminal.finish(config, document)
 
 

@@ -25,7 +25,7 @@ def find(words: Sequence[str], folder: Path | None) -> Path:
 
 def read(config: ModelConfig) -> Policy:
     """The policy (or the quantised one) at `locate(config)`; ALGO must be what the file says it is."""
-    return load.read(locate(config), config.model[0] if config.folder is not None else "")
+    return load.read(locate(config), config.model[0] if config.folder is not None else "", config.normalize)
 
 
 def at_home(policy: Policy, config: EvalConfig | PtqConfig | InspectConfig) -> Policy:

@@ -16,6 +16,7 @@ from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
+from quarl.policy.normalizer import sentence
 from quarl.precisions import Cell
 from quarl.ptq import Calibrated
 from quarl.report import assessment, figures, page, schema, style, tables
@@ -56,6 +57,7 @@ def run(config: PtqConfig) -> None:
             env_id=cells[0].evaluation.env_id,
             seed=config.seed,
             energy=meter.cost,
+            statistics=sentence(policy),
         )
         _write(folder, config, policy, cells, _drawn_layers(calibrated, cells), document)
     outdated = sorted(filter(Path.is_file, before - {_path(cell, config, config.output) for cell in cells}))
@@ -64,7 +66,7 @@ def run(config: PtqConfig) -> None:
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     terminal.show("ptq", rows, title)
-    terminal.say("", *assessment.assess(rows), "", f"report: {config.output / 'report.html'}")
+    terminal.say("", *_verdict(document), "", f"report: {config.output / 'report.html'}")
     if outdated:
         names = ", ".join(path.name for path in outdated)
         terminal.say(f"removed, of the rows that were there before: {names}")
@@ -117,13 +119,18 @@ def _write(
     text = page.render(
         title=f"{title}: post-training quantisation",
         facts=_facts(config, policy, document),
-        sentences=assessment.assess(rows),
+        sentences=_verdict(document),
         tables=[("Returns, latency and size", tables.cells("ptq", rows))],
         figures=drawn,
         command=config.command_line(),
         machine=page.machine_lines(),
     )
     write_bytes(text.encode(), folder / "report.html")
+
+
+def _verdict(document: schema.Document) -> list[str]:
+    """What the rows show, and what the agent observed meanwhile."""
+    return [*assessment.assess(document["rows"]), f"Measured with {document['statistics']}."]
 
 
 def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:
@@ -153,5 +160,6 @@ def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict
         "environment": played if played == trained or not trained else f"{played} (trained on {trained})",
         "weights": f"{policy.num_weights:,} in {len(policy.linear)} layers",
         "episodes": f"{config.episodes} at every precision, seed {config.seed}, the same starts for each",
+        "observations": document["statistics"],
         "actions": "sampled" if provenance.stochastic else "deterministic",
     }

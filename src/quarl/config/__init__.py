@@ -13,7 +13,17 @@ from typing import Annotated, ClassVar
 from tyro.conf import Positional, arg
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import SCHEME_HELP, Config, EngineName, EnvId, Flag, MeteredConfig, Output, at_least_one
+from quarl.config.base import (
+    SCHEME_HELP,
+    Config,
+    EngineName,
+    EnvId,
+    Flag,
+    MeteredConfig,
+    Normalize,
+    Output,
+    at_least_one,
+)
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
 from quarl.config.environment import EnvironmentConfig
 from quarl.config.envs import EnvsConfig
@@ -35,6 +45,8 @@ class ModelConfig(EnvironmentConfig):
     Face hub; or ALGO ENV with -f FOLDER."""
     folder: Annotated[Path | None, arg(aliases=["-f"], metavar="FOLDER", help_behavior_hint="")] = None
     """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
+    normalize: Normalize = None
+    """VecNormalize's saved statistics with which the agent observed, or none."""
     seed: int = 0
     """Seed of the episodes; episode k starts from the same state at every precision."""
 

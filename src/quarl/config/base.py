@@ -23,6 +23,7 @@ from quarl.quant.spec import SCHEMES
 EngineName = Literal["litert", "onnx", "torch", "reference"]
 JsonFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 Output = Annotated[Path, arg(aliases=["-o"], metavar="DIR")]
+Normalize = Annotated[str | None, arg(metavar="FILE|none", help_behavior_hint="(default: found beside the agent)")]
 EnvId = Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the one it was trained on)")]
 SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
 Flag = FlagCreatePairsOff[bool]

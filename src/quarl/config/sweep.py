@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import arg
 
-from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder
+from quarl.config.base import MeteredConfig, Normalize, Output, at_least_one, check_folder
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.config.values import check_margin
 from quarl.errors import QuarlError
@@ -53,6 +53,8 @@ class SweepConfig(MeteredConfig):
     """Hyper-parameters over the tuned ones, as for quarl train."""
     trained_agent: Annotated[Path | None, arg(aliases=["-i"], metavar="ZIP", help_behavior_hint="")] = None
     """Instead of training in float32, take this agent: ptq quantises it, qat fine-tunes it."""
+    normalize: Normalize = None
+    """VecNormalize's saved statistics with which the trained agent observed, or none."""
     eval_freq: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: a twentieth of the run)")] = None
     """Environment steps between the evaluations that choose each training's best agent."""
     episodes: int = 100
@@ -110,6 +112,7 @@ class SweepConfig(MeteredConfig):
             n_timesteps=n_timesteps,
             params=self.params,
             trained_agent=self.trained_agent,
+            normalize=self.normalize,
             eval_freq=max((n_timesteps or 0) // 20, 1) if self.eval_freq is None else self.eval_freq,
             folder=folder,
             seed=seed,

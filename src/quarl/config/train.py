@@ -12,6 +12,7 @@ from quarl.config.base import (
     SAVE_MINUTES,
     Flag,
     MeteredConfig,
+    Normalize,
     at_least_one,
     check_device,
     check_folder,
@@ -72,6 +73,8 @@ class TrainConfig(MeteredConfig):
     """Fine-tune the agent in a Stable-Baselines3 zip, zoo run folder or hub:ORG/NAME. Architecture, weights,
     observation statistics beside it and, in a zoo folder, wrappers are the file's; target networks start as copies,
     DQN's exploration at its final epsilon, and until learning starts the agent acts, not chance."""
+    normalize: Normalize = None
+    """VecNormalize's saved statistics with which the trained agent observed, or none."""
     folder: Annotated[Path, arg(aliases=["-f", "--log-folder"], metavar="FOLDER")] = Path("logs")
     """Where runs go, in the zoo's layout: FOLDER/ALGO/ENV_1, then ENV_2."""
     eval_freq: int = 25_000
@@ -110,6 +113,8 @@ class TrainConfig(MeteredConfig):
             self.delay(self.n_timesteps)
         if self.resume and self.trained_agent is not None:
             raise QuarlError("--resume goes on with a run, --trained-agent starts one from a file: keep one")
+        if self.normalize is not None and self.trained_agent is None:
+            raise QuarlError("--normalize says how a trained agent observed: add -i MODEL, or drop it")
         check_folder(self.folder)
 
     def written(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.normalizer import check_shape, clamp
+from quarl.policy.normalizer import clamp
 from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Normalize, Op, Scale, mlp
 from quarl.policy.spaces import Box
 
@@ -125,7 +125,6 @@ def network(
     ops: list[Op] = []
     source = OBSERVATION
     if normalize is not None:
-        check_shape(normalize, observed.low.shape)
         ops.append(normalize)
         source = normalize.name
     if observed.is_image and kwargs.get("normalize_images") is not False:

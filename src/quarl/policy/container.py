@@ -18,6 +18,8 @@ MAX_RATIO = 200
 """Unpacked over packed size. JSON of a real agent reaches 30; deflate itself can reach 1032."""
 SMALL_BYTES = 2**20
 """Members up to this size may have any ratio: a small array of zeros is no bomb."""
+LIST_BYTES = 2**16
+"""Of the list at a zip's end, where only names are looked for."""
 
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -80,6 +82,20 @@ def unpack(
     except _DAMAGE as error:
         cause = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise QuarlError(f"{where} is not a whole zip file ({cause}); fetch it again") from None
+
+
+def member_names(path: Path) -> set[str]:
+    """Names of the members of the zip file at `path` from its last bytes, where an agent's list lies; none of others.
+
+    For a look at whatever lies in a folder: nothing is unpacked, however large the file is.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, io.SEEK_END) - LIST_BYTES, 0))
+            with zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+                return set(archive.namelist())
+    except _DAMAGE:
+        return set()
 
 
 def _checked(

@@ -93,6 +93,7 @@ def from_model(model: Any, *, distribution: bool = False) -> Policy:
             algo=algo,
             env_id=env_id,
             env_kwargs=env_kwargs,
+            statistics="" if normalize is None else "the model's VecNormalize",
             stochastic=samples_actions(algo, env_id),
             origin="sb3-live",
         ),

@@ -102,7 +102,7 @@ class Provenance:
     max_episode_steps: int | None = None
     """Environment steps after which an episode is truncated; None: as the environment is registered."""
     statistics: str = ""
-    """Where the observation statistics inside the graph are from, to show; empty where observations stay raw."""
+    """Where the observation statistics inside the graph are from, or why there are none, to show; empty: not known."""
     stochastic: bool = False
     """The zoo's convention for evaluation of this agent."""
     origin: str = ""

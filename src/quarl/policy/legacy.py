@@ -50,16 +50,17 @@ ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
 """The classes in the zoo's own module utils; like the library's, they keep the default activation."""
 
 
-def read_sb2(path: str | Path, algo: str | None = None) -> Policy:
+def read_sb2(path: str | Path, algo: str | None = None, normalize: str | Path | None = None) -> Policy:
     """The policy in a Stable-Baselines 2 file; the environment and its statistics come from the zoo's files beside it.
 
-    algo: what the file is said to hold; QuarlError where it holds another algorithm.
+    algo: what the file is said to hold; QuarlError where it holds another algorithm. normalize: the file of its
+    statistics, or "none".
     """
     path = Path(path)
     data, arrays = contents(path)
     try:
         with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
-            return _policy(data, arrays, zoo.read_settings(path), algo and algo.lower())
+            return _policy(data, arrays, zoo.read_settings(path, normalize), algo and algo.lower())
     except QuarlError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
@@ -135,7 +136,7 @@ def _policy(
     image = observed.is_image and any(name.endswith("/c1/w") for name in named)
     network = legacy_network.Network(named, observed.low.shape, image=image)
     if settings.normalize is not None:
-        check_shape(settings.normalize, network.shape)
+        check_shape(settings.normalize, network.shape, settings.statistics)
         network.append(settings.normalize)
     if algo == "ddpg" and _flag(data, "normalize_observations", default=False):
         network.running_normalize(*_observation_range(data))
@@ -160,6 +161,7 @@ def _policy(
             env_id=settings.env_id,
             env_kwargs=settings.env_kwargs,
             wrappers=settings.wrappers,
+            statistics=settings.statistics,
             stochastic=algo in ("a2c", "ppo2"),  # the zoo's enjoy.py: value-based agents act greedily, others sample
             origin="sb2-zip" if isinstance(arrays, dict) else "sb2-pickle",
         ),

@@ -16,18 +16,19 @@ MAX_HEADER = 2**32
 """Bytes; what other kinds of files have in the place of a length is far beyond."""
 
 
-def read(path: str | Path, algo: str = "") -> Policy | QuantizedPolicy:
+def read(path: str | Path, algo: str = "", normalize: str | Path | None = None) -> Policy | QuantizedPolicy:
     """The policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
 
     path: hub:ORG/NAME is fetched from the Hugging Face hub. algo: what the file is said to hold; QuarlError where a
-    training library's file holds another algorithm.
+    training library's file holds another algorithm. normalize: the file of VecNormalize's statistics, or "none"; None
+    finds what lies beside the agent.
     """
     path = hub.local(Path(path))
     with reading(path):
-        return _read(path, algo)
+        return _read(path, algo, normalize)
 
 
-def _read(path: Path, algo: str) -> Policy | QuantizedPolicy:
+def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | QuantizedPolicy:
     try:
         path = _in_folder(path) if path.is_dir() else path
         start = _start(path)
@@ -35,13 +36,16 @@ def _read(path: Path, algo: str) -> Policy | QuantizedPolicy:
         raise QuarlError(f"cannot read {str(path)[:200]!r}: {error.strerror}") from None
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
+        if normalize is not None:
+            raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
         return artifact.read(path)
     if start.startswith(b"PK"):
         # Both libraries' zips have `data`; only the older one lists its parameters.
         old = "parameter_list" in read_members(path, only=("parameter_list",))
-        return legacy.read_sb2(path, algo) if old else sb3.read_zip(path, algo=algo.lower())
-    if start.startswith(b"\x80") or path.suffix == ".pkl":
-        return legacy.read_sb2(path, algo)
+        if not old:
+            return sb3.read_zip(path, algo=algo.lower(), normalize=normalize)
+    if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
+        return legacy.read_sb2(path, algo, normalize)
     weights = f"; quarl inspect {path.name} may show its weights" if foreign.recognise(path) else ""
     raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickletools
+import struct
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.container import read_bytes
+from quarl.policy.graph import Policy
 from quarl.policy.inert import Inert
 from quarl.policy.operators import OBSERVATION, Normalize
 from quarl.policy.unpickle import read_pickle
@@ -21,10 +26,37 @@ FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilo
 """Arguments of VecNormalize: truths, and numbers."""
 PICKLE_BYTES = 2**28
 """Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
+START_BYTES = 4096
+"""Of a file whose class is looked for: it may be gigabytes of something else."""
+BEFORE_NAME = {"PROTO", "FRAME", "MARK", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GLOBAL", "STACK_GLOBAL"} | {
+    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE")
+}
+"""Operations of a pickle before it has named the class of its object."""
+
+
+def saved_class(path: Path) -> str:
+    """The name of the class whose object the file pickles, from its first bytes; "" where it is no such file."""
+    name, words = "", [""]
+    with contextlib.suppress(OSError, ValueError, struct.error), path.open("rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # bad escapes in old text opcodes warn
+        for opcode, argument, _ in pickletools.genops(file.read(START_BYTES)):
+            if opcode.name not in BEFORE_NAME:
+                break
+            words += [argument] if isinstance(argument, str) else []
+            if opcode.name in ("GLOBAL", "STACK_GLOBAL"):
+                name = words[-1].rpartition(" ")[2]
+                if name not in ("_reconstructor", "__newobj__"):  # which protocols 0 to 2 name first
+                    break
+    return name if name.isidentifier() else ""
 
 
 def read_vecnormalize(path: Path) -> Normalize | None:
-    """The operator that vecnormalize.pkl describes; None where it normalises rewards only."""
+    """The operator of the statistics in `path`; None where they normalise rewards only.
+
+    Statistics alone, which the zoo of Stable-Baselines 2 saved as obs_rms.pkl, get VecNormalize's defaults.
+    """
+    if saved_class(path) == "RunningMeanStd":
+        return read_running(path)
     saved = _vecnormalize(path)
     statistics = saved.attributes.get("obs_rms")
     inner = statistics.attributes if isinstance(statistics, Inert) else {}
@@ -87,13 +119,21 @@ def from_vecnormalize(wrapper: Any) -> Normalize | None:
     )
 
 
-def check_shape(normalize: Normalize, shape: tuple[int, ...]) -> None:
-    """Refuses statistics of something else than the policy's observation."""
+def check_shape(normalize: Normalize, shape: tuple[int, ...], where: str = "VecNormalize") -> None:
+    """Refuses statistics of something else than the policy's observation; `where` says whose they are."""
     if normalize.mean.shape != shape:
         raise QuarlError(
-            f"VecNormalize's statistics have shape {normalize.mean.shape}, but the policy observes {shape}; "
-            "a wrapper between them, such as frame stacking, is not supported"
+            f"the statistics of {where} have shape {normalize.mean.shape}, but the policy observes {shape}: they are "
+            "another's, or a wrapper such as frame stacking lies between, which is not supported"
         )
+
+
+def sentence(policy: Policy) -> str:
+    """What is said of every agent that is read: with which statistics its observations are normalised."""
+    source = policy.provenance.statistics
+    if any(isinstance(op, Normalize) and op.inputs == (OBSERVATION,) for op in policy.ops):
+        return f"observations normalised with {source or 'the statistics inside the file'}"
+    return f"no VecNormalize statistics{f' ({source})' if source else ''}: observations are not normalised"
 
 
 def clamp(source: str, shape: tuple[int, ...], bound: float) -> Normalize:

@@ -19,20 +19,22 @@ from quarl.policy.actor import DQN, LAYOUTS, Parameters, network
 from quarl.policy.budget import read_json
 from quarl.policy.container import read_members
 from quarl.policy.graph import Policy, Provenance
+from quarl.policy.normalizer import check_shape
 from quarl.policy.spaces import Box, Discrete, action_head, from_blob, observation_box
 from quarl.policy.weights import read_tensors
 
 Array = NDArray[Any]
 
 
-def read_zip(path: str | Path, *, algo: str = "") -> Policy:
+def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None = None) -> Policy:
     """The policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
 
-    algo: what the zip is said to hold; QuarlError where it holds another algorithm.
+    algo: what the zip is said to hold; QuarlError where it holds another algorithm. normalize: the file of its
+    statistics, or "none".
     """
     path = Path(path)
     data, state = contents(path)
-    settings = zoo.read_settings(path)
+    settings = zoo.read_settings(path, normalize)
     try:
         return _policy(data, state, settings, algo)
     except QuarlError as error:
@@ -70,6 +72,8 @@ def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.S
     squashed = layout.tanh or (gsde and kwargs.get("squash_output") is True)
     head = action_head(actions, "action_space", squashed=squashed)
     parameters = Parameters(state)
+    if settings.normalize is not None:
+        check_shape(settings.normalize, observed.low.shape, settings.statistics)
     ops = network(parameters, layout, observed, settings.normalize, kwargs, gsde=gsde)
     if isinstance(actions, Discrete):
         if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.n:
@@ -87,6 +91,7 @@ def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.S
             env_id=settings.env_id,
             env_kwargs=settings.env_kwargs,
             wrappers=settings.wrappers,
+            statistics=settings.statistics,
             stochastic=zoo.samples_actions(algo, settings.env_id),
             origin="sb3-zip",
         ),

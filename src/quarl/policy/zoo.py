@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from quarl import literals
-from quarl.errors import QuarlError
-from quarl.policy import hub
+from quarl.errors import QuarlError, printable
+from quarl.policy import hub, statistics
 from quarl.policy.actor import LAYOUTS, ON_POLICY
-from quarl.policy.normalizer import read_running, read_vecnormalize
+from quarl.policy.normalizer import read_vecnormalize
 from quarl.policy.operators import Normalize
 from quarl.policy.plain_yaml import read_yaml
 
+NONE = "none"
+"""What stands for no statistics where a file of them may be named."""
 MAX_FRAMES = 1_000
 """Of a stack: numbers out of a file are of a size."""
-_CHECKPOINT = re.compile(r"(.*)_([0-9]+_steps)\.zip")
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
-BESIDE = (*hub.BESIDE, "obs_rms.pkl")
+BESIDE = (*hub.BESIDE, statistics.RUNNING)
 """Files beside an agent on which its actions may depend; one of them makes a folder one of settings."""
 
 
@@ -40,6 +41,8 @@ class Settings:
     """Outermost last."""
     normalize: Normalize | None = None
     """Of the wrapped environment's raw observation, before frame stacking."""
+    statistics: str = ""
+    """Where `normalize` is from, or why there is none."""
 
 
 def find(folder: str | Path, algo: str, env_id: str) -> Path:
@@ -83,15 +86,19 @@ def find_in_run(run: Path) -> Path:
     raise QuarlError(f"{run} has neither {env}.zip nor best_model.zip; {others}")
 
 
-def read_settings(model: Path) -> Settings:
-    """What lies beside the zip `model` in the zoo's layout, or statistics alone; empty settings where nothing does."""
+def read_settings(model: Path, normalize: str | Path | None = None) -> Settings:
+    """What lies beside the agent `model` in the zoo's layout, or statistics alone; empty settings where nothing does.
+
+    normalize: the file of its statistics, or "none"; None finds them.
+    """
     stats = settings_folder(model)
+    file, reason = find_statistics(model, normalize)
+    operator = read_vecnormalize(file) if file else None
+    reason = str(file) if operator else f"{file} normalises rewards only" if file else reason
+    common: dict[str, Any] = {"normalize": operator, "statistics": printable(reason)}
     if stats is None:
-        named, path = _environment(model.stem), statistics_file(None, model)
-        return Settings(
-            env_id=named if re.search(r"-v[0-9]+$", named) else "",
-            normalize=read_vecnormalize(path) if path.is_file() else None,
-        )
+        named = _environment(model.stem)
+        return Settings(env_id=named if re.search(r"-v[0-9]+$", named) else "", **common)
     config = _document(stats / "config.yml")
     args = _document(stats / "args.yml")
     named = _environment(stats.name) if stats != model.parent else ""
@@ -99,8 +106,44 @@ def read_settings(model: Path) -> Settings:
         env_id=_text(args.get("env") or named, stats / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), stats / "args.yml", "env_kwargs"),
         wrappers=wrappers_of(config, stats / "config.yml"),
-        normalize=_statistics(config, stats, model),
+        **common,
     )
+
+
+def find_statistics(model: Path, normalize: str | Path | None = None) -> tuple[Path | None, str]:
+    """(the file of the statistics that `model` observed with, or None; why there is none, if anything says so).
+
+    The run's own config.yml and args.yml decide first, then what lies beside the agent; `normalize` before all.
+    """
+    if normalize is not None:
+        return (None, "as asked") if str(normalize) == NONE else (Path(normalize), "")
+    folder = settings_folder(model)
+    wanted, document = _wanted(model, folder)
+    if wanted is not None and not wanted:
+        return None, f"{document} says normalize: false"
+    found = statistics.choose(model, [path for path in (folder, *_folders(model)) if path is not None])
+    if found is None and wanted and vecnormalize_options(wanted, document).get("norm_obs", True):
+        missing = (folder or model.parent) / "vecnormalize.pkl"
+        raise QuarlError(
+            f"no file {missing}, but {document.name} says that observations were normalised; copy it there, or say "
+            "--normalize FILE"
+        )
+    return found, ""
+
+
+def _wanted(model: Path, folder: Path | None) -> tuple[Any, Path]:
+    """(what the run's documents say of VecNormalize, None where nothing; the document that does)."""
+    places = dict.fromkeys((folder or model.parent, model.parent))
+    for path in (place / name for place in places for name in ("config.yml", "args.yml")):
+        # Alone beside the agent, it may be anything's.
+        with contextlib.nullcontext() if path.parent == folder else contextlib.suppress(QuarlError):
+            said = _document(path)
+            given = said.get("hyperparams")  # what the zoo's scripts were told on their command line
+            for entries in (said, given if isinstance(given, Mapping) else {}):
+                value = entries.get("normalize")
+                if value is not None and (path.name == "config.yml" or entries is given or isinstance(value, bool)):
+                    return value, path
+    return None, model
 
 
 def settings_folder(model: Path) -> Path | None:
@@ -111,39 +154,13 @@ def settings_folder(model: Path) -> Path | None:
     """
     if (model.parent / "config.yml").is_file() and (model.parent / "args.yml").is_file():
         return model.parent
+    return next((folder for folder in _folders(model) if any((folder / name).is_file() for name in BESIDE)), None)
+
+
+def _folders(model: Path) -> list[Path]:
+    """Where a run of the zoo has what lies beside its agent: the folder called after the zip, or after the run."""
     run = re.sub(r"_[0-9]+$", "", model.resolve().parent.name)
-    folders = (model.parent / name for name in (model.stem, run))
-    return next((folder for folder in folders if any((folder / name).is_file() for name in BESIDE)), None)
-
-
-def own_statistics(model: Path) -> Path:
-    """Where statistics lie that belong to the zip `model` and to no other of its run."""
-    return model.with_name(f"{model.stem}_vecnormalize.pkl")
-
-
-def statistics_file(stats: Path | None, model: Path) -> Path:
-    """The file of the statistics that the zip `model` observed with, whether it is there or not.
-
-    Stable-Baselines3's CheckpointCallback puts PREFIX_vecnormalize_N_steps.pkl beside PREFIX_N_steps.zip.
-
-    Its own where it has some, for those of the settings folder `stats` are the newest agent's. None: there is no such
-    folder, and what lies in the zip's is the zip's; among several agents nothing says which of them observed with it,
-    so that is refused: to go without statistics, or with another's, changes actions silently.
-    """
-    for own in (own_statistics(model), model.with_name(_CHECKPOINT.sub(r"\1_vecnormalize_\2.pkl", model.name))):
-        if own.is_file() and own != model:
-            return own
-    pushed = (stats or model.parent) / "vec_normalize.pkl"  # as it is called on the hub
-    found = pushed if pushed.is_file() else pushed.with_name("vecnormalize.pkl")
-    if stats is None and found.is_file():
-        agents = (path for path in _entries(model.parent) if path.suffix == model.suffix and path.is_file())
-        others = [path.name for path in agents if path.name not in (model.name, found.name, hub.METRICS)]
-        if others:
-            raise QuarlError(
-                f"{found} lies beside {_listed(others)} too, so whose it is is not known: call it "
-                f"{own_statistics(model).name}, or move {model.name} to a folder of its own"
-            )
-    return found
+    return [model.parent / name for name in (model.stem, run)]
 
 
 def samples_actions(algo: str, env_id: str) -> bool:
@@ -157,24 +174,6 @@ def samples_actions(algo: str, env_id: str) -> bool:
 def _environment(name: str) -> str:
     """The environment that a file or folder is called after, as ENV or, on the hub, ALGO-ENV."""
     return re.sub(rf"^({'|'.join(LAYOUTS)})-", "", name)
-
-
-def _statistics(config: Mapping[str, Any], stats: Path, model: Path) -> Normalize | None:
-    """vecnormalize.pkl where config.yml asks for it, or where there is no config.yml to ask.
-
-    The zoo of Stable-Baselines 2 had obs_rms.pkl instead, with the wrapper's default epsilon and clip.
-    """
-    path, running = statistics_file(stats, model), stats / "obs_rms.pkl"
-    wanted = config.get("normalize", False) if config else path.is_file() or running.is_file()
-    if not wanted:
-        return None
-    if path.is_file():
-        return read_vecnormalize(path)
-    if running.is_file() and vecnormalize_options(wanted, stats / "config.yml").get("norm_obs", True):
-        return read_running(running)
-    if not vecnormalize_options(wanted, stats / "config.yml").get("norm_obs", True):
-        return None
-    raise QuarlError(f"no file {path}, but config.yml says that observations were normalised; copy it there")
 
 
 def vecnormalize_options(normalize: Any, path: Path) -> Mapping[str, Any]:

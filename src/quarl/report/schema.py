@@ -21,14 +21,16 @@ def document(
     algo: str | None = None,
     env_id: str | None = None,
     seed: int | None = None,
+    statistics: str | None = None,
     energy: Energy | None = None,
 ) -> Document:
     """What a --json file holds; numbers that JSON cannot write (NaN, infinity) become null.
 
-    energy: what the run cost, where it was measured; elsewhere the document has no such key.
+    statistics: in words, with which ones the agent's observations were normalised. energy: what the run cost, where it
+    was measured; elsewhere the document has no such key.
     """
     plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
-    head = {"command": command, "model": model, "algo": algo, "env_id": env_id, "seed": seed}
+    head = {"command": command, "model": model, "algo": algo, "env_id": env_id, "seed": seed, "statistics": statistics}
     return {**head, **({} if energy is None else {"energy": energy.to_json()}), "rows": plain}
 
 

@@ -108,7 +108,7 @@ def check(config: SweepConfig) -> SweepConfig:
         env.close()
     else:  # nothing is trained
         check_environment(config.algo, config.env)
-        read(config.trained_agent, config.algo)
+        read(config.trained_agent, config.algo, config.normalize)
     return config
 
 
@@ -138,13 +138,17 @@ def _cell(
     settings = stretches.settings(training) | {"episodes": config.episodes, "ptq": precisions}
     agent = config.trained_agent
     if agent is not None:
-        settings |= {"trained_agent": digest(agent)}  # a file of that name may be another one tomorrow
+        settings |= {
+            "trained_agent": digest(agent, config.normalize)
+        }  # a file of that name may be another one tomorrow
     folder, save_freq = stretches.own_folder(runs, name, settings), lengths(n_timesteps)["save_freq"]
     work = partial(measure, config, replace(training, folder=folder, save_freq=save_freq), bits)
 
     def measured() -> Cell:
         found: Cell = errands.run(name, work)
-        if agent is not None and digest(agent) != settings["trained_agent"]:  # or another one meanwhile
+        if (
+            agent is not None and digest(agent, config.normalize) != settings["trained_agent"]
+        ):  # or another one meanwhile
             raise QuarlError(f"{agent} was replaced while it was measured: repeat the command")
         return found
 
@@ -169,7 +173,7 @@ def measure(config: SweepConfig, training: TrainConfig, bits: str | None) -> Cel
 
 def _quantised(config: SweepConfig, path: Path, seed: int) -> Iterator[dict[str, Any]]:
     """The float32 agent and what post-training quantisation makes of it."""
-    policy = read(path, config.algo)
+    policy = read(path, config.algo, config.normalize if path == config.trained_agent else None)
     yield _play(config, quantize(policy, EXACT), FP32, FP32, seed)
     if "ptq" in config.methods:
         calibrated = Calibrated(policy, record(policy, "calibration", Settings(seed=seed, env_id=config.env)))

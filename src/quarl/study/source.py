@@ -117,13 +117,13 @@ def _identity(path: Path) -> dict[str, Any]:
     return {"sha256": digest(path), "format": path.suffix}
 
 
-def digest(path: Path) -> str:
+def digest(path: Path, normalize: str | Path | None = None) -> str:
     """Of the agent's file and what lies beside it."""
     total = hashlib.sha256(read_bytes(path))
     settings = zoo.settings_folder(path)
     beside = [] if settings is None else [settings / name for name in zoo.BESIDE]
-    own = zoo.own_statistics(path) if settings is not None else zoo.statistics_file(None, path)
-    for file in (*beside, own):
+    chosen, _ = zoo.find_statistics(path, normalize)
+    for file in dict.fromkeys([*beside, *([chosen] if chosen else [])]):
         if file.is_file():
             total.update(file.name.encode() + hashlib.sha256(read_bytes(file)).digest())
     return total.hexdigest()

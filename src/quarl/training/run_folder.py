@@ -28,6 +28,7 @@ from quarl.policy.container import read_bytes
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.npz import read_npz
 from quarl.policy.plain_yaml import read_yaml
+from quarl.policy.statistics import own_statistics
 from quarl.training.model import PATCHED
 
 ATTEMPTS = 100
@@ -103,7 +104,7 @@ class RunFolder:
         """
         path = checkpoint.export(self.path, model, name or self.agent.name, exclude=PATCHED)
         newest = self.settings / "vecnormalize.pkl"
-        for statistics in [newest] if path == self.agent else [newest, zoo.own_statistics(path)]:
+        for statistics in [newest] if path == self.agent else [newest, own_statistics(path)]:
             checkpoint.export_statistics(statistics, model)
         return path
 

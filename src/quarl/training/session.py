@@ -48,7 +48,9 @@ class Session:
         self.env_id = resolve(config.env, trusted=True)
         self._folder: RunFolder | None = None
         given = config.written()
-        agent = None if config.trained_agent is None else TrainedAgent(config.trained_agent, config.algo)
+        agent = (
+            None if config.trained_agent is None else TrainedAgent(config.trained_agent, config.algo, config.normalize)
+        )
         asked: str | None = None
         self.has_changed = False
         """Whether it goes on with other options than it began with, which no single command repeats."""

@@ -31,6 +31,8 @@ save_freq is another run, but of the same kind."""
 def settings(config: TrainConfig) -> dict[str, Any]:
     """What a training depends on, ready for JSON."""
     found = {key: value for key, value in asdict(config).items() if key not in ELSEWHERE}
+    if found["normalize"] is None:  # as in the runs that were begun before there was this option
+        del found["normalize"]
     return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
 
 

@@ -25,7 +25,7 @@ from quarl.policy import hub, sb3, zoo
 from quarl.policy.actor import FUNCTIONS, TRAINED_RANGES
 from quarl.policy.container import read_bytes, read_members
 from quarl.policy.graph import Policy
-from quarl.policy.normalizer import read_options, read_statistics
+from quarl.policy.normalizer import read_options, read_statistics, sentence
 from quarl.policy.plain_yaml import read_yaml
 from quarl.policy.weights import read_tensors
 
@@ -52,13 +52,15 @@ def file_of(path: Path) -> Path:
 class TrainedAgent:
     """What a zip holds."""
 
-    def __init__(self, path: Path, algo: str) -> None:
+    def __init__(self, path: Path, algo: str, normalize: str | None = None) -> None:
         """Reads it; QuarlError where it is another algorithm's, or no model that QuaRL knows."""
         path = file_of(path)
         if not read_bytes(path).startswith(b"PK"):
             raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
         self.path = path
-        self.policy: Policy = sb3.read_zip(path)
+        self.policy: Policy = sb3.read_zip(path, normalize=normalize)
+        self.asked = normalize
+        self.statistics, _ = zoo.find_statistics(path, normalize)
         data, state = sb3.contents(path)
         found = sb3.algorithm(data, state)
         if found != algo:
@@ -72,15 +74,17 @@ class TrainedAgent:
     def adapt(self, tuned: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
         """Hyper-parameters: the tuned ones with the file's architecture and wrappers, and over them those given."""
         adapted = {**tuned, **given}
-        if self.settings is not None and (self.settings / "config.yml").is_file():
+        documented = self.settings is not None and (self.settings / "config.yml").is_file()
+        if self.settings is not None and documented:
             own = read_yaml(self.settings / "config.yml")
             adapted |= {name: own.get(name) for name in ENVIRONMENT}
             adapted["env_kwargs"] = dict(self.policy.provenance.env_kwargs) or None
-        elif (statistics := zoo.statistics_file(self.settings, self.path)).is_file():
-            adapted["normalize"] = read_options(statistics)
-        elif adapted.get("normalize"):
-            adapted["normalize"] = False
-            say(f"no vecnormalize.pkl beside {self.path}: observations are not normalised")
+        if self.asked is not None or not documented or not adapted.get("normalize"):
+            if self.statistics is not None:
+                adapted["normalize"] = read_options(self.statistics)
+            elif adapted.get("normalize"):
+                adapted["normalize"] = False
+        say(sentence(self.policy))
         adapted["policy_kwargs"] = spell(self._architecture(adapted.get("policy_kwargs") or {}))
         if self.gsde or adapted.get("use_sde"):
             adapted["use_sde"] = self.gsde
@@ -161,8 +165,8 @@ class TrainedAgent:
                     own.copy_(torch.from_numpy(saved))
 
     def _give_statistics(self, wrapper: VecNormalize) -> None:
-        path = zoo.statistics_file(self.settings, self.path)
-        saved = read_statistics(path) if path.is_file() else {}
+        path = self.statistics
+        saved = read_statistics(path) if path is not None else {}
         for name, (mean, variance, count) in saved.items():
             statistics: Any = getattr(wrapper, name, None)
             if statistics is None:
