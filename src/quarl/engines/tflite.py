@@ -114,7 +114,7 @@ class Model:
         self.scope = ""
         """What names of new tensors begin with: the policy's operator that they belong to."""
         self._tensors: list[_Tensor] = []
-        self._names: list[str] = []
+        self._roles: list[tuple[str, str]] = []
         self._operators: list[_Operator] = []
         self._constants: list[Array] = []
         self._scales: dict[int, Array] = {}
@@ -180,9 +180,9 @@ class Model:
         """
         sizes = tuple(array.nbytes for array in self._constants)
         inside = names is not None and self._fits_inside()
-        named = {} if names is None else dict(enumerate(self._names)) | dict(zip((source, output), names, strict=True))
         network = tuple(self._tensors), tuple(self._operators), sizes, source, output
-        made = _head(_Plan(*network, tuple(named.values()), about, inside))
+        named = () if names is None else self._names(dict(zip((source, output), names, strict=True)))
+        made = _head(_Plan(*network, named, about, inside))
         head = bytearray(made.content)
         for tensor, scale in self._scales.items():
             head[made.scales[tensor] : made.scales[tensor] + scale.nbytes] = scale.tobytes()
@@ -195,6 +195,14 @@ class Model:
             pieces += [bytes(start - len(length) - written), length, array.data]
             written = start + array.nbytes
         return b"".join(pieces)
+
+    def _names(self, ends: dict[int, str]) -> tuple[str, ...]:
+        """One for each tensor, no two alike: SCOPE.ROLE for the first of its role, else SCOPE:NUMBER."""
+        names: list[str] = []
+        for number, (scope, role) in enumerate(self._roles):
+            name = ends.get(number, f"{scope}.{role}")
+            names.append(name if number in ends or (role and name not in names) else f"{scope}:{number}")
+        return tuple(names)
 
     def _fits_inside(self) -> bool:
         return sum(array.nbytes for array in self._constants) < LARGEST_INSIDE
@@ -209,8 +217,7 @@ class Model:
         return tensor
 
     def _add(self, tensor: _Tensor, role: str = "") -> int:
-        name = f"{self.scope}.{role}"
-        self._names.append(name if role and name not in self._names else f"{self.scope}:{len(self._tensors)}")
+        self._roles.append((self.scope, role))
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
@@ -223,7 +230,7 @@ def _head(plan: _Plan) -> _Head:
         tensors=list(map(_tensor, plan.tensors, plan.names or [None] * len(plan.tensors))),
         inputs=np.array([plan.source], np.int32),
         outputs=np.array([plan.output], np.int32),
-        operators=[_operator(operator, codes.index(operator.code)) for operator in plan.operators],
+        operators=[_operator(plan, operator, codes.index(operator.code)) for operator in plan.operators],
     )
     wanted = [
         # Readers older than the wide code field look at the deprecated one, which is a byte.
@@ -262,13 +269,13 @@ def _tensor(tensor: _Tensor, name: str | None) -> Any:
     )
 
 
-def _operator(operator: _Operator, index: int) -> Any:
+def _operator(plan: _Plan, operator: _Operator, index: int) -> Any:
     made = schema.OperatorT(
         opcodeIndex=index,
         inputs=np.array(operator.inputs, np.int32),
         outputs=np.array([operator.output], np.int32),
     )
-    options = operator.options or OPTIONS.get(operator.code)
+    options = operator.options or (OPTIONS.get(operator.code) if plan.names else None)
     if options is not None:
         made.builtinOptions = options(**dict(operator.fields))
         # The union's members are called as their classes, which end in T.
