@@ -7,15 +7,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import gymnasium
 from numpy.typing import NDArray
 
 from quarl import engines
-from quarl.envs import make_for
 from quarl.envs.bound import LONGEST
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
@@ -42,7 +41,7 @@ class Job:
     """What a process needs to play its share of the episodes of one policy."""
 
     policy: QuantizedPolicy
-    env_id: str | None
+    make: Callable[[], gymnasium.Env[Any, Any]]
     engine: str
     batch: int
     stream: Stream
@@ -71,7 +70,7 @@ class Job:
             self.policy,
             timed,
             self.batch,
-            partial(make_for, self.policy, self.env_id, self.bound),
+            self.make,
             indices,
             stream=self.stream,
             seed=self.seed,

@@ -31,7 +31,8 @@ def printable(text: str) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """What raised and what it said, for a message about what others have raised."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    said = " ".join(str(error).split())
+    return said if isinstance(error, QuarlError) else f"{type(error).__name__}: {said}"
 
 
 def note(line: str) -> None:

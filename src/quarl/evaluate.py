@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl.engines import Engine, sound
-from quarl.envs import make_for, resolve
+from quarl.envs import check_spaces, make_for, resolve
 from quarl.envs.bound import LIMIT, longest
+from quarl.envs.checked import BrokenEnvironmentError, held
 from quarl.envs.names import find
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
+from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, in_one_line
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
@@ -88,6 +91,7 @@ def evaluate(
     num_workers: int = 1,
     stream: Stream = "evaluation",
     progress: Callable[[Episode], None] | None = None,
+    env: gymnasium.Env[Any, Any] | None = None,
 ) -> Evaluation:
     """Returns of `episodes` episodes; they depend on the policy, the environment and `seed`, on nothing else.
 
@@ -100,7 +104,10 @@ def evaluate(
     stochastic: None follows the zoo's convention for this agent.
     num_workers: processes that share the episodes; worth it where a step of the environment is slow.
     progress: called with every finished episode, in the order they finish.
+    env: the environment to play in, one episode after the other, instead of new ones; it is not closed.
     """
+    if env is not None:
+        batch = num_workers = 1
     for name, value in (("episodes", episodes), ("batch", batch), ("num_workers", num_workers)):
         if _whole(name, value) < 1:
             raise QuarlError(f"{name} must be at least 1, got {value}")
@@ -112,10 +119,10 @@ def evaluate(
     if stochastic and policy.provenance.algo == "dqn":
         raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
-    source = _Source(policy, env_id, max_episode_steps)
+    source = _Source(policy, env_id, max_episode_steps, env)
     job = Job(
         policy=policy,
-        env_id=env_id,
+        make=source.make,
         engine=engine,
         batch=min(batch, -(-episodes // num_workers)),
         stream=stream,
@@ -160,6 +167,9 @@ def evaluate(
 def once_more(play: Callable[[], Evaluation], say: Callable[[str], None]) -> Evaluation:
     """What `play` evaluates; it is called again, and makes new environments, where one raised, which `say` hears of."""
     try:
+        return play()
+    except BrokenEnvironmentError as error:
+        say(f"an evaluation begins again ({error})")
         return play()
     except QuarlError:
         raise
@@ -246,13 +256,21 @@ def _recorded(episode: Episode) -> Array:
 class _Source:
     """Where a policy's episodes come from."""
 
-    def __init__(self, policy: Policy, env_id: str | None, max_episode_steps: int | None = None) -> None:
-        """max_episode_steps: what the user said."""
+    def __init__(
+        self,
+        policy: Policy,
+        env_id: str | None,
+        max_episode_steps: int | None = None,
+        env: gymnasium.Env[Any, Any] | None = None,
+    ) -> None:
+        """max_episode_steps: what the user said. env: where they are all played; None: in new ones."""
         provenance = policy.provenance
-        make_for(policy, env_id).close()  # the user's mistakes come up here, before any process or engine starts
+        make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy.observation_shape)
+        with held(make) as made:  # the user's mistakes come up here, before any process or engine starts
+            check_spaces(policy, made)
         self.living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
         limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
         self.bound = longest(limit, max_episode_steps, find(self.living_id).max_episode_steps)
-        self.make = partial(make_for, policy, env_id, self.bound)
-        made = (self.living_id, provenance.wrappers, provenance.env_kwargs, limit)
-        self.fresh = needs_fresh(self.make, " ".join(map(str, made)))
+        self.make = partial(make, bound=self.bound) if env is None else make
+        key = (self.living_id, provenance.wrappers, provenance.env_kwargs, limit)
+        self.fresh = env is None and needs_fresh(self.make, " ".join(map(str, key)))

@@ -40,12 +40,15 @@ def _sentences(session: Session, row: Row) -> Iterator[str]:
         f"trained {row.algo} on {row.env_id} for {row.clock_s / 60:.1f} min: {row.timesteps:,} environment steps "
         f"({row.steps_per_s:,.0f} a second), {row.updates:,} updates"
     )
+    if not row.episodes:
+        yield "not evaluated: --eval-episodes is 0"
     if row.mean_quantised is not None and row.switched_at is not None:
         how = "measured" if row.measured_quantised else "simulated"
         yield (
             f"return {number(row.mean)} in float32 and {number(row.mean_quantised)} at {row.precision} ({how}), "
             f"trained for that precision from step {row.switched_at:,} on"
         )
+    if row.switched_at is not None:
         yield f"quantised policy: {folder.integers}"
     yield f"agent: {folder.agent}"
     if session.has_changed:

@@ -81,7 +81,7 @@ class TrainConfig(MeteredConfig):
     """Environment steps between evaluations, which stop the training clock and come when a rollout ends; 0: only at
     the end."""
     eval_episodes: int = 20
-    """Episodes of an evaluation."""
+    """Episodes of an evaluation; 0: nothing is evaluated, and there is no best agent."""
     save_freq: int = 50_000
     """Environment steps between checkpoints, replay included; 0: only those of --save-minutes."""
     save_minutes: float = SAVE_MINUTES
@@ -102,8 +102,9 @@ class TrainConfig(MeteredConfig):
         if self.algo not in LEARNERS:
             raise UnsupportedError(unknown_algorithm(self.algo))
         optional = {name: getattr(self, name) for name in ("n_timesteps", "n_envs", "threads")}
-        at_least_one(eval_episodes=self.eval_episodes, **{n: v for n, v in optional.items() if v is not None})
-        zero_is_off(eval_freq=self.eval_freq, save_freq=self.save_freq, save_minutes=self.save_minutes)
+        at_least_one(**{name: value for name, value in optional.items() if value is not None})
+        intervals = {name: getattr(self, name) for name in ("eval_freq", "save_freq", "save_minutes")}
+        zero_is_off(eval_episodes=self.eval_episodes, **intervals)
         if self.quant_delay is not None and self.quant_delay < 0:
             raise QuarlError(f"--quant-delay must not be negative, got {self.quant_delay}")
         check_device(self.device)

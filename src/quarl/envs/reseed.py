@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from quarl.envs.checked import broken, held
 from quarl.envs.seeds import episode_seed
 
 NUM_TRIALS = 3
@@ -30,26 +31,30 @@ def needs_fresh(make_env: Callable[[], gymnasium.Env[Any, Any]], key: str) -> bo
 
 
 def _remembers(make_env: Callable[[], gymnasium.Env[Any, Any]]) -> bool:
-    used = make_env()
-    try:
+    plans = []
+    with held(make_env) as used:  # the new ones come after it: of some only one may live
         used.action_space.seed(0)
         for trial in range(NUM_TRIALS):
             actions = [used.action_space.sample() for _ in range(NUM_STEPS)]
             _trace(used, episode_seed("probe", 0, NUM_TRIALS + trial), actions[::-1])
             seed = episode_seed("probe", 0, trial)
-            new = make_env()
-            try:
-                if _trace(used, seed, actions) != _trace(new, seed, actions):
-                    return True
-            finally:
-                new.close()
-        return False
-    finally:
-        used.close()
+            plans.append((seed, actions, _trace(used, seed, actions)))
+    for seed, actions, trace in plans:
+        with held(make_env) as new:
+            if _trace(new, seed, actions) != trace:
+                return True
+    return False
 
 
 def _trace(env: gymnasium.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[bytes, float, bool, bool]]:
     """Everything the environment says in one episode, cut at its end or after the last action."""
+    try:
+        return _traced(env, seed, actions)
+    except Exception as error:
+        raise broken(env, error) from error
+
+
+def _traced(env: gymnasium.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[bytes, float, bool, bool]]:
     observation, _ = env.reset(seed=seed)
     trace = [(np.asarray(observation).tobytes(), 0.0, False, False)]
     for action in actions:

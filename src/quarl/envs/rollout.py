@@ -6,7 +6,10 @@ observation of every episode is the true one, and an episode is the same whateve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.envs.bound import EPISODE_FRAMES, LONGEST, endless
+from quarl.envs.checked import NOT_FINITE, OddError, broken, check_observation
 from quarl.envs.seeds import Stream, action_generator, episode_seed
 from quarl.envs.spaces import head_in
-from quarl.errors import note_once
+from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import Policy
 
 Array = NDArray[Any]
@@ -69,8 +73,9 @@ def play(
     record: keep the observation of every that many steps, from the first on; 0: of none.
     bound: steps after which an episode that goes on is an error; 0: LONGEST.
     """
-    pending = iter(episodes)
+    pending: Iterator[int] = iter(episodes)
     observations = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
+    numbers = observations.reshape(-1) if observations.dtype.kind == "f" else None
     slots: list[_Slot] = []
     live: list[_Slot] = []
     generators = [action_generator(stream, seed, 0)] * batch if stochastic else None
@@ -83,22 +88,38 @@ def play(
         index = next(pending, None)
         if index is None:
             return False
+        slot.index = index
         if slot.env is None or fresh:
             slot.close()
             slot.env = make_env()
             slot.step = slot.env.step
             head = head_in(policy.head, slot.env.action_space)
-        slot.index, slot.total, slot.start, slot.trace = index, 0.0, tick, []
+        slot.total, slot.start, slot.trace = 0.0, tick, []
         slot.seed = episode_seed(stream, seed, index)
-        observations[slot.row] = slot.env.reset(seed=slot.seed)[0]
+        try:
+            take(slot.row, slot.env.reset(seed=slot.seed)[0])
+        except Exception as error:
+            raise broken(slot.env, error) from error
         if generators is not None:
             generators[slot.row] = action_generator(stream, seed, index)
         return True
 
+    def take(row: int, observation: Any, *, last: bool = False) -> None:
+        check_observation(observation, policy.observation_shape, observations.dtype, last=last)
+        observations[row] = observation
+
     try:
         for row in range(batch):
             slots.append(_Slot(row))
-            if not begin(slots[-1]):
+            try:
+                if not begin(slots[-1]):
+                    break
+            except QuarlError as error:
+                if not live:
+                    raise
+                # of some environments only so many may live; an episode is the same whatever plays beside it
+                note_once(f"episodes are played {len(live)} at a time, for no more environments can be made ({error})")
+                pending = itertools.chain([slots[-1].index], pending)
                 break
             live.append(slots[-1])
         while live:
@@ -106,17 +127,24 @@ def play(
                 for slot in live:
                     if (tick - slot.start) % record == 0:
                         slot.trace.append(observations[slot.row].copy())
+            if numbers is not None and not math.isfinite(numbers.dot(numbers)):
+                _check_finite(live, observations)
             # a new array each time, whose rows environments may keep and change
             actions = head(run(observations), generators)
             tick += 1
             ended: list[tuple[_Slot, bool]] = []
-            for slot in live:
-                row = slot.row
-                observation, reward, terminated, truncated, _ = slot.step(actions[row])
-                slot.total += float(reward)  # which some environments give in float32
-                observations[row] = observation
-                if terminated or truncated:
-                    ended.append((slot, bool(terminated)))
+            slot = live[0]
+            try:
+                for slot in live:
+                    row = slot.row
+                    observation, reward, terminated, truncated, _ = slot.step(actions[row])
+                    slot.total += float(reward)  # which some environments give in float32
+                    observations[row] = observation
+                    if terminated or truncated:
+                        take(row, observation, last=True)
+                        ended.append((slot, bool(terminated)))
+            except Exception as error:
+                raise broken(slot.env, error) from error
             if tick % LOOK == 0:
                 _look(max(tick - slot.start for slot in live), live[0].env, bound or LONGEST)
             for slot, terminated in ended:
@@ -149,6 +177,13 @@ def _look(steps: int, env: gymnasium.Env[Any, Any] | None, bound: int) -> None:
         )
 
 
+def _check_finite(live: list[_Slot], observations: Array) -> None:
+    """Refuses to act on what is no number; it may be large alone, or of a slot that is done."""
+    for slot in live:
+        if not np.isfinite(observations[slot.row]).all():
+            raise broken(slot.env, OddError(NOT_FINITE))
+
+
 class _Slot:
     """A row of the batch and the environment behind it."""
 
@@ -156,7 +191,7 @@ class _Slot:
 
     def __init__(self, row: int) -> None:
         self.row = row
-        self.env: gymnasium.Env[Any, Any] | None = None
+        self.env: Any = None
         self.step: Callable[[Any], Any]
         self.index = self.seed = self.start = 0
         self.total = 0.0
@@ -164,4 +199,5 @@ class _Slot:
 
     def close(self) -> None:
         if self.env is not None:
-            self.env.close()
+            with contextlib.suppress(Exception):  # its episodes are played
+                self.env.close()

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from quarl.envs.checked import name_of
 from quarl.envs.frame_stack import FrameStack
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, shapes
@@ -22,7 +23,7 @@ WAYS = (
 
 def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
     """Raises QuarlError, naming both sides, unless every observation and action of one fits the other."""
-    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    name = name_of(env)
     if not _observations_fit(policy, env.observation_space):
         ours = f"{policy.observation_dtype} {policy.observation_shape}"
         stack = _frames(policy.observation_shape, env)

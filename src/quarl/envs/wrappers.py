@@ -122,6 +122,18 @@ def channels_as(env: gymnasium.Env[Any, Any], wanted: tuple[int, ...]) -> gymnas
     return ChannelsFirst(env) if has_channels_last(env.observation_space.shape or (), wanted) else env
 
 
+def kept(env: gymnasium.Env[Any, Any], wanted: tuple[int, ...]) -> gymnasium.Env[Any, Any]:
+    """`channels_as` of an environment that is somebody else's, who closes it."""
+    return channels_as(Kept(env), wanted)
+
+
+class Kept(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that stays open."""
+
+    def close(self) -> None:
+        pass
+
+
 class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):
     """[H, W, C] images as [C, H, W], the order of every convolution policy of Stable-Baselines3."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -11,6 +11,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from quarl.envs import make, resolve
+from quarl.envs.checked import Checked, held
 from quarl.envs.fit import fits, fitting
 from quarl.envs.names import ATARI
 from quarl.errors import QuarlError, UnsupportedError
@@ -41,7 +42,9 @@ def make_environments(
 
 def _dummy(env_id: str, recipe: Recipe) -> VecEnv:
     def one() -> gymnasium.Env[Any, Any]:
-        return make(env_id, wrappers=recipe.wrappers, env_kwargs=recipe.env_kwargs, trusted=True, inside=Monitor)
+        return Checked(
+            make(env_id, wrappers=recipe.wrappers, env_kwargs=recipe.env_kwargs, trusted=True, inside=Monitor)
+        )
 
     return DummyVecEnv([one] * recipe.n_envs)
 
@@ -65,7 +68,7 @@ def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEn
 
 def check_environment(algo: str, env_id: str) -> None:
     """`check_spaces` of an environment that is made for it."""
-    with contextlib.closing(make(env_id, trusted=True)) as env:
+    with held(partial(make, env_id, trusted=True)) as env:
         check_spaces(algo, env_id, env)
 
 

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl import engines, qat, stats
 from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.config import TrainConfig
-from quarl.envs import resolve
-from quarl.envs.seeds import Stream
+from quarl.envs import make_for, resolve
+from quarl.envs.checked import held
+from quarl.envs.seeds import Stream, episode_seed
 from quarl.errors import in_one_line
 from quarl.evaluate import Evaluation, evaluate, once_more
 from quarl.folder import Dispensable
@@ -30,6 +32,10 @@ from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.training.hyperparameters import Recipe
 from quarl.training.run_folder import RunFolder
+
+NUMBERS = ("mean", "std", "ci_low", "ci_high")
+COMPARED = ("mean", "ci_low", "ci_high", "measured")
+"""Of the last evaluation, and of the integers in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,9 @@ class Judge:
         self.best: tuple[float, int] | None = None
         """(mean return, environment steps) of the best agent so far, which is the one in the folder."""
         self._best_quantised = False
+        self.learners: gymnasium.Env[Any, Any] | None = None
+        """The learner's environment while it lives, to play in where no second one can be made beside it."""
+        self._is_alone: bool | None = None
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; what was best after it is in the folder, and stays so."""
@@ -106,14 +115,15 @@ class Judge:
 
     def conclude(self, model: BaseAlgorithm, integers: QuantizedPolicy | None) -> dict[str, Any]:
         """Return of the float policy, and of the integers it was trained for, on the same fresh episodes."""
+        if not self.config.eval_episodes:
+            return {"episodes": 0, **dict.fromkeys(NUMBERS), **dict.fromkeys(f"{name}_quantised" for name in COMPARED)}
         with undisturbed(model):
             summary = _summary(self._play(self.exact(model), "evaluation"))
             found: dict[str, Any] = {}
             if integers is not None:
                 played = self._play(integers, "evaluation")
                 found = {**_summary(played), "measured": played.measured}
-        names = ("mean", "ci_low", "ci_high", "measured")
-        return {**summary, **{f"{name}_quantised": found.get(name) for name in names}}
+        return {**summary, **{f"{name}_quantised": found.get(name) for name in COMPARED}}
 
     def acting(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """What the learner's rollouts compute: float32, or integers once quantisation-aware training knows them."""
@@ -143,17 +153,37 @@ class Judge:
 
     def _play(self, policy: QuantizedPolicy, stream: Stream) -> Evaluation:
         """The episodes; played once more, in new environments, where one raises."""
-        episodes = self.config.eval_episodes
         play = partial(
             evaluate,
             policy,
-            episodes=episodes,
+            episodes=self.config.eval_episodes,
             seed=self.config.seed,
             env_id=self.config.env,
             engine=engines.load_fitting(policy).name,
             stream=stream,
+            env=self.learners if self._borrows(policy) else None,
         )
         return once_more(play, self._say)
+
+    @property
+    def has_borrowed(self) -> bool:
+        """Whether evaluations are played in the learner's environment, which has another state then."""
+        return self.learners is not None and self._is_alone is True
+
+    def _borrows(self, policy: Policy) -> bool:
+        """`has_borrowed`, which the first evaluation finds out."""
+        if self.learners is not None and self._is_alone is None:
+            try:
+                with held(partial(make_for, policy, self.config.env)) as env:
+                    env.reset(seed=episode_seed("probe", self.config.seed, 0))
+                self._is_alone = False
+            except Exception as error:  # whatever a simulator raises
+                self._is_alone = True
+                self._say(
+                    f"no second environment can be made ({in_one_line(error)}): evaluations are played in the "
+                    "learner's, whose episodes they end"
+                )
+        return self.has_borrowed
 
 
 @contextlib.contextmanager
@@ -168,10 +198,4 @@ def undisturbed(model: BaseAlgorithm) -> Iterator[None]:
 
 def _summary(played: Evaluation) -> dict[str, Any]:
     summary = stats.summary(played.returns, np.random.default_rng(0))
-    return {
-        "episodes": summary.episodes,
-        "mean": summary.mean,
-        "std": summary.std,
-        "ci_low": summary.ci_low,
-        "ci_high": summary.ci_high,
-    }
+    return {name: getattr(summary, name) for name in ("episodes", *NUMBERS)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
@@ -58,12 +59,26 @@ class Keeper:
             raise QuarlError(f"{found.path} was trained for {precision} with other options than its args.yml says")
         replay = self._replay()
         checkpoint.restore(found, self.model, replay)
-        if replay is not None:
+        self._begin_episodes(seed)
+        self.newest = found.path
+        return float(found.state["clock_s"])
+
+    def begin_anew(self, seed: int) -> None:
+        """New episodes in the middle of training, as Stable-Baselines3 begins the first ones."""
+        model = self.model
+        self._begin_episodes(seed)
+        assert model.env is not None
+        model._last_obs = model.env.reset()  # type: ignore[assignment]  # as in its _setup_learn
+        model._last_episode_starts = np.ones((model.env.num_envs,), dtype=bool)
+        if model._vec_normalize_env is not None:
+            model._last_original_obs = model._vec_normalize_env.get_original_obs()
+
+    def _begin_episodes(self, seed: int) -> None:
+        """What was played has ended, and environments get seeds of their own."""
+        if (replay := self._replay()) is not None:
             replay.end_episodes()
         assert self.model.env is not None
         self.model.env.seed(episode_seed("training", seed, self.model.num_timesteps % 2**EPISODE_BITS))
-        self.newest = found.path
-        return float(found.state["clock_s"])
 
     def _replay(self) -> StoredReplay | None:
         if not isinstance(self.model, OffPolicyAlgorithm):

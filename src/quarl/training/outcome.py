@@ -30,11 +30,11 @@ class Row:
     steps_per_s: float
     """Of this session's steps, on the training clock."""
     episodes: int
-    mean: float
-    """Return of the float policy in the last evaluation."""
-    std: float
-    ci_low: float
-    ci_high: float
+    mean: float | None
+    """Return of the float policy in the last evaluation; None where there was none."""
+    std: float | None
+    ci_low: float | None
+    ci_high: float | None
     mean_quantised: float | None
     """Return of the integers that training was for, in the same episodes."""
     ci_low_quantised: float | None

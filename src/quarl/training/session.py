@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from quarl import qat
 from quarl.algorithms import tuned
@@ -21,6 +22,7 @@ from quarl.algorithms.cpu import threads
 from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
 from quarl.envs import resolve
+from quarl.envs.checked import BrokenEnvironmentError
 from quarl.errors import QuarlError
 from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
@@ -76,7 +78,7 @@ class Session:
         spec, delay = config.spec(), config.delay(recipe.n_timesteps)
         self.config = dataclasses.replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
         env = make_environments(config.env, recipe, config.vec_env, self._notes.append)
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             stack.callback(env.close)
             images = check_spaces(config.algo, self.env_id, env).is_image
             self.threads = config.threads or (usable_cores() if images else 1)
@@ -91,6 +93,8 @@ class Session:
             learn_in(self.model, config)
             self.keeper = Keeper(self.model, self.folder, say)
             self.judge = Judge(self.config, recipe, self.folder, say)
+            if isinstance(env.unwrapped, DummyVecEnv):
+                self.judge.learners = env.unwrapped.envs[0]
             self.clock_before = self.keeper.resume(asked, config.seed) if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
             if delay is not None:
@@ -123,14 +127,15 @@ class Session:
         """
         started = time.perf_counter()
         said = "" if one_stretch else f"quarl: stopping: the update ends and is saved; {ONCE_MORE}\n"
-        with threads(self.threads), Interrupts(lambda: None, said) as interrupts:
+        with threads(self.threads), Interrupts(lambda: None, said) as interrupts, ExitStack() as world:
+            world.callback(self._close)
             config = self.config
             steward = Steward(
                 self.judge,
                 self.keeper,
                 interrupts,
                 progress,
-                eval_freq=config.eval_freq,
+                eval_freq=config.eval_freq if config.eval_episodes else 0,
                 save_freq=config.save_freq,
                 save_minutes=config.save_minutes,
                 clock_s=self.clock_before,
@@ -142,17 +147,15 @@ class Session:
                 clock_s = steward.clock_s
                 check_finite(self.model, self.keeper)
                 self.keeper.save(clock_s)
+                world.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = self._integers()
-                if config.eval_freq and self.judge.timesteps[-1:] != [self.model.num_timesteps]:
+                if steward.eval_freq and self.judge.timesteps[-1:] != [self.model.num_timesteps]:
                     steward.look()
                 row = self._conclude(interrupts, integers, clock_s, started)
             except Stopped:
                 if not one_stretch or interrupts.number is None:
                     self.keeper.save(steward.clock_s)
                 row = None
-            finally:
-                assert self.model.env is not None
-                self.model.env.close()
             if row is None:
                 if interrupts.number is None:
                     return Ended(exit_code=0, message="", row=None)
@@ -167,6 +170,18 @@ class Session:
         steps = self.n_timesteps - model.num_timesteps
         try:
             model.learn(steps, callback=callbacks, reset_num_timesteps=not self.config.resume)
+        except BrokenEnvironmentError as error:
+            if not_finite(model) is not None:
+                raise diverged(model, self.keeper) from None
+            if self.keeper.newest is None or steward.one_stretch:
+                raise
+            steward.leave_rollout()
+            self.keeper.save(steward.clock_s)
+            if not model.num_timesteps:
+                raise
+            raise QuarlError(
+                f"{error}; after {model.num_timesteps:,} steps, which are saved: {self._resuming()}"
+            ) from None
         except (QuarlError, Stopped):
             raise
         except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
@@ -193,8 +208,13 @@ class Session:
     ) -> Row | None:
         """The last evaluation and the row; None where a signal breaks it off."""
         returns: dict[str, Any] = {}
-        if not interrupts.attempt(lambda: returns.update(self.judge.conclude(self.model, integers))):
-            return None
+        try:
+            if not interrupts.attempt(lambda: returns.update(self.judge.conclude(self.model, integers))):
+                return None
+        except QuarlError as error:
+            raise QuarlError(
+                f"the last evaluation failed ({error}); the agent is there: {self.folder().agent}"
+            ) from None
         spec, best = qat.spec_of(self.model), self.judge.best
         steps = self.model.num_timesteps
         return Row(
@@ -232,13 +252,20 @@ class Session:
             self._say(note)
 
     def _stopped(self) -> str:
-        config = self.config
         if self.model.num_timesteps >= self.n_timesteps:
             return f"stopped in its last evaluation; agent and checkpoint are in {self.folder().path}"
-        return (
-            f"stopped by a signal after {self.model.num_timesteps:,} steps; go on with quarl train --resume "
-            f"--algo {config.algo} --env {config.env} -f {config.folder}"
-        )
+        return f"stopped by a signal after {self.model.num_timesteps:,} steps; {self._resuming()}"
+
+    def _resuming(self) -> str:
+        config = self.config
+        return f"go on with quarl train --resume --algo {config.algo} --env {config.env} -f {config.folder}"
+
+    def _close(self) -> None:
+        """Ends the learner's environments; one that cannot be closed has done its work."""
+        self.judge.learners = None
+        assert self.model.env is not None
+        with suppress(Exception):
+            self.model.env.close()
 
     def _outputs(self) -> Iterator[KVWriter]:
         """Where the learner's metrics go."""

@@ -131,6 +131,8 @@ class Steward(BaseCallback):
             looked: list[Look | None] = []
             if not self.interrupts.attempt(lambda: looked.append(self.judge.look(self.model))):
                 raise Stopped
+            if self.judge.has_borrowed:
+                self.keeper.begin_anew(self.judge.config.seed)
             if looked[0] is None:
                 return
             mean = self.judge.keep(self.model, looked[0])  # whole: what is being written is not broken off

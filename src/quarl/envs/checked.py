@@ -1,0 +1,138 @@
+"""Environments that break the rules: what raised, or what came that nobody can use, in one line that says what to do.
+
+Stable-Baselines3 puts NaN into networks and observations of any shape into its buffers, and falls over something else
+later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl.errors import QuarlError, in_one_line
+
+Array = NDArray[Any]
+NEW_STEP = "observation, reward, terminated, truncated, info"
+"""What Gymnasium's step() returns."""
+
+
+NOT_FINITE = "an observation that is NaN or infinite"
+
+
+class BrokenEnvironmentError(QuarlError):
+    """An environment raised, or gave what is no observation or reward of its spaces."""
+
+
+class OddError(Exception):
+    """What an environment gave, in words that follow its name."""
+
+
+class MisfitError(OddError, ValueError):
+    """It is not of the space."""
+
+
+def broken(env: gymnasium.Env[Any, Any], error: Exception) -> QuarlError:
+    """What to raise for an error that came out of the environment's reset() or step(), or out of what they returned."""
+    if isinstance(error, QuarlError):
+        return error
+    name = name_of(env)
+    # it is lost as it is: one more step can only tell more
+    if isinstance(error, TypeError | ValueError | LookupError) and (old := _old_interface(env.unwrapped)):
+        return BrokenEnvironmentError(f"{name}: {old}")
+    if isinstance(error, OddError):
+        return BrokenEnvironmentError(f"{name} gave {error}: mend its step() or reset()")
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return BrokenEnvironmentError(f"{name} raised {in_one_line(error)} ({where}): mend it, or what it needs")
+
+
+def name_of(env: gymnasium.Env[Any, Any]) -> str:
+    """The environment's id, or its class where it was not made by one."""
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+def check_observation(given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, last: bool = False) -> None:
+    """Raises OddError unless it is an array, or lists, of that shape whose values the dtype holds.
+
+    Numpy would repeat one number for all, and cut what does not fit.
+    last: nothing acts on it; MuJoCo's tasks end where a state is no longer finite.
+    """
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise MisfitError("an observation of lists that are no array") from None
+    if array.shape != shape or array.dtype.kind not in "fiub":
+        raise MisfitError(f"an observation of {array.dtype} {array.shape} where its space says {dtype} {shape}")
+    if array.dtype.kind == "f" and not last and not np.isfinite(array).all():
+        raise OddError(NOT_FINITE)
+    with np.errstate(invalid="ignore"):
+        fits = dtype.kind == "f" or array.dtype == dtype or bool((array == array.astype(dtype)).all())
+    if not fits:
+        raise MisfitError(f"an observation of {array.dtype} with values that the {dtype} of its space cannot hold")
+
+
+class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment for a learner: its faults are raised as `broken` has them, before anything is learnt from them."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._box = env.observation_space if isinstance(env.observation_space, gymnasium.spaces.Box) else None
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        try:
+            observation, info = self.env.reset(**kwargs)
+            self._check(observation)
+        except Exception as error:
+            raise broken(self.env, error) from error
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            if not math.isfinite(reward):
+                raise OddError("a reward that is NaN or infinite")
+            self._check(observation)
+        except Exception as error:
+            raise broken(self.env, error) from error
+        return observation, reward, terminated, truncated, info
+
+    def _check(self, observation: Any) -> None:
+        if self._box is not None:
+            check_observation(observation, self._box.shape, self._box.dtype)
+
+
+@contextlib.contextmanager
+def held(make: Callable[[], gymnasium.Env[Any, Any]]) -> Iterator[gymnasium.Env[Any, Any]]:
+    """An environment that is made for what is inside, and closed; one that cannot be closed has done its work."""
+    env = make()
+    try:
+        yield env
+    finally:
+        with contextlib.suppress(Exception):
+            env.close()
+
+
+def _old_interface(env: Any) -> str:
+    """Where the environment speaks as Gym before 0.26 did; empty where it does not. It is reset and stepped."""
+    with contextlib.suppress(Exception):
+        parameters = inspect.signature(env.reset).parameters.values()
+        if not any(each.name == "seed" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+            return "its reset() takes no seed, as in Gym before 0.26: write reset(self, *, seed=None, options=None)"
+        found = env.reset(seed=0)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+            return "its reset() returns the observation alone, as in Gym before 0.26: return observation, {}"
+        found = env.step(env.action_space.sample())
+        if len(found) != len(NEW_STEP.split(", ")):
+            return f"its step() returns {len(found)} values, as in Gym before 0.26: return {NEW_STEP}"
+        if np.ndim(found[1]):
+            return f"its step() returns a reward of shape {np.shape(found[1])}: return a number, as float(reward) is"
+    return ""

@@ -1,0 +1,176 @@
+"""Environments as users write them, with what goes wrong in them: simulators of which one may live, faults, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import register
+
+
+class Line(gymnasium.Env):
+    """Stay near the middle of a line; `fault_at` is the step of a life at which something goes wrong."""
+
+    def __init__(self, render_mode=None, fault_at=40):
+        self.observation_space = spaces.Box(-10, 10, (2,), np.float32)
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.fault_at, self.lived = fault_at, 0
+
+    def seen(self):
+        return np.array([self.x, 0.5], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = float(self.np_random.uniform(-1, 1))
+        return self.seen(), {}
+
+    def step(self, action):
+        assert np.isfinite(action).all(), "an action that is no number"
+        self.lived += 1
+        self.x = float(np.clip(self.x + 0.1 * float(action[0]), -10, 10))
+        return self.seen(), -abs(self.x - 0.5), False, False, {}
+
+    @property
+    def is_faulty(self):
+        return self.lived >= self.fault_at
+
+
+class Raising(Line):
+    def step(self, action):
+        if self.is_faulty:
+            raise ConnectionError("simulator connection lost")
+        return super().step(action)
+
+
+class NanObservation(Line):
+    def seen(self):
+        return np.array([np.nan if self.is_faulty else self.x, 0.5], np.float32)
+
+
+class InfiniteReward(Line):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return (observation, float("inf") if self.is_faulty else reward, *rest)
+
+
+class ArrayReward(Line):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return (observation, np.array([reward], np.float32), *rest)
+
+
+class OldStep(Line):
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, info
+
+
+class OldReset(Line):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class Unseeded(Line):
+    def reset(self):
+        return super().reset()
+
+
+class Listing(Line):
+    def seen(self):
+        return [self.x, 0.5]
+
+
+class Doubles(Line):
+    def seen(self):
+        return np.array([self.x, 0.5])
+
+
+class Short(Line):
+    """Numpy would repeat the number."""
+
+    def seen(self):
+        return np.array([self.x], np.float32)
+
+
+class ShortLater(Line):
+    def seen(self):
+        return np.array([self.x, 0.5][: 1 if self.lived else 2], np.float32)
+
+
+class Fractions(Line):
+    """Floats where its space says bytes."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Box(0, 255, (2,), np.uint8)
+
+    def seen(self):
+        return np.array([abs(self.x), 0.5], np.float32)
+
+
+class NanAtTheEnd(Line):
+    """As MuJoCo's tasks end where their state is lost: nobody acts on what is seen last."""
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        lost = self.lived % 20 == 0
+        return np.full(2, np.nan, np.float32) if lost else observation, reward, lost, False, {}
+
+
+class Single(Line):
+    """One at a time, as a simulator on a fixed port."""
+
+    lives = False
+
+    def __init__(self, **kwargs):
+        if Single.lives:
+            raise OSError("Address already in use: port 3101")
+        Single.lives = True
+        super().__init__(**kwargs)
+
+    def close(self):
+        Single.lives = False
+
+
+class SingleWorld(Line):
+    """One at a time, which a second one hears at its first reset only."""
+
+    at_work = None
+
+    def reset(self, *, seed=None, options=None):
+        if SingleWorld.at_work not in (None, self):
+            raise OSError("the robot is in use")
+        SingleWorld.at_work = self
+        return super().reset(seed=seed)
+
+    def close(self):
+        if SingleWorld.at_work is self:
+            SingleWorld.at_work = None
+
+
+class Unclosable(Line):
+    def close(self):
+        raise RuntimeError("already closed")
+
+
+class Bridged(Line):
+    """A bridge with a thread that is no daemon, and that close() does not stop."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        threading.Thread(target=threading.Event().wait, name="bridge").start()
+
+
+class Endless(Line):
+    pass
+
+
+STEPS = 50
+"""Of an episode."""
+for one in (Line, Raising, NanObservation, InfiniteReward, ArrayReward, OldStep, OldReset, Unseeded, Listing, Doubles):
+    register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
+for one in (Short, ShortLater, Fractions, NanAtTheEnd, Single, SingleWorld, Unclosable, Bridged):
+    register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
+register("Endless-v0", entry_point=Endless)
