@@ -134,7 +134,7 @@ def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
     acted = gradient_steps(model) - updates_before(model)
     rows = rollout(model, OBSERVATIONS, 0.5 if network == "cnn" and algo in DETERMINISTIC else 0.0)
     expected, scores = predicted(model, output_layer(model, algo), rows)
-    policy = qat.convert(model)
+    policy = qat.quantized_policy(model)
     found: dict[str, Any] = {
         "algo": algo,
         "network": network,

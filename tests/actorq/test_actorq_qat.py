@@ -40,7 +40,7 @@ def test_actors_get_the_integers_that_the_model_converts_to(cls: Any, env: str):
     assert template.trained is not None
     packer = Packer("int4")
     packed = unpack(packer.to_bytes(packer.quantize_trained(template.policy(flat), template.trained, grids)))
-    expected = qat.convert(model, distribution=cls is SAC)
+    expected = qat.quantized_policy(model, distribution=cls is SAC)
     rows = np.random.default_rng(0).standard_normal((64, *packed.observation_shape)).astype(np.float32)
     outputs = [engines.run_all(engines.load(policy, "litert", batch=16), rows) for policy in (packed, expected)]
     assert np.array_equal(*outputs)
@@ -53,7 +53,7 @@ def test_values_that_training_leaves_alone_have_no_grids_here_either():
     template, flat = sent(model.learn(160, callback=qat.QuantDelay(64)))
     grids = template.grids(flat)
     assert grids is not None
-    assert grids.keys() == qat.convert(model).grids.keys() == {"observation", "q_net.q_net.0"}
+    assert grids.keys() == qat.quantized_policy(model).grids.keys() == {"observation", "q_net.q_net.0"}
 
 
 def test_before_quantisation_acts_there_are_no_grids():

@@ -238,7 +238,7 @@ def test_a_run_that_trains_for_what_its_actors_run(tmp_path):
     model = D4PG.load(tmp_path / "out" / "model.zip", device="cpu")
     assert 600 <= qat.switched_at(model) <= 1200
     found = load(tmp_path / "out" / "policy-int8.safetensors").policy
-    expected = qat.convert(model)
+    expected = qat.quantized_policy(model)
     assert sorted(found.grids) == sorted(expected.grids)
     for name, grid in expected.grids.items():
         got = found.grids[name]

@@ -76,8 +76,15 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "in a module",
         nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.GELU())),
-        r"module '1\.0' \(GELU\) calls aten\.gelu",
+        r"module '1\.0' \(GELU\) calls aten\.gelu.*; use nn\.ReLU, nn\.LeakyReLU, nn\.ELU",
     ),
+    ("mish", nn.Sequential(nn.Linear(4, 4), nn.Mish()), r"module '1' \(Mish\).*; use nn\.ReLU"),
+    (
+        "batch norm",
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        r"'1' \(BatchNorm1d\).*; use nn\.LayerNorm, or fold",
+    ),
+    ("sine", lambda x, m: torch.sin(x), r"aten\.sin.*; use nn\.Linear, nn\.Conv2d"),
     (
         "slope",
         nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.2)),

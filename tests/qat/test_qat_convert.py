@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from learners import ALGORITHMS, Pictures, make
 from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from quarl import engines, qat
@@ -38,7 +42,7 @@ def agree(model: Any, *names: str, share: float = 1.0) -> None:
     share: of the observations on which continuous ones have to; a sum next to a tie may move one code.
     """
     rows = observations(model)
-    policy = qat.convert(model)
+    policy = qat.quantized_policy(model)
     expected, _ = model.predict(rows, deterministic=True)
     for name in names:
         actions = policy.head(engines.run_all(engines.load(policy, name, batch=50), rows))
@@ -67,7 +71,7 @@ def test_scores_of_integers_are_those_of_training(ranges: Any):
     rows = observations(model)
     with torch.no_grad():
         expected = model.q_net(torch.from_numpy(rows)).numpy()
-    found = engines.run_all(engines.load(qat.convert(model), "reference", batch=50), rows)
+    found = engines.run_all(engines.load(qat.quantized_policy(model), "reference", batch=50), rows)
     errors = (found - found.mean(axis=1, keepdims=True)) - (expected - expected.mean(axis=1, keepdims=True))
     assert (np.abs(errors).max(axis=1) < 1e-5 * np.abs(expected).max()).mean() > 0.99
 
@@ -108,7 +112,7 @@ def test_a_value_networks_output_is_rounded_whole():
 def test_every_option_reaches_the_integers(options: Any):
     model = trained("dqn", qat.QatSpec.parse("w4a8", **options))
     agree(model, "reference", "litert")
-    weights = [op.weight for op in qat.convert(model).linear if isinstance(op.weight, QuantizedTensor)]
+    weights = [op.weight for op in qat.quantized_policy(model).linear if isinstance(op.weight, QuantizedTensor)]
     assert len(weights) == 3 - len(options.get("skip", ()))
     assert (len(np.unique(weights[0].scale)) == 1) == options.get("per_tensor", False)
     assert weights[-1].bits == options.get("output_bits", 4)
@@ -123,7 +127,7 @@ def test_activations_that_only_a_skipped_layer_reads_stay_as_they_are(function: 
     rows = observations(model)
     with torch.no_grad():
         expected = model.policy.get_distribution(torch.from_numpy(rows)).distribution.logits.numpy()
-    policy = qat.convert(model)
+    policy = qat.quantized_policy(model)
     for name in ("reference", "litert"):
         found = engines.run_all(engines.load(policy, name, batch=50), rows)
         errors = (found - found.mean(axis=1, keepdims=True)) - (expected - expected.mean(axis=1, keepdims=True))
@@ -133,7 +137,7 @@ def test_activations_that_only_a_skipped_layer_reads_stay_as_they_are(function: 
 def test_values_narrower_than_a_kernel_s_are_simulated():
     """int8 kernels would not saturate where training did."""
     model = trained("ppo", qat.QatSpec.parse("w8a8", observation_bits=3))
-    policy = qat.convert(model)
+    policy = qat.quantized_policy(model)
     assert policy.grids["observation"].bits == 3
     for name in ("litert", "onnx"):
         with pytest.raises(UnsupportedError, match="observation"):
@@ -150,7 +154,7 @@ def test_what_has_no_kernels_is_simulated_by_the_reference(text: str):
 def test_affine_weights_reach_the_reference():
     model = trained("dqn", qat.QatSpec.parse("w4a8", affine=True))
     agree(model, "reference")
-    weights = [op.weight for op in qat.convert(model).linear]
+    weights = [op.weight for op in qat.quantized_policy(model).linear]
     assert all(isinstance(weight, QuantizedTensor) and np.any(weight.zero_point) for weight in weights)
 
 
@@ -165,7 +169,7 @@ def test_a_network_on_images_acts_as_its_integers_do_also_when_it_is_loaded(cls:
     model = cls.load(tmp_path / "model", env=model.get_env(), device="cpu")
     for engine in ("reference", "litert"):
         rows = observations(model, 30)
-        policy = qat.convert(model)
+        policy = qat.quantized_policy(model)
         outputs = engines.run_all(engines.load(policy, engine, batch=10), rows)
         expected, _ = model.predict(rows, deterministic=True)
         actions = policy.head(outputs)
@@ -178,7 +182,7 @@ def test_convolutions_give_the_codes_of_integers_without_exception(ranges: Any):
     model = DQN("CnnPolicy", Pictures(), seed=0, device="cpu", learning_starts=8, buffer_size=200, batch_size=8)
     qat.prepare(model, qat.QatSpec.parse("w4a8", ranges=ranges))
     model.learn(48, callback=qat.QuantDelay(16))
-    policy = qat.convert(model)
+    policy = qat.quantized_policy(model)
     found: dict[str, Any] = {}
     for name, layer in model.q_net.named_modules():
         if isinstance(layer, QatConv2d):
@@ -207,7 +211,7 @@ def test_pixels_lose_nothing_in_front_of_the_first_layer():
 
 def test_a_converted_policy_is_saved_and_read_like_any_other(tmp_path: Any):
     model = trained("ppo", qat.QatSpec.parse("w4a8", output_bits=8))
-    policy = qat.convert(model)
+    policy = qat.quantized_policy(model)
     write(policy, tmp_path / "policy.quarl")
     again = read(tmp_path / "policy.quarl")
     rows = observations(model, 50)
@@ -234,5 +238,33 @@ def test_a_model_that_was_not_trained_with_quantisation_is_not_converted():
         qat.convert(model)
     qat.prepare(model, "w8a8")
     model.learn(128, callback=qat.QuantDelay(10**6, allow_inactive=True))
-    with pytest.raises(QuarlError, match="has not acted"):
+    with pytest.raises(QuarlError, match=r"has not acted .*: learn with callback=qat.QuantDelay\(\)"):
         qat.convert(model)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "td3"])
+def test_what_is_converted_predicts_evaluates_and_saves(algo: str, tmp_path: Path):
+    model = trained(algo, qat.QatSpec.parse("w4a8"))
+    agent = qat.convert(model)
+    rows = observations(model, 50)
+    expected, _ = model.predict(rows, deterministic=True)
+    found, _ = agent.predict(rows)
+    tolerance = 0.01 * (agent.policy.head.high - agent.policy.head.low) if algo == "td3" else 0
+    assert (np.abs(found - expected) <= tolerance).mean() >= 0.99
+    played = agent.evaluate(episodes=2)
+    returns, _ = evaluate_policy(agent, model.get_env(), n_eval_episodes=2, return_episode_rewards=True)
+    assert len(returns) == len(played.returns) == 2
+    for name in ("agent.safetensors", "agent.tflite", "agent.onnx"):
+        agent.save(tmp_path / name)
+    again = read(tmp_path / "agent.safetensors")
+    assert (again.spec.precision, again.spec.mode) == ("int4", "static")
+
+
+def test_a_converted_agent_reads_raw_observations_of_a_normalised_environment():
+    env = VecNormalize(DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")]))
+    model = PPO("MlpPolicy", env, n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
+    qat.prepare(model, "w8a8")
+    model.learn(256, callback=qat.QuantDelay(64))
+    raw = np.array([[0.1, 0.99, 5.0], [-0.8, 0.6, -2.0]], np.float32)
+    expected, _ = model.predict(env.normalize_obs(raw), deterministic=True)
+    np.testing.assert_allclose(qat.convert(model).predict(raw)[0], expected, atol=0.04)  # 1 % of the range

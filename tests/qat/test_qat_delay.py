@@ -43,6 +43,31 @@ def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expec
     assert logged.switches == [expected]
 
 
+@pytest.mark.parametrize(
+    ("delay", "begun", "expected"),
+    [(0.5, 0, 256), (0.25, 0, 128), (None, 0, 256), (0.5, 256, 512), (np.float32(0.5), 0, 256)],
+)
+def test_a_share_is_of_the_steps_that_learn_was_asked_for(delay: Any, begun: int, expected: int):
+    model = make("ppo")
+    qat.prepare(model, "w4a8")
+    if begun:
+        model.learn(begun, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    model.learn(512, callback=qat.QuantDelay(delay), reset_num_timesteps=not begun)
+    assert qat.switched_at(model) == expected
+
+
+@pytest.mark.parametrize("delay", [2.0, 1.0, 0.0, 2.5, -0.5, float("nan"), float("inf"), True, np.True_, "0.5", 0.5j])
+def test_what_is_neither_a_count_nor_a_share_is_refused(delay: Any):
+    with pytest.raises(QuarlError, match=r"a whole number of steps, or a share between 0 and 1, got "):
+        qat.QuantDelay(delay)
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(QuarlError, match="must not be negative, got -5"):
+        qat.QuantDelay(-5)
+    assert qat.QuantDelay(np.int64(5)).steps == 5
+
+
 class Stop(BaseCallback):
     """Ends a run at a step."""
 
@@ -196,7 +221,7 @@ def test_sixteen_bits_of_weights_and_activations_are_near_float32():
     qat.prepare(model, "w16a16")
     model.learn(384, callback=qat.QuantDelay(128))
     rows = model.rollout_buffer.observations.reshape(-1, 4)[:100]
-    policy = qat.convert(model)
+    policy = qat.quantized_policy(model)
     assert policy.grids["observation"].bits == 16
     for table in tables_of(model.policy).values():
         table.active = False

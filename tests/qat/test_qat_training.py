@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from learners import ALGORITHMS, make
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, PPO, TD3
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from quarl import qat
-from quarl.api import Agent
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.extract import from_model
 from quarl.qat.layers import QatLinear
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import follow
@@ -267,7 +268,7 @@ def test_steps_are_learned_of_what_is_first_seen_after_the_switch(algo: str, sof
                 own, original = (t.activation_steps[row].item() for t in (table, tables[name.removesuffix("_target")]))
                 assert own == pytest.approx(math.log(table.grids[row].scale), abs=1.0)
                 assert own == pytest.approx(original, abs=0.3)
-    assert qat.convert(model).spec.weight_bits == 4
+    assert qat.quantized_policy(model).spec.weight_bits == 4
 
 
 def test_the_observation_s_range_is_followed_beside_learned_steps():
@@ -285,13 +286,56 @@ def test_the_observation_s_range_is_followed_beside_learned_steps():
     assert all(table.grids[row].scale == scale for row, scale in scales.items())
 
 
+class Normalised(BaseFeaturesExtractor):
+    """A dense layer with batch normalisation behind it."""
+
+    def __init__(self, space: Any, features_dim: int = 8) -> None:
+        super().__init__(space, features_dim)
+        self.net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.net(observations)
+
+
+def test_batch_normalisation_is_refused_with_two_ways_out_that_work():
+    kwargs = {"net_arch": [8], "features_extractor_class": Normalised}
+    model = TD3("MlpPolicy", "Pendulum-v1", device="cpu", buffer_size=10, policy_kwargs=kwargs)
+    named = (
+        r"policy\.actor\.features_extractor\.net\.1' \(BatchNorm1d\).*use nn\.LayerNorm, or fold .*fuse_linear_bn_eval"
+    )
+    with pytest.raises(UnsupportedError, match=named):
+        qat.prepare(model, "w8a8")
+    with pytest.raises(UnsupportedError, match=named):
+        from_model(model)
+    policy = model.policy.eval()
+    for network in (policy.actor, policy.actor_target, policy.critic, policy.critic_target):
+        net = network.features_extractor.net
+        net[1].running_mean.fill_(0.3)
+        folded = torch.nn.utils.fuse_linear_bn_eval(net[0], net[1])
+        net[0], net[1] = folded, torch.nn.Identity()
+    model.actor_batch_norm_stats = model.critic_batch_norm_stats = []
+    qat.prepare(model, "w8a8")
+    assert qat.spec_of(model) is not None
+
+
+def test_parameters_of_a_model_that_was_not_prepared_are_refused_in_one_line():
+    prepared, plain = make("ppo"), make("ppo", seed=1)
+    qat.prepare(prepared, "w8a8")
+    with pytest.raises(QuarlError, match=r"of a model that was not prepared: set them before qat\.prepare"):
+        prepared.set_parameters(plain.get_parameters())
+    other = make("ppo", seed=1)
+    qat.prepare(other, "w8a8")
+    prepared.set_parameters(other.get_parameters())
+    assert torch.equal(prepared.policy.action_net.weight, plain.policy.action_net.weight)
+
+
 def test_what_cannot_be_prepared_is_refused_by_name():
     model = make("ppo")
     qat.prepare(model, "w8a8")
     with pytest.raises(QuarlError, match="prepared already, for w8a8"):
         qat.prepare(model, "w4a8")
     custom = PPO("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs={"activation_fn": torch.nn.GELU})
-    with pytest.raises(UnsupportedError, match="gelu"):
+    with pytest.raises(UnsupportedError, match=r"policy_net\.1' \(GELU\) calls aten\.gelu.*; use nn\.ReLU, "):
         qat.prepare(custom, "w8a8")
     with pytest.raises(QuarlError, match="not prepared"):
         make("ppo").learn(128, callback=qat.QuantDelay())
@@ -340,6 +384,6 @@ def test_ranges_of_one_number_have_grids(shown: float, ranges: Any):
     qat.prepare(model, QatSpec.parse("w8a8", ranges=ranges))
     model.learn(100, callback=qat.QuantDelay(50))
     assert qat.is_ready(model)
-    policy = Agent(qat.convert(model))
+    policy = qat.convert(model)
     seen = np.full((1, 2), shown, np.float32)
     assert policy.predict(seen)[0] == model.predict(seen, deterministic=True)[0]

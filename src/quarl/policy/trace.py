@@ -25,6 +25,16 @@ PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "featu
 CASTS = frozenset(["to", "_to_copy", "float"])
 RESHAPES = frozenset(["flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
 FUNCTIONS = frozenset(["relu", "tanh", "sigmoid"])
+WAYS: Mapping[tuple[str, ...], str] = {
+    ("batch_norm", "instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm, or fold a trained BatchNorm into the "
+    "layer before it (torch.nn.utils.fuse_linear_bn_eval, fuse_conv_bn_eval)",
+    ("gelu", "mish", "silu", "softplus", "hardswish", "hardsigmoid", "prelu", "log_sigmoid", "celu"): "use nn.ReLU, "
+    "nn.LeakyReLU, nn.ELU, nn.Tanh or nn.Sigmoid",
+    ("pool",): "use nn.Conv2d with a stride",
+    ("softmax",): "leave it out: the largest score is the same without",
+}
+"""What to do instead, by words in the name of an ATen operator."""
+OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, and ReLU, LeakyReLU, ELU, Tanh or Sigmoid"
 ELU = ("alpha", "scale", "input_scale")
 """Its options, all 1 by default."""
 
@@ -173,7 +183,8 @@ class _Translation:
             return Add(f"{x}.add", (x, other))
         if kind in ("linear", "conv2d", "layer_norm"):
             return self.layer(node, kind, x)
-        raise self.refusal(node, "it is not in the operator set")
+        ways = (way for kinds, way in WAYS.items() if any(word in kind for word in kinds))
+        raise self.refusal(node, f"it is not in the operator set; {next(ways, OTHERWISE)}")
 
     def layer(self, node: torch.fx.Node, kind: str, x: str) -> Op:
         """Dense, Conv2d or LayerNorm."""

@@ -3,7 +3,7 @@
     model = PPO("MlpPolicy", "CartPole-v1")
     qat.prepare(model, "w4a8")
     model.learn(100_000, callback=qat.QuantDelay())
-    policy = qat.convert(model)
+    agent = qat.convert(model)
 
 What sees quantised numbers, once they act (Krishnan et al. 2022, algorithm 2, quantises the whole architecture):
 rollouts and evaluations, which are of the policy that will be deployed; every gradient step; and target networks, which
@@ -12,7 +12,7 @@ stand for earlier versions of what is trained. Critics and value networks are no
 between integers count in the steps of these layers' sums, as kernels add them.
 """
 
-from quarl.qat.convert import convert, layer_bits, trained_grids
+from quarl.qat.convert import convert, layer_bits, quantized_policy, trained_grids
 from quarl.qat.delay import QuantDelay
 from quarl.qat.prepare import follow, is_active, is_ready, prepare, spec_of, switched_at
 from quarl.quant.training import QatSpec
@@ -26,6 +26,7 @@ __all__ = [
     "is_ready",
     "layer_bits",
     "prepare",
+    "quantized_policy",
     "spec_of",
     "switched_at",
     "trained_grids",

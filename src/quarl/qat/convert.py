@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from quarl.api import Agent
 from quarl.errors import QuarlError
 from quarl.policy.extract import from_model
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
@@ -19,7 +20,12 @@ from quarl.quant.training import QatSpec
 FIXED = ("fixed", "pixels")
 
 
-def convert(model: BaseAlgorithm, *, distribution: bool = False) -> QuantizedPolicy:
+def convert(model: BaseAlgorithm) -> Agent:
+    """The model's policy in integers as an agent, which predicts, evaluates and saves; raises as `quantized_policy`."""
+    return Agent(quantized_policy(model))
+
+
+def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> QuantizedPolicy:
     """The model's policy in integers, in static mode: what its fake-quantised forward pass computes.
 
     distribution: as in policy.extract.from_model. Raises QuarlError where fake quantisation is not active.
@@ -28,7 +34,10 @@ def convert(model: BaseAlgorithm, *, distribution: bool = False) -> QuantizedPol
     if spec is None:
         raise QuarlError("the model is not prepared for quantisation-aware training; quantise it with quarl ptq")
     if not is_active(model):
-        raise QuarlError("quantisation has not acted in this model's training yet; train beyond its delay")
+        raise QuarlError(
+            "quantisation has not acted in this model's training yet: learn with callback=qat.QuantDelay(), and beyond "
+            "its delay"
+        )
     policy = from_model(model, distribution=distribution)
     quants = _quantizers(model, policy)
     return on_grids(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -23,20 +24,27 @@ FOLLOW_STEPS = 64
 class QuantDelay(BaseCallback):
     """Watches ranges from the start of `learn`, and lets fake quantisation act from `steps` environment steps on.
 
-    steps: counted as `num_timesteps`; None stands for the middle of this `learn`. It happens at the first rollout that
-    starts then or later, and an on-policy algorithm trains on a rollout with the grids that it was collected with.
+    steps: a count, as `num_timesteps` counts; or a number between 0 and 1, a share of this `learn`'s total_timesteps;
+    None stands for its middle, 0.5. It happens at the first rollout that starts then or later, and an on-policy
+    algorithm trains on a rollout with the grids that it was collected with.
     allow_inactive: accept a run that ends without it, or without an update after it. Otherwise that is an error, before
     training where it can be told: what was not trained with quantisation must not pass for it.
     say: called with one line when it happens; the logger has it as `qat/switched_at`.
     """
 
     def __init__(
-        self, steps: int | None = None, *, allow_inactive: bool = False, say: Callable[[str], None] | None = None
+        self, steps: float | None = None, *, allow_inactive: bool = False, say: Callable[[str], None] | None = None
     ) -> None:
         super().__init__()
-        if steps is not None and steps < 0:
+        share = 0.5 if steps is None else steps
+        is_share = isinstance(share, Real) and not isinstance(share, Integral) and 0 < share < 1
+        if not is_share and (not isinstance(share, Integral) or isinstance(share, bool)):
+            raise QuarlError(
+                f"the delay of quantisation is a whole number of steps, or a share between 0 and 1, got {steps!r}"
+            )
+        if share < 0:
             raise QuarlError(f"the delay of quantisation must not be negative, got {steps}")
-        self.steps = steps
+        self.steps, self._share = steps, float(share) if is_share else None
         self.allow_inactive = allow_inactive
         self.due = 0
         """`steps`, or what stands for it in the `learn` that is under way."""
@@ -54,7 +62,7 @@ class QuantDelay(BaseCallback):
         model.policy.followed = True
         self.next_follow, self.active, self._untrained = _look(model.num_timesteps - 1), is_active(model), None
         start, end = model.num_timesteps, model._total_timesteps
-        self.due = start + (end - start) // 2 if self.steps is None else self.steps
+        self.due = int(self.steps or 0) if self._share is None else start + int((end - start) * self._share)
         if not self.allow_inactive:
             check_delay(model, self.due, start, end)
 

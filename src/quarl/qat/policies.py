@@ -16,7 +16,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from quarl.algorithms.d4pg_policy import D4PGCnnPolicy, D4PGPolicy
-from quarl.errors import UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.actor import TRAINED_RANGES
 from quarl.qat.layers import install
 from quarl.qat.networks import networks_of, optimizer_of
@@ -59,6 +59,12 @@ class QatPolicy(BasePolicy):
             if steps and not target:
                 # decay would pull logarithms to 0, which is steps to 1
                 optimizer_of(self, network).add_param_group({"params": steps, "weight_decay": 0.0})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """What nn.Module returns; refuses parameters of a model that was not prepared, which know no ranges."""
+        if strict and not any(TRAINED_RANGES in name for name in state_dict):
+            raise QuarlError("these parameters are of a model that was not prepared: set them before qat.prepare")
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def set_training_mode(self, mode: bool) -> None:
         """Warns, once, where training begins and nobody moves ranges or would switch fake quantisation on."""
@@ -134,9 +140,9 @@ def carrying(policy: BasePolicy) -> type[QatPolicy]:
     """The class that a policy becomes when it is prepared."""
     found = CLASSES.get(type(policy))
     if found is None:
-        known = ", ".join(cls.__name__ for cls in CLASSES)
         raise UnsupportedError(
-            f"{type(policy).__name__} is not one of the policies that can be trained quantisation-aware: {known}"
+            f"{type(policy).__name__} is not one of the policies that can be trained quantisation-aware: MlpPolicy and "
+            "CnnPolicy of PPO, A2C, DQN, DDPG, TD3, SAC and D4PG"
         )
     return found
 

@@ -98,7 +98,7 @@ class QatSpec:
 
     @property
     def deployed(self) -> QuantSpec:
-        """The spec of the policy that `qat.convert` makes."""
+        """The spec of the policy that `qat.quantized_policy` makes."""
         name = f"qat-{self.ranges}"
         scheme = Scheme(name=name, symmetric=self.symmetric, per_channel=self.per_channel, center_scores=True)
         return QuantSpec(

@@ -135,7 +135,7 @@ class Judge:
 
     def integers(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """The policy on the grids that it was trained with."""
-        found = self._at_home(qat.convert(model))
+        found = self._at_home(qat.quantized_policy(model))
         assert isinstance(found, QuantizedPolicy)
         return found
 
