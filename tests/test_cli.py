@@ -24,7 +24,7 @@ from stable_baselines3 import DQN
 
 import contracts
 from networks import dense
-from quarl import __version__, demo
+from quarl import __version__, demo, precisions
 from quarl.bench import latency
 from quarl.cli import main, parse
 from quarl.config import VERBS, Config
@@ -313,14 +313,77 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
     assert main(["ptq", "plain.safetensors", "--env", "CartPole-v1", *words]) == 0
     assert main(["eval", "out/int4.safetensors", "--episodes", "2"]) == 0
     artifact.write(dense([4, 16, 2]), tmp_path / "out" / "mine.safetensors")
-    words[1] = "6"  # what the new rows do not hold goes with the old ones
+    words[1] = "6"
     assert main(["ptq", str(tmp_path / "plain.safetensors"), "--env", "CartPole-v1", *words]) == 0
     left = {path.name for path in (tmp_path / "out").glob("*.safetensors")}
-    assert left == {"fp32.safetensors", "int6.safetensors", "mine.safetensors"}
-    assert "removed, of the rows that were there before: int4.safetensors" in capsys.readouterr().out
+    assert left == {"fp32.safetensors", "int4.safetensors", "int6.safetensors", "mine.safetensors"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "replaced in out: fp32.safetensors, gains.png, report.html, rows.csv, rows.json, sweetspot.png, wei" in said
+    assert "kept in out, of an earlier run and not in rows.json: int4.safetensors, mine.safetensors" in said
     artifact.write(dense([4, 8, 2]), tmp_path / "other.safetensors")
     message = f"out holds results of {tmp_path / 'plain.safetensors'}: choose another -o, or remove them"
     assert message in fails(capsys, "ptq", "other.safetensors", "--env", "CartPole-v1", *words)
+
+
+def test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the_last(tmp_path):
+    """Both are held in their episodes until the other is there too, then they end as they come."""
+    artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
+    code = (
+        "import sys, gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "from quarl.cli import main\n"
+        "class Waits(CartPoleEnv):\n"
+        "    def reset(self, **options):\n"
+        "        global waited\n"
+        "        if not waited:\n"
+        "            waited = True\n"
+        "            print('at work', file=sys.stderr, flush=True); sys.stdin.readline()\n"
+        "        return super().reset(**options)\n"
+        "waited = False\n"
+        "gymnasium.register('Waits-v0', Waits, max_episode_steps=10)\n"
+        "sys.exit(main(['ptq', 'plain.safetensors', '--env', 'Waits-v0', '--episodes', '2', '-o', 'out',"
+        " '--bits', *sys.argv[1:]]))\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    runs = [subprocess.Popen([sys.executable, "-c", code, *bits], cwd=tmp_path, **pipes) for bits in "48"]
+    for run in runs:
+        assert run.stderr.readline() == "at work\n"
+    for run in runs:
+        run.stdin.write("\n")
+        run.stdin.flush()
+    said = [run.communicate() for run in runs]
+    assert [(run.returncode, errors) for run, (_, errors) in zip(runs, said, strict=True)] == [(0, "")] * 2
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("rows.json", "rows.csv", "report.html", "sweetspot.png", "gains.png", "weights.png", "fp32.safetensors"),
+        *(f"int{bits}.safetensors" for bits in (4, 8)),
+    }
+    rows = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]
+    last, first = "48" if rows[-1]["precision"] == "int4" else "84"
+    assert [row["precision"] for row in rows] == ["fp32", f"int{last}"]
+    lines = [line.split(",")[0] for line in (tmp_path / "out" / "rows.csv").read_text().splitlines()[1:]]
+    assert lines == [row["precision"] for row in rows]
+    assert f"--bits {last}" in (tmp_path / "out" / "report.html").read_text()
+    kept = [" ".join(out.split()) for out, _ in said if "kept in out" in out]
+    assert len(kept) == 1
+    assert f"of an earlier run and not in rows.json: int{first}.safetensors" in kept[0]
+
+
+def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, monkeypatch, tmp_path):
+    artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
+    measure = precisions.measure
+
+    def measured(*args):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "rows.json").write_text('{"model": "other.zip", "rows": []}')
+        return measure(*args)
+
+    monkeypatch.setattr("quarl.precisions.measure", measured)
+    words = ["ptq", "plain.safetensors", "--env", "CartPole-v1", "--bits", "4", "--episodes", "2", "-o", "out"]
+    said = fails(capsys, *words)
+    folder = tmp_path / said.rpartition("the results are in ")[2].strip()
+    assert "out holds results of other.zip" in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["rows.json"]
+    assert (folder / "int4.safetensors").is_file()
 
 
 def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):

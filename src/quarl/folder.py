@@ -38,6 +38,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """The folder, which is there, once nobody else holds it so: for moments, as to move files. It gets no lock file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # NFS does not lock folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_bytes(data: bytes, path: Path) -> None:
     """Replaces the file at `path` by `data` in one step."""
     write_parts([data], path)

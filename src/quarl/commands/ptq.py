@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from quarl import energy, precisions
@@ -28,7 +29,7 @@ DRAWN_BITS = 8
 
 def run(config: PtqConfig) -> None:
     """Measures every precision, writes the folder, prints the table."""
-    before = _policies_before(config)
+    _refuse_results_of_another(config)
     policy = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(
@@ -44,7 +45,8 @@ def run(config: PtqConfig) -> None:
         max_episode_steps=config.max_episode_steps,
     )
     specs = config.specs()
-    with staged(config.output) as folder:
+    replaced: list[str] = []
+    with staged(config.output, partial(_look, config, replaced)) as folder:
         total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
         with energy.meter(config) as meter, terminal.progress(total) as progress:
             calibrated = Calibrated(policy, precisions.record(policy, "calibration", settings))
@@ -60,30 +62,31 @@ def run(config: PtqConfig) -> None:
             statistics=sentence(policy),
         )
         _write(folder, config, policy, cells, _drawn_layers(calibrated, cells), document)
-    outdated = sorted(filter(Path.is_file, before - {_path(cell, config, config.output) for cell in cells}))
-    for path in outdated:
-        path.unlink(missing_ok=True)
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     terminal.show("ptq", rows, title)
     terminal.say("", *_verdict(document), "", f"report: {config.output / 'report.html'}")
-    if outdated:
-        names = ", ".join(path.name for path in outdated)
-        terminal.say(f"removed, of the rows that were there before: {names}")
+    terminal.say(*replaced)
     terminal.finish(config, document)
 
 
-def _policies_before(config: PtqConfig) -> set[Path]:
-    """Policies whose rows will be replaced, of an earlier run with the same agent; another one's are refused."""
-    found: set[Path] = set()
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+def _refuse_results_of_another(config: PtqConfig) -> None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         document = json.loads((config.output / "rows.json").read_text())
         if Path(other := document["model"]).resolve() != model.locate(config).resolve():
             raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
-        for row in document["rows"]:
-            names = {row["precision"], f"{row['precision']}-{row['scheme']}"}
-            found |= {config.output / f"{name}.safetensors" for name in names if Path(name).name == name}
-    return found
+
+
+def _look(config: PtqConfig, said: list[str], folder: Path) -> None:
+    """Adds what files of `folder` will replace, and which policies stay beside them that are not theirs."""
+    _refuse_results_of_another(config)  # a run that ended meanwhile
+    new = {path.name for path in folder.iterdir()}
+    there = sorted(path.name for path in config.output.iterdir() if path.is_file())
+    kept = [name for name in there if name.endswith(".safetensors") and name not in new]
+    if old := [name for name in there if name in new]:
+        said.append(f"replaced in {config.output}: {', '.join(old)}")
+    if kept:
+        said.append(f"kept in {config.output}, of an earlier run and not in rows.json: {', '.join(kept)}")
 
 
 def _write(
