@@ -184,8 +184,8 @@ class Agent:
             "minutes": curve(run)["minutes"],
             "measured": played.measured,
             "return": summary(played),
-            "error_pct": stats.error_pct(exact, played.returns),
-            "noninferior": stats.noninferior(exact, played.returns, MARGIN_PCT, rng).noninferior,
+            "error_pct": stats.error_pct(exact, played.returns, np.random.default_rng(0)),
+            **stats.verdict(exact, played.returns, MARGIN_PCT, rng).to_json(),
             "returns": played.returns.tolist(),
         }
 

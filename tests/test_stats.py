@@ -15,11 +15,11 @@ from quarl.stats import (
     error_pct,
     iqm,
     mean_error_interval,
-    noninferior,
-    noninferior_over_seeds,
     over_seeds,
     stable,
     summary,
+    verdict,
+    verdict_over_seeds,
 )
 
 
@@ -34,10 +34,10 @@ def test_iqm_is_the_mean_of_the_middle_half() -> None:
 
 
 def test_error_is_the_loss_in_percent_of_the_size_of_the_original() -> None:
-    assert error_pct(np.array([100.0, 300.0]), np.array([150.0, 150.0])) == 25.0
-    assert error_pct(np.array([-80.0]), np.array([-100.0])) == 25.0
-    assert error_pct(np.array([-80.0]), np.array([-60.0])) == -25.0
-    assert np.isnan(error_pct(np.array([1.0, -1.0]), np.array([5.0, 5.0])))
+    assert error_pct(np.array([100.0, 300.0]), np.array([150.0, 150.0]), rng()) == 25.0
+    assert error_pct(np.array([-80.0]), np.array([-100.0]), rng()) == 25.0
+    assert error_pct(np.array([-80.0]), np.array([-60.0]), rng()) == -25.0
+    assert np.isnan(error_pct(np.array([1.0, -1.0]), np.array([5.0, 5.0]), rng()))
 
 
 def test_an_interval_of_equal_returns_has_no_width() -> None:
@@ -101,22 +101,22 @@ def test_the_interval_of_a_mean_error_shrinks_with_the_number_of_agents() -> Non
 
 def test_a_loss_within_the_margin_passes_and_one_beyond_it_fails() -> None:
     fp32 = np.array([90.0, 110.0] * 50)
-    within = noninferior(fp32, fp32 - 4, 5, rng())
+    within = verdict(fp32, fp32 - 4, 5, rng())
     assert (within.noninferior, within.lower, within.margin) == (True, -4.0, 5.0)
-    assert not noninferior(fp32, fp32 - 6, 5, rng()).noninferior
-    assert noninferior(fp32, fp32, 5, rng()).noninferior
+    assert not verdict(fp32, fp32 - 6, 5, rng()).noninferior
+    assert verdict(fp32, fp32, 5, rng()).noninferior
 
 
 def test_a_margin_is_of_the_size_of_negative_returns_too() -> None:
     fp32 = np.full(10, -80.0)
-    assert noninferior(fp32, fp32 - 3.9, 5, rng()).noninferior
-    assert not noninferior(fp32, fp32 - 4.1, 5, rng()).noninferior
+    assert verdict(fp32, fp32 - 3.9, 5, rng()).noninferior
+    assert not verdict(fp32, fp32 - 4.1, 5, rng()).noninferior
 
 
 def test_too_few_noisy_episodes_prove_nothing() -> None:
     generator = rng()
     fp32, q = generator.normal(100, 50, 10), generator.normal(100, 50, 10)
-    assert not noninferior(fp32, q, 5, rng()).noninferior
+    assert not verdict(fp32, q, 5, rng()).noninferior
 
 
 def test_noninferiority_is_granted_about_once_in_40_at_the_margin_itself() -> None:
@@ -125,7 +125,7 @@ def test_noninferiority_is_granted_about_once_in_40_at_the_margin_itself() -> No
     for _ in range(400):
         fp32 = generator.normal(100, 1, 60)
         q = fp32 - 5 + generator.normal(0, 10, 60)
-        granted += noninferior(fp32, q, 5, generator, num_resamples=500).noninferior
+        granted += verdict(fp32, q, 5, generator, num_resamples=500).noninferior
     assert granted / 400 <= 0.055
 
 
@@ -143,7 +143,7 @@ def test_a_summary_has_the_zoo_table_numbers() -> None:
     assert 1.0 <= table.ci_low < 3.0 < table.ci_high <= 6.0
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.integers(0, 100))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.integers(0, 100))
 def test_an_interval_lies_within_the_returns(values: list[float], seed: int) -> None:
     interval = bootstrap_interval(np.array(values), np.random.default_rng(seed), num_resamples=50)
     slack = 1e-9 * (1 + max(map(abs, values)))
@@ -152,11 +152,11 @@ def test_an_interval_lies_within_the_returns(values: list[float], seed: int) -> 
 
 def test_wrong_returns_are_one_line() -> None:
     with pytest.raises(QuarlError, match="as many episodes on both sides, got 3 and 2"):
-        noninferior(np.ones(3), np.ones(2), 5, rng())
+        verdict(np.ones(3), np.ones(2), 5, rng())
     with pytest.raises(QuarlError, match="at least one number"):
         bootstrap_interval(np.array([]), rng())
     with pytest.raises(QuarlError, match="margin must be above 0 percent"):
-        noninferior(np.ones(3), np.ones(3), 0, rng())
+        verdict(np.ones(3), np.ones(3), 0, rng())
 
 
 def test_one_seed_has_the_interval_of_its_episodes():
@@ -186,17 +186,17 @@ def test_intervals_over_seeds_cover_what_they_say(seeds):
         ]
         found = error_over_seeds(pairs, rng())
         covered += found.low <= 5 <= found.high
-        shown += noninferior_over_seeds(pairs, 5, rng())
+        shown += verdict_over_seeds(pairs, 5, rng()).noninferior
     assert 0.92 <= covered / 400 <= 0.98
     assert shown / 400 <= 0.05  # nominal: 2.5 %
 
 
 def test_a_few_episodes_show_nothing():
     few, enough = np.full(9, 100.0), np.full(10, 100.0)
-    assert not noninferior(few, few, 5, rng()).noninferior
-    assert noninferior(enough, enough, 5, rng()).noninferior
-    assert not noninferior_over_seeds([(few, few)], 5, rng())
-    assert noninferior_over_seeds([(few, few), (few, few)], 5, rng())
+    assert not verdict(few, few, 5, rng()).noninferior
+    assert verdict(enough, enough, 5, rng()).noninferior
+    assert not verdict_over_seeds([(few, few)], 5, rng()).noninferior
+    assert verdict_over_seeds([(few, few), (few, few)], 5, rng()).noninferior
 
 
 def test_seeds_that_lose_the_same_share_leave_no_doubt():
@@ -217,8 +217,71 @@ def test_an_error_over_seeds_of_nothing_is_nan():
 
 
 def test_nothing_passes_where_the_original_scores_nothing() -> None:
-    verdict = noninferior(np.zeros(30), np.full(30, 5.0), 5, rng())
-    assert (verdict.noninferior, verdict.margin, verdict.lower) == (False, 0.0, 5.0)
+    found = verdict(np.zeros(30), np.full(30, 5.0), 5, rng())
+    assert (found.noninferior, found.margin, found.lower) == (False, 0.0, 5.0)
+
+
+def test_the_three_words_and_what_differs_beyond_noise() -> None:
+    """The interval of the difference against a margin of 5: by hand, its ends on either side of -5 and of 0."""
+    fp32 = np.full(20, 100.0)
+    noise = np.tile([-1.0, 1.0], 10)  # an interval of about +- 0.45
+    said = {
+        shift: (found.verdict, found.differs)
+        for shift in (63.0, 0.0, -2.0, -5.0, -8.0)
+        for found in [verdict(fp32, fp32 + shift + noise, 5, rng())]
+    }
+    assert said == {
+        63.0: ("non-inferior", True),  # a gain is told as well
+        0.0: ("non-inferior", False),
+        -2.0: ("non-inferior", True),
+        -5.0: ("undecided", True),
+        -8.0: ("inferior", True),
+    }
+    wide = verdict(fp32, fp32 + 20 * noise, 5, rng())
+    assert (wide.verdict, wide.differs) == ("undecided", False)
+
+
+def test_seeds_are_judged_with_the_same_words() -> None:
+    def said(*losses: float) -> tuple[str, bool]:
+        found = verdict_over_seeds([(np.full(5, 100.0), np.full(5, 100.0 - loss)) for loss in losses], 5, rng())
+        return found.verdict, found.differs
+
+    # Student's half width over two seeds: 12.706 / sqrt(2) standard deviations, 6.35 times their distance
+    assert said(1.0, 1.1) == ("non-inferior", True)
+    assert said(-1.0, 1.0) == ("undecided", False)
+    assert said(9.0, 9.4) == ("inferior", True)
+    assert said(-30.0, -31.0) == ("non-inferior", True)
+
+
+@pytest.mark.parametrize("loss", [0.0, 50.0])
+def test_few_episodes_leave_every_verdict_undecided(loss: float) -> None:
+    found = verdict(np.full(9, 100.0), np.full(9, 100.0 - loss), 5, rng())
+    assert (found.verdict, found.differs) == ("undecided", False)
+
+
+def test_one_episode_has_no_interval() -> None:
+    one, other = np.array([7.0]), np.array([3.0])
+    table = summary(one, rng())
+    assert (table.mean, table.ci_low, table.ci_high) == (7.0, None, None)
+    error = error_interval(one, other, rng())
+    assert error.point == pytest.approx(400 / 7)
+    for found in (bootstrap_interval(one, rng()), over_seeds([one], rng()), error):
+        assert np.isnan([found.low, found.high]).all()
+    found = verdict(one, other, 5, rng())
+    assert (found.verdict, found.differs) == ("undecided", False)
+
+
+def test_no_error_in_percent_of_what_may_be_zero() -> None:
+    near = np.array([-30.0, 40.0] * 10)  # 5 with an interval of about +- 15
+    assert np.isnan(error_pct(near, near - 100, rng()))
+    found = error_interval(near, near - 100, rng())
+    assert np.isnan([found.point, found.low, found.high]).all()
+    assert np.isnan(mean_error_interval([(near, near), (near + 100, near + 100)], rng()).point)
+    over = error_over_seeds([(near, near - 100), (near + 1, near - 90)], rng())
+    assert np.isnan([over.point, over.low, over.high]).all()
+    assert verdict(near, near - 100, 5, rng()).verdict == "inferior"  # the difference is a number all the same
+    far = np.array([-3.0, 40.0] * 10)  # 18.5 with an interval of about +- 9.4: mixed signs alone do not matter
+    assert error_pct(far, far - 1.85, rng()) == pytest.approx(10.0)
 
 
 def test_an_error_that_some_resamples_do_not_have_is_nan_at_both_ends() -> None:

@@ -46,14 +46,17 @@ class Row:
     mean: float
     std: float
     iqm: float
-    ci_low: float
-    """Ends of the 95 % bootstrap interval of the mean return."""
-    ci_high: float
+    ci_low: float | None
+    """Ends of the 95 % bootstrap interval of the mean return; None of one episode."""
+    ci_high: float | None
     error_pct: float
-    """(fp32 - q) / |fp32| in percent: a loss is positive."""
+    """(fp32 - q) / |fp32| in percent: a loss is positive. NaN where fp32's interval contains 0."""
     margin_pct: float
     noninferior: bool
-    """Paired: the 95 % interval of the mean difference to fp32 lies above minus the margin."""
+    verdict: str
+    """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32."""
+    differs: bool
+    """Whether that interval does not contain 0."""
     bytes: int
     """The engine's own file: int8 or int4 containers."""
     bytes_packed: int
@@ -210,7 +213,7 @@ def _row(
     spec = policy.spec
     rng = np.random.default_rng(settings.seed)
     summary = stats.summary(evaluation.returns, rng)
-    verdict = stats.noninferior(exact.returns, evaluation.returns, settings.margin_pct, rng)
+    verdict = stats.verdict(exact.returns, evaluation.returns, settings.margin_pct, rng)
     return Row(
         precision=spec.precision,
         bits_weights=spec.weight_bits,
@@ -225,9 +228,9 @@ def _row(
         iqm=summary.iqm,
         ci_low=summary.ci_low,
         ci_high=summary.ci_high,
-        error_pct=stats.error_pct(exact.returns, evaluation.returns),
+        error_pct=stats.error_pct(exact.returns, evaluation.returns, np.random.default_rng(settings.seed)),
         margin_pct=settings.margin_pct,
-        noninferior=verdict.noninferior,
+        **verdict.to_json(),
         bytes=engine.file_bytes,
         bytes_packed=packed_bytes(policy),
         latency_us_p50=timing.us_p50,

@@ -1,4 +1,4 @@
-"""Statistics of episode returns: means, intervals, relative errors and the non-inferiority verdict.
+"""Statistics of episode returns: means, intervals, relative errors and verdicts on a loss.
 
 Intervals over episodes are percentile bootstraps (Efron and Tibshirani 1993, chapter 13). Where two precisions are
 compared, episode k of one belongs to episode k of the other (same reset seed), and both are resampled together.
@@ -22,14 +22,15 @@ Array = NDArray[Any]
 STABLE_STD_PCT = 15.0
 """An agent whose std is at most this share of its |mean| is stable: only there do some hundred episodes tell 5 %."""
 FEWEST_EPISODES = 10
-"""With fewer a bootstrap says too little of what other episodes would bring: nothing is non-inferior."""
+"""With fewer a bootstrap says too little of what other episodes would bring: every verdict is undecided."""
+NONINFERIOR, INFERIOR, UNDECIDED = "non-inferior", "inferior", "undecided"
 _CHUNK = 2**22
 """Resampled returns held at once: 32 MB of float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate and the ends of its confidence interval."""
+    """An estimate and the ends of its confidence interval, NaN where there is none."""
 
     point: float
     low: float
@@ -45,20 +46,31 @@ class Summary:
     std: float
     """Population standard deviation over episodes, as the zoos' tables have it."""
     iqm: float
-    ci_low: float
-    """Ends of the 95 % bootstrap interval of the mean."""
-    ci_high: float
+    ci_low: float | None
+    """Ends of the 95 % bootstrap interval of the mean; None of a single episode."""
+    ci_high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A paired non-inferiority test."""
+    """What the 95 % interval of a paired difference to fp32 says, a loss being negative."""
 
-    noninferior: bool
+    verdict: str
+    """non-inferior: the whole interval lies above -margin; inferior: it lies below; undecided."""
+    differs: bool
+    """Beyond noise: the interval does not contain 0, be it for a loss or for a gain."""
     lower: float
-    """Lower end of the two-sided 95 % interval of mean(q - fp32), that is, of the one-sided 97.5 %."""
+    """Lower end of the two-sided interval, that is, of the one-sided 97.5 % interval."""
     margin: float
-    """The loss that is still acceptable, in units of return."""
+    """The loss that is still acceptable, in the difference's unit."""
+
+    @property
+    def noninferior(self) -> bool:
+        return self.verdict == NONINFERIOR
+
+    def to_json(self) -> dict[str, Any]:
+        """What rows hold of it."""
+        return {"noninferior": self.noninferior, "verdict": self.verdict, "differs": self.differs}
 
 
 def iqm(x: Array) -> float:
@@ -71,18 +83,25 @@ def iqm(x: Array) -> float:
 
 
 def bootstrap_interval(x: Array, rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
-    """95 % percentile bootstrap interval of the mean of `x` [n]: quantiles of it over resamples with replacement."""
+    """95 % percentile bootstrap interval of the mean of `x` [n]: quantiles of it over resamples with replacement.
+
+    One episode says nothing of others: its interval has no ends.
+    """
     x = _returns(x)
+    if x.size == 1:
+        return Interval(point=float(x[0]), low=np.nan, high=np.nan)
     return _interval(float(x.mean()), _resample([x], lambda rows: _mean(rows[0]), rng, num_resamples))
 
 
-def error_pct(fp32: Array, q: Array) -> float:
-    """E = (mean fp32 - mean q) / |mean fp32| * 100: the loss in percent, negative for a gain; NaN where fp32 is 0.
+def error_pct(fp32: Array, q: Array, rng: np.random.Generator) -> float:
+    """E = (mean fp32 - mean q) / |mean fp32| * 100: the loss in percent, negative for a gain.
 
+    NaN where the 95 % interval of fp32 contains 0: there a share of its mean says nothing.
     Source: the relative error E of the tables in Krishnan et al. 2022 (QuaRL), with |.| so that a loss is positive
     for negative returns too.
     """
-    return float(_error(_returns(fp32).mean(), _returns(q).mean()))
+    share = float(_error(_returns(fp32).mean(), _returns(q).mean()))
+    return np.nan if _may_be_zero(fp32, rng) else share
 
 
 def error_interval(fp32: Array, q: Array, rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
@@ -99,42 +118,57 @@ def mean_error_interval(
     the agents are kept: the interval speaks of these agents, not of others that might have been trained
     (Agarwal et al. 2021, section 4.1).
     """
+    pairs = [_paired(*pair) for pair in agents]
+    point = float(np.mean([error_pct(fp32, q, rng) for fp32, q in pairs]))
+    if np.isnan(point) or any(fp32.size == 1 for fp32, _ in pairs):
+        return Interval(point=point, low=np.nan, high=np.nan)
     errors = np.zeros(num_resamples)
-    points = []
-    for fp32, q in agents:
-        fp32, q = _paired(fp32, q)
-        points.append(error_pct(fp32, q))
-        errors += _resample([fp32, q], lambda rows: _error(_mean(rows[0]), _mean(rows[1])), rng, num_resamples)
-    return _interval(float(np.mean(points)), errors / len(points))
+    for pair in pairs:
+        errors += _resample([*pair], lambda rows: _error(_mean(rows[0]), _mean(rows[1])), rng, num_resamples)
+    return _interval(point, errors / len(pairs))
 
 
-def noninferior(
+def judge(difference: Interval, margin: float, *, enough: bool = True) -> Verdict:
+    """The verdict on the interval of a mean difference q - fp32; where there are not `enough` episodes, undecided.
+
+    A margin of 0 allows nothing: a share of nothing is none.
+    """
+    low, high = (difference.low, difference.high) if enough else (np.nan, np.nan)
+    word = NONINFERIOR if low > -margin < 0 else INFERIOR if high < -margin else UNDECIDED
+    return Verdict(verdict=word, differs=bool(low > 0 or high < 0), lower=difference.low, margin=margin)
+
+
+def verdict(
     fp32: Array, q: Array, margin_pct: float, rng: np.random.Generator, *, num_resamples: int = 10_000
 ) -> Verdict:
-    """Whether q loses less than the margin: the lower end of the 95 % interval of mean(q - fp32) lies above -margin.
+    """Whether q loses less than the margin, or more, by the 95 % interval of mean(q - fp32).
 
-    margin = margin_pct / 100 * |mean fp32|, taken as a fixed number. The interval is a paired bootstrap, so the test
-    is one-sided at 2.5 % (Piaggio et al. 2012, CONSORT extension for non-inferiority trials). Where fp32 scores 0 a
-    percentage allows nothing, and no q passes; nor does any with fewer than FEWEST_EPISODES.
+    margin = margin_pct / 100 * |mean fp32|, taken as a fixed number. The interval is a paired bootstrap, so each test
+    is one-sided at 2.5 % (Piaggio et al. 2012, CONSORT extension for non-inferiority trials).
     """
     fp32, q = _paired(fp32, q)
     if not margin_pct > 0:
         raise QuarlError(f"the non-inferiority margin must be above 0 percent, got {margin_pct}")
-    margin = margin_pct / 100 * abs(float(fp32.mean()))
-    lower = bootstrap_interval(q - fp32, rng, num_resamples=num_resamples).low
-    passes = margin > 0 and fp32.size >= FEWEST_EPISODES and lower > -margin
-    return Verdict(noninferior=passes, lower=lower, margin=margin)
+    difference = bootstrap_interval(q - fp32, rng, num_resamples=num_resamples)
+    return judge(difference, margin_pct / 100 * abs(float(fp32.mean())), enough=fp32.size >= FEWEST_EPISODES)
 
 
-def noninferior_over_seeds(pairs: Sequence[tuple[Array, Array]], margin_pct: float, rng: np.random.Generator) -> bool:
-    """`noninferior` of training seeds: whether the upper end of `error_over_seeds` lies below the margin.
+def verdict_over_seeds(
+    pairs: Sequence[tuple[Array, Array]],
+    margin_pct: float,
+    rng: np.random.Generator,
+    *,
+    fewest: int = FEWEST_EPISODES,
+) -> Verdict:
+    """`verdict` of training seeds, by the interval of their loss in percent.
 
-    pairs: (fp32, q) of each seed; a single one is judged by its episodes.
+    pairs: (fp32, q) of each seed; a single one is judged by its episodes. fewest: of the episodes of all seeds.
     """
     if len(pairs) == 1:
-        return noninferior(*pairs[0], margin_pct, rng).noninferior
-    enough = sum(fp32.size for fp32, _ in pairs) >= FEWEST_EPISODES
-    return enough and error_over_seeds(pairs, rng).high < margin_pct
+        return verdict(*pairs[0], margin_pct, rng)
+    loss = _loss_over_seeds(pairs)
+    gain = Interval(point=-loss.point, low=-loss.high, high=-loss.low)
+    return judge(gain, margin_pct, enough=sum(fp32.size for fp32, _ in pairs) >= fewest)
 
 
 def over_seeds(groups: Sequence[Array], rng: np.random.Generator) -> Interval:
@@ -153,12 +187,18 @@ def error_over_seeds(pairs: Sequence[tuple[Array, Array]], rng: np.random.Genera
     """`error_pct` of means over training seeds, with the interval of `over_seeds`; pairs: (fp32, q) of each seed.
 
     A ratio of two means: what spreads is how far each seed's loss is from the same share of its own fp32 return
-    (Cochran 1977, "Sampling Techniques", section 6.3).
+    (Cochran 1977, "Sampling Techniques", section 6.3). NaN where the interval of all seeds' fp32 episodes contains 0.
     """
     if len(pairs) == 1:
         return error_interval(*pairs[0], rng)
+    loss = _loss_over_seeds(pairs)
+    is_none = _may_be_zero(np.concatenate([fp32 for fp32, _ in pairs]), rng)
+    return Interval(point=np.nan, low=np.nan, high=np.nan) if is_none else loss
+
+
+def _loss_over_seeds(pairs: Sequence[tuple[Array, Array]]) -> Interval:
     fp32, q = np.array([[one.mean() for one in _paired(*pair)] for pair in pairs]).T
-    error = error_pct(fp32, q)
+    error = float(_error(fp32.mean(), q.mean()))
     scale = abs(fp32.mean()) or np.nan
     same = error / 100 * fp32 * np.sign(fp32.mean())  # a seed's loss if all lost the same share
     return over_few(error + (fp32 - q - same) / scale * 100)
@@ -186,9 +226,18 @@ def summary(returns: Array, rng: np.random.Generator) -> Summary:
         mean=interval.point,
         std=float(returns.std()),
         iqm=iqm(returns),
-        ci_low=interval.low,
-        ci_high=interval.high,
+        ci_low=None if returns.size == 1 else interval.low,
+        ci_high=None if returns.size == 1 else interval.high,
     )
+
+
+def _may_be_zero(fp32: Array, rng: np.random.Generator) -> bool:
+    """Whether the 95 % interval of the mean contains 0."""
+    fp32 = _returns(fp32)
+    if fp32.min() > 0 or fp32.max() < 0:  # so are all resamples
+        return False
+    interval = bootstrap_interval(fp32, rng)
+    return interval.low <= 0 <= interval.high
 
 
 def _mean(x: Array) -> Any:

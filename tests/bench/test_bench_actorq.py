@@ -414,11 +414,14 @@ def test_three_seeds_are_judged_by_the_interval_of_their_loss():
             for seed, found in enumerate(returns)
         ]
         (found,) = speedups(rows)
-        return found.noninferior
+        assert found.noninferior == (None if found.verdict is None else found.verdict == "non-inferior")
+        return found.noninferior, found.verdict, found.differs
 
-    assert verdict(99.0, 98.0, 98.0) is True  # 1.7 % and less than 3.1
-    assert verdict(98.0, 97.0, 96.0) is False  # 3 % in the mean, but perhaps 5.5 with other seeds
-    assert verdict(98.0, 97.0) is None
+    assert verdict(99.0, 98.0, 98.0) == (True, "non-inferior", True)  # 1.7 % [0.2, 3.1]
+    assert verdict(98.0, 97.0, 96.0) == (False, "undecided", True)  # 3 % in the mean, but perhaps 5.5 with other seeds
+    assert verdict(80.0, 81.0, 82.0) == (False, "inferior", True)
+    assert verdict(101.0, 99.0, 100.0) == (True, "non-inferior", False)
+    assert verdict(98.0, 97.0) == (None, None, None)
 
 
 def test_runs_that_missed_the_target_are_counted_and_left_out():

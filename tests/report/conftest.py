@@ -34,6 +34,8 @@ def row(precision: str, bits: int, mean: float, **changes: Any) -> dict[str, Any
         "error_pct": (200.0 - mean) / 2.0,
         "margin_pct": 5.0,
         "noninferior": mean - 2.0 > 190.0,
+        "verdict": "non-inferior" if mean - 2.0 > 190.0 else "inferior" if mean + 2.0 < 190.0 else "undecided",
+        "differs": abs(mean - 200.0) > 2.0,
         "bytes": 76_543,
         "bytes_packed": 9000 * bits,
         "latency_us_p50": 1.84,

@@ -9,24 +9,47 @@ def test_verdicts_are_grouped_by_scheme_and_name_the_worst_loss(rows):
     assert assess(rows) == [
         "fp16 is non-inferior to fp32 within 5 %.",
         "int8 and int4 with scheme default are non-inferior to fp32 within 5 %.",
-        "int2 with scheme default: not shown to be non-inferior; it loses 80 %.",
-        "int8 with scheme naive: not shown to be non-inferior; it loses 15 %.",
+        "int2 with scheme default is inferior to fp32 by more than 5 %; it loses 80 %.",
+        "int4 and int2 with scheme default differ from fp32 beyond noise.",
+        "int8 with scheme naive is inferior to fp32 by more than 5 %; it loses 15 %.",
+        "int8 with scheme naive differs from fp32 beyond noise.",
     ]
+
+
+def test_a_gain_beyond_noise_is_told_with_the_actions_that_changed(rows):
+    """An int8 of an agent that is not a good one can gain: it acts otherwise, and that is no sign of precision."""
+    rows[2] |= {"mean": 326.0, "error_pct": -63.0, "agreement": 0.78, "differs": True}
+    assert assess(rows[:3]) == [
+        "fp16 is non-inferior to fp32 within 5 %.",
+        "int8 with scheme default is non-inferior to fp32 within 5 %.",
+        "int8 with scheme default differs from fp32 beyond noise; it gains 63 %, and 22 % of its actions changed.",
+    ]
+
+
+def test_what_is_undecided_is_called_so(rows):
+    for row in rows[2:4]:
+        row |= {"noninferior": False, "verdict": "undecided", "differs": False}
+    rows[2]["error_pct"] = None  # fp32's interval contains 0
+    assert assess(rows[:4])[1] == "int8 and int4 with scheme default are undecided; int4 loses 2 %."
+    assert assess(rows[:3])[1] == "int8 with scheme default is undecided."
 
 
 def test_what_was_not_shown_of_an_agent_whose_returns_vary_much_is_left_open(rows):
     settled = assess(rows)
+    rows.append({**rows[3], "precision": "int3", "noninferior": False, "verdict": "undecided", "differs": False})
+    undecided = assess(rows)
     rows[0]["std"] = 31.0
     *same, last = assess(rows)
-    assert same == settled
+    assert same == undecided
     assert last.startswith("fp32's returns vary by 16 % of their mean: ")
     assert last.endswith(" episodes leave much open at a margin of 5 %.")
-    rows = [row for row in rows if row["noninferior"]]
-    assert assess(rows) == settled[:2]  # nothing is open
+    rows = [row for row in rows if row["verdict"] != "undecided"]
+    assert assess(rows) == settled  # nothing is open
 
 
 def test_a_mean_of_zero_leaves_everything_open(rows):
     rows[0]["mean"] = 0.0
+    rows[3] |= {"noninferior": False, "verdict": "undecided"}  # a share of nothing is no margin
     assert "vary by inf %" in assess(rows)[-1]
 
 

@@ -75,6 +75,12 @@ def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
     checked("study", [row.to_json() for row in found])
     assert [row.error_pct for row in found] == [0.0, 1.0, 0.0, 50.0, None, None]
     assert [row.noninferior for row in found] == [True, True, True, False, None, None]
+    words = ["non-inferior", "non-inferior", "non-inferior", "inferior", None, None]
+    assert [row.verdict for row in found] == words
+    assert [row.differs for row in found] == [False, True, False, True, None, None]
+    shown = [" ".join(cells) for cells in tables.cells("study", [row.to_json() for row in found]).rows]
+    assert "non-inferior, differs beyond noise" in shown[1]
+    assert "inferior, differs beyond noise" in shown[3]
     assert [row.state for row in found] == ["done"] * 5 + ["failed"]
     assert [row.mean for row in found][-2:] == [50.0, None]
     assert (found[1].weight_min, found[1].weight_max, found[1].weight_std) == (-1.0, 3.0, 0.5)
@@ -104,7 +110,7 @@ def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
     assert [round(row["error_fp16_pct"], 2) for row in found[:3]] == [-1.40, 11.03, 4.81]
     assert found[4]["int8"] is None  # measured with the other scheme only
     assert (found[0]["fp32"], found[0]["int8"], found[2]["fp32"]) == (214.0, 78.0, None)
-    assert found[0]["error_int8_low"] == pytest.approx(63.55, abs=0.01)  # one episode has no spread
+    assert np.isnan(found[0]["error_int8_low"])  # one episode has no interval
 
 
 def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
@@ -115,6 +121,9 @@ def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
     ours, naive = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
     assert ours["widths"] == [8, 7, 6, 5, 4]
     assert ours["noninferior"] == [True, True, False, True, False]
+    assert ours["verdicts"] == ["non-inferior", "non-inferior", "inferior", "non-inferior", "inferior"]
+    (shown, _) = tables.cells("study sweet spots", [ours, naive]).rows
+    assert "8 7 [6] 5 [4]" in shown
     assert (ours["sweet_spot"], naive["sweet_spot"]) == (7, None)
 
 
@@ -124,6 +133,8 @@ def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
     records[-1] = dataclasses.replace(records[-1], state="todo", found=None)
     (row,) = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
     assert (row["widths"], row["noninferior"], row["sweet_spot"]) == ([8, 6, 4], [True, False, True], 8)
+    assert row["verdicts"] == ["non-inferior", None, "non-inferior"]
+    assert "8 (6) 4" in tables.cells("study sweet spots", [row]).rows[0]
 
 
 def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
@@ -134,7 +145,8 @@ def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
     assert eight.mean().point == 98.0
     assert eight.error() is not None
     assert eight.error().point == pytest.approx(2.0)
-    assert (eight.noninferior(5.0), four.noninferior(5.0)) == (True, False)
+    assert (eight.verdict(5.0).noninferior, four.verdict(5.0).noninferior) == (True, False)
+    assert (eight.verdict(5.0).verdict, four.verdict(5.0).verdict) == ("non-inferior", "undecided")
 
 
 def test_means_stand_side_by_side_of_the_same_seeds_only():

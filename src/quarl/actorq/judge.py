@@ -127,7 +127,7 @@ class Judge:
         target, latest = self.config.target, counted[-RUNNING:]
         return target is not None and len(latest) == RUNNING and all(e.get("return", -np.inf) >= target for e in latest)
 
-    def _play(self, policy: QuantizedPolicy, name: str, episodes: int) -> dict[str, float]:
+    def _play(self, policy: QuantizedPolicy, name: str, episodes: int) -> dict[str, float | None]:
         """Mean return and its interval; every evaluation has episodes of its own.
 
         They are played once more, in new environments, where one raises.

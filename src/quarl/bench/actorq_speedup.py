@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.stats import Interval, error_over_seeds, over_few
+from quarl.stats import Interval, error_over_seeds, over_few, verdict_over_seeds
 
 Array = NDArray[Any]
 MARGIN_PCT = 5.0
@@ -53,7 +53,9 @@ class Speedup:
     """Ends of its 95 % interval over the seeds. None for a single one."""
     final_return_high: float | None
     noninferior: bool | None
-    """The whole interval lies within a loss of 5 percent. None where a run of either was censored, and below three."""
+    verdict: str | None
+    """At a margin of 5 percent, as stats.Verdict has it. None where a run of either was censored, and below three."""
+    differs: bool | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,8 +86,11 @@ def own_ratios(rows: Iterable[Row]) -> dict[str, float]:
 
 def loss_of_return(before: Sequence[float], after: Sequence[float]) -> Interval:
     """`error_over_seeds` of paired runs' mean returns, in percent."""
-    pairs = [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
-    return error_over_seeds(pairs, np.random.default_rng(0))
+    return error_over_seeds(_paired(before, after), np.random.default_rng(0))
+
+
+def _paired(before: Sequence[float], after: Sequence[float]) -> list[tuple[Array, Array]]:
+    return [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
 
 
 def _own_ratio(rows: Sequence[Row]) -> list[Row]:
@@ -183,9 +188,13 @@ def _final_return(pairs: Sequence[tuple[Row, Row]], *, judged: bool) -> dict[str
     known = bool(pairs) and None not in (*ours, *theirs) and np.mean(theirs) != 0
     loss = loss_of_return(theirs, ours) if known else None
     several = loss if len(pairs) > 1 else None
+    found: dict[str, Any] = {"noninferior": None, "verdict": None, "differs": None}
+    if known and judged:
+        every = _paired(theirs, ours)
+        found = verdict_over_seeds(every, MARGIN_PCT, np.random.default_rng(0), fewest=FEWEST_SEEDS).to_json()
     return {
         "final_return_pct": loss and loss.point,
         "final_return_low": several and several.low,
         "final_return_high": several and several.high,
-        "noninferior": loss.high <= MARGIN_PCT if loss and judged else None,
+        **found,
     }

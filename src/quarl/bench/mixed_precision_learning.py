@@ -148,7 +148,7 @@ def _row(config: MixedPrecisionConfig, policy: str, dtype: str, found: Mapping[s
         difference=None if difference is None else difference.point,
         difference_low=None if difference is None else difference.low,
         difference_high=None if difference is None else difference.high,
-        equal=None if difference is None else difference.low <= 0 <= difference.high,
+        equal=None if difference is None or np.isnan(difference.low) else difference.low <= 0 <= difference.high,
         minutes=float(np.mean([cell["minutes"] for cell in own.values()])),
     )
 

@@ -167,7 +167,6 @@ def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
         for name, label in (("return", "fp32 policy"), ("return_quantised", _sent(config))):
             if name in final:
                 low, high = final[f"{name}_low"], final[f"{name}_high"]
-                yield (
-                    f"return of the {label}: {final[name]:.1f} [{low:.1f}, {high:.1f}], {final['episodes']} episodes"
-                )
+                ends = "–" if low is None else f"[{low:.1f}, {high:.1f}]"
+                yield f"return of the {label}: {final[name]:.1f} {ends}, {final['episodes']} episodes"
     yield f"model: {config.output / 'model.zip'}"

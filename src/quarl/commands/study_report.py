@@ -128,6 +128,7 @@ def _protocol(records: Sequence[Record], margin: float) -> dict[str, str]:
     return {
         "episodes of a cell": " or ".join(f"{count:,}" for count in counts),
         "non-inferior": f"the 95 % interval of the loss stays under {margin:g} % of the return in fp32",
+        "inferior": "it lies above that; undecided: neither; differs beyond noise: it does not contain 0",
     }
 
 

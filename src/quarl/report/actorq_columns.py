@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quarl.report.columns import Column, digits_of, field_of, number, number_of, times_of
+from quarl.report.columns import Column, digits_of, field_of, judged, number, number_of, times_of
 
 ARM = Column(
     "actor", lambda row: row["precision"] if row["engine"] == "litert" else f"torch {row['precision']}", left=True
@@ -86,6 +86,7 @@ ACTORQ: Mapping[str, tuple[Column, ...]] = {
         Column("seeds", field_of("seeds")),
         Column("not reached", field_of("lost")),
         Column("loss of return %", times_of("final_return_pct", "final_return_low", "final_return_high")),
+        Column("verdict", judged, left=True, optional=True),
     ),
     "bench actorq breakdown": (
         Column("policy", field_of("net_arch"), "policy {}", left=True),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report.schema import Row
-from quarl.stats import FEWEST_EPISODES, STABLE_STD_PCT
+from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, UNDECIDED
 
 
 def assess(rows: Sequence[Row]) -> list[str]:
-    """Sentences about one agent's rows, fp32 among them; what was not shown may be for want of episodes."""
+    """Sentences about one agent's rows, fp32 among them; what is undecided may be for want of episodes."""
     base = next(row for row in rows if row["precision"] == "fp32")
     if base["episodes"] < FEWEST_EPISODES:
         sentences = [f"No verdict: {base['episodes']} episodes are too few, take {FEWEST_EPISODES} or more."]
@@ -28,9 +28,9 @@ def assess(rows: Sequence[Row]) -> list[str]:
 
 
 def _unstable(rows: Sequence[Row], base: Row) -> list[str]:
-    """Where some row was not shown to be non-inferior, and returns vary so much that this may say nothing of it."""
+    """Where some row is undecided, and returns vary so much that this may say nothing of it."""
     spread = 100 * base["std"] / abs(base["mean"]) if base["mean"] else float("inf")
-    if spread <= STABLE_STD_PCT or all(row["noninferior"] for row in rows if row is not base):
+    if spread <= STABLE_STD_PCT or all(row["verdict"] != UNDECIDED for row in rows if row is not base):
         return []
     return [
         f"fp32's returns vary by {spread:.0f} % of their mean: {base['episodes']} episodes leave much open at a margin "
@@ -45,18 +45,32 @@ def _verdicts(rows: Sequence[Row], base: Row) -> list[str]:
             groups.setdefault("" if row["precision"] in FLOAT_BITS else row["scheme"], []).append(row)
     sentences = []
     for scheme, members in groups.items():
-        good = [row["precision"] for row in members if row["noninferior"]]
-        bad = [row["precision"] for row in members if not row["noninferior"]]
         name = f" with scheme {scheme}" if scheme else ""
-        if good:
-            verb = "is" if len(good) == 1 else "are"
-            sentences.append(f"{listed(good)}{name} {verb} non-inferior to fp32 within {base['margin_pct']:g} %.")
-        if bad:
-            worst = max((row for row in members if not row["noninferior"]), key=lambda row: row["error_pct"] or 0.0)
-            loss, who = worst["error_pct"] or 0.0, "it" if len(bad) == 1 else worst["precision"]
-            detail = f"; {who} loses {loss:.0f} %" if loss >= 1 else ""
-            sentences.append(f"{listed(bad)}{name}: not shown to be non-inferior{detail}.")
+        margin = f"{base['margin_pct']:g} %"
+        than = {NONINFERIOR: f" to fp32 within {margin}", UNDECIDED: "", INFERIOR: f" to fp32 by more than {margin}"}
+        for word, about in than.items():
+            some = [row for row in members if row["verdict"] == word]
+            worst = max(some, key=lambda row: row["error_pct"] or 0.0, default=base)
+            detail = "" if word == NONINFERIOR else _change(worst, some, "loses", 1)
+            sentences += _sentence(some, name, "is", "are", f"{word}{about}{detail}")
+        some = [row for row in members if row["differs"]]
+        best = min(some, key=lambda row: row["error_pct"] or 0.0, default=base)
+        detail = _change(best, some, "gains", -1)
+        if detail:  # a gain may be chance that others would not have: how much else the agent does tells
+            detail += f", and {100 * (1 - best['agreement']):.0f} % of its actions changed"
+        sentences += _sentence(some, name, "differs", "differ", f"from fp32 beyond noise{detail}")
     return sentences
+
+
+def _sentence(rows: Sequence[Row], name: str, singular: str, plural: str, what: str) -> list[str]:
+    names = [row["precision"] for row in rows]
+    return [f"{listed(names)}{name} {singular if len(names) == 1 else plural} {what}."] if names else []
+
+
+def _change(row: Row, rows: Sequence[Row], verb: str, sign: int) -> str:
+    """How much the most extreme of the rows loses or gains, where that is a number."""
+    share = sign * (row["error_pct"] or 0.0)
+    return f"; {'it' if len(rows) == 1 else row['precision']} {verb} {share:.0f} %" if share >= 1 else ""
 
 
 def listed(words: Sequence[str]) -> str:

@@ -63,10 +63,13 @@ def interval(row: Row, low: str = "ci_low", high: str = "ci_high") -> str:
 
 
 def verdict(row: Row) -> str:
-    """The row's non-inferiority in words."""
-    if row["precision"] == "fp32":
-        return "baseline"
-    return "non-inferior" if row["noninferior"] else "not shown"
+    """The row's verdict in words; what others are compared with has none."""
+    return "baseline" if row["precision"] == "fp32" else judged(row)
+
+
+def judged(row: Row) -> str:
+    """The row's verdict in words, blank where it has none."""
+    return f"{row['verdict'] or ''}{', differs beyond noise' if row['differs'] else ''}"
 
 
 def spark(counts: Sequence[int]) -> str:

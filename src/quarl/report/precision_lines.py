@@ -17,7 +17,8 @@ SHIFT = 0.12
 
 def band(axes: Axes, base: Row, label: str | None = None) -> None:
     """The mean of fp32, and its interval over the whole width."""
-    axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
+    if base["ci_low"] is not None:
+        axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
     axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label=label)
 
 

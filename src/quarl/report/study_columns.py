@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from quarl.quant.spec import FLOAT_BITS, SCHEMES
-from quarl.report.columns import Column, digits_of, field_of, interval, number_of, signed, times_of, verdict
+from quarl.report.columns import Column, digits_of, field_of, interval, judged, number_of, signed, times_of, verdict
 from quarl.report.schema import Row
+from quarl.stats import INFERIOR, NONINFERIOR
 
 _AGENT = (
     Column("algorithm", field_of("algo"), left=True),
@@ -31,7 +32,7 @@ MODE = Column(
 def _verdict(row: Row) -> str:
     if row["state"] != "done":
         return "n/a" if row["state"] == "na" else str(row["state"])
-    return "" if row["noninferior"] is None else verdict(row)
+    return "" if row["verdict"] is None else verdict(row)
 
 
 def _error(name: str) -> tuple[Column, ...]:
@@ -44,9 +45,11 @@ def _error(name: str) -> tuple[Column, ...]:
 
 
 def _widths(row: Row) -> str:
-    """Widths from wide to narrow, in brackets where they are not shown to be non-inferior."""
-    marks = zip(row["widths"], row["noninferior"], strict=True)
-    return " ".join(f"{width}" if good else f"({width})" for width, good in marks)
+    """Widths from wide to narrow, in brackets where they are not non-inferior."""
+    marks = {NONINFERIOR: "{}", INFERIOR: "[{}]"}
+    return " ".join(
+        marks.get(word, "({})").format(width) for width, word in zip(row["widths"], row["verdicts"], strict=True)
+    )
 
 
 def _correlated(row: Row) -> str:
@@ -105,7 +108,7 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
         Column("scheme", field_of("scheme"), "scheme {}", left=True),
         MODE,
         SEEDS,
-        Column("bits, in brackets: not shown non-inferior", _widths, left=True),
+        Column("bits non-inferior, (undecided), [inferior]", _widths, left=True),
         Column("sweet spot", lambda row: "none" if row["sweet_spot"] is None else f"{row['sweet_spot']} bits"),
     ),
     "study spread": (
@@ -126,6 +129,7 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
         Column("E_ptq %", number_of("error_ptq_pct")),
         Column("qat", number_of("qat")),
         *_error("qat"),
+        Column("verdict", judged, left=True),
     ),
     "study actorq": (
         *_AGENT,

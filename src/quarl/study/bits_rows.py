@@ -28,13 +28,15 @@ class Row:
     seed: int
     episodes: int
     mean: float
-    ci_low: float
-    """Ends of the 95 % bootstrap interval of the mean, over episodes."""
-    ci_high: float
+    ci_low: float | None
+    """Ends of the 95 % bootstrap interval of the mean, over episodes; None of one."""
+    ci_high: float | None
     error_pct: float
-    """Loss against the fp32 agent of the same seed, in percent of it."""
+    """Loss against the fp32 agent of the same seed, in percent of it; NaN where its interval contains 0."""
     noninferior: bool
-    """Paired with that agent's episodes."""
+    verdict: str
+    """Paired with that agent's episodes, as stats.Verdict has it."""
+    differs: bool
     measured: bool
     """False where no kernel runs the precision and it was simulated."""
     env_steps: int
@@ -62,7 +64,9 @@ class Summary:
     error_low: float
     error_high: float
     noninferior: bool
-    """The upper end of the error's interval lies below the margin."""
+    verdict: str
+    """By the interval of the error, as stats.Verdict has it."""
+    differs: bool
     gain: float | None
     """Of qat over ptq in return; None elsewhere."""
     gain_low: float | None
@@ -92,8 +96,8 @@ def rows(config: SweepConfig, played: Sequence[Played]) -> list[Row]:
                 mean=summary.mean,
                 ci_low=summary.ci_low,
                 ci_high=summary.ci_high,
-                error_pct=stats.error_pct(exact[one.seed], one.returns),
-                noninferior=stats.noninferior(exact[one.seed], one.returns, config.margin, rng).noninferior,
+                error_pct=stats.error_pct(exact[one.seed], one.returns, np.random.default_rng(one.seed)),
+                **stats.verdict(exact[one.seed], one.returns, config.margin, rng).to_json(),
                 measured=one.measured,
                 env_steps=one.env_steps,
                 minutes=one.minutes,
@@ -134,7 +138,7 @@ def summaries(config: SweepConfig, played: Sequence[Played]) -> list[Summary]:
                 error_pct=error.point,
                 error_low=error.low,
                 error_high=error.high,
-                noninferior=stats.noninferior_over_seeds(pairs, config.margin, np.random.default_rng(0)),
+                **stats.verdict_over_seeds(pairs, config.margin, np.random.default_rng(0)).to_json(),
                 gain=None if gain is None else gain.point,
                 gain_low=None if gain is None else gain.low,
                 gain_high=None if gain is None else gain.high,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quarl import stats
 from quarl.quant.spec import QuantSpec
-from quarl.stats import Interval
+from quarl.stats import Interval, Verdict
 from quarl.study.cells import ACTORQ, DONE, FP32, PTQ, TRAIN
 from quarl.study.rows import returns
 from quarl.study.store import Record
@@ -73,10 +73,10 @@ class Group:
         pairs = self.pairs
         return stats.error_over_seeds(pairs, np.random.default_rng(0)) if pairs else None
 
-    def noninferior(self, margin_pct: float) -> bool | None:
+    def verdict(self, margin_pct: float) -> Verdict | None:
         """Whether it loses less than the margin: with one seed by its episodes, else by the error's interval."""
         pairs = self.pairs
-        return stats.noninferior_over_seeds(pairs, margin_pct, np.random.default_rng(0)) if pairs else None
+        return stats.verdict_over_seeds(pairs, margin_pct, np.random.default_rng(0)) if pairs else None
 
 
 def groups(records: Sequence[Record]) -> list[Group]:

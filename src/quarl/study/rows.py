@@ -36,9 +36,11 @@ class Row:
     """Ends of the 95 % bootstrap interval of the mean, over episodes."""
     ci_high: float | None
     error_pct: float | None
-    """Loss against the fp32 cell of the same agent and seed, in percent of it."""
+    """Loss against the fp32 cell of the same agent and seed, in percent of it; NaN where its interval contains 0."""
     noninferior: bool | None
-    """Paired with that cell's episodes; None where there is no such cell."""
+    verdict: str | None
+    """Paired with that cell's episodes, as stats.Verdict has it; None where there is no such cell."""
+    differs: bool | None
     margin_pct: float
     """Loss that counts as non-inferior, in percent of the return in fp32."""
     measured: bool | None
@@ -100,7 +102,8 @@ def _row(record: Record, exact: Array | None, margin_pct: float) -> Row:
     names = ("algo", "env_id", "source", "method", "precision", "scheme", "mode", "seed", "state", "episodes")
     about = {name: getattr(record, name) for name in names}
     measured = ("measured", "file_bytes", "weight_min", "weight_max", "weight_std")
-    nothing: dict[str, Any] = dict.fromkeys(("mean", "ci_low", "ci_high", "error_pct", "noninferior", *measured))
+    judged = ("error_pct", "noninferior", "verdict", "differs")
+    nothing: dict[str, Any] = dict.fromkeys(("mean", "ci_low", "ci_high", *judged, *measured))
     if record.state != DONE or record.found is None:
         return Row(**about, **nothing, margin_pct=margin_pct, seconds=record.seconds)
     played = returns(record)
@@ -109,8 +112,8 @@ def _row(record: Record, exact: Array | None, margin_pct: float) -> Row:
     found: dict[str, Any] = {name: record.found.get(name) for name in measured}
     found |= {"mean": summary.mean, "ci_low": summary.ci_low, "ci_high": summary.ci_high}
     if exact is not None and exact.size == played.size:
-        found["error_pct"] = stats.error_pct(exact, played)
-        found["noninferior"] = stats.noninferior(exact, played, margin_pct, rng).noninferior
+        found["error_pct"] = stats.error_pct(exact, played, np.random.default_rng(record.seed))
+        found |= stats.verdict(exact, played, margin_pct, rng).to_json()
     return Row(**about, **(nothing | found), margin_pct=margin_pct, seconds=record.seconds)
 
 

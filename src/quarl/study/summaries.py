@@ -98,11 +98,11 @@ def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]])
 
 def _together(one: Group | None) -> tuple[Array, Array] | None:
     """All seeds' episodes: one is as good as another for what is asked here, of these agents and not of others. None
-    where there is none, or no E because fp32 scores 0."""
+    where there is none, or no E because fp32's interval contains 0."""
     if one is None or not (pairs := one.pairs):
         return None
     exact, own = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    return (exact, own) if exact.mean() != 0 else None
+    return None if math.isnan(stats.error_pct(exact, own, np.random.default_rng(0))) else (exact, own)
 
 
 def _about(agent: Agent) -> dict[str, Any]:
@@ -132,10 +132,11 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
         some = [members.get((agent, scheme, mode, bits)) for bits in widths]
         if not any(some):
             continue
-        good = [
-            one is not None and len(one.pairs) == len(widths_of[bits]) and bool(one.noninferior(margin_pct))
+        verdicts = [
+            one.verdict(margin_pct) if one is not None and len(one.pairs) == len(widths_of[bits]) else None
             for bits, one in zip(widths, some, strict=True)
         ]
+        good = [one is not None and one.noninferior for one in verdicts]
         reach = next((number for number, fine in enumerate(good) if not fine), len(good))
         made.append(
             {
@@ -145,6 +146,7 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
                 "seeds": max(len(seeds) for seeds in widths_of.values()),
                 "widths": widths,
                 "noninferior": good,
+                "verdicts": [None if one is None else one.verdict for one in verdicts],
                 "sweet_spot": widths[reach - 1] if reach else None,
             }
         )
@@ -180,6 +182,7 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
         columns = _of_the_same_seeds({FP32: _find(found, one.agent, FP32, FP32), PTQ: best, QAT: one})
         exact, ptq, own = columns[FP32], columns[PTQ], columns[QAT]
         ptq_error = None if ptq is None else ptq.error()
+        judged = None if own is None else own.verdict(margin_pct)
         made.append(
             {
                 **_about(one.agent),
@@ -190,7 +193,7 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
                 "error_ptq_pct": None if ptq_error is None else ptq_error.point,
                 "qat": None if own is None else own.mean().point,
                 **_interval("error_qat", None if own is None else own.error(), point="error_qat_pct"),
-                "noninferior": None if own is None else own.noninferior(margin_pct),
+                **({"noninferior": None, "verdict": None, "differs": None} if judged is None else judged.to_json()),
             }
         )
     return made
