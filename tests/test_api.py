@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from ai_edge_litert.interpreter import Interpreter
 from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -306,3 +307,33 @@ def test_a_quantised_agent_knows_the_environment_that_it_was_calibrated_in(tmp_p
     agent.quantize(8, **options).save(path)
     assert quarl.load(path).evaluate(episodes=4, num_workers=2).lengths.tolist() == [3, 3, 3, 3]
     assert agent.evaluate(episodes=2, **options | {"max_episode_steps": 5}).lengths.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("observation", "said"),
+    [
+        ((np.zeros(4, np.float32), {}), r"act on the observation alone"),
+        ([[1.0, 2.0], [3.0]], "no array of numbers"),
+        ({"state": np.zeros(4)}, "a dict of object"),
+        (None, "a NoneType"),
+        ("up", "a str"),
+        (np.zeros(4, complex), "complex128"),
+        (np.zeros((0, 4)), "at least one"),
+        (np.float64(1), r"observation is \(\)"),
+        (np.zeros((2, 3)), r"observation is \(2, 3\), the policy expects \(4,\)"),
+        (np.array([0, 0, np.nan, 0]), "NaN or infinity"),
+        (np.full(4, 1e300), "NaN or infinity"),  # in float32, which networks compute in
+    ],
+)
+def test_a_careless_observation_is_refused_with_the_fix(observation, said):
+    with pytest.raises(QuarlError, match=said):
+        quarl.Agent(networks.dense([4, 8, 2])).predict(observation)
+
+
+def test_tensors_lists_and_whole_numbers_are_observations():
+    agent = quarl.Agent(networks.dense([4, 8, 2]))
+    row = [1, -2, 3, 0]
+    expected = agent.predict(np.float32(row))[0]
+    for same in (row, tuple(row), np.array(row), np.array(row, np.float64), torch.tensor(row), torch.tensor(row) > 0):
+        assert agent.predict(same)[0] == (expected if np.array_equal(same, row) else agent.predict([1, 0, 1, 0])[0])
+    assert agent.predict(torch.tensor(row, dtype=torch.float32, requires_grad=True))[0] == expected

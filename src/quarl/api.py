@@ -101,7 +101,7 @@ class Agent:
                 env_id=env_id,
                 max_episode_steps=environment.get("max_episode_steps"),
             )
-        given = None if observations is None else self._channels_first(np.asarray(observations))
+        given = None if observations is None else self._channels_first(_numbers(observations))
         return Agent(quantize(policy, spec, given))
 
     def predict(
@@ -116,19 +116,24 @@ class Agent:
         """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
 
         `state` and `episode_start` are accepted for it and not used: policies here have no memory. Threads may share
-        an agent. QuarlError for an observation with NaN or infinity, for which quantised kernels have no code.
+        an agent. QuarlError for an observation with NaN or infinity (in float32), for which quantised kernels have no
+        code.
         """
         if not deterministic:
             raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
-        x = self._channels_first(np.asarray(observation))
+        x = self._channels_first(_numbers(observation))
         single = x.shape == self.policy.observation_shape
         if not single and x.shape[1:] != self.policy.observation_shape:
             raise QuarlError(f"observation is {x.shape}, the policy expects {self.policy.observation_shape}")
         if self.policy.observation_dtype == "uint8" and x.dtype != np.uint8:
             raise QuarlError(f"observation is {x.dtype}, the policy expects bytes 0..255 (uint8)")
-        if x.dtype.kind == "f" and not np.isfinite(x).all():
+        with np.errstate(over="ignore"):
+            x = x.astype(self.policy.observation_dtype)
+        if not np.isfinite(x).all():
             raise QuarlError("the observation holds NaN or infinity; act without the policy there")
         rows = x[None] if single else x
+        if not len(rows):
+            raise QuarlError("there is no observation among the 0 that were given; act for at least one")
         with self._lock:  # an engine has one set of buffers
             outputs = self._engine(engine, len(rows)).run(rows)
         actions = self.policy.head(engines.sound(self.policy, rows, outputs))
@@ -186,6 +191,23 @@ class Agent:
         while len(self._engines) > KEPT_ENGINES:
             del self._engines[next(iter(self._engines))]
         return engine
+
+
+def _numbers(observation: Any) -> Array:
+    """The observation as an array; QuarlError for what no environment's step gives."""
+    if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+        raise QuarlError("env.reset() gives (observation, info): act on the observation alone, as in predict(obs)")
+    if hasattr(observation, "detach"):  # a torch tensor, wherever it lies
+        observation = observation.detach().cpu()
+    try:
+        found = np.asarray(observation)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise QuarlError(
+            f"the observation is no array of numbers ({str(error)[:80]}); its rows have one shape"
+        ) from None
+    if found.dtype.kind not in "fiub":
+        raise QuarlError(f"the observation is a {type(observation).__name__} of {found.dtype}, not of real numbers")
+    return found
 
 
 def _check_keywords(method: str, given: Mapping[str, Any], known: Collection[str]) -> None:

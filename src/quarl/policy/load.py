@@ -8,8 +8,9 @@ from pathlib import Path
 from quarl.errors import QuarlError
 from quarl.policy import artifact, foreign, hub, legacy, sb3, zoo
 from quarl.policy.budget import reading
-from quarl.policy.container import read_bytes, read_members
+from quarl.policy.container import member_names, read_bytes, read_members
 from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.weights import read_nested
 
 KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
 MAX_HEADER = 2**32
@@ -39,6 +40,9 @@ def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | Quant
         if normalize is not None:
             raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
         return artifact.read(path)
+    kind = foreign.recognise(path)
+    if kind == "torch" and start.startswith((b"PK", b"\x80")):
+        raise QuarlError(f"{path} {_of_pytorch(path)}")
     if start.startswith(b"PK"):
         # Both libraries' zips have `data`; only the older one lists its parameters.
         old = "parameter_list" in read_members(path, only=("parameter_list",))
@@ -46,8 +50,25 @@ def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | Quant
             return sb3.read_zip(path, algo=algo.lower(), normalize=normalize)
     if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
         return legacy.read_sb2(path, algo, normalize)
-    weights = f"; quarl inspect {path.name} may show its weights" if foreign.recognise(path) else ""
+    weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
     raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
+
+
+def _of_pytorch(path: Path) -> str:
+    """What a file of PyTorch holds that no program can act by, and what can be done with it."""
+    if any(name.endswith("/constants.pkl") for name in member_names(path)):
+        return "is TorchScript, whose code is never run: give the nn.Module that it was made of to from_module"
+    try:
+        read_nested(read_bytes(path), str(path))
+    except QuarlError:
+        return (
+            "pickles objects, as model.policy.save and torch.save(module) do, and they are never run: load it where it "
+            "was made, and give a model to from_model, a module to from_module, or save the agent with model.save"
+        )
+    return (
+        "holds PyTorch's tensors by name, not what to compute with them: load them into their module and give that to "
+        f"from_module; quarl inspect {path.name} shows them"
+    )
 
 
 def _start(path: Path) -> bytes:

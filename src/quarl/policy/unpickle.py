@@ -12,6 +12,7 @@ nested without limit, so a reader looks up what it needs and never walks it recu
 
 from __future__ import annotations
 
+import io
 import pickletools
 import re
 import struct
@@ -45,12 +46,15 @@ def read_pickle(data: bytes, where: str) -> Any:
         raise QuarlError(f"{where}: not a readable pickle ({error}); fetch the file again") from None
 
 
-def interpret(data: bytes, where: str, known: re.Pattern[str] | None = None) -> Any:
+def interpret(
+    data: bytes | io.BytesIO, where: str, known: re.Pattern[str] | None = None, beside: list[Any] | None = None
+) -> Any:
     """The same, raising Malformed.
 
-    known: the names ("module name") that the pickle may use. Then it may also refer to what lies beside it.
+    data: of a stream, which is left behind it, the next pickle. known: the names ("module name") that the pickle may
+    use. Then it may also refer to what lies beside it, and what it says of that is appended to `beside`.
     """
-    machine = _Machine(len(data), known)
+    machine = _Machine(len(data) if isinstance(data, bytes) else len(data.getbuffer()), known, beside)
     budget, position = current(where), 0
     try:
         with warnings.catch_warnings():
@@ -72,12 +76,13 @@ def interpret(data: bytes, where: str, known: re.Pattern[str] | None = None) -> 
 class _Machine:
     """The stack and the memo of the pickle machine (PEP 307, PEP 3154), over inert values."""
 
-    def __init__(self, copies: int, known: re.Pattern[str] | None) -> None:
+    def __init__(self, copies: int, known: re.Pattern[str] | None, beside: list[Any] | None) -> None:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.speller = Speller(copies)
         self.known = known
+        self.beside = [] if beside is None else beside
 
     def step(self, op: str, argument: Any) -> None:
         """Carries out one opcode."""
@@ -112,6 +117,7 @@ class _Machine:
                 pass
             case "BINPERSID" if self.known is not None:
                 module, _, name = PERSISTENT.partition(".")
+                self.beside.append(self.stack[-1])
                 self.push(Inert(module, name, (self.stack.pop(),), called=True))
             case _:
                 raise Malformed(f"operation {op} refers to something outside the file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,11 +15,14 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.budget import current, reading
 from quarl.policy.container import MAX_MEMBERS, unpack
 from quarl.policy.inert import MAX_DIMENSIONS, Inert, Malformed
+from quarl.policy.tensors import LENGTH_BYTES, Bytes
 from quarl.policy.unpickle import PERSISTENT, interpret
 
 Array = NDArray[Any]
 MAX_NESTING = 4
 """Dicts in dicts that are searched: a checkpoint has its state dict in the first or second."""
+LEGACY_START, LEGACY_VERSION = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", 1001
+"""What files before PyTorch 1.6 begin with, after the pickle's protocol: a number, 0x1950a86a20f9469cfc6c, as magic."""
 MAX_INDEX = 2**40
 """Of a number in a storage: numbers out of a file are not multiplied before they are known to be of a size."""
 _NAMES = re.compile(
@@ -71,7 +75,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Inert) and value.called and value.path.startswith(_REBUILD)
 
 
-def _arrays(entries: Iterable[tuple[str, Any]], storages: Mapping[str, bytes], where: str) -> dict[str, Array]:
+def _arrays(entries: Iterable[tuple[str, Any]], storages: Mapping[str, Bytes], where: str) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for name, value in entries:
         if len(found) >= MAX_MEMBERS:
@@ -91,12 +95,13 @@ def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[
                 yield from _entries(value, f"{name}.", levels - 1)
 
 
-def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, bytes]]:
+def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
     """What the file's pickle describes, its tensors inert, and the numbers of storages by their keys."""
     if not data.startswith(b"PK"):
-        raise UnsupportedError(
-            f"{where} is no zip: it was saved by PyTorch older than 1.6 or is damaged; load it there and save it again"
-        )
+        try:
+            return _load_legacy(data, where)
+        except Malformed as error:
+            raise QuarlError(f"{where} is no zip, and as a file of PyTorch older than 1.6 damaged: {error}") from None
     members = unpack(data, where)
     pickled = next((name for name in members if name.lower().endswith("data.pkl")), None)  # PyTorch takes any case
     try:
@@ -113,7 +118,37 @@ def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, bytes]]:
     return state, {name.removeprefix(f"{folder}data/"): content for name, content in members.items()}
 
 
-def _array(value: Any, storages: Mapping[str, bytes], where: str) -> Array:
+def _load_legacy(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
+    """`_load` of the format before PyTorch 1.6: five pickles, then each storage as its length and its numbers."""
+    file, beside = io.BytesIO(data), list[Any]()
+    file.seek(2 + len(LEGACY_START))
+    if not data.startswith(LEGACY_START, 2) or interpret(file, where, _NAMES) != LEGACY_VERSION:
+        raise Malformed("it does not begin as one")
+    system = interpret(file, where, _NAMES)
+    if not isinstance(system, dict) or system.get("little_endian") is not True:
+        raise Malformed("it was saved by a big-endian machine")
+    state, keys = interpret(file, where, _NAMES, beside), interpret(file, where, _NAMES)
+    types = {kept[2]: kept[1] for kept in beside if isinstance(kept, tuple) and len(kept) > 4 and type(kept[2]) is str}
+    storages: dict[str, Bytes] = {}
+    position = file.tell()
+    for key in keys if isinstance(keys, list) else ():
+        if type(key) is not str or (dtype := _dtype(types.get(key))) is None:
+            raise Malformed("it has a storage that nothing refers to")
+        start = position + LENGTH_BYTES
+        position = start + int.from_bytes(data[position:start], "little") * dtype.itemsize
+        if position > len(data):
+            raise Malformed("it ends before its numbers do")
+        storages[key] = memoryview(data)[start:position]
+    return state, storages
+
+
+def _dtype(kind: Any) -> np.dtype[Any] | None:
+    """Of what PyTorch calls a type of number, or a storage of them; None where no policy has such."""
+    found = _TYPES.get(kind.name.removesuffix("Storage").lower()) if isinstance(kind, Inert) else None
+    return None if found is None else np.dtype(found)
+
+
+def _array(value: Any, storages: Mapping[str, Bytes], where: str) -> Array:
     """The numbers of a dense tensor; every number that describes it comes from the file."""
     if isinstance(value, Inert) and value.path.startswith(f"{_REBUILD}parameter") and value.args:
         value = value.args[0]  # whatever state a parameter had besides
@@ -123,13 +158,18 @@ def _array(value: Any, storages: Mapping[str, bytes], where: str) -> Array:
         raise UnsupportedError(f"{where} is not a plain dense tensor")
     storage, offset, shape, strides = value.args[:4]
     kept = storage.args[0] if isinstance(storage, Inert) and storage.path == PERSISTENT else ()
-    if not isinstance(kept, tuple) or len(kept) < 5 or not isinstance(kept[2], str) or kept[2] not in storages:
+    if (
+        not isinstance(kept, tuple)
+        or len(kept) < 5
+        or not isinstance(kept[2], str)
+        or kept[2] not in storages
+        or kept[5:] not in ((), (None,))
+    ):
         raise QuarlError(f"{where} has no numbers in the file; it is damaged")
     spelt = value.args[6] if value.path.endswith("_v3") and len(value.args) > 6 else kept[1]
-    kind = spelt.name.removesuffix("Storage").lower() if isinstance(spelt, Inert) else "?"
-    if kind not in _TYPES:
-        raise UnsupportedError(f"{where} holds {kind[:40]} numbers; save it as float32")
-    dtype, numbers = np.dtype(_TYPES[kind]), storages[kept[2]]
+    dtype, numbers = _dtype(spelt), storages[kept[2]]
+    if dtype is None:
+        raise UnsupportedError(f"{where} holds {_kind(spelt).lower()[:40]} numbers; save it as float32")
     for sizes in (shape, strides, (offset,)):
         if not isinstance(sizes, tuple) or not all(type(n) is int and 0 <= n < MAX_INDEX for n in sizes):
             raise QuarlError(f"{where} has an impossible shape; the file is damaged")

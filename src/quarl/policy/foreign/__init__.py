@@ -16,9 +16,10 @@ import numpy as np
 from quarl.errors import QuarlError, printable
 from quarl.policy import artifact
 from quarl.policy.budget import reading
-from quarl.policy.container import MAX_MEMBERS, read_bytes, read_members
+from quarl.policy.container import MAX_MEMBERS, member_names, read_bytes
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
+from quarl.policy.weights import LEGACY_START
 
 SUFFIXES = {".onnx": "onnx", ".pb": "frozen", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".bin": "torch"}
 """Readers by suffix, where the first bytes do not tell."""
@@ -35,13 +36,15 @@ def recognise(path: Path) -> str:
             start = file.read(16)
     except OSError:
         return ""  # whoever reads it says why that fails
+    if start.startswith(LEGACY_START[:14], 2):
+        return "torch"
     if start[4:8] == b"TFL3":
         return "tflite"
     if path.suffix in (".onnx", ".pb"):
         return SUFFIXES[path.suffix]
     if start.startswith(b"PK"):
-        known = "data" in read_members(path, only=("data",))
-        return "" if known or path.suffix == ".zip" else "torch"
+        names = member_names(path)
+        return "" if not names or "data" in names or path.suffix == ".zip" else "torch"
     if start[8:9] == b"{":
         return "" if _is_artefact(path) else "safetensors"
     return SUFFIXES.get(path.suffix, "")
