@@ -28,6 +28,7 @@ from quarl import __version__, demo, precisions
 from quarl.bench import latency
 from quarl.cli import main, parse
 from quarl.config import VERBS, Config
+from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Provenance
 
@@ -82,8 +83,44 @@ def test_help_imports_nothing_heavy():
 
 
 def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"quarl {__version__}\n"
+    assert main(["--version"]) == main(["version"]) == main(["help", "version"]) == 0
+    assert capsys.readouterr().out == 3 * f"quarl {__version__}\n"
+
+
+def helped(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [[], ["ptq"], ["study", "report"]])
+def test_help_is_a_verb_too(capsys, verb):
+    assert helped(capsys, "help", *verb) == helped(capsys, *verb, "--help")
+
+
+def test_help_of_no_verb_is_one_line(capsys):
+    assert "unknown verb 'frob' (known: ptq, " in fails(capsys, "help", "frob")
+
+
+def test_usage_lines_oblige_to_nothing_that_has_a_default(capsys):
+    """What stands before the options is in brackets where the verb does without, and required where it does not."""
+    for verb, config in CONFIGS.items():
+        usage, _, rest = helped(capsys, *verb.split(), "--help").partition("\n\n")
+        if not set(config.positional) & {field.name for field in dataclasses.fields(config)}:
+            continue
+        refused = None
+        try:
+            parse(verb.split()).check()
+        except QuarlError as error:
+            refused = str(error)
+        if refused is None:
+            assert "(required)" not in rest, verb
+            assert re.search(r" \[[A-Z]+\]( |$)", usage), verb
+        else:
+            assert re.search(r"[A-Z]+ is missing", refused), verb
+            assert "(required)" in rest, verb
+            assert re.search(r" [A-Z]{2,}( \.\.\.)?$", usage), verb
 
 
 def test_the_package_runs_as_the_command():

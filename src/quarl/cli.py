@@ -43,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if words == ["--version"]:
+    if words in (["--version"], ["version"], ["help", "version"]):
         print(f"quarl {__version__}")
         return 0
+    if words[:1] == ["help"]:
+        words = [*(word for word in words if word != "help"), "--help"]
     try:
         with ctrl_c():
             config = parse(words)

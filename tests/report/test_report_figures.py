@@ -19,8 +19,8 @@ def lines(axes, label):
 def test_the_sweet_spot_has_one_line_a_scheme_over_precisions_from_wide_to_narrow(rows):
     (axes,) = figures.sweet_spot(rows[::-1], "title").axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["fp32", "fp16", "int8", "int4", "int2"]
-    assert lines(axes, "default").tolist() == [199.0, 195.0, 40.0]
-    assert lines(axes, "naive").tolist() == [170.0]
+    assert lines(axes, "scheme: default").tolist() == [199.0, 195.0, 40.0]
+    assert lines(axes, "scheme: naive").tolist() == [170.0]
     assert lines(axes, "float formats").tolist() == [200.0, 200.5]
     assert axes.get_title(loc="left") == "title"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,49 @@ def test_points_have_both_spreads_and_the_figures_draw_them():
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["8 bits", "6 bits", "4 bits"]
     assert spread.correlations(found[: 7 * 6])[0]["correlation"] is None  # of too few policies
     assert len(bits_against_return(summaries.means(groups(records)), "title").axes) == 8
+
+
+@pytest.mark.parametrize(
+    ("spreads", "errors"),
+    [
+        ((3.9, 4.2, 4.8), (0.4, -2.0, 1.0)),  # less than a decade, and errors that are all small
+        ((1e-5, 3.0, 1e6), (-20_000.0, 3.0, 50.0)),
+        ((1.3, 9.0, 31.0), (0.0, 0.0, 0.0)),
+        ((5.0, 5.0, 5.0), (80.0, 80.0, 80.0)),
+    ],
+)
+def test_spread_figures_have_ticks_that_can_be_read(spreads: tuple[float, ...], errors: tuple[float, ...]):
+    found = [
+        {"bits": bits, "scheme": "default", "range": spread, "error_pct": error}
+        for bits in (8, 6, 4)
+        for spread, error in zip(spreads, errors, strict=True)
+    ]
+    drawn = spread_against_error(found, [], "range", "title")
+    drawn.draw_without_rendering()
+    for axes in drawn.axes:
+        labels = [label for label in axes.get_xticklabels() if label.get_text()]
+        boxes = [label.get_window_extent() for label in labels]
+        inside = [box for box in boxes if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1]
+        assert 2 <= len(inside) <= 7
+        assert all(a.x1 < b.x0 for a, b in pairwise(sorted(inside, key=lambda box: box.x0)))
+    low, high = drawn.axes[0].get_ylim()
+    ticks = [float(tick) for tick in drawn.axes[0].get_yticks() if low <= tick <= high]
+    assert 0.0 in ticks
+    assert 3 <= len(ticks) <= 11
+    assert all(low <= error <= high for error in errors)
+
+
+def test_the_figure_of_bits_says_what_its_axes_and_lines_are():
+    drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in ("fp32", "int8")])), "title")
+    assert (drawn.get_supxlabel(), drawn.get_supylabel()) == ("precision of the weights, in bits", "return")
+    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == ["scheme: default"]
+
+
+def test_means_of_one_episode_are_drawn_without_an_interval():
+    (axes,) = bits_against_return(
+        summaries.means(groups([done(name, [1.0]) for name in ("fp32", "int8")])), "title"
+    ).axes
+    assert [line.get_ydata()[0] for line in axes.lines if len(line.get_xdata())][:1] == [1.0]
 
 
 def test_the_figure_s_intervals_are_those_over_seeds():

@@ -117,7 +117,7 @@ def _write(
 FIGURES = ("bits", *(f"spread-{measure}" for measure in spread.SPREADS))
 CAPTIONS: Mapping[str, str] = {
     "bits": "Mean return at each precision with 95 % intervals, over the seeds that all of a panel's points have; the "
-    "band is that of fp32, squares are float formats, hollow points simulated.",
+    "band is that of fp32, grey points are float formats, hollow points simulated.",
     "spread": "Each point is a policy. Errors up to 10 % are drawn to scale, larger ones by their logarithm.",
 }
 

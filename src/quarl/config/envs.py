@@ -18,7 +18,7 @@ class EnvsConfig(Config):
     verb: ClassVar[str] = "envs"
     positional: ClassVar[tuple[str, ...]] = ("env",)
 
-    env: Positional[Annotated[tuple[str, ...], arg(metavar="ID", help_behavior_hint="")]] = ()
+    env: Positional[Annotated[tuple[str, ...], arg(metavar="[ID]", help_behavior_hint="")]] = ()
     """Gymnasium id of an environment; without it all suites."""
     suite: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: all)")] = None
     """List the ids of this suite: classic, toy-text, box2d, mujoco, atari, pybullet or dm-control."""

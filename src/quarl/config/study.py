@@ -63,7 +63,7 @@ class _FolderConfig(Config):
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
 
-    folder: Positional[Annotated[Path, arg(metavar="DIR")]] = FOLDER
+    folder: Positional[Annotated[Path, arg(metavar="[DIR]")]] = FOLDER
     """Folder of the study."""
 
 

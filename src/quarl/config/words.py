@@ -20,7 +20,7 @@ from quarl.errors import QuarlError, did_you_mean
 
 DESCRIPTION = """What low precision costs and gains in reinforcement learning.
 
-quarl --version prints the version."""
+quarl help VERB says what a verb can be told; quarl version prints the version."""
 NUMBERS = ConstructorRegistry()
 """How words become numbers."""
 

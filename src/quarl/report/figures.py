@@ -37,7 +37,7 @@ def sweet_spot(rows: Sequence[Row], title: str) -> Figure:
         groups = _by_scheme(rows)
         for number, (scheme, members) in enumerate(groups.items()):
             shift, colour = precision_lines.shift(number, len(groups)), style.SERIES[number % len(style.SERIES)]
-            precision_lines.line(axes, members, order, shift=shift, colour=colour, label=scheme)
+            precision_lines.line(axes, members, order, shift=shift, colour=colour, label=f"scheme: {scheme}")
         precision_lines.line(axes, floats, order, shift=0.0, colour=style.MUTED, label="float formats")
         axes.set_xticks(range(len(order)), order)
         axes.set_xlabel("precision of the weights")

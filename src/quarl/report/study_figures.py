@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    Locator,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    StrMethodFormatter,
+)
 
 from quarl.quant.spec import FLOAT_BITS, QuantSpec
 from quarl.report import precision_lines, style
@@ -20,7 +28,7 @@ LINEAR_PCT = 10.0
 """Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
 POINT = 3.0
 """Size of a point, as small as the panels."""
-TICKS_PCT = (-1000, -100, -10, 0, 10, 100, 1000)
+TICKS_PCT = (0, *(sign * 10.0**power for power in range(1, 7) for sign in (-1, 1)))
 SPREADS: Mapping[str, str] = {
     "range": "largest minus smallest weight",
     "peak": "largest weight over their standard deviation",
@@ -51,6 +59,7 @@ def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
             drawn.axes[0].legend(fontsize=6)
         drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
         drawn.supylabel("return", fontsize=9)
+        drawn.supxlabel("precision of the weights, in bits", fontsize=9)
     return drawn
 
 
@@ -82,13 +91,14 @@ def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
 
 def _line(row: Row) -> str:
     static = " static" if row["mode"] == "static" and row["method"] == "ptq" else ""
-    return f"{row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
+    return f"scheme: {row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
 
 
 def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spread: str, title: str) -> Figure:
     """A point a policy: E against one measure of the spread of its weights, a panel a width, a colour a scheme."""
     widths = sorted({row["bits"] for row in points}, reverse=True)
     schemes = list(dict.fromkeys(row["scheme"] for row in points))
+    largest = max([1.0, *(abs(row["error_pct"]) for row in points)])
     rho = {(row["bits"], row["scheme"]): row["correlation"] for row in correlations if row["spread"] == spread}
     with style.look():
         drawn = style.figure(7.2, 2.9)
@@ -102,12 +112,15 @@ def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spr
                 axes.plot(x, y, "o", color=style.SERIES[number], markersize=4, alpha=0.75, label=label)
             axes.axhline(0, color=style.MUTED, linewidth=0.8)
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_locator(_spread_ticks([row[spread] for row in points]))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_yscale("symlog", linthresh=LINEAR_PCT)
             axes.margins(y=0.1)  # the highest point is drawn whole
             axes.yaxis.set_major_locator(FixedLocator(TICKS_PCT))
+            if largest <= LINEAR_PCT:
+                axes.set_ylim(-1.1 * largest, 1.1 * largest)
+                axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
             axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.set_title(f"{bits} bits", fontsize=9)
@@ -116,3 +129,12 @@ def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spr
         drawn.supxlabel(SPREADS[spread], fontsize=9)
         drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
     return drawn
+
+
+def _spread_ticks(spreads: Sequence[float]) -> Locator:
+    """Of a logarithmic axis: few enough to read, and more than one, be it over less than a decade or over many."""
+    low, high = min(spreads, default=1.0), max(spreads, default=1.0)
+    if high < 3 * low:
+        return MaxNLocator(6, steps=[1, 2, 5, 10])
+    subs = (1, 1.5, 2, 3, 5, 7) if high <= 10 * low else (1, 2, 5) if high <= 300 * low else (1,)
+    return LogLocator(subs=subs, numticks=4)
