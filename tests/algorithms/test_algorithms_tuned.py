@@ -86,6 +86,26 @@ def test_atari_games_share_an_entry():
     assert tuned.read("dqn", "PongNoFrameskip-v4").written["frame_stack"] == 4
 
 
+@zoo
+@pytest.mark.parametrize("algo", ["dqn", "ppo", "a2c"])
+@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Pong-v4", "mine:MyPong-v0"])
+def test_a_game_of_atari_is_preprocessed_with_and_without_the_zoo(algo, env_id, monkeypatch):
+    of_the_zoo = tuned.read(algo, env_id, atari=True)
+    assert of_the_zoo.written == read_yaml(tuned.file_of(algo), merging=True)["atari"]
+    monkeypatch.setitem(sys.modules, "rl_zoo3", None)
+    packaged = tuned.read(algo, env_id, atari=True)
+    assert packaged.written == of_the_zoo.written
+    assert packaged.origin == "RL Zoo's for atari, from QuaRL's copy"
+    (wrapper, _), (stack, arguments) = interpret(packaged.written, Path("x")).wrappers
+    assert (wrapper.rpartition(".")[2], stack.rpartition(".")[2]) == ("AtariWrapper", "VecFrameStack")
+    assert arguments == {"n_stack": 4}
+
+
+def test_a_game_is_preprocessed_for_an_algorithm_that_nobody_tuned_for_it():
+    found = tuned.read("sac", "ALE/Pong-v5", atari=True).written
+    assert found == {**tuned.PREPROCESSING, "n_timesteps": 100_000}
+
+
 def test_without_the_zoo_the_defaults_are_stable_baselines3_s_and_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "rl_zoo3", None)
     found = tuned.read("ppo", "LunarLander-v3")

@@ -69,6 +69,14 @@ def test_an_unknown_wrapper_is_one_line_and_imports_nothing(dotted: str, monkeyp
     assert "this" not in sys.modules
 
 
+def test_preprocessing_of_colours_refuses_other_observations_at_once() -> None:
+    pytest.importorskip("cv2")
+    with pytest.raises(
+        QuarlError, match=r"AtariWrapper cannot be .*: it reads images in colour, not .* \(3,\); drop it"
+    ):
+        make("Pendulum-v1", wrappers=[("stable_baselines3.common.atari_wrappers.AtariWrapper", {})])
+
+
 def test_arguments_that_a_wrapper_refuses_are_one_line() -> None:
     with pytest.raises(QuarlError, match=r"wrapper utils.wrappers.FrameSkip cannot be applied with \{'skips': 2\}: "):
         make("Pendulum-v1", wrappers=[("utils.wrappers.FrameSkip", {"skips": 2})])

@@ -20,6 +20,11 @@ FALLBACK: dict[str, Any] = {"n_timesteps": 100_000}
 NOISE: dict[str, Any] = {"noise_type": "normal", "noise_std": 0.1}
 """Without it a deterministic policy explores nothing; the zoo's default too. D4PG brings its own."""
 ATARI = re.compile(r"NoFrameskip-v\d|^ALE/")
+PREPROCESSING: dict[str, Any] = {
+    "env_wrapper": ["stable_baselines3.common.atari_wrappers.AtariWrapper"],
+    "frame_stack": 4,
+}
+"""Of Atari games, whatever is tuned for them."""
 PACKAGED = Path(__file__).with_name("tuned.yml")
 """The zoo's entries that come with QuaRL, by algorithm; the zoo's own files win."""
 GENERAL = ("default", "atari")
@@ -35,20 +40,25 @@ class Tuned:
     """Where they are from, to show."""
 
 
-def read(algo: str, env_id: str) -> Tuned:
+def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
     """The zoo's for the algorithm and the living id `env_id`; where it has none, Stable-Baselines3's defaults.
 
     An environment is found under its older and newer versions too: what was tuned on BipedalWalker-v3 is used for v4.
+    atari: whether it is a game of Atari, which not every id shows: that is preprocessed as the zoo preprocesses it.
     """
-    fallback = FALLBACK | (NOISE if algo in ("ddpg", "td3") else {})
+    atari = atari or ATARI.search(env_id) is not None
+    preprocessing = PREPROCESSING if atari else {}
+    fallback = preprocessing | FALLBACK | (NOISE if algo in ("ddpg", "td3") else {})
     path = file_of(algo)
     packaged = read_yaml(PACKAGED, merging=True).get(algo, {})
     entries = packaged if path is None else read_yaml(path, merging=True)
-    key = _key(entries, env_id)
+    key = _key(entries, env_id, atari)
     if key is not None:
         if not isinstance(entries[key], dict):
             raise QuarlError(f"{path}: {key} holds a {type(entries[key]).__name__}, not hyper-parameters by name")
-        return Tuned(dict(entries[key]), f"RL Zoo's for {key}" + (", from QuaRL's copy" if path is None else ""))
+        return Tuned(
+            preprocessing | entries[key], f"RL Zoo's for {key}" + (", from QuaRL's copy" if path is None else "")
+        )
     if path is not None:
         return Tuned(fallback, f"Stable-Baselines3's defaults, for RL Zoo has none for {algo} on {env_id}")
     missing = "" if installed() is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
@@ -69,11 +79,11 @@ def file_of(algo: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _key(entries: dict[str, Any], env_id: str) -> str | None:
+def _key(entries: dict[str, Any], env_id: str, atari: bool) -> str | None:
     """The entry for the environment, under this version or, failing that, its newest other one."""
     if env_id in entries:
         return env_id
-    if ATARI.search(env_id) and "atari" in entries:
+    if atari and "atari" in entries:
         return "atari"
     versions = {_version(key): key for key in entries if key not in GENERAL and _name(key) == _name(env_id)}
     return versions[max(versions)] if versions else None

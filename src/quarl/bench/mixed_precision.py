@@ -22,7 +22,7 @@ from stable_baselines3.common.logger import Logger
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.device import find_device
 from quarl.algorithms.precision import Precision, learned
-from quarl.bench.cells import Cell, Cells
+from quarl.bench.cells import Cell, Cells, Say
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.machine import multiplies, usable_cores
 from quarl.training.session import Session
@@ -84,18 +84,19 @@ def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
     rows: list[Row] = []
     for policy in config.chosen():
         name = f"updates-{policy.replace(',', 'x')}-{device}"
-        cell = cells.get(name, settings | {"sizes": sizes(policy)}, partial(measure, config, policy))
+        cell = cells.get(name, settings | {"sizes": sizes(policy)}, partial(measure, config, policy, cells.say))
         if cell is not None:
             rows += _rows(config, policy, cell)
     return rows
 
 
-def measure(config: MixedPrecisionConfig, policy: str) -> Cell:
-    """One policy in all its precisions."""
+def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: None) -> Cell:
+    """One policy in all its precisions; `say` hears what its updates are of."""
     own = tuple(f"{name}:{value}" for name, value in FIXED.items())
     training = config.training(policy, "fp32", config.seed, Path("unused"))
     # a session makes the learner and its environments as training would, and writes nothing before it runs
-    session = Session(replace(training, params=(*training.params, *own)), lambda line: None)
+    session = Session(replace(training, params=(*training.params, *own)), say)
+    session.say_notes()
     model = session.model
     assert isinstance(model, DQN)
     assert model.env is not None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl import stats
-from quarl.bench.cells import Cell, Cells
+from quarl.bench.cells import Cell, Cells, Say
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
 from quarl.config.train import TrainConfig
 from quarl.evaluate import evaluate
@@ -81,15 +81,15 @@ def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, ce
     training = config.training(policy, dtype, seed, runs)
     settings = stretches.settings(training) | {"episodes": config.episodes}
     folder = stretches.own_folder(runs, name, settings)
-    cell = cells.get(name, settings, partial(train, config, replace(training, folder=folder)))
+    cell = cells.get(name, settings, partial(train, config, replace(training, folder=folder), cells.say))
     if cell is not None:
         shutil.rmtree(folder, ignore_errors=True)  # checkpoints hold replay
     return cell
 
 
-def train(config: MixedPrecisionConfig, training: TrainConfig) -> Cell:
-    """One training, begun or gone on with, and the returns of its best agent."""
-    before = _untrained(config, training)
+def train(config: MixedPrecisionConfig, training: TrainConfig, say: Say = lambda line: None) -> Cell:
+    """One training, begun or gone on with, and the returns of its best agent; `say` hears what it is made of."""
+    before = _untrained(config, training, say)
     run, ended = stretches.train(training, lambda line: None)
     if ended.row is None:
         raise KeyboardInterrupt
@@ -104,9 +104,10 @@ def train(config: MixedPrecisionConfig, training: TrainConfig) -> Cell:
     }
 
 
-def _untrained(config: MixedPrecisionConfig, training: TrainConfig) -> Array:
+def _untrained(config: MixedPrecisionConfig, training: TrainConfig, say: Say) -> Array:
     """Returns of the networks that the training begins with."""
-    session = Session(training, lambda line: None)  # writes nothing before it runs
+    session = Session(training, say)  # writes nothing before it runs
+    session.say_notes()
     assert session.model.env is not None
     session.model.env.close()
     return _play(config, session.judge.exact(session.model), training.seed)

@@ -169,6 +169,11 @@ def suite_of(spec: EnvSpec) -> Suite | None:
     return next((suite for suite in SUITES if spec.entry_point.startswith(suite.package)), None)
 
 
+def is_atari(env_id: str) -> bool:
+    """Whether a living id, which the user typed where it names a module, is of a game of Atari."""
+    return suite_of(find(env_id)) is ATARI
+
+
 def missing_extra(env_id: str, suite: Suite) -> QuarlError:
     """What to raise where a suite's package is not installed."""
     return QuarlError(f"environment {env_id!r} needs an extra: pip install 'quarl[{suite.extra}]'")

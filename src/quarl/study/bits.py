@@ -21,6 +21,7 @@ from quarl.algorithms import tuned
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig, TrainConfig
 from quarl.envs import resolve
+from quarl.envs.names import is_atari
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.policy import artifact
@@ -117,7 +118,9 @@ def _steps(config: SweepConfig) -> int:
     if config.n_timesteps is not None:
         return config.n_timesteps
     given = config.training(config.seed, None, None, config.output).written()
-    return interpret(tuned.read(config.algo, env_id(config)).written | given, Path("hyper-parameters")).n_timesteps
+    living = env_id(config)
+    found = tuned.read(config.algo, living, atari=is_atari(living)).written
+    return interpret(found | given, Path("hyper-parameters")).n_timesteps
 
 
 def _seeds(config: SweepConfig) -> range:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.algorithms import tuned
+from quarl.envs.names import is_atari
 from quarl.errors import QuarlError
 from quarl.policy import hub, zoo
 from quarl.policy.container import read_bytes
@@ -69,7 +70,7 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
 
 def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
     """Everything on which a training's result depends, RL Zoo's tuned hyper-parameters included."""
-    found = tuned.read(entry.algo, env_id).written
+    found = tuned.read(entry.algo, env_id, atari=is_atari(env_id)).written
     n_timesteps = entry.n_timesteps or int(found["n_timesteps"])
     return {
         "algo": entry.algo,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
 from quarl.envs import resolve
 from quarl.envs.checked import BrokenEnvironmentError
+from quarl.envs.names import is_atari
 from quarl.errors import QuarlError
 from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
@@ -67,7 +68,8 @@ class Session:
                 config.n_timesteps is not None and config.n_timesteps != before.get("n_timesteps")
             )
         else:
-            found = tuned.read(config.algo, self.env_id)
+            atari = is_atari(self.env_id)
+            found = tuned.read(config.algo, self.env_id, atari=atari)
             self._notes.append(f"hyper-parameters: {found.origin}")
             written = found.written | given if agent is None else agent.adapt(found.written, given, self._notes.append)
         written |= {name: getattr(config, name) or written.get(name) for name in ("n_timesteps", "n_envs")}
@@ -75,6 +77,8 @@ class Session:
         self.written = written = {name: value for name, value in written.items() if value is not None}
         where = Path("hyper-parameters") if self._folder is None else self._folder.settings / "config.yml"
         self.recipe = recipe = interpret(written, where)
+        if self._folder is None and atari:
+            self._notes.append(f"a game of Atari: {', '.join(map(spelt, recipe.wrappers)) or 'raw frames'}")
         spec, delay = config.spec(), config.delay(recipe.n_timesteps)
         self.config = dataclasses.replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
         env = make_environments(config.env, recipe, config.vec_env, self._notes.append)
@@ -115,7 +119,7 @@ class Session:
             self._folder = RunFolder.new(self.config.folder, self.config.algo, self.env_id)
             self._folder.describe(self.config, self.written, self.env_id)
             self._folder.write_command(self.config)
-            self._say_notes()
+            self.say_notes()
         return self._folder
 
     def run(self, progress: Progress, *, one_stretch: bool = False) -> Ended:
@@ -245,9 +249,10 @@ class Session:
                 "resume it with more, as in -n " + str(2 * self.n_timesteps)
             )
         self.folder().describe(self.config, self.written, self.env_id)
-        self._say_notes()
+        self.say_notes()
 
-    def _say_notes(self) -> None:
+    def say_notes(self) -> None:
+        """Says what was chosen for the user."""
         for note in self._notes:
             self._say(note)
 
@@ -271,3 +276,10 @@ class Session:
         """Where the learner's metrics go."""
         if self.config.track == "tensorboard":
             yield TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))
+
+
+def spelt(wrapper: tuple[str, Mapping[str, Any]]) -> str:
+    """VecFrameStack(n_stack=4)."""
+    dotted, kwargs = wrapper
+    arguments = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+    return dotted.rpartition(".")[2] + (f"({arguments})" if arguments else "")

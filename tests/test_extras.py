@@ -1,0 +1,161 @@
+"""Without an optional package: the same options, preprocessing and networks as with it, or a refusal that names it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quarl.policy.sb3 import contents
+
+SCRIPT = """
+import importlib, json, os, sys
+plan, early = json.loads(sys.argv[1]), sys.argv[2:]
+for name in early:
+    sys.modules[name] = None  # whoever imports it is told that there is none
+from quarl.cli import main
+for name in ("quarl.commands.train", "quarl.commands.eval", "quarl.commands.bench", "quarl.bench.mixed_precision",
+             "quarl.bench.latency", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
+    importlib.import_module(name)
+loaded = {name.partition(".")[0] for name in sys.modules if sys.modules[name] is not None}
+assert not loaded & {"rl_zoo3", "ale_py", "mujoco", "dm_control", "pybullet", "Box2D", "codecarbon", "huggingface_hub"}
+for extra, (modules, commands) in plan.items():
+    if process := os.fork():
+        assert os.waitpid(process, 0)[1] == 0, extra
+        continue
+    os.makedirs(extra, exist_ok=True)
+    os.chdir(extra)
+    sys.modules.update(dict.fromkeys(modules))
+    from quarl.bench import latency, mixed_precision
+    latency.ROUNDS, mixed_precision.NUM_FRAMES = 1, 40
+    codes = []
+    for number, words in enumerate(commands):
+        out = os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY)
+        os.dup2(out, 1), os.dup2(out, 2)
+        codes.append(main(words))
+        sys.stdout.flush()
+    with open("codes.json", "w") as file:
+        json.dump(codes, file)
+    os._exit(0)
+"""
+"""Imports once, and runs each extra's commands in a fork that has its modules taken away; `early` are missed before."""
+PONG = "PongNoFrameskip-v4"
+SHORT = ["--eval-freq", "0", "--eval-episodes", "1"]
+CARTPOLE = ["train", "-n", "32", "--n-envs", "1", "--params", "n_epochs:1", *SHORT]
+GAME = "max_num_frames_per_episode=200"
+SMALL = ["--params", "learning_starts:16", "buffer_size:64", f"env_kwargs:dict({GAME})"]
+ATARI = ["train", "--algo", "dqn", "--env", PONG, "-n", "24", *SHORT, *SMALL]
+UPDATES = ["bench", "mixed-precision", "--policies", "8,16", "--dtypes", "fp32", "--seconds", "0.001"]
+UPDATES = [*UPDATES, "--batch-size", "2", "--threads", "1", "--params", f"env_kwargs:dict({GAME})", "--env"]
+AGENT = "logs/ppo/CartPole-v1_1/CartPole-v1.zip"
+GAMER = f"logs/dqn/{PONG}_1/{PONG}.zip"
+EVERYWHERE = [CARTPOLE, ["eval", AGENT, "--episodes", "2"], ["bench", "latency", "--widths", "8", "--json", "l.json"]]
+WITH_ATARI = [
+    *EVERYWHERE,
+    ATARI,
+    ["eval", GAMER, "--episodes", "1"],
+    [*UPDATES, PONG, "--json", "u.json"],
+]
+SUITES = {
+    "mujoco": (["mujoco"], "HalfCheetah-v5"),
+    "dm-control": (["dm_control"], "dm_control/cartpole-balance-v0"),
+    "pybullet": (["pybullet", "pybullet_envs_gymnasium"], "HalfCheetahBulletEnv-v0"),
+    "box2d": (["Box2D"], "LunarLander-v3"),
+    "atari": (["ale_py", "cv2"], PONG),
+}
+"""Modules of an extra that brings environments, and one of those."""
+
+
+def refused(env_id: str) -> list[list[str]]:
+    """What cannot be done without the suite of an environment."""
+    algo = "sac" if "Cheetah" in env_id or "balance" in env_id else "dqn"
+    return [
+        ["train", "--algo", algo, "--env", env_id, *SHORT, "-f", "refused"],
+        ["eval", AGENT, "--env", env_id],
+        [*UPDATES, env_id, "-o", "refused"],
+    ]
+
+
+REFUSED: Mapping[str, list[list[str]]] = {
+    **{extra: refused(env_id) for extra, (_, env_id) in SUITES.items()},
+    "tensorboard": [["train", "--track", "tensorboard", "-f", "refused"]],
+    "energy": [
+        ["train", "--energy", "-f", "refused"],
+        ["bench", "latency", "--energy"],
+    ],
+    "hub": [["eval", "hub:sb3/ppo-CartPole-v1"]],
+}
+MODULES = {extra: modules for extra, (modules, _) in SUITES.items()} | {
+    "zoo": ["rl_zoo3"],
+    "tensorboard": ["tensorboard"],
+    "energy": ["codecarbon"],
+    "hub": ["huggingface_hub"],
+}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one for every extra, and "all" for a run with all of them."""
+    pytest.importorskip("ale_py")
+    pytest.importorskip("rl_zoo3")
+    folder = tmp_path_factory.mktemp("extras")
+    plan = {extra: (modules, [*EVERYWHERE, *REFUSED.get(extra, [])]) for extra, modules in MODULES.items()}
+    plan |= {"all": ([], WITH_ATARI), "zoo": (MODULES["zoo"], WITH_ATARI)}
+    late = {extra: job for extra, job in plan.items() if extra not in ("atari", "tensorboard")}
+    early = {extra: plan[extra] for extra in ("atari", "tensorboard")}
+    for jobs, missed in ((late, []), (early, [*MODULES["atari"], *MODULES["tensorboard"]])):
+        command = [sys.executable, "-c", SCRIPT, json.dumps(jobs), *missed]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What the runs in a folder were made of: hyper-parameters, options, shapes of networks, rows without seconds."""
+    found: dict[str, Any] = {}
+    for agent in (AGENT, GAMER):
+        if not (path := folder / agent).is_file():
+            continue
+        settings = path.with_suffix("")
+        found[agent] = {
+            "hyper-parameters": (settings / "config.yml").read_text(),
+            "options": (settings / "args.yml").read_text(),
+            "network": {name: array.shape for name, array in contents(path)[1].items()},
+        }
+    for name in ("l.json", "u.json"):
+        if (folder / name).is_file():
+            columns = ("network", "engine", "precision", "bytes", "parameters")
+            rows = json.loads((folder / name).read_text())["rows"]
+            found[name] = [{column: row.get(column) for column in columns} for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("extra", MODULES)
+def test_without_an_extra_runs_are_the_same_or_name_it(extra: str, ran: Path) -> None:
+    ours, everything = outcome(ran / extra), outcome(ran / "all")
+    if extra != "zoo":
+        everything = {name: everything[name] for name in (AGENT, "l.json")}
+    assert ours == everything
+    codes, refusals = json.loads((ran / extra / "codes.json").read_text()), REFUSED.get(extra, [])
+    assert codes == [0] * (len(codes) - len(refusals)) + [2] * len(refusals)
+    for number in range(len(codes) - len(refusals), len(codes)):
+        said = (ran / extra / f"{number}.txt").read_text()
+        assert f"pip install 'quarl[{extra}]'" in said.splitlines()[-1], said
+    assert not (ran / extra / "refused" / "dqn").exists()
+
+
+def test_a_game_is_preprocessed_whether_the_zoo_is_there_or_not(ran: Path) -> None:
+    for folder, more in (("all", ""), ("zoo", ", from QuaRL's copy")):
+        found = outcome(ran / folder)[GAMER]
+        assert found["network"]["q_net.features_extractor.cnn.0.weight"] == (32, 4, 8, 8)
+        said = (ran / folder / "3.txt").read_text().splitlines()
+        assert f"quarl: hyper-parameters: RL Zoo's for atari{more}" in said
+        assert "quarl: a game of Atari: AtariWrapper, VecFrameStack(n_stack=4)" in said
+        # three convolutions of 8 filters on 4 stacked frames, which leave 7 x 7, then 16 units and 6 actions
+        (row,) = outcome(ran / folder)["u.json"]
+        assert row["parameters"] == (4 * 64 + 1) * 8 + (8 * 16 + 1) * 8 + (8 * 9 + 1) * 8 + (49 * 8 + 1) * 16 + 17 * 6
