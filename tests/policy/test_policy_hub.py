@@ -39,6 +39,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "env_kwargs.yml": b"{}\n",
         "vec_normalize.pkl": (run / "Still-v0/vecnormalize.pkl").read_bytes(),
         "train_eval_metrics.zip": b"PK",
+        "old_env_stats.pkl": b"of another agent",
+        "replay_buffer.pkl": b"gigabytes",
         "README.md": b"# ppo",
         "replay.mp4": b"film",
     }
@@ -205,7 +207,7 @@ def test_what_is_read_is_fetched_and_nothing_else(tmp_path: Path, files, server,
     done = fetch("org/ppo-Still-v0", HF_ENDPOINT=address, HF_HUB_CACHE=str(tmp_path), HF_HUB_DISABLE_XET="1")
     assert (done.returncode, done.stderr) == (0, "")
     fetched = {path.rpartition("/")[2] for path in asked if "/resolve/" in path}
-    assert fetched == {"ppo-Still-v0.zip", "config.yml", "args.yml", "vec_normalize.pkl"}
+    assert fetched == {"ppo-Still-v0.zip", "config.yml", "args.yml", "vec_normalize.pkl", "old_env_stats.pkl"}
     path = hub.fetch("org/ppo-Still-v0", tmp_path)  # without a connection
     assert str(path) == done.stdout.strip()
     assert path.read_bytes() == files["ppo-Still-v0.zip"]

@@ -17,7 +17,7 @@ from quarl.__main__ import main
 from quarl.errors import QuarlError
 from quarl.policy import zoo
 from quarl.policy.load import read
-from quarl.policy.normalizer import saved_class, sentence
+from quarl.policy.normalizer import sentence
 from quarl.policy.operators import Normalize
 from sb3_archives import Still, write_run, zipped
 
@@ -32,13 +32,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def statistics(shape: tuple[int, ...] = (3,), mean: float = 0.0, **options: Any) -> bytes:
+def statistics(shape: tuple[int, ...] = (3,), mean: float = 0.0, protocol: int = 4, **options: Any) -> bytes:
     """What VecNormalize saves."""
     env = VecNormalize(DummyVecEnv([lambda: Still(spaces.Box(-1, 1, shape), spaces.Discrete(2))]), **options)
     env.reset()
     if env.norm_obs:
         env.obs_rms.mean = np.full(shape, mean)
-    return pickle.dumps(env)
+    return pickle.dumps(env, protocol)
 
 
 class ReplayBuffer:
@@ -81,14 +81,18 @@ def test_the_only_statistics_of_the_only_agent_are_found_under_any_name(lay, nam
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_the_class_is_told_from_a_pickle_s_first_bytes_at_every_protocol(tmp_path: Path, protocol: int):
-    path = tmp_path / "file"
-    path.write_bytes(pickle.dumps(pickle.loads(statistics()).obs_rms, protocol))
-    assert saved_class(path) == "RunningMeanStd"
-    path.write_bytes(pickle.dumps({"of": ReplayBuffer()}, protocol))
-    assert saved_class(path) == ""
-    path.write_bytes(pickle.dumps(ReplayBuffer(), protocol))
-    assert saved_class(path) == "ReplayBuffer"
+def test_statistics_of_every_protocol_are_found(lay, protocol: int):
+    folder = lay("a.zip")
+    (folder / "norm").write_bytes(statistics(protocol=protocol))
+    assert chosen(folder / "a.zip") == "norm"
+    assert any(isinstance(op, Normalize) for op in read(folder / "a.zip").ops)
+
+
+def test_what_is_called_statistics_and_cannot_be_read_is_not_passed_over(lay):
+    folder = lay("a.zip")
+    (folder / "my_vecnorm.pkl").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(QuarlError, match=r"my_vecnorm\.pkl: not a readable pickle"):
+        read(folder / "a.zip")
 
 
 def test_what_else_lies_beside_an_agent_is_no_matter(lay, tmp_path: Path):

@@ -21,6 +21,8 @@ PREFIX = "hub:"
 """What a model's name begins with where it is one of the hub: hub:ORG/NAME, or hub:ORG/NAME/FILE."""
 BESIDE = ("config.yml", "args.yml", "vec_normalize.pkl", "vecnormalize.pkl")
 """What is fetched with an agent."""
+STATISTICS = ("*vec*.pkl", "*norm*.pkl", "*stats*.pkl")
+"""And what may be its statistics: any other pickle may be a replay buffer of gigabytes."""
 METRICS = "train_eval_metrics.zip"
 EXAMPLE = "hub:sb3/ppo-CartPole-v1"
 
@@ -75,7 +77,7 @@ def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
                 huggingface_hub.snapshot_download(
                     repo,
                     cache_dir=cache,
-                    allow_patterns=[wanted, *BESIDE],
+                    allow_patterns=[wanted, *BESIDE, *STATISTICS],
                     ignore_patterns=[METRICS, *below],
                     tqdm_class=Bar,
                 )

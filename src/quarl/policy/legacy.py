@@ -53,8 +53,7 @@ ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
 def read_sb2(path: str | Path, algo: str | None = None, normalize: str | Path | None = None) -> Policy:
     """The policy in a Stable-Baselines 2 file; the environment and its statistics come from the zoo's files beside it.
 
-    algo: what the file is said to hold; QuarlError where it holds another algorithm. normalize: the file of its
-    statistics, or "none".
+    algo: what the file is said to hold; QuarlError where it holds another algorithm. normalize: as of `load.read`.
     """
     path = Path(path)
     data, arrays = contents(path)

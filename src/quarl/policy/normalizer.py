@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickletools
-import struct
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,28 +22,6 @@ FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilo
 """Arguments of VecNormalize: truths, and numbers."""
 PICKLE_BYTES = 2**28
 """Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
-START_BYTES = 4096
-"""Of a file whose class is looked for: it may be gigabytes of something else."""
-BEFORE_NAME = {"PROTO", "FRAME", "MARK", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GLOBAL", "STACK_GLOBAL"} | {
-    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE")
-}
-"""Operations of a pickle before it has named the class of its object."""
-
-
-def saved_class(path: Path) -> str:
-    """The name of the class whose object the file pickles, from its first bytes; "" where it is no such file."""
-    name, words = "", [""]
-    with contextlib.suppress(OSError, ValueError, struct.error), path.open("rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # bad escapes in old text opcodes warn
-        for opcode, argument, _ in pickletools.genops(file.read(START_BYTES)):
-            if opcode.name not in BEFORE_NAME:
-                break
-            words += [argument] if isinstance(argument, str) else []
-            if opcode.name in ("GLOBAL", "STACK_GLOBAL"):
-                name = words[-1].rpartition(" ")[2]
-                if name not in ("_reconstructor", "__newobj__"):  # which protocols 0 to 2 name first
-                    break
-    return name if name.isidentifier() else ""
 
 
 def read_vecnormalize(path: Path) -> Normalize | None:
@@ -55,9 +29,9 @@ def read_vecnormalize(path: Path) -> Normalize | None:
 
     Statistics alone, which the zoo of Stable-Baselines 2 saved as obs_rms.pkl, get VecNormalize's defaults.
     """
-    if saved_class(path) == "RunningMeanStd":
-        return read_running(path)
-    saved = _vecnormalize(path)
+    saved = _vecnormalize(path, "RunningMeanStd")
+    if saved.name == "RunningMeanStd":
+        return _normalize({"epsilon": 1e-8, "clip_obs": 10.0}.get, saved.attributes.get, saved, str(path))
     statistics = saved.attributes.get("obs_rms")
     inner = statistics.attributes if isinstance(statistics, Inert) else {}
     return _normalize(saved.attributes.get, inner.get, statistics, str(path))
@@ -92,20 +66,12 @@ def read_options(path: Path) -> dict[str, bool | float]:
     return found
 
 
-def _vecnormalize(path: Path) -> Inert:
+def _vecnormalize(path: Path, *others: str) -> Inert:
     saved = read_pickle(read_bytes(path, limit_bytes=PICKLE_BYTES), str(path))
-    if not isinstance(saved, Inert) or saved.name != "VecNormalize":
+    if not isinstance(saved, Inert) or saved.name not in ("VecNormalize", *others):
         kind = saved.path[:80] if isinstance(saved, Inert) else type(saved).__name__
         raise QuarlError(f"{path} holds a {kind}, not the VecNormalize wrapper of Stable-Baselines3")
     return saved
-
-
-def read_running(path: Path) -> Normalize | None:
-    """The operator of an obs_rms.pkl, the statistics alone, with VecNormalize's defaults for the rest."""
-    saved = read_pickle(read_bytes(path, limit_bytes=PICKLE_BYTES), str(path))
-    if not isinstance(saved, Inert) or saved.name != "RunningMeanStd":
-        raise QuarlError(f"{path} holds no RunningMeanStd; copy the agent's own statistics there")
-    return _normalize({"epsilon": 1e-8, "clip_obs": 10.0}.get, saved.attributes.get, saved, str(path))
 
 
 def from_vecnormalize(wrapper: Any) -> Normalize | None:

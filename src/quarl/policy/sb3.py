@@ -29,8 +29,7 @@ Array = NDArray[Any]
 def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None = None) -> Policy:
     """The policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
 
-    algo: what the zip is said to hold; QuarlError where it holds another algorithm. normalize: the file of its
-    statistics, or "none".
+    algo: what the zip is said to hold; QuarlError where it holds another algorithm. normalize: as of `load.read`.
     """
     path = Path(path)
     data, state = contents(path)

@@ -89,7 +89,7 @@ def find_in_run(run: Path) -> Path:
 def read_settings(model: Path, normalize: str | Path | None = None) -> Settings:
     """What lies beside the agent `model` in the zoo's layout, or statistics alone; empty settings where nothing does.
 
-    normalize: the file of its statistics, or "none"; None finds them.
+    normalize: as of `load.read`.
     """
     stats = settings_folder(model)
     file, reason = find_statistics(model, normalize)
@@ -138,11 +138,10 @@ def _wanted(model: Path, folder: Path | None) -> tuple[Any, Path]:
         # Alone beside the agent, it may be anything's.
         with contextlib.nullcontext() if path.parent == folder else contextlib.suppress(QuarlError):
             said = _document(path)
-            given = said.get("hyperparams")  # what the zoo's scripts were told on their command line
-            for entries in (said, given if isinstance(given, Mapping) else {}):
-                value = entries.get("normalize")
-                if value is not None and (path.name == "config.yml" or entries is given or isinstance(value, bool)):
-                    return value, path
+            given = _mapping(said.get("hyperparams"), path, "hyperparams")  # to the zoo's scripts
+            value = said.get("normalize", given.get("normalize"))
+            if isinstance(value, bool | Mapping) or (value is not None and path.name == "config.yml"):
+                return value, path
     return None, model
 
 

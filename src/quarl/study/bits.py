@@ -141,17 +141,15 @@ def _cell(
     settings = stretches.settings(training) | {"episodes": config.episodes, "ptq": precisions}
     agent = config.trained_agent
     if agent is not None:
-        settings |= {
-            "trained_agent": digest(agent, config.normalize)
-        }  # a file of that name may be another one tomorrow
+        # a file of that name may be another one tomorrow
+        settings |= {"trained_agent": digest(agent, config.normalize)}
     folder, save_freq = stretches.own_folder(runs, name, settings), lengths(n_timesteps)["save_freq"]
     work = partial(measure, config, replace(training, folder=folder, save_freq=save_freq), bits)
 
     def measured() -> Cell:
         found: Cell = errands.run(name, work)
-        if (
-            agent is not None and digest(agent, config.normalize) != settings["trained_agent"]
-        ):  # or another one meanwhile
+        # or another one meanwhile
+        if agent is not None and digest(agent, config.normalize) != settings["trained_agent"]:
             raise QuarlError(f"{agent} was replaced while it was measured: repeat the command")
         return found
 

@@ -51,9 +51,9 @@ class Session:
         self.env_id = resolve(config.env, trusted=True)
         self._folder: RunFolder | None = None
         given = config.written()
-        agent = (
-            None if config.trained_agent is None else TrainedAgent(config.trained_agent, config.algo, config.normalize)
-        )
+        path, agent = config.trained_agent, None
+        if path is not None:
+            agent = TrainedAgent(path, config.algo, config.normalize)
         asked: str | None = None
         self.has_changed = False
         """Whether it goes on with other options than it began with, which no single command repeats."""

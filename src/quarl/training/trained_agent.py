@@ -74,9 +74,9 @@ class TrainedAgent:
     def adapt(self, tuned: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
         """Hyper-parameters: the tuned ones with the file's architecture and wrappers, and over them those given."""
         adapted = {**tuned, **given}
-        documented = self.settings is not None and (self.settings / "config.yml").is_file()
-        if self.settings is not None and documented:
-            own = read_yaml(self.settings / "config.yml")
+        document = (self.settings or self.path) / "config.yml"
+        if documented := document.is_file():
+            own = read_yaml(document)
             adapted |= {name: own.get(name) for name in ENVIRONMENT}
             adapted["env_kwargs"] = dict(self.policy.provenance.env_kwargs) or None
         if self.asked is not None or not documented or not adapted.get("normalize"):
@@ -165,14 +165,13 @@ class TrainedAgent:
                     own.copy_(torch.from_numpy(saved))
 
     def _give_statistics(self, wrapper: VecNormalize) -> None:
-        path = self.statistics
-        saved = read_statistics(path) if path is not None else {}
+        saved = {} if self.statistics is None else read_statistics(self.statistics)
         for name, (mean, variance, count) in saved.items():
             statistics: Any = getattr(wrapper, name, None)
             if statistics is None:
                 continue
             if statistics.mean.shape != mean.shape or mean.shape != variance.shape:
-                raise QuarlError(f"{path}: {name} has shape {mean.shape}, expected {statistics.mean.shape}")
+                raise QuarlError(f"{self.statistics}: {name} has shape {mean.shape}, expected {statistics.mean.shape}")
             statistics.mean, statistics.var, statistics.count = mean, variance, count
 
 
