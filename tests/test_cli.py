@@ -27,7 +27,8 @@ from networks import dense
 from quarl import __version__, demo, precisions
 from quarl.bench import latency
 from quarl.cli import main, parse
-from quarl.config import VERBS, Config
+from quarl.commands import actorq
+from quarl.config import VERBS, ActorQConfig, Config
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Provenance
@@ -421,6 +422,17 @@ def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, m
     assert "out holds results of other.zip" in said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rows.json"]
     assert (folder / "int4.safetensors").is_file()
+
+
+def test_one_episode_has_no_interval(models, capsys, tmp_path):
+    assert main(["eval", str(models / "policy.safetensors"), "--episodes", "1", "--json", "row.json"]) == 0
+    document = json.loads((tmp_path / "row.json").read_text())
+    contracts.check(document)
+    assert (document["rows"][0]["ci_low"], document["rows"][0]["ci_high"]) == (None, None)
+    assert re.search(r"± 0\.00 +– ", capsys.readouterr().out)
+    final = {"return": 7.0, "return_low": None, "return_high": None, "episodes": 1}
+    summary = {"clock_s": 60.0, "timesteps": 1, "updates": 1, "final": final}
+    assert "return of the fp32 policy: 7.0 –, 1 episodes" in list(actorq._sentences(ActorQConfig(), summary))
 
 
 def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):

@@ -32,7 +32,7 @@ def weights_of_models(models: Sequence[Whole], title: str) -> Figure:
             at.yaxis.set_minor_formatter(NullFormatter())
             at.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))  # the default writes powers as mathematics
             at.set_xlim(low - margin, high + margin)
-            at.set_title(_caption(one), fontsize=8)
+            style.panel_title(at, _caption(one), 1)
             at.grid(visible=False, axis="x")
             at.tick_params(labelsize=7)
         drawn.suptitle(f"{title}{left_out}", x=0.01, ha="left", fontsize=10)
