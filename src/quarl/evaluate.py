@@ -25,7 +25,7 @@ from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
 from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
-from quarl.errors import QuarlError, UnsupportedError, in_one_line
+from quarl.errors import QuarlError, UnsupportedError, in_one_line, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 
 Array = NDArray[Any]
@@ -268,6 +268,8 @@ class _Source:
         make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy.observation_shape)
         with held(make) as made:  # the user's mistakes come up here, before any process or engine starts
             check_spaces(policy, made)
+            if made.has_wrapper_attr("older_observation"):
+                note_once(made.get_wrapper_attr("older_observation"))
         self.living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
         limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
         self.bound = longest(limit, max_episode_steps, find(self.living_id).max_episode_steps)

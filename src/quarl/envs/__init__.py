@@ -13,6 +13,7 @@ import gymnasium
 
 from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, checked_limit
 from quarl.envs.names import ATARI, MODULE_ID, find, is_same, missing_extra, resolve, suite_of
+from quarl.envs.retired import older
 from quarl.envs.spaces import check_spaces
 from quarl.envs.wrappers import channels_as, wrap
 from quarl.errors import QuarlError
@@ -79,7 +80,7 @@ def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) ->
 
     bound: steps after which an episode is an error, counted inside wrappers, which can make many in one of theirs.
     An episode of an Atari game is a whole one, and its rewards are points. Images are put in the policy's order of
-    axes, as Stable-Baselines3 does it.
+    axes, as Stable-Baselines3 does it, and MuJoCo's environments show what they showed where it was trained.
     """
     source = policy.provenance
     chosen = env_id or source.env_id
@@ -93,23 +94,35 @@ def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) ->
     options: dict[str, Any] = {"wrappers": source.wrappers, "trusted": trusted}
     if same:
         options |= {"env_kwargs": source.env_kwargs, LIMIT: source.max_episode_steps}
-    env = _make_whole(chosen, options, partial(Bounded, bound=bound) if source.wrappers else None)
-    env = channels_as(env, policy.observation_shape)
-    try:
-        check_spaces(policy, env)
-    except QuarlError:
-        env.close()
-        raise
-    return env
+    bounded = (partial(Bounded, bound=bound),) if source.wrappers else ()
+    refused: QuarlError | None = None
+    for shown in ((), *older(resolve(chosen, trusted=trusted))):
+        env = _make_whole(chosen, options, (*shown, *bounded))
+        env = channels_as(env, policy.observation_shape)
+        try:
+            check_spaces(policy, env)
+        except QuarlError as error:
+            env.close()
+            refused = refused or error
+        else:
+            return env
+    assert refused is not None
+    raise refused
 
 
-def _make_whole(env_id: str, options: Mapping[str, Any], inside: Inside | None) -> gymnasium.Env[Any, Any]:
+def _make_whole(env_id: str, options: Mapping[str, Any], inside: Sequence[Inside]) -> gymnasium.Env[Any, Any]:
     """The environment for evaluation: whole games, where training ends them with a life."""
     if suite_of(find(resolve(env_id, trusted=options["trusted"]))) is not ATARI:
-        return make(env_id, **options, inside=inside)
+        return make(env_id, **options, inside=partial(_within, inside))
     from quarl.envs.atari import Points, WholeGame  # here: it loads Stable-Baselines3
 
-    return WholeGame(make(env_id, **options, inside=lambda env: Points(inside(env) if inside else env)))
+    return WholeGame(make(env_id, **options, inside=partial(_within, (*inside, Points))))
+
+
+def _within(wrappers: Sequence[Inside], env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
 
 
 def _first_line(error: Exception) -> str:
