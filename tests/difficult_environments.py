@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 
 import gymnasium
@@ -150,27 +152,56 @@ class SingleWorld(Line):
             SingleWorld.at_work = None
 
 
+class Device(Line):
+    """One at a time on the whole machine, as hardware and what listens on a port: DEVICE is a file that it locks.
+
+    With the thread of a bridge, which is no daemon, and which close() does not stop.
+    """
+
+    def __init__(self, **kwargs):
+        self.file = open(os.environ["DEVICE"], "a")  # noqa: SIM115  # it stays open as long as the environment does
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.file.close()
+            raise
+        super().__init__(**kwargs)
+        threading.Thread(target=threading.Event().wait, name="bridge").start()
+
+    def close(self):
+        self.file.close()
+
+
 class Unclosable(Line):
     def close(self):
         raise RuntimeError("already closed")
-
-
-class Bridged(Line):
-    """A bridge with a thread that is no daemon, and that close() does not stop."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        threading.Thread(target=threading.Event().wait, name="bridge").start()
 
 
 class Endless(Line):
     pass
 
 
+class Images(gymnasium.Env):
+    """Frames as Atari's are preprocessed, all black."""
+
+    observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.black = np.zeros((4, 84, 84), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.black, {}
+
+    def step(self, action):
+        return self.black, 1.0, False, False, {}
+
+
 STEPS = 50
 """Of an episode."""
 for one in (Line, Raising, NanObservation, InfiniteReward, ArrayReward, OldStep, OldReset, Unseeded, Listing, Doubles):
     register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
-for one in (Short, ShortLater, Fractions, NanAtTheEnd, Single, SingleWorld, Unclosable, Bridged):
+for one in (Short, ShortLater, Fractions, NanAtTheEnd, Single, SingleWorld, Device, Unclosable, Images):
     register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
 register("Endless-v0", entry_point=Endless)

@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,13 @@ PACKAGES = (
     "ale-py",
 )
 """Those on which a measured number may depend."""
+
+
+GROUP_FILES = {
+    "": ("memory.max", "memory.current", r"^file (\d+)"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_cache (\d+)"),
+}
+"""Of a control group, version 2 and 1: its limit, what it has taken, and the part of that which is given back."""
 
 
 def machine() -> dict[str, Any]:
@@ -122,6 +130,29 @@ def memory_gib() -> float | None:
         return None
 
 
+def free_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that this process may still take: the system's, or what its control groups leave of it (cgroups(7))."""
+    kib = _number(root / "proc/meminfo", r"^MemAvailable: +(\d+) kB")
+    found = [] if kib is None else [1024 * kib]
+    try:
+        groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        groups = []
+    for controllers, name in groups:
+        if controllers not in GROUP_FILES:
+            continue
+        limit, used, cache = GROUP_FILES[controllers]
+        top = root / "sys/fs/cgroup" / controllers
+        own = top / name.lstrip("/")
+        for folder in (own, *own.parents):  # a group's limit holds for those in it
+            bound, taken = _number(folder / limit, r"^(\d+)$"), _number(folder / used, r"^(\d+)$")
+            if bound is not None and taken is not None:
+                found.append(bound - taken + (_number(folder / "memory.stat", cache) or 0))
+            if folder == top:
+                break
+    return min(found, default=None)
+
+
 def commit() -> str | None:
     """The commit of the checkout that this package is imported from, "+" behind it where files were changed since."""
     package = Path(__file__).resolve().parent
@@ -142,6 +173,15 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _number(file: Path, pattern: str) -> int | None:
+    """The number in the first line that matches; None where there is none."""
+    try:
+        match = re.search(pattern, file.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) if match else None
 
 
 def _output(*command: str) -> str:

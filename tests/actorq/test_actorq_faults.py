@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import errno
 import json
@@ -380,7 +381,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, m
     assert said == [again, again, "an evaluation is left out (KeyError: 'lost'); training goes on"]
     failures.append(QuarlError("no such thing"))
     assert supervisor._evaluate()  # of a mistake there is no second try
-    assert said[3:] == ["an evaluation is left out (QuarlError: no such thing); training goes on"]
+    assert said[3:] == ["an evaluation is left out (no such thing); training goes on"]
     failures += [KeyError("lost"), KeyError("lost")]
     with pytest.raises(KeyError, match="lost"):  # of the last one the run is for
         supervisor._evaluate(last=True)
@@ -626,6 +627,17 @@ def test_a_last_evaluation_that_raises_twice_is_one_line(crew, monkeypatch):
     code, message = supervisor._conclude()
     assert code == 1
     assert message == ("the last evaluation failed (RuntimeError: simulator exploded); model and checkpoint are there")
+
+
+def test_without_episodes_nothing_is_evaluated_and_the_policy_is_kept(crew, monkeypatch):
+    supervisor, _ = crew
+    at_work(supervisor)
+    supervisor.judge.config = dataclasses.replace(supervisor.config, eval_episodes=0)
+    monkeypatch.setattr(judge, "evaluate", None)
+    assert supervisor._conclude() == (0, "")
+    assert supervisor.judge.entries == []
+    assert [path.name for path in supervisor.config.output.glob("policy-*")] == ["policy-fp32.safetensors"]
+    assert supervisor._summary(collections.defaultdict(float))["final"] is None
 
 
 def test_a_learner_that_left_at_once_has_its_evaluations_picked_up_first(crew, monkeypatch):

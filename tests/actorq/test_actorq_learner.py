@@ -503,6 +503,16 @@ def test_a_slow_environment_has_a_checkpoint_every_few_minutes(rig, tmp_path, op
     assert checkpoint.load_latest(tmp_path).facts["counters"]["num_timesteps"] == steps
 
 
+def test_without_episodes_a_learner_does_not_stand_still(rig):
+    made = rig(eval_freq=2, eval_episodes=0)
+    made.loop.begin()
+    for _ in range(5):
+        made.send()
+    made.loop.step()
+    assert made.loop.model.num_timesteps == 5
+    assert made.ledger.learner[Learner.EVALUATIONS] == 0
+
+
 def test_stop_ends_the_loop(rig):
     chosen = rig()
     chosen.loop.begin()

@@ -23,6 +23,7 @@ from quarl.api import load
 from quarl.cli import main, parse
 from quarl.commands.actorq import _table
 from quarl.folder import locked
+from waiting import PATIENCE_S
 
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
 
@@ -290,3 +291,42 @@ def test_checkpoints_that_are_all_damaged_end_in_one_line(tmp_path, capsys):
     assert f"all {len(kept)} checkpoints in {out} are damaged; start again in another folder, or without these" in said
     assert "Traceback" not in said
     assert {path.name: path.read_bytes() for path in out.glob("checkpoint-*")} == kept
+
+
+def test_one_environment_at_a_time_is_enough_and_threads_of_a_bridge_hold_no_process(tmp_path):
+    words = ["--algo", "ddpg", "--env", "difficult_environments:Device-v0", "-n", "300", "--actors", "1"]
+    words += ["--net-arch", "8", "--params", "learning_starts:50", "batch_size:8", "buffer_size:2000", "-o", "out"]
+    words += ["--eval-freq", "0", "--eval-episodes", "2"]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "DEVICE": str(tmp_path / "device")}
+    command = [sys.executable, "-m", "quarl", "actorq", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    said = done.stderr.splitlines()
+    assert done.returncode == 0, said
+    assert said[-1].startswith("quarl: left behind threads that still run: bridge")
+    assert "left behind threads" in (tmp_path / "out/actor-0.log").read_text()
+    summary = json.loads((tmp_path / "out/summary.json").read_text())["rows"][0]
+    assert summary["timesteps"] == 300
+    assert summary["actor_deaths"] == 0
+    assert (tmp_path / "out/policy-int8.safetensors").is_file()
+    assert summary["final"]["episodes"] == 20
+    assert {"return", "return_quantised"} <= summary["final"].keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("OldStep", "OldStep-v0: its step() returns 4 values, as in Gym before 0.26"),
+        ("OldReset", "OldReset-v0: its reset() returns the observation alone"),
+        ("ArrayReward", "ArrayReward-v0: its step() returns a reward of shape (1,)"),
+        ("ShortLater", "ShortLater-v0 gave an observation of float32 (1,) where its space says float32 (2,)"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_said_before_anything_starts(name, said, tmp_path, capsys):
+    assert run(tmp_path / "out", "--algo", "ddpg", "--env", f"difficult_environments:{name}-v0") == 2
+    assert capsys.readouterr().err.startswith(f"quarl: {said}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_target_is_met_where_nothing_is_evaluated(tmp_path, capsys):
+    assert run(tmp_path / "out", "--target", "1", "--eval-episodes", "0") == 2
+    assert "--target is met in evaluations: give an --eval-freq and --eval-episodes" in capsys.readouterr().err

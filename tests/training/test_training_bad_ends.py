@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from training_runs import train, words
 import difficult_environments
 from quarl.algorithms import checkpoint
 from quarl.cli import main
-from waiting import PATIENCE_S
 
 HERE = "difficult_environments:"
 
@@ -106,11 +103,22 @@ def test_a_last_evaluation_that_fails_says_where_the_agent_is(tmp_path, capsys):
     assert (tmp_path / "logs/a2c/Raising-v0_1/Raising-v0.zip").is_file()
 
 
-def test_threads_of_a_bridge_do_not_hold_the_process(tmp_path):
-    command = [sys.executable, "-m", "quarl", *words("a2c", f"{HERE}Bridged-v0", 32), "--json", "row.json"]
-    path = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=path)
-    assert done.returncode == 0
-    assert "left behind threads that still run: bridge, bridge" in done.stderr.splitlines()[-1]
-    assert done.stdout.splitlines()[-1].startswith("repeat: quarl train ")
-    assert json.loads((tmp_path / "row.json").read_text())["rows"][0]["timesteps"] == 32
+def test_that_there_is_no_time_limit_is_said_before_training_which_goes_on_without_evaluations(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("quarl.envs.bound.LONGEST", 1000)
+    more = ["--eval-freq", "32", "--eval-episodes", "1"]
+    assert main(words("a2c", f"{HERE}Endless-v0", 64, *more)) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "Endless-v0 has no time limit" in said[1]
+    assert "--max-episode-steps sets a limit" in said[1]
+    left_out = [line for line in said if "is left out (an episode has not ended after 1,000 steps" in line]
+    assert len(left_out) == 2
+    assert said[-1].startswith("quarl: the last evaluation failed (an episode has not ended after 1,000 steps: give")
+    assert (tmp_path / "logs/a2c/Endless-v0_1/Endless-v0.zip").is_file()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", f"{HERE}Line-v0"])
+def test_of_environments_with_a_limit_nothing_is_said(env, tmp_path, capsys):
+    train(tmp_path, "a2c", env, 16)
+    assert "no time limit" not in capsys.readouterr().err

@@ -274,4 +274,8 @@ def main(spec: ActorSpec) -> None:
     """The process."""
     give_way()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ActorLoop(spec).run()
+    loop = ActorLoop(spec)
+    try:
+        loop.run()
+    finally:
+        loop.world.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import gymnasium
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -20,9 +20,11 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
 from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import DOUBLE, constructor, made
+from quarl.algorithms.replay_size import check_replay
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
 from quarl.envs import make, resolve
+from quarl.envs.checked import Recalled
 from quarl.envs.names import ATARI
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.spaces import from_live, observation_box
@@ -46,8 +48,13 @@ DQN_2020: Mapping[str, Any] = {
 five discounts of what it bootstrapped from; its D4PG's lie with D4PG."""
 
 
-def build(config: ActorQConfig) -> OffPolicyAlgorithm:
-    """The model, its replay empty, seeded; nothing has been trained."""
+def recalled(config: ActorQConfig) -> Recalled:
+    """What the run's model needs of its environment, which is made and closed for it."""
+    return Recalled(partial(make, config.env, trusted=True), config.seed)
+
+
+def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgorithm:
+    """The model, its replay empty, seeded; nothing has been trained. world: `recalled`, where it is at hand."""
     check_preprocessed(config.env)
     cls, parameters, critic = hyperparameters(config)
     known = inspect.signature(cls.__init__).parameters
@@ -58,7 +65,9 @@ def build(config: ActorQConfig) -> OffPolicyAlgorithm:
         raise QuarlError(
             "--params target_update_interval: SAC's target network moves at every update of actorq; give a smaller tau"
         )
-    env = _environment(config, gamma)
+    env: VecEnv = DummyVecEnv([lambda: world or recalled(config)])
+    env = VecNormalize(env, gamma=gamma) if config.normalize else env
+    check_replay(cls, parameters, env, config.steps)
     policy_kwargs = dict(parameters.pop("policy_kwargs", {}))
     if arch := _net_arch(config, critic, policy_kwargs.get("net_arch")):
         policy_kwargs["net_arch"] = arch
@@ -153,13 +162,3 @@ def _net_arch(config: ActorQConfig, critic: Any, preset: Any) -> Any:
     default_critic = [512, 512, 256] if config.algo == "d4pg" else default
     own = {"pi": default, "qf": default_critic} | (preset if isinstance(preset, dict) else {})
     return {"pi": hidden or own["pi"], "qf": critic or own["qf"]}
-
-
-def _environment(config: ActorQConfig, gamma: float) -> VecEnv:
-    """What gives the model its spaces; it is reset and never stepped."""
-
-    def one() -> gymnasium.Env[Any, Any]:
-        return make(config.env, trusted=True)
-
-    env: VecEnv = DummyVecEnv([one])
-    return VecNormalize(env, gamma=gamma) if config.normalize else env

@@ -15,20 +15,23 @@ from quarl.actorq.publisher import PublisherSpec
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
+from quarl.envs.checked import Recalled
 
 
 class Crew:
     """The child processes, not started yet; errors of each go to a log of its own in the output folder."""
 
-    def __init__(self, config: ActorQConfig, template: Template, packer: dict[str, Any], memory: Memory) -> None:
-        """packer: keyword arguments of Packer."""
+    def __init__(
+        self, config: ActorQConfig, template: Template, packer: dict[str, Any], memory: Memory, world: Recalled
+    ) -> None:
+        """packer: keyword arguments of Packer. world: what a learner, which plays nothing, needs of its environment."""
         shared: dict[str, Any] = {"memory": memory.path, "blocks": memory.blocks}
         rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
         cores = _cores(config.actors, config.learner_threads, alone=memory.alone())
         names = ("learner", "publisher", *(f"actor-{i}" for i in range(config.actors)))
         logs = {name: config.output / f"{name}.log" for name in names}
         self.learner = Child(
-            "learner", learner.main, LearnerSpec(config=config, cores=cores[0], **shared), logs["learner"]
+            "learner", learner.main, LearnerSpec(config=config, world=world, cores=cores[0], **shared), logs["learner"]
         )
         publisher_spec = PublisherSpec(num_actors=config.actors, template=template.to_bytes(), packer=packer, **shared)
         self.publisher = Child("publisher", publisher.main, publisher_spec, logs["publisher"])

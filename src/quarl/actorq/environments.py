@@ -70,6 +70,12 @@ class Environments:
         except Exception as error:  # as in a step
             self.replace(k, error)
 
+    def close(self) -> None:
+        """Ends all of them; one that cannot be closed has done its work."""
+        for env in self.envs:
+            with contextlib.suppress(Exception):
+                env.close()
+
     def replace(self, k: int, error: Exception) -> None:
         """A new environment for one that raised `error`; its unfinished episode has no end in replay."""
         before, times = self._failed_at[k]

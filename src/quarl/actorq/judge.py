@@ -54,7 +54,8 @@ class Judge:
 
         trained_for: the learner trains for what --qat asks.
         """
-        episodes = max(self.config.eval_episodes, FINAL_EPISODES if last else 0)
+        episodes = self.config.eval_episodes
+        episodes = max(episodes, FINAL_EPISODES) if episodes and last else episodes
         entry: dict[str, Any] = {**where, "episodes": episodes, "last": last}
         if self.config.qat is not None:
             entry["trained_for"] = trained_for
@@ -70,8 +71,9 @@ class Judge:
             entry |= {"version_quantised": packed.version, **self._play(quantized, "return_quantised", episodes)}
             if last:
                 artifact.write(quantized, self.config.output / f"policy-{self._sent(quantized)}.safetensors")
-        self._add(entry)
-        self._write()
+        if episodes:
+            self._add(entry)
+            self._write()
         return entry
 
     def resume(self, timesteps: int) -> None:
@@ -130,8 +132,10 @@ class Judge:
     def _play(self, policy: QuantizedPolicy, name: str, episodes: int) -> dict[str, float | None]:
         """Mean return and its interval; every evaluation has episodes of its own.
 
-        They are played once more, in new environments, where one raises.
+        They are played once more, in new environments, where one raises; of no episodes there is nothing.
         """
+        if not episodes:
+            return {}
         play = partial(
             evaluate,
             policy,

@@ -34,6 +34,7 @@ from quarl.algorithms.checkpoint_model import not_finite
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
+from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError
 from quarl.policy.statistics import own_statistics
 
@@ -51,6 +52,7 @@ class LearnerSpec:
     config: ActorQConfig
     memory: Path
     blocks: Mapping[str, Block]
+    world: Recalled | None = None
     cores: frozenset[int] | None = None
 
 
@@ -65,7 +67,7 @@ class LearnerLoop(Worker):
         self.ledger = Ledger(memory)
         self.cells = self.ledger.learner
         self.channel = LocalChannel(memory, config.actors)
-        self.model = build(config)
+        self.model = build(config, spec.world)
         self.template = Template.of(self.model)
         self.delay = config.delay()
         self.precision = Precision(config.learner_dtype, self.model.device)
@@ -84,7 +86,7 @@ class LearnerLoop(Worker):
         self.evaluations = self.pushed_step = self.sound_version = 0
         self.last_insert = time.monotonic()
         self.inserts_before = self.model.num_timesteps
-        self.next_evaluation = self._next(config.eval_freq)
+        self.next_evaluation = self._next(config.eval_freq) if config.eval_freq and config.eval_episodes else math.inf
         self.next_save = self._next(config.save_freq)
         self.save_s, self.saved = 60 * config.save_minutes or math.inf, time.monotonic()
         self.started: float | None = None
@@ -140,7 +142,7 @@ class LearnerLoop(Worker):
             self._wait()
         self._show()
         steps = self.model.num_timesteps
-        if self.config.eval_freq and steps >= self.next_evaluation:
+        if steps >= self.next_evaluation:
             self.next_evaluation = self._next(self.config.eval_freq)
             self._evaluate()
         if steps >= self.next_save or time.monotonic() - self.saved >= self.save_s:
@@ -163,9 +165,9 @@ class LearnerLoop(Worker):
         for rows in self.channel.receive(min(self.limiter.inserts_wanted(), AT_ONCE, left)):
             try:
                 self.intake.take(rows)
-            except QuarlError:  # NaN from an environment: what was learned until then is sound
+            except QuarlError as error:  # NaN from an environment: what was learned until then is sound
                 self._save()
-                raise
+                raise QuarlError(f"{self.config.env}: {error}") from None
             received += len(rows)
         if received:
             if self.started is None:

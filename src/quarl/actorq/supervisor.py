@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.actorq import metrics
-from quarl.actorq.build import build
+from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.crew import Crew
 from quarl.actorq.family import MISTAKE, Family
@@ -64,7 +64,8 @@ class Supervisor:
     def __init__(self, config: ActorQConfig, say: Callable[[str], None]) -> None:
         config = begun(config, say)
         self.config, self.say = config, say
-        model = build(config)
+        world = recalled(config)
+        model = build(config, world)
         Pace(config, model)  # refuses here what the learner would, before there is a folder
         self.template = Template.of(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
@@ -76,7 +77,7 @@ class Supervisor:
             self.ledger = Ledger(self.memory)
             self.channel = LocalChannel(self.memory, config.actors)
             self.judge = Judge(config, self.template, self.channel, say)
-            self.crew = Crew(config, self.template, self.judge.packer_options, self.memory)
+            self.crew = Crew(config, self.template, self.judge.packer_options, self.memory, world)
         except BaseException:
             self.memory.remove()
             raise

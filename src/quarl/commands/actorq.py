@@ -169,4 +169,6 @@ def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
                 low, high = final[f"{name}_low"], final[f"{name}_high"]
                 ends = "–" if low is None else f"[{low:.1f}, {high:.1f}]"
                 yield f"return of the {label}: {final[name]:.1f} {ends}, {final['episodes']} episodes"
+    if not config.eval_episodes:
+        yield "not evaluated: --eval-episodes is 0"
     yield f"model: {config.output / 'model.zip'}"

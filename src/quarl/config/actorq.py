@@ -109,7 +109,8 @@ class ActorQConfig(MeteredConfig):
     eval_freq: int = 10_000
     """Environment steps between evaluations, which stop the training clock; 0: only at the end."""
     eval_episodes: int = 10
-    """Episodes of an evaluation, for the learner's and for the quantised policy each; of the last one 20 at least."""
+    """Episodes of an evaluation, for the learner's and for the quantised policy each; of the last one 20 at least. 0:
+    nothing is evaluated."""
     target: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: train to the end)")] = None
     """Stop when two evaluations running reach this mean return."""
     save_freq: int = 50_000
@@ -150,14 +151,14 @@ class ActorQConfig(MeteredConfig):
             "actor_update_interval",
             "publish_interval",
         )
-        counts += ("max_staleness", "eval_episodes", "save_freq", "min_actors", "learner_threads")
+        counts += ("max_staleness", "save_freq", "min_actors", "learner_threads")
         at_least_one(**{name: getattr(self, name) for name in counts})
         optional = ("n_timesteps", "updates", "max_times_sampled", "batch_size", "n_steps")
         at_least_one(**{name: value for name in optional if (value := getattr(self, name)) is not None})
         self._check_precision()
         self.hidden()
         self.hyperparameters()
-        zero_is_off(eval_freq=self.eval_freq, save_minutes=self.save_minutes)
+        zero_is_off(eval_freq=self.eval_freq, eval_episodes=self.eval_episodes, save_minutes=self.save_minutes)
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
         if self.samples_per_insert is not None and self.max_times_sampled is not None:
@@ -166,8 +167,8 @@ class ActorQConfig(MeteredConfig):
             raise QuarlError("--error-buffer is the slack of a ratio, and --max-times-sampled keeps none: keep one")
         if self.target is not None and not math.isfinite(self.target):
             raise QuarlError(f"--target must be a finite number, got {self.target:g}")
-        if self.target is not None and not self.eval_freq:
-            raise QuarlError("--target is met in evaluations: give an --eval-freq")
+        if self.target is not None and not (self.eval_freq and self.eval_episodes):
+            raise QuarlError("--target is met in evaluations: give an --eval-freq and --eval-episodes")
         if not self.sigma >= 0:
             raise QuarlError(f"--sigma must not be negative, got {self.sigma:g}")
         if not self.env_timeout > 0:

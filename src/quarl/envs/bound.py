@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from quarl.errors import QuarlError
 
@@ -51,6 +52,11 @@ def longest(limit: Any, given: int | None, registered: int | None = None) -> int
             f"({LIMIT} in Python) asks for them"
         )
     return bound
+
+
+def is_limited(spec: EnvSpec | None) -> bool:
+    """Whether a limit of steps ends every episode; where nothing is known of the environment, none does."""
+    return spec is not None and (spec.max_episode_steps is not None or EPISODE_FRAMES in spec.kwargs)
 
 
 def endless(bound: int) -> QuarlError:

@@ -7,6 +7,7 @@ later.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import math
 import traceback
@@ -16,6 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, in_one_line
@@ -119,6 +121,25 @@ def held(make: Callable[[], gymnasium.Env[Any, Any]]) -> Iterator[gymnasium.Env[
     finally:
         with contextlib.suppress(Exception):
             env.close()
+
+
+class Recalled(gymnasium.Env[Any, Any]):
+    """What is known of an environment that is closed again: its name, its spaces, and the first observation.
+
+    For a learner that others play for: of some environments only one may live. One step has shown that it works.
+    """
+
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], seed: int) -> None:
+        with held(make) as env:
+            self.observation_space, self.action_space = env.observation_space, env.action_space
+            self.spec = EnvSpec(env.spec.id) if env.spec is not None else None
+            checked = Checked(env)
+            self._first = copy.deepcopy(checked.reset(seed=seed)[0])
+            env.action_space.seed(seed)
+            checked.step(env.action_space.sample())
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._first, {}
 
 
 def _old_interface(env: Any) -> str:

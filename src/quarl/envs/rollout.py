@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.envs.bound import EPISODE_FRAMES, LONGEST, endless
+from quarl.envs.bound import LONGEST, endless, is_limited
 from quarl.envs.checked import NOT_FINITE, OddError, broken, check_observation
 from quarl.envs.seeds import Stream, action_generator, episode_seed
 from quarl.envs.spaces import head_in
@@ -169,8 +169,7 @@ def _look(steps: int, env: gymnasium.Env[Any, Any] | None, bound: int) -> None:
     if steps > bound:
         raise endless(bound)
     spec = env.spec if env is not None else None
-    limited = spec is not None and (spec.max_episode_steps is not None or EPISODE_FRAMES in spec.kwargs)
-    if steps >= TOLD and not limited:
+    if steps >= TOLD and not is_limited(spec):
         note_once(
             f"episodes{f' of {spec.id}' if spec else ''} have no time limit, and one goes on after {TOLD:,} steps: it "
             f"is an error after {bound:,}; --max-episode-steps (max_episode_steps in Python) sets a limit"

@@ -11,10 +11,11 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from quarl.envs import make, resolve
+from quarl.envs.bound import LONGEST, is_limited
 from quarl.envs.checked import Checked, held
 from quarl.envs.fit import fits, fitting
-from quarl.envs.names import ATARI
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.envs.names import ATARI, suite_of
+from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.policy.spaces import Box, from_live, observation_box
 from quarl.training.hyperparameters import Recipe
 
@@ -30,7 +31,9 @@ def make_environments(
     vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
     auto takes it where it plays the same game. `say` hears of it.
     """
-    env = _native(env_id, recipe, vec_env, say) or _dummy(env_id, recipe)
+    if (env := _native(env_id, recipe, vec_env, say)) is None:
+        env = _dummy(env_id, recipe)
+        _tell_of_no_limit(env.envs[0], say)
     if recipe.normalize is None:
         return env
     try:
@@ -40,7 +43,7 @@ def make_environments(
         raise QuarlError(f"normalize is {dict(recipe.normalize)}: {str(error).partition(chr(10))[0]}") from None
 
 
-def _dummy(env_id: str, recipe: Recipe) -> VecEnv:
+def _dummy(env_id: str, recipe: Recipe) -> DummyVecEnv:
     def one() -> gymnasium.Env[Any, Any]:
         return Checked(
             make(env_id, wrappers=recipe.wrappers, env_kwargs=recipe.env_kwargs, trusted=True, inside=Monitor)
@@ -70,6 +73,16 @@ def check_environment(algo: str, env_id: str) -> None:
     """`check_spaces` of an environment that is made for it."""
     with held(partial(make, env_id, trusted=True)) as env:
         check_spaces(algo, env_id, env)
+        _tell_of_no_limit(env, note)
+
+
+def _tell_of_no_limit(env: gymnasium.Env[Any, Any], say: Say) -> None:
+    """Says where nothing but itself ends an episode; tasks of the suites all end."""
+    if env.spec is not None and not is_limited(env.spec) and suite_of(env.spec) is None:
+        say(
+            f"{env.spec.id} has no time limit: an episode that does not end by itself lasts for the whole training; in "
+            f"an evaluation it is an error after {LONGEST:,} steps; --max-episode-steps sets a limit"
+        )
 
 
 def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) -> Box:

@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import constructor, made
 from quarl.algorithms.precision import Precision, learned
+from quarl.algorithms.replay_size import check_replay
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.training.hyperparameters import Recipe
@@ -28,6 +29,7 @@ def build(
 ) -> BaseAlgorithm:
     """The model; what Stable-Baselines3 warns of is said in one line each."""
     cls, arguments = constructor(config.algo, recipe.arguments)
+    check_replay(cls, arguments, env, recipe.n_timesteps)
     if recipe.noise is not None:
         if "action_noise" not in inspect.signature(cls.__init__).parameters:
             raise QuarlError(f"{config.algo} takes no action noise; drop it with --params noise_type:None")
