@@ -6,6 +6,7 @@ machines (that is ActorQ's part) and with uniform replay. Everything else is a S
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from stable_baselines3.common.type_aliases import GymEnv, ReplayBufferSamples, S
 from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
 from torch import Tensor, nn
 
+from quarl.algorithms import d4pg_support
 from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGCnnPolicy, D4PGPolicy
 from quarl.errors import QuarlError
 
@@ -47,7 +49,8 @@ class D4PG(OffPolicyAlgorithm):
     """A Stable-Baselines3 model: `D4PG("MlpPolicy", env).learn(100_000)`.
 
     v_min, v_max: the support of returns, which must hold every discounted return, and tightly: the atoms share it.
-        The default suits DM Control, whose rewards lie in [0, 1], at gamma 0.99.
+        What is not given is found from the rewards before the first update (`d4pg_support`), and grows where targets
+        leave it.
     sigma: standard deviation of Gaussian exploration in actions scaled to [-1, 1], where no `action_noise` is given.
     target_update_interval: updates between the steps of the target networks, each by `tau` (1: a copy).
     max_action_gradient_norm: what each row's dq/da is clipped to (Acme's dqda_clipping).
@@ -84,8 +87,8 @@ class D4PG(OffPolicyAlgorithm):
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         n_steps: int = 3,
-        v_min: float = 0.0,
-        v_max: float = 100.0,
+        v_min: float | None = None,
+        v_max: float | None = None,
         num_atoms: int = 51,
         sigma: float = 0.2,
         target_update_interval: int = 100,
@@ -100,7 +103,7 @@ class D4PG(OffPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        if not v_min < v_max or num_atoms < 2:
+        if num_atoms < 2 or (v_min is not None and v_max is not None and not v_min < v_max):
             raise QuarlError(f"no support of {num_atoms} atoms on [{v_min}, {v_max}]; give v_min < v_max and 2 or more")
         if target_update_interval < 1:
             raise QuarlError(f"target_update_interval must be at least 1, got {target_update_interval}")
@@ -130,6 +133,7 @@ class D4PG(OffPolicyAlgorithm):
             supported_action_spaces=(spaces.Box,),
             support_multi_env=True,
         )
+        self.say: Callable[[str], None] = d4pg_support.say
         self.sigma = sigma
         self.target_update_interval = target_update_interval
         self.max_action_gradient_norm = max_action_gradient_norm
@@ -162,6 +166,8 @@ class D4PG(OffPolicyAlgorithm):
         values: list[Tensor] = []
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            if self._n_updates == 0:
+                d4pg_support.fit(self, batch)
             losses.append(self._update_critic(batch))
             values.append(self._update_actor(batch.observations))
             self._n_updates += 1
@@ -170,6 +176,7 @@ class D4PG(OffPolicyAlgorithm):
                 polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
                 polyak_update(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
                 polyak_update(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
+                d4pg_support.widen(self, self._expected)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if losses:
             self.logger.record("train/critic_loss", torch.stack(losses).mean().item())
@@ -184,6 +191,7 @@ class D4PG(OffPolicyAlgorithm):
             probabilities = self.critic_target(batch.next_observations, next_actions).softmax(dim=1)
             returns = batch.rewards + (1 - batch.dones) * discounts * self.critic_target.atoms  # [B, num_atoms]
             target = project(returns, probabilities, self.critic.atoms)
+            self._expected = (returns * probabilities).sum(dim=1)
         logits = self.critic(batch.observations, batch.actions)
         loss: Tensor = -(target * logits.log_softmax(dim=1)).sum(dim=1).mean()
         self.critic.optimizer.zero_grad()
@@ -216,7 +224,7 @@ class D4PG(OffPolicyAlgorithm):
         network.optimizer.step()
 
     def _excluded_save_params(self) -> list[str]:
-        networks = ["actor", "actor_target", "critic", "critic_target"]
+        networks = ["say", "_expected", "actor", "actor_target", "critic", "critic_target"]
         buffers = [f"{name}_batch_norm_stats{of}" for name in ("actor", "critic") for of in ("", "_target")]
         return [*super()._excluded_save_params(), *networks, *buffers]
 

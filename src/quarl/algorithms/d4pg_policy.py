@@ -51,7 +51,7 @@ class D4PGActor(Actor):
 
 
 class CategoricalCritic(BaseModel):
-    """Logits [B, num_atoms] of the return of an action; the atoms lie evenly on [v_min, v_max].
+    """Logits [B, num_atoms] of the return of an action; the atoms lie evenly on [v_min, v_max], once these are known.
 
     Layer normalisation and tanh after the first layer, ELU after the others, as in Acme's LayerNormMLP: the scale of
     observations does not reach the deeper layers.
@@ -67,7 +67,7 @@ class CategoricalCritic(BaseModel):
         net_arch: list[int],
         features_extractor: BaseFeaturesExtractor,
         features_dim: int,
-        support: tuple[float, float, int],
+        support: tuple[float | None, float | None, int],
         normalize_images: bool = True,
     ) -> None:
         super().__init__(
@@ -76,7 +76,8 @@ class CategoricalCritic(BaseModel):
             features_extractor=features_extractor,
             normalize_images=normalize_images,
         )
-        self.register_buffer("atoms", torch.linspace(*support))
+        v_min, v_max, num_atoms = support
+        self.register_buffer("atoms", torch.zeros(num_atoms))
         layers: list[nn.Module] = []
         width = features_dim + get_action_dim(action_space)
         for num_units in net_arch:
@@ -84,11 +85,35 @@ class CategoricalCritic(BaseModel):
             layers += [nn.ELU()] if len(layers) > 1 else [nn.LayerNorm(num_units), nn.Tanh()]
             width = num_units
         self.torso = nn.Sequential(*layers)
-        self.head = nn.Linear(width, len(self.atoms))
-        v_min, v_max, num_atoms = support
-        spacing = (v_max - v_min) / (num_atoms - 1)
-        with torch.no_grad():
+        self.head = nn.Linear(width, num_atoms)
+        with torch.no_grad():  # as where no return is below 0, until it is known
+            self.head.bias.copy_(-torch.arange(num_atoms) / FRESH_ATOMS)
+        if v_min is not None and v_max is not None:
+            self.support_on(v_min, v_max)
+
+    @property
+    def support(self) -> tuple[float, float] | None:
+        """The first and the last atom; None before they are known. Checkpoints have it, as atoms are a buffer."""
+        low, high = float(self.atoms[0]), float(self.atoms[-1])
+        return (low, high) if low < high else None
+
+    @torch.no_grad()
+    def support_on(self, v_min: float, v_max: float) -> None:
+        """Moves the atoms to [v_min, v_max]: a fresh critic expects 0 there, any other about what it did before."""
+        num_atoms, old = len(self.atoms), self.support
+        self.atoms.copy_(torch.linspace(v_min, v_max, num_atoms))
+        if old is None:
+            spacing = (v_max - v_min) / (num_atoms - 1)
             self.head.bias.copy_(-(self.atoms - min(max(v_min, 0.0), v_max)).abs() / (FRESH_ATOMS * spacing))
+            return
+        low, high = old
+        spacing = (high - low) / (num_atoms - 1)
+        places = ((self.atoms - low) / spacing).clamp(0, num_atoms - 1)
+        lower = places.long().clamp(max=num_atoms - 2)
+        share = places - lower
+        self.head.weight.copy_(torch.lerp(self.head.weight[lower], self.head.weight[lower + 1], share[:, None]))
+        self.head.bias.copy_(torch.lerp(self.head.bias[lower], self.head.bias[lower + 1], share))
+        self.head.bias.sub_((self.atoms - self.atoms.clamp(low, high)).abs() / (FRESH_ATOMS * spacing))
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         features = self.extract_features(observations, self.features_extractor)
@@ -121,8 +146,8 @@ class D4PGPolicy(TD3Policy):
         lr_schedule: Schedule,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         *,
-        v_min: float,
-        v_max: float,
+        v_min: float | None,
+        v_max: float | None,
         num_atoms: int,
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
