@@ -16,6 +16,7 @@ import pytest
 import yaml
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
+from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import Logger
 from training_runs import same, train, weights, words
@@ -102,8 +103,37 @@ def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path, caps
     assert repeated.params == parse(words("dqn", "CartPole-v1", 300)).params
 
 
+def test_a_longer_run_explores_no_more_and_learns_no_faster_than_where_it_stopped(tmp_path, capsys, monkeypatch):
+    falling = ("exploration_fraction:0.5", "learning_rate:lin_1e-3")
+    stopped = ("--quant-delay", "0", "--qat", "8")  # training for a precision has the same clocks
+    train(tmp_path, "dqn", "CartPole-v1", 304, *falling, *stopped)
+    seen, plain = [], DQN._on_step
+
+    def watched(self):
+        plain(self)
+        seen.append((self.exploration_rate, self.lr_schedule(self._current_progress_remaining)))
+
+    monkeypatch.setattr(DQN, "_on_step", watched)
+    assert main(resuming("dqn", "CartPole-v1", "-n", 640)) == 0
+    assert len(seen) == 336
+    assert set(seen) == {(0.04, 0.0)}  # the zoo's last epsilon; both had come to their ends
+    said = capsys.readouterr().err
+    assert "going on at step 304 after 52 updates, 304 rows of replay, epsilon 0.04; schedules do not rise" in said
+    assert "at 0 nothing more is learned: go on with numbers, as in --params learning_rate:0.0001\n" in said
+
+
+@pytest.mark.parametrize("verb", [["train"], ["train", "--qat", "8"], ["sweep", "--seeds", "1", "--bits", "8"]])
+def test_a_run_that_would_learn_nothing_is_refused_before_it_begins(verb, tmp_path, capsys):
+    words = ["--algo", "dqn", "--env", "CartPole-v1", "-n", "500", "--params", "learning_starts:1000", "train_freq:16"]
+    assert main([*verb, *words]) == 2
+    error = capsys.readouterr().err
+    assert "learning starts after step 1,000 and the run ends at 500: nothing would be learned; raise -n or" in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.rglob("*.zip"))
+
+
 def test_episodes_after_a_resume_are_not_those_of_the_beginning(tmp_path):
-    first = session(*words("dqn", "CartPole-v1", 64))
+    first = session(*words("dqn", "CartPole-v1", 64, "learning_starts:0"))
     first.run(lambda label, done: None)
     beginning = first.model.replay_buffer.observations[0].copy()
     second = session(*resuming("dqn", "CartPole-v1", "-n", 128))
@@ -122,8 +152,8 @@ def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
 
 
 def test_hyper_parameters_given_with_resume_join_those_of_the_beginning(tmp_path):
-    train(tmp_path, "dqn", "CartPole-v1", 128, "--params", "gamma:0.9", "learning_rate:1e-3")
-    again = session(*resuming("dqn", "CartPole-v1", "-n", 512, "--params", "learning_rate:1e-5"))
+    train(tmp_path, "dqn", "CartPole-v1", 1100, "--params", "gamma:0.9", "learning_rate:1e-3")
+    again = session(*resuming("dqn", "CartPole-v1", "-n", 2048, "--params", "learning_rate:1e-5"))
     assert again.config.params == ("gamma:0.9", "learning_rate:1e-5")
     assert (again.model.gamma, again.model.lr_schedule(1.0)) == (0.9, 1e-5)
 
@@ -177,9 +207,13 @@ def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
 @pytest.mark.parametrize(
     ("algo", "more", "saved"),
     [
-        ("dqn", [], [0, 4, 9, 14, 19, 24, 29, 32]),  # what is broken into has a step that is not in replay yet
-        ("dqn", ["--save-minutes", "12"], [0, 11, 23, 32]),
-        ("dqn", ["--save-minutes", "0"], [0, 32]),
+        (
+            "dqn",
+            ["learning_starts:0"],
+            [0, 4, 9, 14, 19, 24, 29, 32],
+        ),  # what is broken into has a step that is not in replay yet
+        ("dqn", ["learning_starts:0", "--save-minutes", "12"], [0, 11, 23, 32]),
+        ("dqn", ["learning_starts:0", "--save-minutes", "0"], [0, 32]),
         ("a2c", [], [0, 16, 32]),  # within its rollouts it learns nothing
     ],
 )
@@ -197,7 +231,7 @@ def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved
     monkeypatch.setattr(CartPoleEnv, "step", slow)
     monkeypatch.setattr(Keeper, "save", counted)
     monkeypatch.setattr(steward, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert main(words(algo, "CartPole-v1", 32, "--n-envs", "1", *more)) == 0
+    assert main(words(algo, "CartPole-v1", 32, *more, "--n-envs", "1")) == 0
     assert found == saved
 
 

@@ -175,7 +175,7 @@ def test_a_fine_tuned_run_trains_and_resumes_without_its_file(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("fake quantisation acts from step 112 on") == 1
     assert said.count("no VecNormalize statistics") == 1
-    assert said.count("quarl: ") == 3  # and where the hyper-parameters are from
+    assert said.count("quarl: ") == 4  # and where the hyper-parameters are from, and where it goes on
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch.optim import Adam
 from quarl import qat
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
+from quarl.algorithms.clocks import NO_UPDATES
 from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import DOUBLE, constructor, made
 from quarl.algorithms.replay_size import check_replay
@@ -129,7 +130,7 @@ def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
     if "replay_buffer_kwargs" in given:
         raise QuarlError("--params replay_buffer_kwargs is of Stable-Baselines3's own replay, not of actorq's")
     if given.get("gradient_steps") == 0:
-        raise QuarlError("--params gradient_steps:0 would train nothing: give updates a round, or -1 for one a step")
+        raise QuarlError(NO_UPDATES)
     chosen |= {name: value for name in GIVEN_ONCE if (value := getattr(config, name)) is not None}
     chosen |= (own := arguments(given, "--params"))
     if (config.net_arch is not None or CRITIC in own) and "net_arch" in (own.get("policy_kwargs") or {}):

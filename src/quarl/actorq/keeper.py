@@ -13,6 +13,7 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.algorithms import checkpoint
 from quarl.algorithms.checkpoint_model import COUNTERS, suspect
+from quarl.algorithms.clocks import hold, standing
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.folder import Dispensable
@@ -73,13 +74,15 @@ class Keeper:
             raise QuarlError(f"{found.path} was trained with other --qat options; resume with those of the first run")
         checkpoint.restore(found, self.model, self.replay if found.has_replay else None)
         model = self.model
-        model._total_timesteps = self.config.steps  # perhaps more than before: schedules end there
+        held = hold(model, self.config.steps)
+        model._total_timesteps = self.config.steps  # perhaps more than before
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         self.limiter.load_state(found.state["limiter"])
         if not found.has_replay and isinstance(self.limiter, RateLimiter):
             self.limiter.warm_up_again()
         self._slow_down(float(found.state["rate_factor"]))
         self.float_updates = int(found.state.get("float_updates", 0))
+        _say(f"{standing(model)}, version {found.state['version']:,}{held}")
         return float(found.state["clock_s"])
 
     def roll_back(self) -> None:

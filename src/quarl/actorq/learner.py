@@ -31,6 +31,7 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms import checkpoint
 from quarl.algorithms.checkpoint_model import not_finite
+from quarl.algorithms.clocks import CLOCK
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
@@ -101,7 +102,7 @@ class LearnerLoop(Worker):
         self._save()
         self._check_quantised()
         # Replay's class is QuaRL's own; without it the zip is read where QuaRL is not installed.
-        left_out = ("replay_buffer_class", "replay_buffer_kwargs")
+        left_out = ("replay_buffer_class", "replay_buffer_kwargs", CLOCK)
         path = checkpoint.export(self.config.output, self.model, exclude=left_out)
         checkpoint.export_statistics(own_statistics(path), self.model)
         self._show()

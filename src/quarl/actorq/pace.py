@@ -10,6 +10,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from quarl.actorq.build import samples_per_insert
 from quarl.actorq.limiter import Limiter, RateLimiter, SampleLimit
 from quarl.actorq.replay import SegmentReplay
+from quarl.algorithms.clocks import no_update
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 
@@ -46,11 +47,11 @@ class Pace:
                 updates_at_once=at_once,
                 inserts_at_once=config.envs_per_actor,
             )
-        if not config.resume and not config.plan and config.steps <= model.learning_starts:
-            raise QuarlError(
-                f"learning starts after step {model.learning_starts:,} and the run ends at {config.steps:,}: nothing "
-                "would be learned; raise -n or lower --params learning_starts"
-            )
+        if not config.resume and not config.plan:
+            if config.steps <= model.learning_starts:
+                raise no_update(model.learning_starts, config.steps, "learning_starts")
+            if isinstance(self.limiter, RateLimiter) and config.steps < (first := self.limiter.inserts_wanted()):
+                raise no_update(first - 1, config.steps, "train_freq or learning_starts")
         self._model = model
         self._promised = ratio / model.batch_size
         # Every actor may be one step ahead of what it knew of the others, and a round of updates cannot be halved.

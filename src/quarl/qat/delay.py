@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
+from quarl.algorithms.clocks import rollout_steps
 from quarl.errors import QuarlError
 from quarl.qat.policies import QatPolicy
 from quarl.qat.prepare import follow, is_active, spec_of
@@ -95,7 +93,7 @@ def check_delay(model: BaseAlgorithm, due: int, start: int, end: int) -> None:
     """QuarlError where fake quantisation from step `due` on would train nothing in a run from step `start` to `end`."""
     if is_active(model):
         return
-    rollout = _rollout(model)
+    rollout = rollout_steps(model)
     last = start + (math.ceil((end - start) / rollout) - 1) * rollout
     if due > last:
         raise QuarlError(
@@ -107,15 +105,6 @@ def check_delay(model: BaseAlgorithm, due: int, start: int, end: int) -> None:
             f"learning starts after step {model.learning_starts:,}, and this run ends at {last + rollout:,}: "
             "nothing would be trained with quantisation; choose smaller learning_starts or train longer"
         )
-
-
-def _rollout(model: BaseAlgorithm) -> int:
-    """Environment steps of a rollout; the fewest that it can have where it counts episodes."""
-    if isinstance(model, OnPolicyAlgorithm):
-        return model.n_steps * model.n_envs
-    assert isinstance(model, OffPolicyAlgorithm)
-    freq: Any = model.train_freq
-    return model.n_envs * (freq.frequency if freq.unit is TrainFrequencyUnit.STEP else 1)
 
 
 def _look(after: int) -> int:

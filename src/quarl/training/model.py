@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecEnv
 
+from quarl.algorithms.clocks import CLOCK
 from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import constructor, made
 from quarl.algorithms.precision import Precision, learned
@@ -20,7 +21,7 @@ from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.training.hyperparameters import Recipe
 
-PATCHED = ("train", "_sample_action")
+PATCHED = ("train", "_sample_action", CLOCK)
 """Attributes that training puts on a model, which are not saved with it."""
 
 

@@ -18,7 +18,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from quarl import qat
 from quarl.algorithms import tuned
 from quarl.algorithms.checkpoint_model import not_finite
+from quarl.algorithms.clocks import check_updates, hold, standing
 from quarl.algorithms.cpu import threads
+from quarl.algorithms.d4pg import D4PG
 from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
 from quarl.envs import resolve
@@ -95,12 +97,15 @@ class Session:
                 if spec is not None:
                     qat.prepare(self.model, spec)
             learn_in(self.model, config)
+            if isinstance(self.model, D4PG):
+                self.model.say = say
             self.keeper = Keeper(self.model, self.folder, say)
             self.judge = Judge(self.config, recipe, self.folder, say)
             if isinstance(env.unwrapped, DummyVecEnv):
                 self.judge.learners = env.unwrapped.envs[0]
             self.clock_before = self.keeper.resume(asked, config.seed) if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
+            check_updates(self.model, self.n_timesteps)
             if delay is not None:
                 check_delay(self.model, delay, self.steps_before, self.n_timesteps)
             check_tracking(self.config.track)
@@ -248,6 +253,7 @@ class Session:
                 f"{self.folder().path} is trained to its end ({self.model.num_timesteps:,} steps); "
                 "resume it with more, as in -n " + str(2 * self.n_timesteps)
             )
+        self._notes.append(f"{standing(self.model)}{hold(self.model, self.n_timesteps)}")
         self.folder().describe(self.config, self.written, self.env_id)
         self.say_notes()
 
