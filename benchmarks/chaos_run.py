@@ -47,7 +47,20 @@ class Run:
         self._skip = 0
         self._skip = len(self.rows())
         command = Path(sys.executable).with_name("quarl")
-        options = ("--algo", "dqn", "--env", env, "--eval-freq", "0", "--net-arch", "32,32", "-o", str(self.output))
+        options = (
+            "--algo",
+            "dqn",
+            "--env",
+            env,
+            "--eval-freq",
+            "0",
+            "--net-arch",
+            "32,32",
+            "-o",
+            str(self.output),
+            "--preset",
+            "none",
+        )
         path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
         settings = json.dumps({"folder": str(self.counts), **(chaos or {})})
         self._file = self.log.open("wb")

@@ -181,7 +181,14 @@ def test_a_second_signal_leaves_at_once():
 
 
 def config(output: Path, **changed) -> ActorQConfig:
-    chosen = {"actors": 2, "eval_freq": 0, "n_timesteps": 1000, "output": output, "params": ("batch_size:16",)}
+    chosen = {
+        "actors": 2,
+        "eval_freq": 0,
+        "n_timesteps": 1000,
+        "output": output,
+        "params": ("batch_size:16",),
+        "preset": "none",
+    }
     return ActorQConfig(**chosen | changed)
 
 

@@ -49,7 +49,15 @@ PARAMS = {
 
 
 def config(output: Path, **changed) -> ActorQConfig:
-    chosen = {"algo": "dqn", "env": "CartPole-v1", "actors": 1, "n_timesteps": STEPS, "eval_freq": 0, "output": output}
+    chosen = {
+        "algo": "dqn",
+        "env": "CartPole-v1",
+        "actors": 1,
+        "n_timesteps": STEPS,
+        "eval_freq": 0,
+        "output": output,
+        "preset": "none",
+    }
     words = tuple(f"{name}:{value}" for name, value in PARAMS.items())
     return ActorQConfig(**chosen | {"params": words} | changed)
 
@@ -350,7 +358,7 @@ def test_exploration_goes_on_after_resume_where_it_was(rig):
 
 
 @pytest.mark.parametrize("longer", [2 * STEPS, 900])
-def test_schedules_of_a_resumed_run_end_where_it_ends_now(rig, capsys, longer):
+def test_schedules_of_a_resumed_run_end_where_it_ends_now_and_never_rise(rig, capsys, longer):
     params = tuple(f"{name}:{value}" for name, value in PARAMS.items())
     chosen = {"params": (*params, "learning_rate:lin_1e-3")}
     first = rig(**chosen)
@@ -359,14 +367,19 @@ def test_schedules_of_a_resumed_run_end_where_it_ends_now(rig, capsys, longer):
         first.loop.step()
     first.loop._save()
     second = rig(**chosen, resume=True, n_timesteps=longer)
-    assert second.loop.keeper.learning_rate() == pytest.approx(1e-3 * (1 - 600 / longer))
+    assert second.loop.replay.size() == 600
+    said = "going on at step 600 after 124 updates, 600 rows of replay, epsilon 0.05, version 12"
+    if longer > STEPS:
+        said += "; schedules do not rise again in the longer run: learning_rate at most 0.0005, epsilon at most 0.05"
+    assert f"quarl: {said}\n" in capsys.readouterr().err
+    assert second.loop.keeper.learning_rate() == pytest.approx(1e-3 * min(1 - 600 / longer, 0.5))
     second.send()
     second.loop.step()
-    assert second.loop.model.exploration_rate == pytest.approx(1 - 0.95 * min(601 / (longer / 2), 1))
+    assert second.loop.model.exploration_rate == pytest.approx(0.05)  # as where it stopped, halfway through the first
     second.loop.keeper.roll_back()  # to a checkpoint that knows the old end
     second.send()
     second.loop.step()
-    assert second.loop.keeper.learning_rate() == pytest.approx(0.5e-3 * (1 - 602 / longer))
+    assert second.loop.keeper.learning_rate() == pytest.approx(0.5e-3 * min(1 - 602 / longer, 0.5))
 
 
 def test_an_agent_that_learnt_from_normalised_observations_keeps_their_statistics(rig, tmp_path):

@@ -29,7 +29,9 @@ SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_
 
 
 def run(folder, *words: str) -> int:
-    return main(["actorq", *words, "-o", str(folder)])
+    """Stable-Baselines3's hyper-parameters, where nothing else is said."""
+    preset = () if "--preset" in words or "--resume" in words else ("--preset", "none")
+    return main(["actorq", *words, *preset, "-o", str(folder)])
 
 
 def rows(path):
@@ -227,7 +229,7 @@ def test_a_run_that_trains_for_what_its_actors_run(tmp_path):
     """D4PG with two environments to an actor, quantisation-aware."""
     words = ("--algo", "d4pg", "--env", "Pendulum-v1", "-n", "1200", "--actors", "1", "--envs-per-actor", "2")
     words += ("--net-arch", "32,32", "--qat", "w8a8", "--quant-delay", "600", "--eval-freq", "0")
-    params = ("qf_arch:[32,32]", "learning_starts:200", "batch_size:32", "buffer_size:5000", "v_min:-200", "v_max:0")
+    params = ("qf_arch:[32,32]", "learning_starts:200", "batch_size:32", "buffer_size:5000")
     assert run(tmp_path / "out", *words, "--params", *params) == 0
     (entry,) = rows(tmp_path / "out" / "evaluations.jsonl")
     assert entry["trained_for"] is True
@@ -238,6 +240,8 @@ def test_a_run_that_trains_for_what_its_actors_run(tmp_path):
     assert last["learner"]["duplicates"] == last["learner"]["gaps"] == 0
     model = D4PG.load(tmp_path / "out" / "model.zip", device="cpu")
     assert 600 <= qat.switched_at(model) <= 1200
+    low, high = model.critic.support  # of the rewards that came
+    assert (-1700 < low < -400, high) == (True, 0)
     found = load(tmp_path / "out" / "policy-int8.safetensors").policy
     expected = qat.quantized_policy(model)
     assert sorted(found.grids) == sorted(expected.grids)

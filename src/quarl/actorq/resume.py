@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from quarl.actorq.tuning import adopt
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED
 from quarl.config.options import completed, options_of
@@ -50,6 +51,8 @@ def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
             say(f"going on to {config.steps:,} environment steps, with the options in {where}")
         else:
             say(f"{where} is missing: the run goes on with the options given here")
+    if not config.resume:
+        config = adopt(config, say)
     return replace(config, n_timesteps=config.steps, quant_delay=config.delay())  # a longer run does not move it
 
 

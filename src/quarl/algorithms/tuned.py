@@ -38,6 +38,8 @@ class Tuned:
     written: dict[str, Any]
     origin: str
     """Where they are from, to show."""
+    is_tuned: bool = True
+    """Whether anybody tuned them for this task."""
 
 
 def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
@@ -60,9 +62,9 @@ def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
             preprocessing | entries[key], f"RL Zoo's for {key}" + (", from QuaRL's copy" if path is None else "")
         )
     if path is not None:
-        return Tuned(fallback, f"Stable-Baselines3's defaults, for RL Zoo has none for {algo} on {env_id}")
+        return Tuned(fallback, f"Stable-Baselines3's defaults, for RL Zoo has none for {algo} on {env_id}", False)
     missing = "" if installed() is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
-    return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults")
+    return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults", False)
 
 
 def installed() -> Path | None:

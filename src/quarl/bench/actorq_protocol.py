@@ -49,9 +49,8 @@ class Task:
     def training(self, arm: str, ratio: float, seed: int) -> ActorQConfig:
         """The run of a cell."""
         precision, engine = split_arm(arm)
-        options: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()
-        }
+        options: dict[str, Any] = {"preset": "none", "save_replay_buffer": False}
+        options |= {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
         for name, updates in self.in_updates.items():
             steps = max(round(updates * options["batch_size"] / ratio), 1) if ratio > 0 else 1
             if name in OPTIONS:

@@ -15,6 +15,7 @@ from quarl.actorq import parts, plan
 from quarl.actorq.build import check_preprocessed
 from quarl.actorq.resume import new_run
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
+from quarl.actorq.tuning import adopt
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.config.base import check_tracking
@@ -74,6 +75,7 @@ def _train(config: ActorQConfig) -> Supervisor:
 
 def _plan(config: ActorQConfig) -> int:
     """Measures the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
+    config = adopt(config, terminal.note)
     own = (config.actor_precision, "litert")
     arms = dict.fromkeys((*parts.ARMS, own))
     with energy.meter(config) as meter, terminal.progress(PLAN_STAGES) as progress:

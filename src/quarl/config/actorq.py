@@ -45,7 +45,8 @@ class ActorQConfig(MeteredConfig):
     """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
     my_module first, which registers it."""
     n_timesteps: Annotated[
-        int | None, arg(aliases=["-n"], metavar="INT", help_behavior_hint="(default: 100000; with --resume the run's)")
+        int | None,
+        arg(aliases=["-n"], metavar="INT", help_behavior_hint="(default: RL Zoo's or 100000; with --resume the run's)"),
     ] = None
     """Environment steps of all actors together."""
     updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
@@ -90,10 +91,11 @@ class ActorQConfig(MeteredConfig):
     """Normalise observations and rewards as VecNormalize does; the statistics travel with the weights."""
     params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
     """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:lin_1e-3 gamma:0.98."""
-    preset: Literal["none", "quarl-2020"] = "none"
-    """Hyper-parameters of the original ActorQ's learners; what is given besides overrides them. Exploration stays that
-    of --sigma, which was 1 for the original's D4PG; its DQN clipped rewards, which this does not, and had 0.95 for one
-    of five discounts."""
+    preset: Literal["tuned", "none", "quarl-2020"] = "tuned"
+    """Hyper-parameters below those that are given: RL Zoo's tuned ones for the task, where there are any; the
+    algorithm's own defaults; or those of the original ActorQ's learners, whose exploration stays that of --sigma, which
+    was 1 for the original's D4PG; its DQN clipped rewards, which this does not, and had 0.95 for one of five
+    discounts."""
     sigma: float = 0.2
     """Largest exploration noise of ddpg, td3 and d4pg in the scaled action space; actors stand on a ladder below it.
     Those of dqn stand on powers of its epsilon, from 1 to 8, and those of sac sample its distribution."""
@@ -117,8 +119,8 @@ class ActorQConfig(MeteredConfig):
     """Environment steps between checkpoints."""
     save_minutes: float = SAVE_MINUTES
     """Minutes after a checkpoint within which there is another, however slow the environment; 0: steps alone count."""
-    save_replay_buffer: Flag = False
-    """Keep replay in the checkpoints too."""
+    save_replay_buffer: bool = True
+    """Keep replay in the checkpoints too; without it a resumed run gathers learning_starts steps anew."""
     resume: Flag = False
     """Go on from the last checkpoint in the output folder."""
     min_actors: int = 1

@@ -115,8 +115,8 @@ class MeteredConfig(Config):
 
 def _option(name: str, value: Any) -> list[str]:
     flag = f"--{name.replace('_', '-')}"
-    if value is True:
-        return [flag]
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
     return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
 
 

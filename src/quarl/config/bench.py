@@ -198,6 +198,8 @@ class BenchActorQConfig(MeteredConfig):
             "device": self.device,
             "eval_freq": 0,
             "save_freq": 10**9,
+            "save_replay_buffer": False,
+            "preset": "none",
             "save_minutes": 0.0,
             "seed": self.seed if seed is None else seed,
             "output": self.output,

@@ -61,7 +61,7 @@ def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
         seed=work["seed"],
         params=_words(work["options"]["params"]),
         output=folder,
-        **{name: value for name, value in work["options"].items() if name != "params"},
+        **{"preset": "none"} | {name: value for name, value in work["options"].items() if name != "params"},
     )
 
 

@@ -1,0 +1,65 @@
+"""RL Zoo's tuned hyper-parameters as options of `quarl actorq`, which counts steps and explores in other ways."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from quarl import literals
+from quarl.actorq.build import CRITIC
+from quarl.algorithms import tuned
+from quarl.algorithms.learners import learner_class
+from quarl.config import ActorQConfig
+from quarl.config.actorq import GIVEN_ONCE
+from quarl.envs import resolve
+
+OWN = {"use_sde", "sde_sample_freq", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
+"""Arguments of Stable-Baselines3's learners that actors have no use for."""
+
+
+def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
+    """`config` with the tuned hyper-parameters for its task as its own; what is given wins over them.
+
+    n_envs environments that make train_freq steps each between two rounds of updates are n_envs * train_freq steps of
+    all actors, and noise_std is the largest of their sigmas. One line says what was taken, another what became of it.
+    """
+    if config.preset != "tuned":
+        return config
+    found = tuned.read(config.algo, resolve(config.env, trusted=True))
+    say(f"hyper-parameters: {found.origin}")
+    given, left = config.hyperparameters(), {name: value for name, value in found.written.items() if value is not None}
+    options: dict[str, Any] = {"preset": "none"}
+    said: list[str] = []
+    num_envs, kind, std = left.pop("n_envs", 1), left.pop("noise_type", None), left.pop("noise_std", None)
+    steps, _policy = left.pop("n_timesteps"), left.pop("policy", None)
+    if config.n_timesteps is None:
+        options["n_timesteps"] = int(steps)
+    if left.pop("normalize", False):
+        options["normalize"] = True
+    if kind and found.is_tuned and config.algo != "sac" and config.sigma == ActorQConfig.sigma:
+        options["sigma"] = float(std)
+        said.append(f"{kind} noise is normal noise of --sigma {std:g}")
+    if num_envs > 1 and isinstance(left.get("train_freq"), int):
+        left["train_freq"] *= num_envs
+        said.append(f"train_freq of {num_envs} environments is {left['train_freq']}")
+    without = {name for name in GIVEN_ONCE if getattr(config, name) is not None} | given.keys()
+    if config.samples_per_insert is not None or config.max_times_sampled is not None:
+        without |= {"train_freq", "gradient_steps"}
+    if (config.net_arch is not None or CRITIC in given) and "policy_kwargs" in left:
+        kwargs = literals.mapping(left["policy_kwargs"], names=True)
+        left["policy_kwargs"] = literals.spell({name: value for name, value in kwargs.items() if name != "net_arch"})
+    known = inspect.signature(learner_class(config.algo).__init__).parameters.keys() - OWN
+    if dropped := [name for name in left if name not in known]:
+        said.append(f"{', '.join(dropped)} left out")
+    if said:
+        say(f"for actors, {'; '.join(said)}")
+    words = (
+        f"{name}:{value if isinstance(value, str) else literals.spell(value)}"
+        for name, value in left.items()
+        if name in known - without
+    )
+    adopted = replace(config, params=(*words, *config.params), **options)
+    adopted.check()
+    return adopted
