@@ -1,7 +1,6 @@
 """What MuJoCo's environments showed before version 5, from the simulation of those that live.
 
-Version 5 leaves out what never changes (the rows of the world's body) and shows contact forces where versions 2 to 4
-may not. Nothing else of an observation, and nothing of an episode, depends on it.
+Version 5 leaves out the rows of the world's body, and shows contact forces where versions 2 to 4 may not.
 """
 
 from __future__ import annotations
@@ -29,14 +28,11 @@ def _bodies(env: Any) -> tuple[Array, ...]:
 
 
 LAYOUTS: Mapping[str, Mapping[str, Parts]] = {
-    "Ant": {
-        "without contact forces": _state,
-        "with contact forces": lambda env: (*_state(env), env.contact_forces),
-    },
-    "Humanoid": {"with contact forces": _bodies},
-    "HumanoidStandup": {"with contact forces": _bodies},
+    "Ant": {"without": _state, "with": lambda env: (*_state(env), env.contact_forces)},
+    "Humanoid": {"with": _bodies},
+    "HumanoidStandup": {"with": _bodies},
 }
-"""Name -> what distinguishes an observation -> its parts, as gymnasium's ant_v4.py, humanoid_v4.py and
+"""Name -> with or without contact forces -> parts of an observation, as gymnasium's ant_v4.py, humanoid_v4.py and
 humanoidstandup_v4.py put them together."""
 
 
@@ -46,7 +42,8 @@ class OlderObservation(gymnasium.ObservationWrapper[Array, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], what: str, parts: Parts) -> None:
         super().__init__(env)
         self._parts = parts
-        self.older_observation = f"{env.spec.id if env.spec else 'it'} is played {what} in its observations"
+        living = env.spec.id if env.spec else "it"
+        self.older_observation = f"{living} is played {what} contact forces in its observations"
         """What a user is told."""
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self.observation(None).shape, np.float64)
 
