@@ -155,7 +155,8 @@ def test_a_game_is_preprocessed_whether_the_zoo_is_there_or_not(ran: Path) -> No
         assert found["network"]["q_net.features_extractor.cnn.0.weight"] == (32, 4, 8, 8)
         said = (ran / folder / "3.txt").read_text().splitlines()
         assert f"quarl: hyper-parameters: RL Zoo's for atari{more}" in said
-        assert "quarl: a game of Atari: AtariWrapper, VecFrameStack(n_stack=4)" in said
+        made = f"{PONG}, {GAME}, AtariWrapper, VecFrameStack(n_stack=4)"
+        assert f"quarl: a game of Atari: {made}" in said
         # three convolutions of 8 filters on 4 stacked frames, which leave 7 x 7, then 16 units and 6 actions
         (row,) = outcome(ran / folder)["u.json"]
         assert row["parameters"] == (4 * 64 + 1) * 8 + (8 * 16 + 1) * 8 + (8 * 9 + 1) * 8 + (49 * 8 + 1) * 16 + 17 * 6

@@ -11,16 +11,13 @@ from collections.abc import Iterable
 MAX_LINE = 600
 """Characters of a message; names out of a file can be of any length."""
 
-NEAR = 0.66
-"""Least likeness of a name that is offered: one letter of three may differ."""
-
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """What ends the message of an unknown name: "; did you mean 'ppo'?", or nothing where no known one is near."""
     names = {each.lstrip("-"): each for each in known}
     word = name.lstrip("-")
     begun = [short for short in names if re.match(rf"{re.escape(short)}\w", word)]  # --environment: --env, not --engine
-    near = begun or difflib.get_close_matches(word, names, n=1, cutoff=NEAR)
+    near = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.66)  # one letter of three may differ
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 

@@ -19,11 +19,7 @@ BESIDE = "config.yml and args.yml beside the agent, as the zoo writes them"
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     name: tuple(said)
     for names, *said in (
-        (
-            "tensorboard-log tb tags wandb-project-name wandb-entity wandb-group wandb-tags",
-            "--track tensorboard",
-            UNTRAINED,
-        ),
+        ("tensorboard-log tb wandb-project-name wandb-entity wandb-group wandb-tags", "--track tensorboard", UNTRAINED),
         ("gym-packages", "--env MODULE:ID, whose module registers the ID"),
         ("num-threads", "--threads", "--learner-threads", "--workers"),
         ("n-envs", "--envs-per-actor", "--batch", "--params n_envs:VALUE", SIDE_BY_SIDE),

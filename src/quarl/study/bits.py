@@ -118,8 +118,7 @@ def _steps(config: SweepConfig) -> int:
     if config.n_timesteps is not None:
         return config.n_timesteps
     given = config.training(config.seed, None, None, config.output).written()
-    living = env_id(config)
-    found = tuned.read(config.algo, living, atari=is_atari(living)).written
+    found = tuned.read(config.algo, env_id(config), atari=is_atari(env_id(config))).written
     return interpret(found | given, Path("hyper-parameters")).n_timesteps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from quarl.config.base import check_tracking
 from quarl.envs import resolve
 from quarl.envs.checked import BrokenEnvironmentError
 from quarl.envs.names import is_atari
+from quarl.envs.options import described
 from quarl.errors import QuarlError
 from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
-from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.graph import Provenance, QuantizedPolicy
 from quarl.qat.delay import check_delay
 from quarl.training.environments import check_spaces, make_environments
 from quarl.training.hyperparameters import interpret
@@ -80,7 +81,8 @@ class Session:
         where = Path("hyper-parameters") if self._folder is None else self._folder.settings / "config.yml"
         self.recipe = recipe = interpret(written, where)
         if self._folder is None and atari:
-            self._notes.append(f"a game of Atari: {', '.join(map(spelt, recipe.wrappers)) or 'raw frames'}")
+            made = Provenance(env_id=self.env_id, env_kwargs=recipe.env_kwargs, wrappers=recipe.wrappers)
+            self._notes.append(f"a game of Atari: {described(made)}")
         spec, delay = config.spec(), config.delay(recipe.n_timesteps)
         self.config = dataclasses.replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
         env = make_environments(config.env, recipe, config.vec_env, self._notes.append)
@@ -282,10 +284,3 @@ class Session:
         """Where the learner's metrics go."""
         if self.config.track == "tensorboard":
             yield TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))
-
-
-def spelt(wrapper: tuple[str, Mapping[str, Any]]) -> str:
-    """VecFrameStack(n_stack=4)."""
-    dotted, kwargs = wrapper
-    arguments = ", ".join(f"{name}={value}" for name, value in kwargs.items())
-    return dotted.rpartition(".")[2] + (f"({arguments})" if arguments else "")
