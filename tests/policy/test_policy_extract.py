@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
+import quarl
 from quarl.engines.reference import as_float
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.envs import make_for
+from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy import load
 from quarl.policy.extract import from_model
-from quarl.policy.graph import Policy
+from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense, Normalize
 
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
@@ -259,3 +264,75 @@ def test_weights_that_are_not_numbers_are_refused():
         model.policy.mlp_extractor.policy_net[2].weight[0, 0] = float("nan")
     with pytest.raises(QuarlError, match=r"mlp_extractor\.policy_net\.2"):
         from_model(model)
+
+
+def model_in(env: Any) -> Any:
+    policy = "CnnPolicy" if len(env.observation_space.shape) == 3 else "MlpPolicy"
+    return PPO(policy, env, n_steps=8, batch_size=8, device="cpu", seed=0)
+
+
+def test_the_step_limit_of_a_live_environment_is_the_policys():
+    model = model_in(gymnasium.make("CartPole-v1", max_episode_steps=8))  # no pole falls so soon
+    mean, _ = evaluate_policy(model, model.get_env(), 10)
+    played = quarl.Agent(from_model(model)).evaluate(episodes=10)
+    assert mean == played.returns.mean() == played.lengths.max() == 8
+    longer = gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 1000)
+    assert from_model(model_in(longer)).provenance.max_episode_steps is None  # the registered 500 hold
+    shorter = gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 100)
+    assert from_model(model_in(shorter)).provenance.max_episode_steps == 100
+
+
+def test_arguments_wrappers_and_frames_of_a_live_environment_are_the_policys():
+    pytest.importorskip("sb3_contrib")
+    from sb3_contrib.common.wrappers import TimeFeatureWrapper
+
+    def made() -> gymnasium.Env[Any, Any]:
+        env = gymnasium.make("MountainCarContinuous-v0", goal_velocity=0.5, render_mode="rgb_array")
+        return TimeFeatureWrapper(gymnasium.wrappers.TimeAwareObservation(env))
+
+    model = model_in(VecFrameStack(make_vec_env(made, n_envs=2), 3))
+    policy = from_model(model)
+    assert policy.provenance.env_kwargs == {"goal_velocity": 0.5}
+    assert [(name.rpartition(".")[2], kwargs) for name, kwargs in policy.provenance.wrappers] == [
+        ("TimeAwareObservation", {"flatten": True, "normalize_time": False, "dict_time_key": "time"}),
+        ("TimeFeatureWrapper", {"max_steps": 999, "test_mode": False}),
+        ("VecFrameStack", {"n_stack": 3, "channels_order": "last"}),
+    ]
+    theirs, ours = model.get_env(), make_for(policy)
+    theirs.seed(7)
+    assert np.array_equal(theirs.reset()[0], ours.reset(seed=7)[0])
+    for _ in range(4):
+        action = np.float32([1.5])
+        assert np.array_equal(theirs.step(np.stack([action, action]))[0][0], ours.step(action)[0])
+
+
+def test_the_preprocessing_of_a_live_atari_game_is_the_policys():
+    pytest.importorskip("ale_py")
+    env = make_atari_env("PongNoFrameskip-v4", wrapper_kwargs={"noop_max": 7, "clip_reward": False})
+    provenance = from_model(model_in(VecFrameStack(env, 4))).provenance
+    assert provenance.env_kwargs == {}
+    assert [(name.rpartition(".")[2], kwargs) for name, kwargs in provenance.wrappers] == [
+        ("NoopResetEnv", {"noop_max": 7}),
+        ("MaxAndSkipEnv", {"skip": 4}),
+        ("EpisodicLifeEnv", {}),
+        ("FireResetEnv", {}),
+        ("WarpFrame", {"width": 84, "height": 84}),
+        ("VecFrameStack", {"n_stack": 4, "channels_order": "last"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: wrapped("observation"), "the argument func of TransformObservation is no plain value"),
+        (lambda: wrapped("kwargs"), "the argument sutton_barto_reward of CartPole-v1 is no plain value"),
+        (lambda: Drift(VECTOR, BOX), "it is not registered with Gymnasium"),
+        (lambda: gymnasium.make("CartPole-v1", max_episode_steps=-1), "its time limit was taken off"),
+        (lambda: type("Mine", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1")), "Mine of .* is around it"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_again_is_told(make: Any, reason: str, capsys: Any):
+    note_once.cache_clear()
+    assert from_model(model_in(make())).provenance == Provenance(algo="ppo", origin="sb3-live")
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"quarl: the policy does not know its environment, for {reason}: name one .*", said)

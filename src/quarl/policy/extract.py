@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.actor import LAYOUTS, ON_POLICY
 from quarl.policy.graph import ActionHead, Policy, Provenance
+from quarl.policy.live import environment
 from quarl.policy.normalizer import check_shape, from_vecnormalize
 from quarl.policy.operators import OBSERVATION, Normalize, Op
 from quarl.policy.spaces import Box, action_head, from_live, observation_box
@@ -21,12 +22,6 @@ from quarl.policy.trace import evaluating, trace
 from quarl.policy.zoo import samples_actions
 
 Array = NDArray[Any]
-WRAPPERS = {
-    *("Monitor", "RecordEpisodeStatistics"),
-    *("AtariWrapper", "NoopResetEnv", "FireResetEnv", "EpisodicLifeEnv", "StickyActionEnv", "MaxAndSkipEnv"),
-    *("WarpFrame", "ClipRewardEnv"),
-}
-"""Of an environment that its id tells: they only watch, or are Atari's own."""
 PROBES = 8
 """Random observations on which a model's own `predict` must agree with the network that was extracted."""
 
@@ -53,13 +48,14 @@ def from_module(
     )
 
 
-def from_model(model: Any, *, distribution: bool = False) -> Policy:
+def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], None] = note_once) -> Policy:
     """The policy of a live SB3 PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model, with the statistics of its VecNormalize.
 
     Everything is copied: training may go on. Operators have the names that the zip reader gives them.
 
     distribution: the output of SAC is the mean and the log_std of its Gaussian, so that its actions can be sampled; the
-    greedy ones stay the same. Other algorithms have no network for it and come out as ever.
+    greedy ones stay the same. Other algorithms have no network for it and come out as ever. say: hears why the policy
+    does not know the model's environment.
     """
     algo = algorithm(model)
     policy = model.policy
@@ -83,7 +79,7 @@ def from_model(model: Any, *, distribution: bool = False) -> Policy:
     head = action_head(actions, "action_space", squashed=policy.squash_output, log_std=log_std)
     if gaussian:
         head = replace(head, kind="gaussian")
-    env_id, env_kwargs = _environment(model)
+    home = environment(model, say)
     extracted = Policy(
         observation_shape=observed.low.shape,
         observation_dtype=observed.observation_dtype,
@@ -91,11 +87,10 @@ def from_model(model: Any, *, distribution: bool = False) -> Policy:
         head=head,
         provenance=Provenance(
             algo=algo,
-            env_id=env_id,
-            env_kwargs=env_kwargs,
             statistics="" if normalize is None else "the model's VecNormalize",
-            stochastic=samples_actions(algo, env_id),
+            stochastic=samples_actions(algo, home.get("env_id", "")),
             origin="sb3-live",
+            **home,
         ),
     )
     _check_predict(model, actor, head, observed)
@@ -181,24 +176,3 @@ def _normalize(model: Any) -> Normalize | None:
     if len(found) > 1:
         raise UnsupportedError("observations pass several VecNormalize; a policy has the statistics of one")
     return found[0] if found else None
-
-
-def _environment(model: Any) -> tuple[str, dict[str, Any]]:
-    """(id, keyword arguments) of the model's environment; empty where it has none, where it is not registered, and
-    where it cannot be made from these alone: who evaluates has to say in which."""
-    from stable_baselines3.common import vec_env as sb3  # here: modules without SB3 models need not load it
-
-    env = model.get_env()
-    spec = env.get_attr("spec", [0])[0] if env is not None else None
-    known = (sb3.VecNormalize, sb3.VecTransposeImage, sb3.VecMonitor, sb3.VecCheckNan, sb3.VecVideoRecorder)
-    while isinstance(env, sb3.VecEnvWrapper):
-        if type(env) not in known:
-            return "", {}
-        env = env.venv
-    if spec is None or not {wrapper.name for wrapper in spec.additional_wrappers} <= WRAPPERS:
-        return "", {}
-    try:
-        json.dumps(spec.kwargs)
-    except TypeError:
-        return "", {}
-    return spec.id, dict(spec.kwargs)
