@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from gymnasium.envs.registration import registry
 
 AGENTS = Path(__file__).resolve().parents[2] / "shared" / "agents"
 
@@ -15,3 +17,36 @@ def agents() -> Path:
     if not AGENTS.is_dir():
         pytest.skip(f"trained agents are not at hand: no folder {AGENTS.name!r} beside the checkout")
     return AGENTS
+
+
+NEEDS = """
+import gymnasium, numpy as np
+
+class Needs(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, target, render_mode=None):
+        self.target = target
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), self.target, False, False, {}
+
+gymnasium.register("Needs-v0", Needs)
+"""
+
+
+@pytest.fixture
+def needs(tmp_path, monkeypatch):
+    """An environment of a user's module in the working directory: it has to be told `target`, which every step pays,
+    and has no end."""
+    (tmp_path / "users_needs.py").write_text(NEEDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "users_needs:Needs-v0"
+    sys.modules.pop("users_needs", None)
+    registry.pop("Needs-v0", None)

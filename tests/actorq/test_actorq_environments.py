@@ -12,6 +12,7 @@ from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import Actor
 from quarl.actorq.segment import segment_dtype
+from quarl.config import ActorQConfig
 from quarl.policy.graph import ActionHead
 
 
@@ -60,7 +61,7 @@ def test_parts_are_measured_of_images_in_the_policy_s_order_of_axes(monkeypatch)
     rows = np.zeros(20, segment_dtype(learnt_from, env.action_space))
     bounds = np.ones(2, np.float32)
     explorer = Explorer(ActionHead("tanh", -bounds, bounds), env.action_space, 0.1, np.random.default_rng(0))
-    played, _ = parts._play("any", 0, rows, explorer, 0.0)
+    played, _ = parts._play(ActorQConfig(env="any"), rows, explorer, 0.0)
     assert len(played) == parts.MIN_ROWS
     assert np.array_equal(played["next_observation"][0], np.moveaxis(image, -1, 0))
 

@@ -334,3 +334,17 @@ def test_what_an_environment_does_wrong_is_said_before_anything_starts(name, sai
 def test_no_target_is_met_where_nothing_is_evaluated(tmp_path, capsys):
     assert run(tmp_path / "out", "--target", "1", "--eval-episodes", "0") == 2
     assert "--target is met in evaluations: give an --eval-freq and --eval-episodes" in capsys.readouterr().err
+
+
+def test_actors_learner_and_evaluations_play_what_the_environment_is_told(needs, tmp_path, capsys):
+    assert run(tmp_path / "out", "--env", needs, "-n", "400") == 2
+    assert "missing 1 required positional argument: 'target'" in capsys.readouterr().err
+    told = ["--params", "env_kwargs:dict(target=0.5)", *SMALL.split(), "--env-kwargs", "target:0.25"]
+    told += ["--frame-stack", "2", "--max-episode-steps", "8"]
+    words = ["--env", needs, "-n", "400", "--actors", "1", "--eval-freq", "0", *told]
+    assert run(tmp_path / "out", *words) == 0
+    (summary,) = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert (summary["final"]["return"], summary["final"]["return_quantised"]) == (2.0, 2.0)
+    policy = load(tmp_path / "out" / "policy-int8.safetensors")
+    assert policy.policy.observation_shape == (4,)
+    assert policy.evaluate(episodes=2, env_id=needs).returns.tolist() == [2.0, 2.0]

@@ -250,3 +250,24 @@ def test_seeds_whose_fp32_agent_is_missing_have_no_rows(tmp_path: Path):
 def test_what_cannot_be_swept_is_refused_before_anything_is_trained(options: Any, message: str, tmp_path: Path):
     with pytest.raises(QuarlError, match=message):
         SweepConfig(**options, output=tmp_path).check()
+
+
+def test_every_training_and_evaluation_plays_what_the_environment_is_told(needs: str, tmp_path: Path):
+    words = ["sweep", "--algo", "ppo", "--env", needs, "--env-kwargs", "target:0.25", "--max-episode-steps", "8"]
+    words += [
+        "-n",
+        "128",
+        "--bits",
+        "8",
+        "--seeds",
+        "1",
+        "--methods",
+        "ptq",
+        "--episodes",
+        "3",
+        "--params",
+        "n_steps:64",
+    ]
+    assert main([*words, "--json", "rows.json"]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [(row["method"], row["mean"]) for row in rows] == [("fp32", 2.0), ("ptq", 2.0)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -268,3 +270,54 @@ def test_the_command_that_is_printed_repeats_the_run(tmp_path, capsys):
     assert "trained a2c on CartPole-v1" in captured.out
     assert "agent: logs/a2c/CartPole-v1_1/CartPole-v1.zip" in captured.out
     assert captured.err == "quarl: hyper-parameters: RL Zoo's for CartPole-v1\n"
+
+
+def test_arguments_and_limit_of_the_environment_hold_for_training_resuming_and_every_evaluation(
+    needs, tmp_path, capsys
+):
+    told = ("--env-kwargs", "target:0.25", "--max-episode-steps", "8")
+    run = ["eval", "ppo", "Needs-v0", "-f", "logs", "--env", needs, "--episodes", "2", "--json", "rows.json"]
+
+    def played(*more):
+        assert main([*run, *more]) == 0
+        (row,) = json.loads(Path("rows.json").read_text())["rows"]
+        return row["steps"], row["mean"]
+
+    assert train(tmp_path, "ppo", needs, 128, *told)["mean"] == 2.0
+    settings = tmp_path / "logs" / "ppo" / "Needs-v0_1" / "Needs-v0"
+    kwargs = {"target": 0.25, "max_episode_steps": 8}
+    assert yaml.safe_load((settings / "config.yml").read_text())["env_kwargs"] == kwargs
+    assert yaml.safe_load((settings / "args.yml").read_text())["env_kwargs"] == kwargs  # where the zoo looks
+    assert played() == (16, 2.0)
+    assert played("--env-kwargs", "target:0.5", "--max-episode-steps", "4") == (8, 2.0)
+    goes_on = [words("ppo", needs, steps, "--resume") for steps in (256, 384)]
+    assert main([*goes_on[0], "--json", "row.json"]) == 0
+    assert json.loads(Path("row.json").read_text())["rows"][0]["mean"] == 2.0
+    assert main([*goes_on[1], "--env-kwargs", "target:1.0", "--json", "row.json"]) == 0
+    assert json.loads(Path("row.json").read_text())["rows"][0]["mean"] == 8.0
+    assert played() == (16, 8.0)
+    capsys.readouterr()
+    assert main(words("ppo", needs, 128)) == 2
+    assert "missing 1 required positional argument: 'target'" in capsys.readouterr().err
+
+
+def test_wrappers_and_frames_replace_those_of_the_tuned_hyper_parameters(tmp_path):
+    told = ("--wrapper", "TimeLimit:max_episode_steps=7", "TimeAwareObservation", "--frame-stack", "3")
+    assert train(tmp_path, "ppo", "CartPole-v1", 64, *told)["mean"] <= 7
+    settings = tmp_path / "logs" / "ppo" / "CartPole-v1_1" / "CartPole-v1"
+    config = yaml.safe_load((settings / "config.yml").read_text())
+    assert config["env_wrapper"] == [
+        {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}},
+        {"gymnasium.wrappers.TimeAwareObservation": {}},
+    ]
+    assert config["frame_stack"] == 3
+    agent = quarl.load(settings.parent)
+    assert agent.policy.observation_shape == (15,)
+    assert agent.evaluate(episodes=3).lengths.max() == 7
+
+
+def test_a_limit_out_of_a_file_that_no_evaluation_could_wait_for_is_refused_before_training(tmp_path, capsys):
+    long = "env_kwargs:dict(max_episode_steps=1000000000000)"
+    assert main(words("ppo", "CartPole-v1", 128, long, folder=tmp_path)) == 2
+    assert "max_episode_steps is 1,000,000,000,000: episodes of more than 120,000 steps" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

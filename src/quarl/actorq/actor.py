@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.process import Worker, give_way, note
 from quarl.actorq.segment import SegmentWriter
+from quarl.envs.options import EnvironmentOptions
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 
 Array = NDArray[Any]
@@ -47,6 +48,7 @@ class ActorSpec:
     memory: Path
     blocks: Mapping[str, Block]
     env_id: str
+    world: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     num_envs: int = 1
     engine: str = "litert"
     update_interval: int = 100
@@ -78,7 +80,7 @@ class ActorLoop(Worker):
         stored = self.channel.ring.rows["observation"]
         seen = np.zeros((spec.num_envs, *stored.shape[1:]), stored.dtype)
         say = partial(note, spec.log)
-        self.world = Environments(spec.env_id, spec.num_envs, spec.seed, place, self.cells, seen, say)
+        self.world = Environments(spec.env_id, spec.num_envs, spec.seed, place, self.cells, seen, say, spec.world)
         self.version = self.step_of_version = 0
         self.engine: engines.Engine
         self.explorer: Explorer

@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch.optim import Adam
 
 from quarl import qat
+from quarl.actorq.environments import OF_ENVIRONMENT, world_of
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
 from quarl.algorithms.clocks import NO_UPDATES
@@ -51,7 +52,7 @@ five discounts of what it bootstrapped from; its D4PG's lie with D4PG."""
 
 def recalled(config: ActorQConfig) -> Recalled:
     """What the run's model needs of its environment, which is made and closed for it."""
-    return Recalled(partial(make, config.env, trusted=True), config.seed)
+    return Recalled(partial(make, config.env, trusted=True, **world_of(config).making), config.seed)
 
 
 def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgorithm:
@@ -124,7 +125,7 @@ def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
     The preset's hyper-parameters are below those that were given. QuarlError where there is no such argument.
     """
     chosen = _preset(config.algo) if config.preset == "quarl-2020" else {}
-    given = {name: value for name, value in config.hyperparameters().items() if value is not None}
+    given = {k: v for k, v in config.hyperparameters().items() if v is not None and k not in OF_ENVIRONMENT}
     if config.algo == "d4pg" and "sigma" in given:
         raise QuarlError("--params sigma is of a D4PG that explores itself: actors do, by --sigma")
     if "replay_buffer_kwargs" in given:

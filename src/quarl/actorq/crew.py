@@ -7,6 +7,7 @@ from typing import Any
 
 from quarl.actorq import actor, learner, publisher
 from quarl.actorq.actor import ActorSpec
+from quarl.actorq.environments import world_of
 from quarl.actorq.exploration import ladder
 from quarl.actorq.family import Child
 from quarl.actorq.learner import LearnerSpec
@@ -47,6 +48,7 @@ class Crew:
                     num_actors=config.actors,
                     incarnation=first,
                     env_id=config.env,
+                    world=world_of(config),
                     num_envs=config.envs_per_actor,
                     engine=config.engine,
                     update_interval=config.actor_update_interval,

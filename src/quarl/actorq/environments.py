@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 from numpy.typing import NDArray
 
 from quarl.actorq.ledger import Actor
+from quarl.algorithms.arguments import mapping
+from quarl.config import ActorQConfig
 from quarl.envs import make
+from quarl.envs.bound import LIMIT, longest
+from quarl.envs.options import EnvironmentOptions
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
 from quarl.errors import in_one_line
+from quarl.policy.zoo import wrappers_of
 
 Array = NDArray[Any]
+OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
+"""Hyper-parameters of RL Zoo that say how environments are made."""
 MADE_BITS = 12
 """Environments that one incarnation of an actor can make before seeds come again."""
 GAP = 2
@@ -25,6 +33,14 @@ RETRIES = 5
 """Environments in a row that raise before they made a step: then it is not the environment that helps."""
 PAUSE_S = 0.1
 """After one that could not be made anew; twice as long after each further one."""
+
+
+def world_of(config: ActorQConfig) -> EnvironmentOptions:
+    """How the environments are made: what --params says of them in RL Zoo's words, and over it the verb's options."""
+    written = EnvironmentOptions.said(config).over(config.hyperparameters())
+    kwargs = mapping(written.get("env_kwargs") or {}, "env_kwargs", "--params")
+    longest(kwargs.get(LIMIT), config.max_episode_steps)
+    return EnvironmentOptions(env_kwargs=kwargs, wrappers=wrappers_of(written, Path("--params")))
 
 
 class Environments:
@@ -39,6 +55,7 @@ class Environments:
         cells: Array,
         observations: Array,
         say: Callable[[str], None],
+        world: EnvironmentOptions = EnvironmentOptions(),  # noqa: B008  # frozen
     ) -> None:
         """place: number of the incarnation among those of all actors; cells: the actor's row of the ledger.
 
@@ -46,6 +63,7 @@ class Environments:
         first environment that raises; all are counted.
         """
         self._env_id, self._seed, self._place, self._cells, self._say = env_id, seed, place, cells, say
+        self._making = world.making
         self._made = self._raised = 0
         self.sequence = [0] * num
         """Number of the next segment of each."""
@@ -106,7 +124,7 @@ class Environments:
         self._cells[Actor.HEARTBEAT_S] = time.monotonic()
 
     def _make(self) -> gymnasium.Env[Any, Any]:
-        env = channels_as(make(self._env_id, trusted=True), self.observations.shape[1:])
+        env = channels_as(make(self._env_id, trusted=True, **self._making), self.observations.shape[1:])
         self._beat()
         return env
 

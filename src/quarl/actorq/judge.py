@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quarl import stats
 from quarl.actorq import wire
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.environments import world_of
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.evaluate import evaluate, once_more
@@ -40,7 +41,7 @@ class Judge:
         self, config: ActorQConfig, template: Template, channel: LocalChannel, say: Callable[[str], None]
     ) -> None:
         self.config, self.template, self.channel, self._say = config, template, channel, say
-        self._files = Dispensable(say)
+        self._files, self._world = Dispensable(say), world_of(config)
         self.packer_options: dict[str, Any] = {
             "actor_precision": config.actor_precision,
             "comm_bits": config.comm_bits,
@@ -61,13 +62,14 @@ class Judge:
             entry["trained_for"] = trained_for
         floats = self.channel.floats.pull()
         if floats is not None:
-            exact = quantize(self.template.policy(floats.data.view(np.float32)), QuantSpec.parse("fp32"))
+            policy = self.template.policy(floats.data.view(np.float32))
+            exact = quantize(self._world.at_home(policy, self.config.env), QuantSpec.parse("fp32"))
             entry |= {"version": floats.version, **self._play(exact, "return", episodes)}
             if last:
                 artifact.write(exact, self.config.output / "policy-fp32.safetensors")
         packed = self.channel.packed.pull()
         if packed is not None:
-            quantized = wire.unpack(packed.data)
+            quantized = self._world.at_home(wire.unpack(packed.data), self.config.env)
             entry |= {"version_quantised": packed.version, **self._play(quantized, "return_quantised", episodes)}
             if last:
                 artifact.write(quantized, self.config.output / f"policy-{self._sent(quantized)}.safetensors")
@@ -142,6 +144,7 @@ class Judge:
             episodes=episodes,
             seed=1000 * self.config.seed + len(self.entries),
             env_id=self.config.env,
+            max_episode_steps=self.config.max_episode_steps,
             stochastic=False,
         )
         summary = stats.summary(once_more(play, self._say).returns, np.random.default_rng(0))

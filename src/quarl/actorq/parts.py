@@ -18,6 +18,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq.build import build, samples_per_insert
+from quarl.actorq.environments import world_of
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.intake import Intake
 from quarl.actorq.ledger import CLASSES
@@ -94,7 +95,7 @@ def measure(
         push_s = median_s(lambda: template.flatten_into(model, vector), seconds / 10)
         dtype = segment_dtype(model.observation_space, model.action_space)
         explorer = Explorer(template.initial.head, model.action_space, 0.0, np.random.default_rng(config.seed))
-        rows, env_s = _play(config.env, config.seed, np.zeros(_num_rows(dtype), dtype), explorer, seconds)
+        rows, env_s = _play(config, np.zeros(_num_rows(dtype), dtype), explorer, seconds)
         say("inference")
         observations = rows["observation"][:OBSERVATIONS]
         measured = measure_arms(config, template, vector, observations, arms, seconds)
@@ -122,11 +123,11 @@ def _num_rows(dtype: np.dtype[Any]) -> int:
     return max(min(ROWS, ROWS_BYTES // dtype.itemsize), MIN_ROWS)
 
 
-def _play(env_id: str, seed: int, rows: Array, explorer: Explorer, seconds: float) -> tuple[Array, float]:
+def _play(config: ActorQConfig, rows: Array, explorer: Explorer, seconds: float) -> tuple[Array, float]:
     """(those of `rows` that random play has filled, seconds of a step)."""
-    env = channels_as(make(env_id, trusted=True), rows["observation"].shape[1:])
+    env = channels_as(make(config.env, trusted=True, **world_of(config).making), rows["observation"].shape[1:])
     try:
-        observation = env.reset(seed=episode_seed("probe", seed, 0))[0]
+        observation = env.reset(seed=episode_seed("probe", config.seed, 0))[0]
         count, spent, deadline = 0, 0.0, time.perf_counter() + seconds
         while count < MIN_ROWS or time.perf_counter() < deadline:
             row = rows[count % len(rows)]

@@ -14,6 +14,7 @@ from quarl import engines
 from quarl.actorq import actor, wire
 from quarl.actorq.actor import ActorSpec
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.environments import world_of
 from quarl.actorq.exploration import ladder
 from quarl.actorq.family import Child, Family
 from quarl.actorq.ledger import Actor, Learner, Ledger
@@ -117,6 +118,7 @@ def measure_overhead(
             memory=memory.path,
             blocks=blocks,
             env_id=config.env,
+            world=world_of(config),
             num_envs=config.envs_per_actor,
             engine=config.engine,
             update_interval=config.actor_update_interval,

@@ -11,6 +11,7 @@ import yaml
 from quarl.actorq.tuning import adopt
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED
+from quarl.config.environment import OPTIONS
 from quarl.config.options import completed, options_of
 from quarl.errors import QuarlError
 from quarl.folder import write_bytes
@@ -20,7 +21,7 @@ NEW = ("output", "resume", "json", "plan", *METERED)
 """Options that say which run it is and what to do with it."""
 LENGTHS = ("n_timesteps", "updates", "target", "eval_freq", "save_freq", "save_minutes", "save_replay_buffer")
 CREW = ("actors", "min_actors", "max_staleness", "env_timeout", "learner_threads", "device", "track")
-FREE = (*LENGTHS, *CREW, "params")
+FREE = (*LENGTHS, *CREW, "params", *OPTIONS)
 """Options that may change; the run's where they are not given."""
 
 

@@ -81,6 +81,7 @@ def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
     }
     if config.params:  # cells without any are older than this setting
         settings["params"] = config.params
+    settings |= {name: value for name, value in config.environment_options().items() if value}
     rows: list[Row] = []
     for policy in config.chosen():
         name = f"updates-{policy.replace(',', 'x')}-{device}"

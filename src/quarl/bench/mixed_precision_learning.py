@@ -119,6 +119,7 @@ def _play(config: MixedPrecisionConfig, policy: QuantizedPolicy, seed: int) -> A
         episodes=config.episodes,
         seed=seed,
         env_id=config.env,
+        max_episode_steps=config.max_episode_steps,
         stochastic=False,
     )
     return played.returns

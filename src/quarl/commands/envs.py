@@ -5,6 +5,7 @@ from __future__ import annotations
 from quarl.commands import terminal
 from quarl.config import EnvsConfig
 from quarl.envs import catalog
+from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, did_you_mean
 from quarl.report import schema
 
@@ -12,7 +13,7 @@ from quarl.report import schema
 def run(config: EnvsConfig) -> None:
     """Prints one row a suite, or one an algorithm where an environment is named."""
     if config.env:
-        rows = catalog.describe(config.env[0])
+        rows = catalog.describe(config.env[0], EnvironmentOptions.said(config))
         document = schema.document("envs id", [row.to_json() for row in rows], env_id=rows[0].env_id)
         terminal.show("envs id", document["rows"], rows[0].env_id)
     else:

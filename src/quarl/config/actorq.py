@@ -20,6 +20,7 @@ from quarl.config.base import (
     hyperparameters,
     zero_is_off,
 )
+from quarl.config.environment import EnvironmentConfig
 from quarl.config.values import check_types, layer_widths
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
@@ -34,7 +35,7 @@ ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorQConfig(MeteredConfig):
+class ActorQConfig(EnvironmentConfig, MeteredConfig):
     """Train with a full-precision learner and quantised actor processes."""
 
     verb: ClassVar[str] = "actorq"

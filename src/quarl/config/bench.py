@@ -10,6 +10,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, arg, subcommand
 
 from quarl.config.actorq import ActorQConfig
 from quarl.config.base import MeteredConfig, Output, at_least_one
+from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.values import layer_widths
 from quarl.errors import QuarlError, UnsupportedError
@@ -18,7 +19,7 @@ What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
 OF_PROTOCOLS = (
     *("arms", "algo", "env", "samples_per_insert", "net_arch", "actor_update_interval", "publish_interval", "actors"),
     *("envs_per_actor", "batch_size", "learner_dtype", "learner_threads", "params", "seconds", "warm_up", "rounds"),
-    *("n_timesteps", "seeds", "seed", "device"),
+    *("n_timesteps", "seeds", "seed", "device", *OPTIONS),
 )
 """Options of `quarl bench actorq` that time to reward has in its protocol."""
 RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,), "staleness": (4.0,)}
@@ -59,7 +60,7 @@ class LatencyConfig(MeteredConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchActorQConfig(MeteredConfig):
+class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     """Training with actors of several precisions: throughput, time to reward, where time goes, age of weights.
 
     Finished cells lie as JSON files in the output folder: the same command again goes on where the last one stopped.
@@ -203,6 +204,7 @@ class BenchActorQConfig(MeteredConfig):
             "save_minutes": 0.0,
             "seed": self.seed if seed is None else seed,
             "output": self.output,
+            **self.environment_options(),
         }
         return ActorQConfig(**chosen)
 

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
-from quarl.config.base import Config
+from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.errors import QuarlError
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvsConfig(Config):
+class EnvsConfig(EnvironmentConfig):
     """List the suites of environments, or say of one environment what it is like and which algorithms fit."""
 
     verb: ClassVar[str] = "envs"
@@ -27,5 +27,7 @@ class EnvsConfig(Config):
         super().check()
         if len(self.env) > 1:
             raise QuarlError(f"ID is one environment, got {len(self.env)} words: {' '.join(self.env)}")
+        if not self.env:
+            self.refuse(OPTIONS, "is of one environment", "name its ID")
         if self.env and self.suite is not None:
             raise QuarlError(f"ID {self.env[0]} is of one suite already: drop --suite")

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import arg
 
 from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder, hyperparameters
+from quarl.config.environment import EnvironmentConfig
 from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
 from quarl.literals import Name, mapping, spell
@@ -24,7 +25,7 @@ FIXED = {"buffer_size": NUM_FRAMES, "learning_starts": 0, "optimize_memory_usage
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixedPrecisionConfig(MeteredConfig):
+class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
     """DQN on images in mixed precision: how long an update takes, and whether it learns the same.
 
     Matrix products are autocast, weights and optimiser stay in float32, fp16 has its loss scaled. Finished cells lie as
@@ -126,6 +127,7 @@ class MixedPrecisionConfig(MeteredConfig):
             threads=self.threads,
             device=self.device,
             seed=seed,
+            **self.environment_options(),
         )
 
 

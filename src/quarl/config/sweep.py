@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from tyro.conf import arg
 
 from quarl.config.base import MeteredConfig, Normalize, Output, at_least_one, check_folder
+from quarl.config.environment import EnvironmentConfig
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.config.values import check_margin
 from quarl.errors import QuarlError
@@ -21,7 +22,7 @@ OF_TRAINING = ("n_timesteps", "params", "eval_freq")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(MeteredConfig):
+class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Train in float32 and for every precision, quantise what was trained, and compare: return against bits."""
 
     verb: ClassVar[str] = "sweep"
@@ -121,4 +122,5 @@ class SweepConfig(MeteredConfig):
             quant_delay=None if bits is None else self.quant_delay,
             qat_output_bits=None if bits is None else self.qat_output_bits,
             qat_ranges="minmax" if bits is None else self.qat_ranges,
+            **self.environment_options(),
         )

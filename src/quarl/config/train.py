@@ -19,6 +19,7 @@ from quarl.config.base import (
     hyperparameters,
     zero_is_off,
 )
+from quarl.config.environment import EnvironmentConfig
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.training import QatSpec, Ranges
 
@@ -26,7 +27,7 @@ LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(MeteredConfig):
+class TrainConfig(EnvironmentConfig, MeteredConfig):
     """Train an agent with Stable-Baselines3 and RL Zoo's tuned hyper-parameters, quantisation-aware if asked."""
 
     verb: ClassVar[str] = "train"

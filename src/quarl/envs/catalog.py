@@ -11,6 +11,7 @@ from quarl.envs import make
 from quarl.envs.bound import EPISODE_FRAMES
 from quarl.envs.fit import ALGORITHMS, fits, fitting, unreadable
 from quarl.envs.names import LQR_STEPS, SUITES, is_tombstone, resolve
+from quarl.envs.options import EnvironmentOptions
 from quarl.envs.suite_tasks import TASKS
 from quarl.errors import QuarlError
 from quarl.machine import version
@@ -105,10 +106,10 @@ def ids_of(suite: str) -> tuple[str, ...]:
     return listed or tuple(sorted(env_id for env_id, spec in registry.items() if _lives_in(spec, package)))
 
 
-def describe(env_id: str) -> list[FitRow]:
-    """One row an algorithm for the environment, which is made once, as it is and without wrappers."""
+def describe(env_id: str, options: EnvironmentOptions) -> list[FitRow]:
+    """One row an algorithm for the environment, which is made once, as the options say."""
     living = resolve(env_id, trusted=True)
-    env = make(env_id, trusted=True)
+    env = make(env_id, trusted=True, **options.making)
     try:
         spec, observed = env.spec, unreadable(env.observation_space)
         reasons = {algo: observed or fits(algo, env.action_space) or "" for algo in ALGORITHMS}

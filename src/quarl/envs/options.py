@@ -76,12 +76,15 @@ class EnvironmentOptions:
         own = env_id is None or is_same(env_id, source.env_id)
         home = source
         if self != EnvironmentOptions() or not source.env_id:
+            before = {LIMIT: source.max_episode_steps, **source.env_kwargs} if own else {}
+            kwargs = {**before, **self.env_kwargs}
+            limit = kwargs.pop(LIMIT, None)
             home = replace(
                 source,
                 env_id=source.env_id if own else resolve(chosen, trusted=True),
-                env_kwargs={**(source.env_kwargs if own else {}), **self.env_kwargs},
+                env_kwargs=kwargs,
                 wrappers=self._over(source.wrappers),
-                max_episode_steps=self.max_episode_steps or (source.max_episode_steps if own else None),
+                max_episode_steps=self.max_episode_steps or limit,
             )
         frames = (policy.observation_dtype, policy.observation_shape) == ("uint8", PREPROCESSED)
         raw = all(name == VEC_FRAME_STACK for name, _ in home.wrappers)
@@ -93,6 +96,11 @@ class EnvironmentOptions:
                 home, wrappers=((f"{ATARI_WRAPPERS}.AtariWrapper", {}), (VEC_FRAME_STACK, {"n_stack": PREPROCESSED[0]}))
             )
         return policy if home == source else replace(policy, provenance=home)
+
+    @property
+    def making(self) -> dict[str, Any]:
+        """What `envs.make` takes."""
+        return {"env_kwargs": self.env_kwargs, "wrappers": self._over(()), LIMIT: self.max_episode_steps}
 
     def over(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """Hyper-parameters, as a config.yml spells them, with these options in place of theirs."""

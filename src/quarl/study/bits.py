@@ -22,6 +22,7 @@ from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig, TrainConfig
 from quarl.envs import resolve
 from quarl.envs.names import is_atari
+from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.policy import artifact
@@ -108,7 +109,7 @@ def check(config: SweepConfig) -> SweepConfig:
         assert env is not None
         env.close()
     else:  # nothing is trained
-        check_environment(config.algo, config.env)
+        check_environment(config.algo, config.env, EnvironmentOptions.said(config))
         read(config.trained_agent, config.algo, config.normalize)
     return config
 
@@ -174,9 +175,11 @@ def measure(config: SweepConfig, training: TrainConfig, bits: str | None) -> Cel
 def _quantised(config: SweepConfig, path: Path, seed: int) -> Iterator[dict[str, Any]]:
     """The float32 agent and what post-training quantisation makes of it."""
     policy = read(path, config.algo, config.normalize if path == config.trained_agent else None)
+    policy = EnvironmentOptions.said(config).at_home(policy, config.env)
     yield _play(config, quantize(policy, EXACT), FP32, FP32, seed)
     if "ptq" in config.methods:
-        calibrated = Calibrated(policy, record(policy, "calibration", Settings(seed=seed, env_id=config.env)))
+        settings = Settings(seed=seed, env_id=config.env, max_episode_steps=config.max_episode_steps)
+        calibrated = Calibrated(policy, record(policy, "calibration", settings))
         for bits in config.bits:
             yield _play(config, calibrated.quantize(config.spec(bits)), "ptq", bits, seed)
 
@@ -187,6 +190,7 @@ def _play(config: SweepConfig, policy: QuantizedPolicy, method: str, bits: str, 
         episodes=config.episodes,
         seed=seed,
         env_id=config.env,
+        max_episode_steps=config.max_episode_steps,
         engine=engines.load_fitting(policy).name,
         stochastic=False,
     )

@@ -15,6 +15,7 @@ from quarl.envs.bound import LONGEST, is_limited
 from quarl.envs.checked import Checked, held
 from quarl.envs.fit import fits, fitting
 from quarl.envs.names import ATARI, suite_of
+from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.policy.spaces import Box, from_live, observation_box
 from quarl.training.hyperparameters import Recipe
@@ -69,9 +70,9 @@ def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEn
     return env
 
 
-def check_environment(algo: str, env_id: str) -> None:
+def check_environment(algo: str, env_id: str, options: EnvironmentOptions) -> None:
     """`check_spaces` of an environment that is made for it."""
-    with held(partial(make, env_id, trusted=True)) as env:
+    with held(partial(make, env_id, trusted=True, **options.making)) as env:
         check_spaces(algo, env_id, env)
         _tell_of_no_limit(env, note)
 

@@ -159,6 +159,7 @@ class Judge:
             episodes=self.config.eval_episodes,
             seed=self.config.seed,
             env_id=self.config.env,
+            max_episode_steps=self.config.max_episode_steps,
             engine=engines.load_fitting(policy).name,
             stream=stream,
             env=self.learners if self._borrows(policy) else None,

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from quarl.config import TrainConfig
 from quarl.config.base import METERED
+from quarl.config.environment import OPTIONS, spelled
 from quarl.config.options import completed
 from quarl.training.run_folder import RunFolder
 
-FREE = ("n_timesteps", "vec_env", "params", "threads", "device", "track", "eval_freq", "save_freq", "save_minutes")
+FREE = (
+    *("n_timesteps", "vec_env", "params", "threads", "device", "track", "eval_freq", "save_freq", "save_minutes"),
+    *OPTIONS,
+)
 """Options that may change; the run's where they are not given."""
 NEW = ("algo", "env", "folder", "resume", "json", *METERED)
 """Options that say which run it is and what to do with it."""
@@ -22,5 +26,7 @@ def resumed(config: TrainConfig, folder: RunFolder) -> TrainConfig:
     args = folder.read_args()
     if isinstance(agent := args.get("trained_agent"), str):
         args["trained_agent"] = Path(agent)
+    kwargs = args.get("env_kwargs")
+    args["env_kwargs"] = spelled(kwargs) if isinstance(kwargs, dict) else ()
     where = folder.settings / "args.yml"
     return completed(config, args, where, new=NEW, free=FREE, typed=config.typed, compared_later=COMPARED_LATER)

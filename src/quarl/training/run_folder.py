@@ -80,7 +80,8 @@ class RunFolder:
     def describe(self, config: TrainConfig, written: Mapping[str, Any], env_id: str) -> None:
         """Writes config.yml and args.yml."""
         # env_kwargs: the zoo's scripts look for it here
-        args = {**options_of(config), "env": env_id, "log_folder": str(config.folder), "env_kwargs": None}
+        env_kwargs = written.get("env_kwargs") or None
+        args = {**options_of(config), "env": env_id, "log_folder": str(config.folder), "env_kwargs": env_kwargs}
         for name, values in (("config.yml", written), ("args.yml", args)):
             text = yaml.safe_dump(plain(dict(values)), sort_keys=True)
             write_bytes(text.encode(), self.settings / name)

@@ -24,9 +24,10 @@ from quarl.algorithms.d4pg import D4PG
 from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
 from quarl.envs import resolve
+from quarl.envs.bound import LIMIT, longest
 from quarl.envs.checked import BrokenEnvironmentError
 from quarl.envs.names import is_atari
-from quarl.envs.options import described
+from quarl.envs.options import EnvironmentOptions, described
 from quarl.errors import QuarlError
 from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
@@ -58,8 +59,7 @@ class Session:
         if path is not None:
             agent = TrainedAgent(path, config.algo, config.normalize)
         asked: str | None = None
-        self.has_changed = False
-        """Whether it goes on with other options than it began with, which no single command repeats."""
+        before: dict[str, Any] = {}
         if config.resume:
             self._folder = RunFolder.latest(config.folder, config.algo, self.env_id)
             spec = config.spec()
@@ -67,19 +67,20 @@ class Session:
             config = resumed(config, self._folder)
             before = self._folder.read_config()
             written = before | given
-            self.has_changed = any(written.get(name) != before.get(name) for name in given) or (
-                config.n_timesteps is not None and config.n_timesteps != before.get("n_timesteps")
-            )
         else:
             atari = is_atari(self.env_id)
             found = tuned.read(config.algo, self.env_id, atari=atari)
             self._notes.append(f"hyper-parameters: {found.origin}")
             written = found.written | given if agent is None else agent.adapt(found.written, given, self._notes.append)
         written |= {name: getattr(config, name) or written.get(name) for name in ("n_timesteps", "n_envs")}
+        written = EnvironmentOptions.said(config).over(written)
+        self.has_changed = config.resume and any(written.get(name) != before.get(name) for name in written)
+        """Whether it goes on with other options than it began with, which no single command repeats."""
         # the zoo's scripts take what is there for set
         self.written = written = {name: value for name, value in written.items() if value is not None}
         where = Path("hyper-parameters") if self._folder is None else self._folder.settings / "config.yml"
         self.recipe = recipe = interpret(written, where)
+        longest(recipe.env_kwargs.get(LIMIT), config.max_episode_steps)
         if self._folder is None and atari:
             made = Provenance(env_id=self.env_id, env_kwargs=recipe.env_kwargs, wrappers=recipe.wrappers)
             self._notes.append(f"a game of Atari: {described(made)}")

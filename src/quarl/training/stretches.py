@@ -17,6 +17,7 @@ from typing import Any
 from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.config.base import METERED
+from quarl.config.environment import OPTIONS
 from quarl.envs import resolve
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.training.outcome import Ended
@@ -30,9 +31,8 @@ save_freq is another run, but of the same kind."""
 
 def settings(config: TrainConfig) -> dict[str, Any]:
     """What a training depends on, ready for JSON."""
-    found = {key: value for key, value in asdict(config).items() if key not in ELSEWHERE}
-    if found["normalize"] is None:  # as in the runs that were begun before there was this option
-        del found["normalize"]
+    newer = (*OPTIONS, "normalize")  # than measurements that are kept
+    found = {k: v for k, v in asdict(config).items() if k not in ELSEWHERE and (k not in newer or v)}
     return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
 
 
