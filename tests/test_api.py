@@ -280,7 +280,8 @@ def test_the_root_folder_holds_no_agent():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"env": "CartPole-v1"}, "evaluate has no keyword 'env'; did you mean 'env_id'?"),
+        ({"env": "CartPole-v1"}, "env is a str, not a gymnasium.Env; an id is given as env_id"),
+        ({"env_name": "CartPole-v1"}, "evaluate has no keyword 'env_name'; did you mean 'env_id'?"),
         ({"n_eval_episodes": 5}, "did you mean 'episodes'?"),
         ({"max_steps": 5}, "did you mean 'max_episode_steps'?"),
         ({"sed": 5}, "did you mean 'seed'?"),
@@ -293,7 +294,7 @@ def test_the_root_folder_holds_no_agent():
 def test_a_careless_evaluation_is_told_the_right_keyword(options, line):
     with pytest.raises(QuarlError, match=re.escape(line)):
         quarl.Agent(networks.dense([4, 2])).evaluate(**options)
-    if "env" in options:
+    if "env_name" in options:
         with pytest.raises(QuarlError, match="quantize has no keyword 'env'; did you mean 'env_id'"):
             quarl.Agent(networks.dense([4, 2])).quantize(8, env="CartPole-v1")
 

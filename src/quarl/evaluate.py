@@ -107,6 +107,10 @@ def evaluate(
     env: the environment to play in, one episode after the other, instead of new ones; it is not closed.
     """
     if env is not None:
+        if not isinstance(env, gymnasium.Env):
+            raise QuarlError(f"env is a {type(env).__name__}, not a gymnasium.Env; an id is given as env_id")
+        if env_kwargs or wrappers or frame_stack:
+            raise QuarlError("env is made already: drop env_kwargs, wrappers and frame_stack")
         batch = num_workers = 1
     for name, value in (("episodes", episodes), ("batch", batch), ("num_workers", num_workers)):
         if _whole(name, value) < 1:
