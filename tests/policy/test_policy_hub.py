@@ -140,6 +140,14 @@ def test_other_paths_are_left_alone(tmp_path: Path):
     assert hub.local(Path("hubris.zip")) == Path("hubris.zip")
 
 
+def test_a_name_without_zip_means_the_zip_where_nothing_else_is_called_so(tmp_path: Path):
+    assert hub.local(tmp_path / "ppo-v1.5") == tmp_path / "ppo-v1.5"
+    (tmp_path / "ppo-v1.5.zip").touch()
+    assert hub.local(tmp_path / "ppo-v1.5") == tmp_path / "ppo-v1.5.zip"
+    (tmp_path / "ppo-v1.5").mkdir()
+    assert hub.local(tmp_path / "ppo-v1.5") == tmp_path / "ppo-v1.5"
+
+
 def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(QuarlError, match=r"pip install 'quarl\[hub\]'"):

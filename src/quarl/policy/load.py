@@ -8,7 +8,7 @@ from pathlib import Path
 from quarl.errors import QuarlError
 from quarl.policy import artifact, foreign, hub, legacy, sb3, zoo
 from quarl.policy.budget import reading
-from quarl.policy.container import member_names, read_bytes, read_members
+from quarl.policy.container import member_names, read_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.weights import read_nested
 
@@ -43,11 +43,9 @@ def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | Quant
     kind = foreign.recognise(path)
     if kind == "torch" and start.startswith((b"PK", b"\x80")):
         raise QuarlError(f"{path} {_of_pytorch(path)}")
-    if start.startswith(b"PK"):
-        # Both libraries' zips have `data`; only the older one lists its parameters.
-        old = "parameter_list" in read_members(path, only=("parameter_list",))
-        if not old:
-            return sb3.read_zip(path, algo=algo.lower(), normalize=normalize)
+    # Both libraries' zips have `data`; only the older one lists its parameters.
+    if start.startswith(b"PK") and "parameter_list" not in member_names(path):
+        return sb3.read_zip(path, algo=algo.lower(), normalize=normalize)
     if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
         return legacy.read_sb2(path, algo, normalize)
     weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
