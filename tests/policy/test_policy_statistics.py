@@ -208,3 +208,20 @@ def test_a_saved_agent_says_and_keeps_where_its_statistics_are_from(lay, capsys:
     assert not np.array_equal(shifted.predict(row)[0], raw.predict(row)[0])
     assert np.array_equal(shifted.predict(row)[0], agent.predict(row)[0])
     assert "stable_baselines3.common.vec_env.vec_normalize" in sys.modules  # for the test's own files, not by reading
+
+
+def test_agents_of_stable_baselines_2_have_theirs_beside_them_or_are_asked(agents: Path, tmp_path: Path):
+    source = agents / "sb2/ppo2"
+    (tmp_path / "walker.pkl").write_bytes((source / "BipedalWalker-v2.pkl").read_bytes())
+    (tmp_path / "obs_rms.pkl").write_bytes((source / "BipedalWalker-v2/obs_rms.pkl").read_bytes())
+    found, zoo_s = read(tmp_path / "walker.pkl"), read(source / "BipedalWalker-v2.pkl")
+    means = [next(op for op in policy.ops if isinstance(op, Normalize)).mean for policy in (found, zoo_s)]
+    assert np.array_equal(*means)
+    (tmp_path / "hopper.pkl").write_bytes((source / "HopperBulletEnv-v0.pkl").read_bytes())
+    with pytest.raises(QuarlError, match=r"obs_rms\.pkl lies beside hopper\.pkl too, .*--normalize FILE"):
+        read(tmp_path / "walker.pkl")
+
+
+def test_training_takes_statistics_with_the_agent_they_are_of(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--env", "CartPole-v1", "--normalize", "none"]) == 2
+    assert "--normalize says how a trained agent observed: add -i MODEL" in capsys.readouterr().err
