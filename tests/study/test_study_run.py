@@ -86,6 +86,18 @@ def test_rows_are_what_evaluation_finds_and_a_second_run_measures_nothing(
     assert without_time(run(path, folder="again")) == without_time(rows)
 
 
+def test_agents_and_trainings_play_in_environments_made_as_the_study_says(study_file: Write):
+    told = "env_kwargs: {sutton_barto_reward: true}, wrapper: ['TimeLimit:max_episode_steps=9'], max_episode_steps: 5"
+    train = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 200, "
+    path = study_file(f"{DQN[:-1]}, {told}}}\n{train}{told}}}", f"{FP32}\n{{method: ptq, precision: 8}}")
+    rows = run(path)
+    assert [(row["method"], row["state"], row["mean"]) for row in rows if row["method"] != "train"] == [
+        (method, "done", 0.0)
+        for method in ("fp32", "ptq", "fp32", "ptq")  # nothing but a fall costs
+    ]
+    assert run(study_file(DQN, FP32, name="plain.yml"))[0]["mean"] > 5  # another cell
+
+
 def test_added_cells_are_measured_and_dropped_ones_stay(study_file: Write):
     small = study_file(DQN, FP32, name="small.yml")
     large = study_file(f"{DQN}\n{A2C}", f"{FP32}\n{PTQ}", name="large.yml")

@@ -32,6 +32,8 @@ class PolicyEntry:
     episodes: int | None
     actorq: Mapping[str, Any]
     """Options of `quarl actorq` for this task."""
+    world: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """environment: the options of EnvironmentConfig, part of what determines agents; empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

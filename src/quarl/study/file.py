@@ -20,7 +20,10 @@ from typing import Any
 
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED, SEEDS
+from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.train import LEARNERS, unknown_algorithm
+from quarl.envs.bound import LIMIT, longest
+from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.plain_yaml import key_lines, read_yaml
 from quarl.quant.spec import QuantSpec
@@ -30,11 +33,14 @@ from quarl.study.entries import MARGIN_PCT, MethodEntry, PolicyEntry, Study
 SHIPPED = Path(__file__).with_name("shipped")
 METHODS = ("fp32", "ptq", "qat", "actorq")
 MODES = ("dynamic", "static")
-SET_BY_CELLS = ("algo", "env", "actor_precision", "seed", "output", "json", "resume", "plan", "track", *METERED)
+SET_BY_CELLS = (
+    *("algo", "env", "actor_precision", "seed", "output", "json", "resume", "plan", "track"),
+    *(*METERED, *OPTIONS),
+)
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(f.name for f in dataclasses.fields(ActorQConfig) if f.name not in SET_BY_CELLS)
 KEYS = ("name", "about", "episodes", "margin", "seeds", "limits", "agents", "policies", "methods")
-POLICY = ("algo", "env", "source", "na", "n_timesteps", "params", "seeds", "episodes", "actorq")
+POLICY = ("algo", "env", "source", "na", "n_timesteps", "params", "seeds", "episodes", "actorq", *OPTIONS)
 OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "fp32": (),
     "ptq": ("precision", "scheme", "mode"),
@@ -129,7 +135,23 @@ class _Reader:
             seeds=self.seeds(entry, at),
             episodes=self.count(entry, "episodes", None, at),
             actorq=options,
+            world=self.world(entry, at),
         )
+
+    def world(self, entry: Mapping[str, Any], at: Where) -> dict[str, Any]:
+        kwargs = self.mapping(entry, "env_kwargs", at)
+        found = {
+            "env_kwargs": spelled(kwargs),
+            "wrapper": self.words(entry, "wrapper", at),
+            **{name: self.count(entry, name, None, at) for name in OPTIONS[2:]},
+        }
+        given = {name: value for name, value in found.items() if value}
+        try:
+            EnvironmentOptions.said(EnvironmentConfig(**given))
+            longest(given.get(LIMIT) or kwargs.get(LIMIT), None)
+        except QuarlError as error:
+            raise self.wrong(at, str(error)) from None
+        return {"environment": given} if given else {}
 
     def method(self, entry: Any, at: Where) -> MethodEntry:
         if not isinstance(entry, Mapping) or entry.get("method") not in METHODS:

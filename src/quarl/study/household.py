@@ -17,7 +17,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from quarl.config.environment import EnvironmentConfig
 from quarl.envs import resolve
+from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError
 from quarl.evaluate import played_on
 from quarl.policy import load
@@ -145,6 +147,8 @@ def _prepare(home: Home) -> _Held:
     if trained_on and resolve(trained_on) != home.env_id:
         raise QuarlError(f"{path} was trained on {trained_on}, not on {home.env_id}: correct the study")
     env_id = None if trained_on else home.env_id
+    told = EnvironmentConfig(**home.identity.get("environment", {}))
+    policy = EnvironmentOptions.said(told).at_home(policy, env_id)
     played_on(policy, env_id)
     if not home.calibrate:
         return _Held(Calibrated(policy), home.seed, env_id)

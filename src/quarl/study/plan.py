@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from quarl.config.environment import EnvironmentConfig
 from quarl.envs import make, resolve
 from quarl.envs.fit import fits, unreadable
+from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
@@ -126,10 +128,12 @@ def _of_policy(
     """The cells of one policy with one seed and the line that asks for each, its training first where one needs it."""
     agent, na = None, entry.na
     if entry.sources:
-        na = _unfit(entry.algo, env_id, spaces)
+        na = _unfit(entry, env_id, spaces)
         if not na:
             agent = source.locate(study, entry, env_id, seed)
             na = "" if agent is not None else entry.na
+    if agent is not None:
+        agent = dataclasses.replace(agent, identity={**agent.identity, **entry.world})
     policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
     made = [(cell, method.line) for method in study.methods for cell in _METHODS[method.method](policy, method)]
     if na:
@@ -141,17 +145,20 @@ def _of_policy(
     yield from made
 
 
-def _unfit(algo: str, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
+def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
     """Why the algorithm cannot act in the environment; empty where it can. Environments are made once."""
-    if env_id not in spaces:
+    key = f"{env_id} {entry.world}"
+    if key not in spaces:
         try:
-            env = make(env_id)
-            spaces[env_id] = env.action_space, unreadable(env.observation_space)
+            env = make(
+                env_id, **EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {}))).making
+            )
+            spaces[key] = env.action_space, unreadable(env.observation_space)
             env.close()
         except QuarlError as error:  # an extra that is not installed
-            spaces[env_id] = None, str(error)
-    space, why = spaces[env_id]
-    return why or fits(algo, space) or ""
+            spaces[key] = None, str(error)
+    space, why = spaces[key]
+    return why or fits(entry.algo, space) or ""
 
 
 def _refused(cell: Cell, why: str) -> Cell:
@@ -244,6 +251,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         work = {
             "algo": entry.algo,
             "env_id": policy.env_id,
+            **entry.world,
             "options": options,
             "precision": text,
             "seed": policy.seed,

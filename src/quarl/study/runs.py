@@ -27,6 +27,7 @@ def training_config(work: Mapping[str, Any], folder: Path, trained_agent: Path |
         eval_freq=work["eval_freq"],
         save_freq=work["save_freq"],
         seed=work["seed"],
+        **work.get("environment", {}),
     )
 
 
@@ -61,6 +62,7 @@ def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
         seed=work["seed"],
         params=_words(work["options"]["params"]),
         output=folder,
+        **work.get("environment", {}),
         **{"preset": "none"} | {name: value for name, value in work["options"].items() if name != "params"},
     )
 

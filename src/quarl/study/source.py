@@ -78,6 +78,7 @@ def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
         "tuned": found,
         "params": dict(entry.params),
         "seed": seed,
+        **entry.world,
         **lengths(n_timesteps),
     }
 
