@@ -177,7 +177,7 @@ class Unclosable(Line):
         raise RuntimeError("already closed")
 
 
-class Endless(Line):
+class Unlimited(Line):
     pass
 
 
@@ -204,4 +204,4 @@ for one in (Line, Raising, NanObservation, InfiniteReward, ArrayReward, OldStep,
     register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
 for one in (Short, ShortLater, Fractions, NanAtTheEnd, Single, SingleWorld, Device, Unclosable, Images):
     register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
-register("Endless-v0", entry_point=Endless)
+register("Unlimited-v0", entry_point=Unlimited)

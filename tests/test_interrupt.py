@@ -75,15 +75,13 @@ def test_what_comes_with_the_first_ctrl_c_does_not_break_the_tidying_off(clock):
 
 
 def test_a_signal_that_comes_when_the_run_has_just_ended_is_still_the_first_ones(clock):
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        with interrupt.Interrupts(lambda: None):
-            os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert heard == []
+    before = signal.getsignal(signal.SIGINT)
+    with interrupt.ctrl_c():
+        with interrupt.Interrupts(lambda: None) as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.number == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
         clock[0] = interrupt.AGAIN_S
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert heard == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -25,14 +26,7 @@ ONCE_MORE = f"once more, {AGAIN_S:g} s from now or later, to leave at once"
 def ctrl_c() -> Iterator[None]:
     """Inside, Ctrl-C ends in a KeyboardInterrupt, whatever it becomes on its way: libraries that are being imported
     turn it into an ImportError."""
-    came: float | None = None
-
-    def handle(number: int, frame: object) -> None:
-        nonlocal came
-        if came is None or time.monotonic() - came >= AGAIN_S:
-            came = time.monotonic()
-            raise KeyboardInterrupt
-
+    handle = _CtrlC()
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
@@ -41,11 +35,22 @@ def ctrl_c() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if came is not None:
+        if handle.came:
             raise KeyboardInterrupt from None
         raise
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class _CtrlC:
+    """The handler of `ctrl_c`."""
+
+    came, deaf_until = False, -math.inf
+
+    def __call__(self, number: int, frame: object) -> None:
+        if (now := time.monotonic()) >= self.deaf_until:
+            self.came, self.deaf_until = True, now + AGAIN_S
+            raise KeyboardInterrupt
 
 
 class Interrupted(BaseException):
@@ -71,7 +76,9 @@ class Interrupts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler if self.number is None else self._late(handler))
+            if isinstance(handler, _CtrlC) and self.number is not None:
+                handler.deaf_until = self._came + AGAIN_S
+            signal.signal(number, handler)
 
     def attempt(self, work: Callable[[], None]) -> bool:
         """Does `work`; False where a first signal came before it or broke it off."""
@@ -101,13 +108,3 @@ class Interrupts:
         if os.isatty(2):
             os.write(2, b"\x1b[?25h")  # the live view had hidden the cursor
         os._exit(SIGNALLED + number)
-
-    def _late(self, handler: Any) -> Callable[[int, object], None]:
-        """The handler for what comes when the run has ended: not for what belongs to the signal that ended it."""
-
-        def handle(number: int, frame: object) -> None:
-            if time.monotonic() - self._came >= AGAIN_S:
-                signal.signal(number, handler)
-                os.kill(os.getpid(), number)
-
-        return handle

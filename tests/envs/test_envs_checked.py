@@ -11,7 +11,7 @@ import difficult_environments
 from quarl import engines
 from quarl.envs import make
 from quarl.envs.checked import BrokenEnvironmentError, Checked
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, note_once
 from quarl.evaluate import evaluate, record_observations
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 from quarl.policy.operators import Dense
@@ -72,6 +72,7 @@ def test_what_stable_baselines3_takes_is_played_as_it_is(name, capfd):
 @pytest.mark.parametrize("name", ["Single", "SingleWorld"])
 @pytest.mark.parametrize("batch", [1, 16])
 def test_where_one_environment_may_live_episodes_are_the_same_one_at_a_time(name, batch, capfd):
+    note_once.cache_clear()
     plain = played("Line", episodes=5)
     assert np.array_equal(played(name, episodes=5, batch=batch).returns, plain.returns)
     said = capfd.readouterr().err

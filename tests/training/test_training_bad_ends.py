@@ -108,14 +108,14 @@ def test_that_there_is_no_time_limit_is_said_before_training_which_goes_on_witho
 ):
     monkeypatch.setattr("quarl.envs.bound.LONGEST", 1000)
     more = ["--eval-freq", "32", "--eval-episodes", "1"]
-    assert main(words("a2c", f"{HERE}Endless-v0", 64, *more)) == 2
+    assert main(words("a2c", f"{HERE}Unlimited-v0", 64, *more)) == 2
     said = capsys.readouterr().err.splitlines()
-    assert "Endless-v0 has no time limit" in said[1]
+    assert "Unlimited-v0 has no time limit" in said[1]
     assert "--max-episode-steps sets a limit" in said[1]
     left_out = [line for line in said if "is left out (an episode has not ended after 1,000 steps" in line]
     assert len(left_out) == 2
     assert said[-1].startswith("quarl: the last evaluation failed (an episode has not ended after 1,000 steps: give")
-    assert (tmp_path / "logs/a2c/Endless-v0_1/Endless-v0.zip").is_file()
+    assert (tmp_path / "logs/a2c/Unlimited-v0_1/Unlimited-v0.zip").is_file()
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", f"{HERE}Line-v0"])
