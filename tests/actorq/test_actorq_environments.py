@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from quarl.actorq import parts
-from quarl.actorq.environments import Environments
+from quarl.actorq.build import build
+from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import Actor
 from quarl.actorq.segment import segment_dtype
+from quarl.actorq.tuning import adopt
 from quarl.config import ActorQConfig
 from quarl.policy.graph import ActionHead
 
@@ -61,9 +65,29 @@ def test_parts_are_measured_of_images_in_the_policy_s_order_of_axes(monkeypatch)
     rows = np.zeros(20, segment_dtype(learnt_from, env.action_space))
     bounds = np.ones(2, np.float32)
     explorer = Explorer(ActionHead("tanh", -bounds, bounds), env.action_space, 0.1, np.random.default_rng(0))
-    played, _ = parts._play(ActorQConfig(env="any"), rows, explorer, 0.0)
+    played, _ = parts._play(ActorQConfig(env="CartPole-v1"), rows, explorer, 0.0)
     assert len(played) == parts.MIN_ROWS
     assert np.array_equal(played["next_observation"][0], np.moveaxis(image, -1, 0))
+
+
+def test_games_of_atari_are_preprocessed_for_learner_and_actors_unless_the_user_says_otherwise():
+    pytest.importorskip("ale_py")
+    config = ActorQConfig(env="PongNoFrameskip-v4", params=("buffer_size:50", "env_kwargs:dict(mode=0)"))
+    assert build(config).observation_space.shape == (4, 84, 84)
+    found = Environments(
+        config.env, 1, 0, 0, np.zeros(len(Actor)), np.zeros((1, 4, 84, 84), np.uint8), print, world_of(config)
+    )
+    assert found.observations.any()
+    rewards = [found.envs[0].step(0)[1] for _ in range(400)]  # who stands still loses point after point
+    assert set(rewards) == {0.0, -1.0}
+    assert 5 < rewards.count(-1.0) < 21
+    found.envs[0].close()
+    said = []
+    adopted = adopt(config, said.append)
+    assert said[0] == "a game of Atari: PongNoFrameskip-v4, mode=0, AtariWrapper, VecFrameStack(n_stack=4)"
+    assert not any("env_wrapper" in line or "frame_stack" in line for line in (*said, *adopted.params))
+    raw = replace(config, params=("env_wrapper:None", "frame_stack:0"))
+    assert world_of(raw).making["wrappers"] == ()
 
 
 @pytest.mark.parametrize("chosen", ["act", "random"])

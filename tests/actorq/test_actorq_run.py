@@ -139,7 +139,6 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
         (["--target", "nan"], "--target must be a finite number, got nan"),
         (["--min-actors", "3"], "--min-actors 3 is more than --actors 2"),
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
-        (["--env", "PongNoFrameskip-v4"], "actors do not preprocess PongNoFrameskip-v4 as Atari's agents need it"),
         (["--env", "Pendulum-v1"], "dqn on Pendulum-v1 is n/a: dqn needs a discrete action space; use "),
         (
             ["--algo", "sac", "--env", "Pendulum-v1", "--params", "target_update_interval:8"],

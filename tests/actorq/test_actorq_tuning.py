@@ -55,7 +55,7 @@ def test_what_is_given_wins_over_the_tuned_numbers():
 def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch):
     written = {"n_timesteps": 2e4, "policy": "MlpPolicy", "n_envs": 4, "train_freq": 2, "gradient_steps": 8}
     written |= {"noise_type": "ornstein-uhlenbeck", "noise_std": 0.5, "normalize": True, "env_wrapper": ["x.Y"]}
-    monkeypatch.setattr(tuned, "read", lambda algo, env_id: Tuned(written, "somebody's"))
+    monkeypatch.setattr(tuned, "read", lambda algo, env_id, **options: Tuned(written, "somebody's"))
     config, said = adopted("--algo", "td3", "--env", "Pendulum-v1")
     assert said == [
         "hyper-parameters: somebody's",
@@ -82,7 +82,7 @@ def test_without_tuned_numbers_and_without_the_preset_all_is_stable_baselines3_s
 @pytest.mark.parametrize("algo", ["dqn", "ddpg", "td3", "sac"])
 def test_every_entry_of_the_zoo_s_files_is_one_that_actorq_takes(algo, monkeypatch):
     for name, written in read_yaml(tuned.file_of(algo), merging=True).items():
-        monkeypatch.setattr(tuned, "read", lambda *_, found=written, name=name: Tuned(found, name))
+        monkeypatch.setattr(tuned, "read", lambda *_, found=written, name=name, **options: Tuned(found, name))
         config, _ = adopted("--algo", algo, "--env", "CartPole-v1")
         assert config.steps == written["n_timesteps"]
         assert hyperparameters(config)

@@ -25,10 +25,9 @@ from quarl.algorithms.learners import DOUBLE, constructor, made
 from quarl.algorithms.replay_size import check_replay
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
-from quarl.envs import make, resolve
+from quarl.envs import make
 from quarl.envs.checked import Recalled
-from quarl.envs.names import ATARI
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError
 from quarl.policy.spaces import from_live, observation_box
 
 CRITIC = "qf_arch"
@@ -57,7 +56,6 @@ def recalled(config: ActorQConfig) -> Recalled:
 
 def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgorithm:
     """The model, its replay empty, seeded; nothing has been trained. world: `recalled`, where it is at hand."""
-    check_preprocessed(config.env)
     cls, parameters, critic = hyperparameters(config)
     known = inspect.signature(cls.__init__).parameters
     gamma = float(parameters.get("gamma", known["gamma"].default))
@@ -104,12 +102,6 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
     if (spec := config.training_spec()) is not None:
         qat.prepare(model, spec)
     return model
-
-
-def check_preprocessed(env_id: str) -> None:
-    """Refuses Atari's games, which actors would play from single raw frames."""
-    if resolve(env_id, trusted=True) in ATARI.ids:
-        raise UnsupportedError(f"actors do not preprocess {env_id} as Atari's agents need it: use quarl train")
 
 
 def samples_per_insert(model: OffPolicyAlgorithm) -> float:

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from quarl.actorq.ledger import Actor
 from quarl.algorithms.arguments import mapping
+from quarl.algorithms.tuned import PREPROCESSING
 from quarl.config import ActorQConfig
-from quarl.envs import make
+from quarl.envs import make, resolve
 from quarl.envs.bound import LIMIT, longest
+from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
@@ -36,8 +38,12 @@ PAUSE_S = 0.1
 
 
 def world_of(config: ActorQConfig) -> EnvironmentOptions:
-    """How the environments are made: what --params says of them in RL Zoo's words, and over it the verb's options."""
-    written = EnvironmentOptions.said(config).over(config.hyperparameters())
+    """How the environments are made: what --params says of them in RL Zoo's words, and over it the verb's options.
+
+    Games of Atari are preprocessed where neither says otherwise.
+    """
+    rule = PREPROCESSING if is_atari(resolve(config.env, trusted=True)) else {}
+    written = EnvironmentOptions.said(config).over(rule | config.hyperparameters())
     kwargs = mapping(written.get("env_kwargs") or {}, "env_kwargs", "--params")
     longest(kwargs.get(LIMIT), config.max_episode_steps)
     return EnvironmentOptions(env_kwargs=kwargs, wrappers=wrappers_of(written, Path("--params")))

@@ -9,11 +9,15 @@ from typing import Any
 
 from quarl import literals
 from quarl.actorq.build import CRITIC
+from quarl.actorq.environments import world_of
 from quarl.algorithms import tuned
 from quarl.algorithms.learners import learner_class
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
 from quarl.envs import resolve
+from quarl.envs.names import is_atari
+from quarl.envs.options import described
+from quarl.policy.graph import Provenance
 
 OWN = {"use_sde", "sde_sample_freq", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
 """Arguments of Stable-Baselines3's learners that actors have no use for."""
@@ -25,11 +29,18 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     n_envs environments that make train_freq steps each between two rounds of updates are n_envs * train_freq steps of
     all actors, and noise_std is the largest of their sigmas. One line says what was taken, another what became of it.
     """
+    living = resolve(config.env, trusted=True)
+    if atari := is_atari(living):
+        made = world_of(config).making
+        about = Provenance(env_id=living, env_kwargs=made["env_kwargs"], wrappers=made["wrappers"])
+        say(f"a game of Atari: {described(about)}")
     if config.preset != "tuned":
         return config
-    found = tuned.read(config.algo, resolve(config.env, trusted=True))
+    found = tuned.read(config.algo, living, atari=atari)
     say(f"hyper-parameters: {found.origin}")
-    given, left = config.hyperparameters(), {name: value for name, value in found.written.items() if value is not None}
+    preprocessing = tuned.PREPROCESSING if atari else ()  # which actors do anyway
+    given = config.hyperparameters()
+    left = {name: value for name, value in found.written.items() if value is not None and name not in preprocessing}
     options: dict[str, Any] = {"preset": "none"}
     said: list[str] = []
     num_envs, kind, std = left.pop("n_envs", 1), left.pop("noise_type", None), left.pop("noise_std", None)

@@ -89,7 +89,8 @@ class Template:
         from quarl import qat
         from quarl.policy.extract import from_model
 
-        initial = from_model(model, distribution=True)
+        # whoever plays the policies says in what: the learner's own environment is a remembered one
+        initial = from_model(model, distribution=True, say=lambda line: None)
         parameters = dict(model.policy.named_parameters(remove_duplicate=False))
         live = [(op.name, field) for op in initial.ops for field in _live(op, parameters)]
         trained = None

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from quarl import energy
 from quarl.actorq import parts, plan
-from quarl.actorq.build import check_preprocessed
 from quarl.actorq.environments import world_of
 from quarl.actorq.resume import new_run
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
@@ -30,7 +29,6 @@ PLAN_STAGES = 4
 def run(config: ActorQConfig) -> int:
     """Trains to the end, or only plans; returns the exit code."""
     if not config.resume:  # what is not said here, a run that goes on says
-        check_preprocessed(config.env)
         check_environment(config.algo, config.env, world_of(config))
     if config.plan:
         return _plan(config)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from quarl import literals
 from quarl.config.environment import NONE, EnvironmentConfig, named_wrapper
 from quarl.envs.bound import LIMIT, checked_limit
-from quarl.envs.names import ATARI, is_same, resolve
+from quarl.envs.names import is_atari, is_same, resolve
 from quarl.envs.wrappers import ATARI_WRAPPERS, dotted
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import Policy, Provenance
@@ -88,7 +88,7 @@ class EnvironmentOptions:
             )
         frames = (policy.observation_dtype, policy.observation_shape) == ("uint8", PREPROCESSED)
         raw = all(name == VEC_FRAME_STACK for name, _ in home.wrappers)
-        if frames and raw and resolve(chosen, trusted=env_id is not None) in ATARI.ids:
+        if frames and raw and is_atari(resolve(chosen, trusted=env_id is not None)):
             note_once(
                 f"uint8 {PREPROCESSED} on {chosen} is Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
             )
