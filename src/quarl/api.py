@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.engines import Engine
+from quarl.envs.bound import LIMIT
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
@@ -37,21 +38,10 @@ WRITERS = {".tflite": "tflite_graph", ".onnx": "onnx_graph"}
 """By suffix, the module that writes the format."""
 
 
-EVALUATION = tuple(inspect.signature(evaluate).parameters)[1:]
-QUANTISATION = (
-    *("precision", "observations", "env_id", "scheme", "mode", "seed"),
-    *inspect.signature(EnvironmentOptions.of).parameters,
-)
-"""Keywords of the methods of an agent."""
 CALLED = {
-    **dict.fromkeys(("env", "env_name", "environment"), "env_id"),
-    **dict.fromkeys(("n_episodes", "num_episodes", "n_eval_episodes"), "episodes"),
-    **dict.fromkeys(("wrapper", "env_wrapper", "wrapper_class"), "wrappers"),
-    **dict.fromkeys(("max_steps", "time_limit"), "max_episode_steps"),
-    **dict.fromkeys(("workers", "n_envs"), "num_workers"),
-    **dict.fromkeys(("bits", "dtype"), "precision"),
-    "n_stack": "frame_stack",
-    "deterministic": "stochastic",
+    **dict.fromkeys(("env", "env_name"), "env_id"),
+    **dict.fromkeys(("n_episodes", "n_eval_episodes"), "episodes"),
+    **{"max_steps": "max_episode_steps", "wrapper": "wrappers", "bits": "precision", "deterministic": "stochastic"},
 }
 """What other libraries, or other verbs, call keywords."""
 
@@ -85,22 +75,16 @@ class Agent:
         environment: env_kwargs, wrappers, frame_stack and max_episode_steps as `evaluate` takes them; the new agent
         knows them.
         """
-        _check_keywords("quantize", environment, QUANTISATION)
+        _check_keywords(Agent.quantize, environment)
         if is_quantized(self.policy):
             raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
         policy = EnvironmentOptions.of(**environment).at_home(self.policy, env_id)
         if observations is None and spec.needs_observations:
             exact = quantize(policy, QuantSpec.parse("fp32"))
-            observations = record_observations(
-                exact,
-                engines.load(exact, batch=16),
-                sample_size(exact),
-                seed=seed,
-                stream="calibration",
-                env_id=env_id,
-                max_episode_steps=environment.get("max_episode_steps"),
-            )
+            engine, num = engines.load(exact, batch=16), sample_size(exact)
+            where: dict[str, Any] = {"env_id": env_id, LIMIT: environment.get(LIMIT)}
+            observations = record_observations(exact, engine, num, seed=seed, stream="calibration", **where)
         given = None if observations is None else self._channels_first(_numbers(observations))
         return Agent(quantize(policy, spec, given))
 
@@ -145,7 +129,7 @@ class Agent:
 
     def evaluate(self, **options: Any) -> Evaluation:
         """Returns of episodes in the policy's environment; options as of `quarl.evaluate.evaluate`."""
-        _check_keywords("evaluate", options, EVALUATION)
+        _check_keywords(evaluate, options)
         return evaluate(self._quantized(), **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -210,12 +194,14 @@ def _numbers(observation: Any) -> Array:
     return found
 
 
-def _check_keywords(method: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+def _check_keywords(method: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuses a keyword that the method has not, naming the one that was meant."""
+    own = (*inspect.signature(method).parameters, *inspect.signature(EnvironmentOptions.of).parameters)
+    known = [name for name in own if name not in ("self", "policy", "environment")]
     for name in given:
         if name not in known:
             meant = f"; did you mean {CALLED[name]!r}?" if CALLED.get(name) in known else did_you_mean(name, known)
-            raise QuarlError(f"{method} has no keyword {name!r}{meant} (known: {', '.join(known)})")
+            raise QuarlError(f"{method.__name__} has no keyword {name!r}{meant} (known: {', '.join(known)})")
 
 
 def load(path: str | os.PathLike[str], *, normalize: str | os.PathLike[str] | None = None) -> Agent:

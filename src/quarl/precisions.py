@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quarl import engines, stats
 from quarl.bench.latency import Timing, time_engines
 from quarl.engines import Engine
+from quarl.envs.bound import LIMIT
 from quarl.envs.rollout import Episode
 from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, UnsupportedError
@@ -158,15 +159,8 @@ def record(policy: Policy, stream: Stream, settings: Settings, num: int | None =
     num = sample_size(policy) if num is None else num
     exact = quantize(policy, EXACT)
     engine = engines.load(exact, settings.engine, batch=RECORD_BATCH)
-    return record_observations(
-        exact,
-        engine,
-        num,
-        seed=settings.seed,
-        stream=stream,
-        env_id=settings.env_id,
-        max_episode_steps=settings.max_episode_steps,
-    )
+    where: dict[str, Any] = {"env_id": settings.env_id, LIMIT: settings.max_episode_steps}
+    return record_observations(exact, engine, num, seed=settings.seed, stream=stream, **where)
 
 
 def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:

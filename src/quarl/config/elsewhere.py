@@ -15,7 +15,6 @@ replay_buffer_kwargs stats_window_size normalize noise_type v_max
 SIDE_BY_SIDE = "drop it: episodes are played side by side"
 SEARCH = "drop it: hyper-parameters are not searched for here"
 WHOLE, UNTRAINED = "--episodes N, for episodes are played whole", "drop it: nothing is trained here"
-BESIDE = "config.yml and args.yml beside the agent, as the zoo writes them"
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     name: tuple(said)
     for names, *said in (
@@ -31,9 +30,8 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
         ("trained-agent exp-id load-best load-checkpoint load-last-checkpoint", "MODEL, the path of its file or run"),
         ("yaml-file conf-file conf", "--params NAME:VALUE ..., of all that the file says"),
         ("hyperparams params", "--params", UNTRAINED),
-        ("env-kwargs eval-env-kwargs", "--env-kwargs", "--params env_kwargs:dict(NAME=...)", BESIDE),
-        ("env-wrapper", "--wrapper", "--params env_wrapper:VALUE", BESIDE),
-        ("frame-stack", "--params frame_stack:VALUE", BESIDE),
+        ("eval-env-kwargs", "--env-kwargs"),
+        ("env-wrapper", "--wrapper"),
         ("noise-std", "--sigma", "--params noise_std:VALUE"),
         ("save-replay-buffer truncate-last-trajectory", "--resume, for checkpoints hold replay", UNTRAINED),
         ("verbose progress P log-interval no-render gif uuid no-optim-plots", "drop it: there is no such choice here"),

@@ -36,8 +36,7 @@ def checked_limit(limit: Any) -> int | None:
     """The limit of an episode's steps; QuarlError for anything but a whole number from 1 on."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise QuarlError(f"{LIMIT} is {str(limit)[:60]!r}, not a whole number from 1 on")
-    found: int | None = limit
-    return found
+    return None if limit is None else int(limit)
 
 
 def longest(limit: Any, given: int | None, registered: int | None = None) -> int:

@@ -34,7 +34,6 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         image = len(space.shape) == 3 and space.dtype == np.uint8 and not space.low.any() and (space.high == 255).all()
         by_shape = image and space.shape.index(min(space.shape)) == 0
         first = by_shape if channels_order is None else channels_order == "first"
-        self.n_stack = n_stack
         self._transposes = image and not first
         axis = 0 if image or first else -1
         low, high = (np.concatenate([self._ordered(bound)] * n_stack, axis) for bound in (space.low, space.high))

@@ -48,17 +48,11 @@ class EnvironmentOptions:
             raise QuarlError(f"env_kwargs is {str(env_kwargs)[:60]!r}, not values by name, as in dict(continuous=True)")
         if frame_stack is not None and (type(frame_stack) is not int or not 1 <= frame_stack <= MAX_FRAMES):
             raise QuarlError(f"frame_stack is {str(frame_stack)[:60]!r}, not a number from 1 to {MAX_FRAMES:,}")
-        named = None
-        if wrappers is not None:
-            entries = [wrappers] if isinstance(wrappers, str) else wrappers
-            pairs = (named_wrapper(entry) if isinstance(entry, str) else entry for entry in entries)
-            named = tuple((dotted(name), dict(arguments)) for name, arguments in pairs if name != NONE)
-        return cls(
-            env_kwargs=dict(env_kwargs or {}),
-            wrappers=named,
-            frame_stack=frame_stack,
-            max_episode_steps=checked_limit(max_episode_steps),
-        )
+        entries = [wrappers] if isinstance(wrappers, str) else wrappers or ()
+        pairs = (named_wrapper(entry) if isinstance(entry, str) else entry for entry in entries)
+        named = tuple((dotted(name), dict(arguments)) for name, arguments in pairs if name != NONE)
+        told: dict[str, Any] = {"frame_stack": frame_stack, LIMIT: checked_limit(max_episode_steps)}
+        return cls(env_kwargs=dict(env_kwargs or {}), wrappers=None if wrappers is None else named, **told)
 
     @classmethod
     def said(cls, config: EnvironmentConfig) -> EnvironmentOptions:
@@ -89,12 +83,10 @@ class EnvironmentOptions:
         frames = (policy.observation_dtype, policy.observation_shape) == ("uint8", PREPROCESSED)
         raw = all(name == VEC_FRAME_STACK for name, _ in home.wrappers)
         if frames and raw and is_atari(resolve(chosen, trusted=env_id is not None)):
-            note_once(
-                f"uint8 {PREPROCESSED} on {chosen} is Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
-            )
-            home = replace(
-                home, wrappers=((f"{ATARI_WRAPPERS}.AtariWrapper", {}), (VEC_FRAME_STACK, {"n_stack": PREPROCESSED[0]}))
-            )
+            way = "Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
+            note_once(f"uint8 {PREPROCESSED} on {chosen} is {way}")
+            made: Wrappers = ((f"{ATARI_WRAPPERS}.AtariWrapper", {}), (VEC_FRAME_STACK, {"n_stack": PREPROCESSED[0]}))
+            home = replace(home, wrappers=made)
         return policy if home == source else replace(policy, provenance=home)
 
     @property
@@ -118,10 +110,10 @@ class EnvironmentOptions:
         return found
 
     def _over(self, wrappers: Wrappers) -> Wrappers:
-        stacks = tuple(entry for entry in wrappers if entry[0] == VEC_FRAME_STACK)
-        others = tuple(entry for entry in wrappers if entry[0] != VEC_FRAME_STACK)
+        stacks: Sequence[tuple[str, Mapping[str, Any]]] = [entry for entry in wrappers if entry[0] == VEC_FRAME_STACK]
         if self.frame_stack is not None:
-            stacks = ((VEC_FRAME_STACK, {"n_stack": self.frame_stack}),) if self.frame_stack > 1 else ()
+            stacks = [(VEC_FRAME_STACK, {"n_stack": self.frame_stack})][: self.frame_stack > 1]
+        others = [entry for entry in wrappers if entry[0] != VEC_FRAME_STACK]
         return (*(others if self.wrappers is None else self.wrappers), *stacks)
 
 

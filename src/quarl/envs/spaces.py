@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -35,16 +36,11 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
 
 def _frames(shape: tuple[int, ...], env: gymnasium.Env[Any, Any]) -> int:
     """How many observations of the environment make one of `shape`, stacked as VecFrameStack does it; 0: none do."""
-    single = env.observation_space.shape or ()
-    if len(single) == 3 and single.index(min(single)) == 2:
-        single = (single[2], *single[:2])
-    axis = 0 if len(single) == 3 else -1
-    if len(single) != len(shape) or not single or shape[axis] % single[axis]:
-        return 0
-    frames = shape[axis] // single[axis]
-    rest = slice(1, None) if axis == 0 else slice(None, -1)
-    already = env.n_stack if isinstance(env, FrameStack) else 1
-    return frames * already if frames > 1 and shape[rest] == single[rest] else 0
+    one = env.env if isinstance(env, FrameStack) else env
+    space = one.observation_space
+    size = math.prod(space.shape) if isinstance(space, spaces.Box) and space.shape else 0
+    frames = math.prod(shape) // size if size else 0
+    return frames if 1 < frames <= 64 and FrameStack(one, frames).observation_space.shape == shape else 0
 
 
 def head_in(head: ActionHead, space: spaces.Space[Any]) -> ActionHead:
