@@ -83,7 +83,7 @@ def test_the_origin_is_said(algo, env_id, origin):
 
 @zoo
 def test_atari_games_share_an_entry():
-    assert tuned.read("dqn", "PongNoFrameskip-v4").written["frame_stack"] == 4
+    assert tuned.read("dqn", "PongNoFrameskip-v4", atari=True).written["frame_stack"] == 4
 
 
 @zoo

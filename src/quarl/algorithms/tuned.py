@@ -19,7 +19,6 @@ FALLBACK: dict[str, Any] = {"n_timesteps": 100_000}
 """Where the zoo has nothing tuned; everything else is Stable-Baselines3's."""
 NOISE: dict[str, Any] = {"noise_type": "normal", "noise_std": 0.1}
 """Without it a deterministic policy explores nothing; the zoo's default too. D4PG brings its own."""
-ATARI = re.compile(r"NoFrameskip-v\d|^ALE/")
 PREPROCESSING: dict[str, Any] = {
     "env_wrapper": ["stable_baselines3.common.atari_wrappers.AtariWrapper"],
     "frame_stack": 4,
@@ -46,9 +45,8 @@ def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
     """The zoo's for the algorithm and the living id `env_id`; where it has none, Stable-Baselines3's defaults.
 
     An environment is found under its older and newer versions too: what was tuned on BipedalWalker-v3 is used for v4.
-    atari: whether it is a game of Atari, which not every id shows: that is preprocessed as the zoo preprocesses it.
+    atari: whether it is a game of Atari, which its id may not show: that is preprocessed as the zoo preprocesses it.
     """
-    atari = atari or ATARI.search(env_id) is not None
     preprocessing = PREPROCESSING if atari else {}
     fallback = preprocessing | FALLBACK | (NOISE if algo in ("ddpg", "td3") else {})
     path = file_of(algo)

@@ -81,8 +81,6 @@ SUITES = (
 """Another suite is another row."""
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
 """gymnasium's spelling of an environment that a module of the user's registers."""
-NEAR = 0.85
-"""Least likeness of names, without their versions, for one to be offered: a letter or two of eleven may differ."""
 LQR_STEPS = 1000
 """lqr ends only where its state has come to rest; a policy that never brings it there would play for ever. The other
 tasks of DM Control end themselves, after as many steps."""
@@ -195,7 +193,7 @@ def _suggestion(env_id: str, living: set[str], typed: str) -> str:
     spelt = {known.rpartition("/")[2].casefold(): known for known in sorted(living)}
     spelt |= {known.casefold(): known for known in sorted(living)}
     name = _split(env_id.casefold())[0]
-    near = difflib.get_close_matches(name, {_split(known)[0] for known in spelt}, n=9, cutoff=NEAR)
+    near = difflib.get_close_matches(name, {_split(known)[0] for known in spelt}, n=9, cutoff=0.85)
     # MyCartPole-v0 is an environment of the user's own
     alike = [
         known for known in spelt if (other := _split(known)[0]) in near and (other == name or not name.endswith(other))

@@ -59,8 +59,6 @@ _ATARI = dict.fromkeys(
     ),
     ATARI_WRAPPERS,
 )
-IN_COLOUR = ("AtariWrapper", "WarpFrame")
-"""They fail at the first observation of another kind, as that of obs_type='ram' is."""
 FAMILIES: Mapping[str, Mapping[str, str]] = {
     ATARI_WRAPPERS: _ATARI,
     "stable_baselines3.common.vec_env": {"VecFrameStack": "quarl.envs.frame_stack:FrameStack"},
@@ -79,7 +77,9 @@ def wrap(env: gymnasium.Env[Any, Any], wrappers: Sequence[tuple[str, Mapping[str
         cls = wrapper_class(dotted)
         check_numbers(kwargs, f"wrapper {dotted}")
         try:
-            if cls.__name__ in IN_COLOUR and (shape := env.observation_space.shape or ())[2:] != (3,):
+            if cls.__name__ in ("AtariWrapper", "WarpFrame") and (shape := env.observation_space.shape or ())[2:] != (
+                3,
+            ):
                 raise ValueError(f"it reads images in colour, not observations of shape {shape}; drop it")
             env = cls(env, **kwargs)
         except Exception as error:  # any constructor, fed with a file's arguments
