@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ class Agent:
         specs = [QuantSpec.parse("fp16")]
         specs += [QuantSpec.parse(bits, mode=mode) for mode in ("dynamic", "static") for bits in BITS]
         cells = measure(load.read(agent), specs, self.settings, lambda label, done: print(label, flush=True))
-        return [cell.row.to_json() | {"returns": cell.evaluation.returns.tolist()} for cell in cells]
+        return [asdict(cell.row) | {"returns": cell.evaluation.returns.tolist()} for cell in cells]
 
     def fine_tuned(self, clock: Clock, agent: Path, bits: str) -> dict[str, Any]:
         """The agent trained on for the precision, beside the float one in the same games."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +95,14 @@ def main() -> None:
     rows = measure(seconds=options.seconds, progress=lambda name: print(name, flush=True))
     widest = next(network for network in STANDARD if network.name == WIDEST)
     with tempfile.TemporaryDirectory() as folder:
-        artifacts = [row.to_json() for row in measure_artifact(build(widest), Path(folder))]
+        artifacts = [asdict(row) for row in measure_artifact(build(widest), Path(folder))]
     verdicts = judge(rows, artifacts)
     result = {
         "benchmark": "latency",
         "command": "make bench-latency",
         "machine": machine(),
         "observations": {network.name: record(network)[1] for network in STANDARD},
-        "rows": [row.to_json() for row in rows],
+        "rows": [asdict(row) for row in rows],
         "artifacts": artifacts,
         "bars": verdicts,
     }

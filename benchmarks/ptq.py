@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def measure(agent: agents.Trained, episodes: int, workers: int, seed: int) -> di
         "seed": seed,
         "num_weights": policy.num_weights,
         "seconds": round(time.perf_counter() - start, 1),
-        "rows": [cell.row.to_json() | {"returns": _returns(cell)} for cell in cells],
+        "rows": [asdict(cell.row) | {"returns": _returns(cell)} for cell in cells],
     }
 
 

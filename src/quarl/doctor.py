@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from quarl.machine import INT8_DOT, cpu_name, instruction_sets, machine, memory_gib, usable_cores, version
 
@@ -73,9 +72,6 @@ class Row:
     """False where something that is needed is missing or broken; an extra that is not installed is no fault."""
     advice: str
     """What to do, or what it means; empty where there is nothing to say."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def examine() -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -69,9 +69,6 @@ class Row:
     """Share of recorded observations on which the action is that of fp32."""
     coverage: float
     """Share of the policy's weights that are quantised."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

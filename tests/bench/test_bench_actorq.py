@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def cells(folder, minutes=10.0):
 
 
 def checked(command, rows):
-    contracts.check(schema.document(command, [row.to_json() for row in rows], seed=0))
+    contracts.check(schema.document(command, rows, seed=0))
     return rows
 
 
@@ -348,7 +349,7 @@ def test_other_ratios_are_bounded_by_the_arm_s_time_at_the_task_s_own(tmp_path, 
         (2.0, "fp32", "litert", 12.0, True),
         (2.0, "fp32", "torch", 24.0, True),
     ]
-    best = [one for one in speedups([row.to_json() for row in rows]) if one.best_ratio]
+    best = [one for one in speedups(list(map(asdict, rows))) if one.best_ratio]
     found = {(one.precision, one.engine, one.against): (one.speedup, one.at_least) for one in best}
     assert found["int8", "litert", "litert fp32"] == (pytest.approx(2.0), False)
     assert found["int8", "litert", "torch fp32"] == (pytest.approx(8.0), True)
@@ -396,7 +397,7 @@ def test_speedups_are_geometric_means_over_seeds_then_tasks():
     assert both.low == pytest.approx(2 / math.exp(t * math.log(2)), rel=1e-3)  # tasks of 4 and 1
     assert both.high is None  # a run that was stopped bounds nothing from above
     assert (both.task, both.speedup, both.at_least, both.seeds) == ("all", pytest.approx(2.0), True, 3)
-    contracts.check(schema.document("bench actorq speed-up", [one.to_json() for one in (a, b, both)]))
+    contracts.check(schema.document("bench actorq speed-up", (a, b, both)))
 
 
 def test_seconds_of_the_bound_have_no_interval():

@@ -88,7 +88,7 @@ def cells(folder, minutes=10.0):
 def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path):
     asked = config(tmp_path)
     rows = updates(asked, cells(tmp_path))
-    contracts.check(schema.document("bench mixed-precision updates", [row.to_json() for row in rows]))
+    contracts.check(schema.document("bench mixed-precision updates", rows))
     assert [row.dtype for row in rows] == ["fp32", "bf16", "fp16"]
     fp32, bf16, _ = rows
     # 4*4*64 + 4*4*16 + 4*4*9 weights and 3*4 biases; 4*7*7 inputs of the dense layer; 6 actions
@@ -167,7 +167,7 @@ def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
     )
     asked = dataclasses.replace(asked, params=params)
     rows = learning(asked, cells(tmp_path))
-    contracts.check(schema.document("bench mixed-precision learning", [row.to_json() for row in rows]))
+    contracts.check(schema.document("bench mixed-precision learning", rows))
     fp32, fp16 = rows
     assert (fp32.env_steps, fp32.updates, fp32.seeds, fp32.episodes) == (120, 20, 1, 2)
     assert fp32.difference is fp32.equal is None

@@ -73,13 +73,13 @@ def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
         done("fp32", [1.0], method="train"),
     ]
     found = rows.rows(records, 5.0)
-    checked("study", [row.to_json() for row in found])
+    checked("study", list(map(dataclasses.asdict, found)))
     assert [row.error_pct for row in found] == [0.0, 1.0, 0.0, 50.0, None, None]
     assert [row.noninferior for row in found] == [True, True, True, False, None, None]
     words = ["non-inferior", "non-inferior", "non-inferior", "inferior", None, None]
     assert [row.verdict for row in found] == words
     assert [row.differs for row in found] == [False, True, False, True, None, None]
-    shown = [" ".join(cells) for cells in tables.cells("study", [row.to_json() for row in found]).rows]
+    shown = [" ".join(cells) for cells in tables.cells("study", list(map(dataclasses.asdict, found))).rows]
     assert "non-inferior, differs beyond noise" in shown[1]
     assert "inferior, differs beyond noise" in shown[3]
     assert [row.state for row in found] == ["done"] * 5 + ["failed"]

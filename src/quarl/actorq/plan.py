@@ -8,8 +8,8 @@ actors' cores, or all cores together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from quarl.actorq.parts import Parts
 from quarl.actorq.parts_actor import ArmParts
@@ -42,9 +42,6 @@ class Row:
     predicted_speedup_vs_torch_fp32: float | None
     predicted_speedup_vs_litert_fp32: float | None
     bottleneck: Bottleneck
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quarl.bench.actorq import settings_of, train, watch
@@ -45,9 +45,6 @@ class Row:
     """Of the whole run, evaluations included; None where it was derived, or measured without --energy."""
     joules_by: str | None
     """How they were found."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

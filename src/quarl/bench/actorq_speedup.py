@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,6 @@ class Speedup:
     verdict: str | None
     """At a margin of 5 percent, as stats.Verdict has it. None where a run of either was censored, and below three."""
     differs: bool | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 Row = Mapping[str, Any]

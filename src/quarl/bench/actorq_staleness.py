@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from quarl.bench.actorq import settings_of, train
 from quarl.bench.cells import Cells
@@ -30,9 +29,6 @@ class Row:
     updates: int
     final_return: float
     final_return_quantised: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def staleness(config: BenchActorQConfig, cells: Cells) -> list[Row]:

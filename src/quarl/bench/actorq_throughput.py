@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,9 +75,6 @@ class Row:
     joules_by: str | None
     """How they were found."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
@@ -99,9 +96,6 @@ class Breakdown:
     load_ms: float
     wait_ms: float
     other_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:

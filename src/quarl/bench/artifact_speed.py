@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,9 +31,6 @@ class Row:
     """Read, verify, hand to the engine, first output at batch 1."""
     bytes: int
     """Of the file."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure_artifact(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,9 +64,6 @@ class Row:
     us_p99: float
     bytes: int
     """Of the file that the engine loads."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,6 @@ class Row:
     """Over float32: the ratio of the medians."""
     speedup_low: float | None
     speedup_high: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,9 +56,6 @@ class Row:
     """Whether the difference's interval holds 0."""
     minutes: float
     """Of a training, on average."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def learning(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:

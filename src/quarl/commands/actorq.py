@@ -84,7 +84,7 @@ def _plan(config: ActorQConfig) -> int:
     rows = plan.predict(measured, setting)
     document = schema.document(
         "actorq plan",
-        [row.to_json() for row in rows],
+        rows,
         algo=config.algo,
         env_id=config.env,
         seed=config.seed,

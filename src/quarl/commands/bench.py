@@ -35,6 +35,6 @@ def _latency(config: LatencyConfig) -> None:
             seed=config.seed,
             progress=lambda name: progress(name, int(name != networks[0].name)),
         )
-    document = schema.document("bench latency", [row.to_json() for row in rows], seed=config.seed, energy=meter.cost)
+    document = schema.document("bench latency", rows, seed=config.seed, energy=meter.cost)
     terminal.show("bench latency", document["rows"], "Latency of one call on one thread")
     terminal.finish(config, document)

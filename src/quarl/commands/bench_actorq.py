@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -52,23 +53,23 @@ def _measure(config: BenchActorQConfig, protocol: Protocol | None, cells: Cells)
     rows: Rows
     if protocol is not None:
         runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
-        rows = [run.row.to_json() for run in runs]
-        tables["speed-up"] = [found.to_json() for found in speedups(rows)]
+        rows = [asdict(run.row) for run in runs]
+        tables["speed-up"] = list(map(asdict, speedups(rows)))
         if rows:
-            found = [(run.row.to_json(), run.curve) for run in runs]
+            found = [(asdict(run.row), run.curve) for run in runs]
             figures["times"] = actorq_reward_figures.times(rows, title)
             figures["curves"] = actorq_reward_figures.curves(found, title)
             figures["curves-updates"] = actorq_reward_figures.curves(found, title, "updates")
         if any(one["best_ratio"] for one in tables["speed-up"]):
             figures["ratios"] = actorq_reward_figures.ratios(rows, title)
     elif config.what == "throughput":
-        rows = [row.to_json() for row in throughput(config, cells)]
+        rows = list(map(asdict, throughput(config, cells)))
         figures |= {"throughput": actorq_figures.throughput(rows, title)} if rows else {}
     elif config.what == "breakdown":
-        rows = [row.to_json() for row in breakdown(config, cells)]
+        rows = list(map(asdict, breakdown(config, cells)))
         figures |= {"breakdown": actorq_figures.breakdown(rows, title)} if rows else {}
     else:
-        rows = [row.to_json() for row in staleness(config, cells)]
+        rows = list(map(asdict, staleness(config, cells)))
         figures |= {"staleness": actorq_figures.staleness(rows, title)} if rows else {}
     return rows, tables, figures
 

@@ -26,7 +26,7 @@ def run(config: MixedPrecisionConfig) -> None:
         found = updates(config, cells) if config.what == "updates" else learning(config, cells)
     document = schema.document(
         f"bench mixed-precision {config.what}",
-        [row.to_json() for row in found],
+        found,
         algo="dqn",
         env_id=config.env,
         seed=config.seed,

@@ -11,7 +11,7 @@ from quarl.report import schema
 
 def run(config: DoctorConfig) -> None:
     """Prints one row a check; raises QuarlError where one failed, after the table."""
-    document = schema.document("doctor", [row.to_json() for row in doctor.examine()])
+    document = schema.document("doctor", doctor.examine())
     terminal.show("doctor", document["rows"], "This machine")
     terminal.finish(config, document)
     failed = [row["check"] for row in document["rows"] if not row["ok"]]

@@ -14,10 +14,10 @@ def run(config: EnvsConfig) -> None:
     """Prints one row a suite, or one an algorithm where an environment is named."""
     if config.env:
         rows = catalog.describe(config.env[0], EnvironmentOptions.said(config))
-        document = schema.document("envs id", [row.to_json() for row in rows], env_id=rows[0].env_id)
+        document = schema.document("envs id", rows, env_id=rows[0].env_id)
         terminal.show("envs id", document["rows"], rows[0].env_id)
     else:
-        suites = [row.to_json() for row in catalog.suites(config.suite)]
+        suites = catalog.suites(config.suite)
         if not suites:
             raise _unknown(str(config.suite))
         document = schema.document("envs", suites)

@@ -53,7 +53,7 @@ def run(config: PtqConfig) -> None:
             cells = precisions.measure(policy, specs, settings, progress, calibrated)
         document = schema.document(
             "ptq",
-            [cell.row.to_json() for cell in cells],
+            [cell.row for cell in cells],
             model=str(model.locate(config)),
             algo=policy.provenance.algo,
             env_id=cells[0].evaluation.env_id,

@@ -70,8 +70,7 @@ def _run(config: StudyRunConfig) -> int:
 
 
 def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> None:
-    found = [row.to_json() for row in rows.rows(records, study.margin)]
-    document = schema.document("study", found, seed=config.seed)
+    document = schema.document("study", rows.rows(records, study.margin), seed=config.seed)
     terminal.show("study", document["rows"], study.name)
     failed = [record for record in records if record.state == FAILED]
     for record in failed:
@@ -136,6 +135,6 @@ def _status(config: StudyStatusConfig) -> int:
 
 
 def _show_status(config: StudyRunConfig | StudyStatusConfig, found: Sequence[rows.Status], title: str) -> None:
-    document = schema.document("study status", [row.to_json() for row in found])
+    document = schema.document("study status", found)
     terminal.show("study status", document["rows"], title)
     terminal.finish(config, document)

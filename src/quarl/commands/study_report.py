@@ -38,8 +38,7 @@ def run(config: StudyReportConfig) -> int:
         name, document = store.study()
         records = store.records()
     margin = float(document.get("margin", MARGIN_PCT))
-    found = [row.to_json() for row in rows.rows(records, margin)]
-    measured = schema.document("study", found)
+    measured = schema.document("study", rows.rows(records, margin))
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
         raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")

@@ -34,8 +34,8 @@ def run(config: SweepConfig) -> None:
 
 def _show(config: SweepConfig, played: Sequence[bits.Played], meter: energy.Meter) -> None:
     about = partial(schema.document, algo=config.algo, env_id=bits.env_id(config), seed=config.seed)
-    rows = about("sweep", [row.to_json() for row in bits_rows.rows(config, played)], energy=meter.cost)
-    summary = about("sweep summary", [row.to_json() for row in bits_rows.summaries(config, played)])
+    rows = about("sweep", bits_rows.rows(config, played), energy=meter.cost)
+    summary = about("sweep summary", bits_rows.summaries(config, played))
     if not played:  # what is compared with float32 agents waits for the first of these
         terminal.finish(config, rows)
         return

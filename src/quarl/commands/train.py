@@ -24,9 +24,7 @@ def run(config: TrainConfig) -> int:
         terminal.note(ended.message)
     if ended.row is not None:
         row = ended.row
-        document = schema.document(
-            "train", [row.to_json()], algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost
-        )
+        document = schema.document("train", [row], algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
         terminal.show("train", document["rows"], f"{row.algo} on {row.env_id}")
         terminal.say(*_sentences(session, row))
         # of a resumed run these are its own options, not the words that resumed it

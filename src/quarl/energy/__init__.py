@@ -12,7 +12,7 @@ import contextlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,9 +40,6 @@ class Energy:
     """ISO 3166 code of three letters, or `world`."""
     grams_per_kwh: float
     """Of CO2-equivalents, for that country's electricity."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Asked(Protocol):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from gymnasium.envs.registration import EnvSpec, registry
 
@@ -39,9 +38,6 @@ class SuiteRow:
     algorithms: list[str]
     """Those that can learn in the example; empty where the suite is not installed."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRow:
@@ -57,9 +53,6 @@ class FitRow:
     fits: bool
     reason: str
     """Why it does not; empty where it does."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def suites(only: str | None = None) -> list[SuiteRow]:

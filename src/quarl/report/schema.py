@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from quarl.energy import Energy
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Row = Mapping[str, Any]
 Document = Mapping[str, Any]
@@ -15,7 +19,7 @@ Document = Mapping[str, Any]
 
 def document(
     command: str,
-    rows: Sequence[Row],
+    rows: Sequence[Row | DataclassInstance],
     *,
     model: str | None = None,
     algo: str | None = None,
@@ -29,9 +33,10 @@ def document(
     statistics: in words, with which ones the agent's observations were normalised. energy: what the run cost, where it
     was measured; elsewhere the document has no such key.
     """
-    plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    fields = (row if isinstance(row, Mapping) else asdict(row) for row in rows)
+    plain = [{key: _plain(value) for key, value in row.items()} for row in fields]
     head = {"command": command, "model": model, "algo": algo, "env_id": env_id, "seed": seed, "statistics": statistics}
-    return {**head, **({} if energy is None else {"energy": energy.to_json()}), "rows": plain}
+    return {**head, **({} if energy is None else {"energy": asdict(energy)}), "rows": plain}
 
 
 def to_text(document: Document) -> str:

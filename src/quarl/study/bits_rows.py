@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,9 +42,6 @@ class Row:
     minutes: float
     """Of the training behind it."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -71,9 +67,6 @@ class Summary:
     """Of qat over ptq in return; None elsewhere."""
     gain_low: float | None
     gain_high: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rows(config: SweepConfig, played: Sequence[Played]) -> list[Row]:

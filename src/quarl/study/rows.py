@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,6 @@ class Row:
     seconds: float | None
     """From the cell's beginning to its end."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
@@ -72,9 +69,6 @@ class Status:
     todo: int
     minutes: float
     """Of all cells that have ended."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rows(records: Sequence[Record], margin_pct: float) -> list[Row]:
