@@ -1,8 +1,9 @@
 """Feeds every reader of files with broken ones: a clean load or one typed line, never a crash, a hang or a traceback.
 
-    python benchmarks/fuzz.py --inputs 100000 -o benchmarks/results/fuzz.json
+    python benchmarks/fuzz.py --inputs 100000 --costly 500 -o benchmarks/results/fuzz.json
 
-Of the inputs of each parser 60 % are valid files changed inside their container with every length and checksum made
+Files of costly kinds ask for much work or memory; they get 20 seconds and 1 GiB above what was there before. Of the
+other inputs of each parser 60 % are valid files changed inside their container with every length and checksum made
 right again, 30 % valid files with any bytes changed, 10 % noise. Input k of a parser depends on (seed, parser, k) only:
 `--replay sb3-zip:1234` reads that one again and shows the traceback. Each parser runs in a process of its own, so that
 a crash is a result like any other.
@@ -11,6 +12,7 @@ a crash is a result like any other.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import queue as queues
@@ -23,6 +25,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +33,18 @@ import rich.progress
 import torch
 
 import fuzz_mutate as mutate
-from fuzz_parsers import Parser, parsers, use
+from fuzz_costly import KINDS
+from fuzz_parsers import Parser, parsers, read_any, use
 from quarl.errors import QuarlError
 from quarl.machine import machine
 
-HANG_S = 2.0
-"""Seconds of processor time for one input, or five times as many of the clock's, which other work may slow down."""
+HANG_S, COSTLY_S = 2.0, 20.0
+"""Seconds of processor time for an input and for a costly one, or five times as many of the clock's, which other work
+may slow down."""
 MEMORY = 2**32
 """Bytes of address space that a parser's process may have beyond what it starts with."""
+COSTLY_MB = 1024
+"""Resident memory above the start that a costly input may take."""
 MAX_LINE = 1000
 """Characters of an error: a line, not a page."""
 REBUILT, CHANGED = 0.6, 0.3
@@ -56,16 +63,16 @@ def make_input(parser: Parser, seed: int, number: int) -> tuple[str, bytes]:
     return "noise", start + rng.randbytes(rng.randrange(300))
 
 
-def outcome(read: Callable[[], Any]) -> str:
+def outcome(read: Callable[[], Any], seconds: float = HANG_S) -> str:
     """clean, refused, or what went wrong."""
     try:
-        with _alarm():
+        with _alarm(seconds):
             read()
     except QuarlError as error:
         line = str(error)
         return "refused" if len(line) <= MAX_LINE and line.isprintable() else f"error is not one line: {line[:200]!r}"
     except _HangError:
-        return f"hang: longer than {HANG_S:g} s"
+        return f"hang: longer than {seconds:g} s"
     except BaseException as error:  # whatever it is, a user would see it
         return f"{type(error).__module__}.{type(error).__name__}: {str(error)[:200]!r}"
     return "clean"
@@ -107,6 +114,48 @@ def run_parser(parser: Parser, inputs: int, seed: int, folder: Path, at: Any = N
     }
 
 
+def run_costly(kind: str, inputs: int, seed: int, folder: Path, at: Any = None) -> dict[str, Any]:
+    """The same of a costly kind, each file read and used as the verb would that does most with it."""
+    ends: Counter[str] = Counter()
+    failures: list[dict[str, Any]] = []
+    slowest, most_mb, began = 0.0, 0, time.perf_counter()
+    for number in range(inputs):
+        if at is not None:
+            at.value = number
+        with tempfile.TemporaryDirectory(dir=folder) as own, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            path = KINDS[kind](random.Random(f"{seed}/{kind}/{number}"), Path(own))
+            gc.collect()
+            before = resident_mb("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+            start = time.process_time()
+            warnings.simplefilter("error")
+            end = outcome(lambda path=path: use(read_any(path), path.name), COSTLY_S)
+        slowest, taken_mb = max(slowest, time.process_time() - start), resident_mb("VmHWM") - before
+        most_mb = max(most_mb, taken_mb)
+        if taken_mb > COSTLY_MB:
+            end = f"{taken_mb} MB above the start ({end})"
+        ends[end if end in ("clean", "refused") else "failed"] += 1
+        if end not in ("clean", "refused"):
+            failures.append({"input": number, "what": end})
+    return {
+        "kind": kind,
+        "inputs": inputs,
+        "seed": seed,
+        **{end: ends[end] for end in ("clean", "refused", "failed")},
+        "failures": failures[:20],
+        "slowest_s": round(slowest, 4),
+        "most_mb": most_mb,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def resident_mb(name: str) -> int:
+    """VmRSS, resident memory now, or VmHWM, its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) // 1024
+
+
 def _opens(parser: Parser, data: bytes) -> bool:
     try:
         with warnings.catch_warnings():
@@ -122,14 +171,17 @@ class _HangError(BaseException):
 
 
 class _alarm:  # a context manager class costs a tenth of a generator's
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
     def __enter__(self) -> None:
         def ring(*_: Any) -> None:
             raise _HangError
 
         signal.signal(signal.SIGPROF, ring)
         signal.signal(signal.SIGALRM, ring)
-        signal.setitimer(signal.ITIMER_PROF, HANG_S)
-        signal.setitimer(signal.ITIMER_REAL, 5 * HANG_S)
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)
+        signal.setitimer(signal.ITIMER_REAL, 5 * self.seconds)
 
     def __exit__(self, *_: Any) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -142,7 +194,9 @@ def _child(name: str, inputs: int, seed: int, at: Any, queue: Any) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     shared = Path("/dev/shm")  # files that need no disk
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        queue.put(run_parser(parsers()[name], inputs, seed, Path(folder), at))
+        known = parsers()
+        run = partial(run_parser, known[name]) if name in known else partial(run_costly, name)
+        queue.put(run(inputs, seed, Path(folder), at))
 
 
 def _run_apart(name: str, inputs: int, seed: int, tell: Callable[[int], None]) -> dict[str, Any]:
@@ -159,13 +213,25 @@ def _run_apart(name: str, inputs: int, seed: int, tell: Callable[[int], None]) -
             tell(at.value)
             if not process.is_alive() and queue.empty():
                 what = f"the process ended with code {process.exitcode} at input {at.value}"
-                row = {"parser": name, "inputs": at.value, "seed": seed, "failed": 1, "failures": [{"what": what}]}
+                row = {
+                    "parser" if name in parsers() else "kind": name,
+                    "inputs": at.value,
+                    "seed": seed,
+                    "failed": 1,
+                    "failures": [{"what": what}],
+                }
     process.join()
     tell(inputs)
     return row
 
 
-def _replay(parser: Parser, seed: int, number: int) -> None:
+def _replay(parser: Parser | str, seed: int, number: int) -> None:
+    if isinstance(parser, str):
+        with tempfile.TemporaryDirectory() as folder:
+            path = KINDS[parser](random.Random(f"{seed}/{parser}/{number}"), Path(folder))
+            print(f"{parser} input {number}: {path.name}, {path.stat().st_size} bytes")
+            print(use(read_any(path), path.name))
+        return
     kind, data = make_input(parser, seed, number)
     print(f"{parser.name} input {number} ({kind}, {len(data)} bytes): {data[:400]!r}")
     with tempfile.TemporaryDirectory() as folder:
@@ -177,30 +243,39 @@ def main() -> int:
     known = parsers()
     cli = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     cli.add_argument("--inputs", type=int, default=100_000, help="inputs of each parser")
+    cli.add_argument("--costly", type=int, default=500, help="files of each costly kind")
     cli.add_argument("--seed", type=int, default=0)
-    cli.add_argument("--only", nargs="+", choices=list(known), default=list(known), metavar="PARSER")
+    every = [*known, *KINDS]
+    cli.add_argument("--only", nargs="+", choices=every, default=every, metavar="PARSER")
     cli.add_argument("--replay", metavar="PARSER:NUMBER", help="read one input again, without catching anything")
     results = Path(__file__).parent / "results" / "fuzz.json"
     cli.add_argument("-o", "--json", type=Path, default=results, help="where the rows are written")
     args = cli.parse_args()
     if args.replay:
         name, _, number = args.replay.partition(":")
-        _replay(known[name], args.seed, int(number))
+        _replay(known.get(name, name), args.seed, int(number))
         return 0
     rows = []
     with rich.progress.Progress() as progress:
         for name in args.only:
-            task = progress.add_task(f"{name:12}", total=args.inputs)
-            row = _run_apart(name, args.inputs, args.seed, lambda n, task=task: progress.update(task, completed=n))
+            inputs = args.inputs if name in known else args.costly
+            task = progress.add_task(f"{name:12}", total=inputs)
+            row = _run_apart(name, inputs, args.seed, lambda n, task=task: progress.update(task, completed=n))
             rows.append(row)
     for row in rows:
         shown = {key: value for key, value in row.items() if key not in ("failures", "seed")}
         print("  ".join(f"{key} {value}" for key, value in shown.items()))
         for failure in row["failures"]:
             print(f"    {failure}")
-    report = {"command": f"python benchmarks/fuzz.py --inputs {args.inputs} --seed {args.seed}", "machine": machine()}
+    report = {
+        "command": f"python benchmarks/fuzz.py --inputs {args.inputs} --costly {args.costly} --seed {args.seed}",
+        "machine": machine(),
+    }
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({**report, "hang_s": HANG_S, "rows": rows}, indent=1) + "\n")
+    args.json.write_text(
+        json.dumps({**report, "hang_s": HANG_S, "costly_s": COSTLY_S, "costly_mb": COSTLY_MB, "rows": rows}, indent=1)
+        + "\n"
+    )
     return int(any(row["failed"] for row in rows))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickletools
 from collections.abc import Callable
@@ -9,19 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import yaml
+from rich.console import Console
 
 import fuzz_foreign as other
 import fuzz_mutate as mutate
 import fuzz_seeds as seeds
-from quarl.engines.reference import as_float
+from quarl.engines import load_fitting, sound
+from quarl.errors import UnsupportedError
 from quarl.inspection import whole
-from quarl.policy import artifact, container, foreign, legacy, normalizer, npz, sb3, unpickle, zoo
-from quarl.policy.graph import Policy
-from quarl.policy.layers import LayerWeights
-from quarl.ptq import round_layers
+from quarl.policy import artifact, container, foreign, legacy, load, normalizer, npz, sb3, unpickle, zoo
+from quarl.policy.foreign import models
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.layers import LayerWeights, of_policy
+from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import QuantSpec
+from quarl.report import figures, tables
 
 ENV = "CartPole-v1"
 SPEC = QuantSpec.parse("int8", scheme="per-channel")
@@ -139,14 +145,40 @@ def parsers() -> dict[str, Parser]:
     return {row.name: row for row in rows}
 
 
-def use(loaded: Any) -> None:
-    """Runs a policy once, or rounds weights: a load is only clean if what it gave works."""
+ROWS = 16
+"""Observations that a policy is tried with; a verb would take thousands, at the same cost for each."""
+
+
+def use(loaded: Any, name: str = "fuzzed") -> None:
+    """What the verb does that does most with it: a policy is quantised and run, weights are rounded, shown and drawn.
+
+    A load is only clean if what it gave works. name: of the file; layers are drawn where it is given.
+    """
     if isinstance(loaded, Policy):
-        observation = np.zeros((1, *loaded.observation_shape), np.float32)
-        with np.errstate(all="ignore"):  # mutated weights may be huge
-            loaded.head(as_float(loaded, observation)[loaded.output])
+        observations = np.zeros((ROWS, *loaded.observation_shape), loaded.observation_dtype)
+        engine = load_fitting(loaded if isinstance(loaded, QuantizedPolicy) else quantize(loaded, SPEC))
+        loaded.head(sound(loaded, observations[:1], engine.run(observations[:1])))
+        if not isinstance(loaded, QuantizedPolicy):
+            Calibrated(loaded, observations).prepare(QuantSpec.parse("int8"))
+        loaded = of_policy(loaded)
     if isinstance(loaded, tuple) and any(isinstance(one, LayerWeights) for one in loaded):  # a pickle may be a tuple
-        whole("fuzzed", loaded, round_layers(loaded, SPEC), SPEC)
+        rounded = round_layers(loaded, SPEC)
+        found = whole(name, loaded, rounded, SPEC)
+        if name != "fuzzed":
+            console = Console(file=io.StringIO(), width=160)
+            rows = [layer.to_json() for layer in found.layers]
+            console.print(tables.terminal(tables.cells("inspect", rows), name))
+            figures.weight_distribution(found.layers, name)
+            plt.close("all")
+
+
+def read_any(path: Path) -> Any:
+    """What `quarl inspect` makes of the file or folder: weights where it is no policy."""
+    kind = foreign.recognise(path)
+    try:
+        return foreign.read(path, kind) if kind else load.read(path)
+    except UnsupportedError:
+        return models.read(path) if path.is_file() else None
 
 
 def _put(data: bytes, folder: Path, name: str) -> Path:

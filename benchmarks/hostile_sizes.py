@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import fuzz_seeds as seeds
 from fuzz_pickle import pickled
 from fuzz_seeds import ENV, sb3_agent, zoo_run
+from quarl.policy.tensors import DTYPES, parse, pieces
 
 Files = dict[str, bytes]
 Row = tuple[str, str, Files]
@@ -97,22 +101,28 @@ def _artefacts(canary: Path) -> Iterator[Row]:
         "many-operators": {"ops": flat},
         "doubling": {"ops": wide},
     }.items():
-        yield mechanism, f"artefact-{name}", {"policy.quarl": _edited(lambda manifest, new=changes: manifest | new)}
+        yield mechanism, f"artefact-{name}", {"policy.quarl": edited(lambda manifest, new=changes: manifest | new)}
     deep = b'{"format": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    yield mechanism, "artefact-deep", {"policy.quarl": _edited(None, deep)}
+    yield mechanism, "artefact-deep", {"policy.quarl": edited(None, deep)}
     yield "absurd sizes", "safetensors-length", {"policy.quarl": (2**60).to_bytes(8, "little") + b"{}" + b" " * 64}
     header = json.dumps({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 2**63]}}).encode()
     yield "absurd sizes", "safetensors-shape", {"policy.quarl": len(header).to_bytes(8, "little") + header}
 
 
-def _edited(edit: Callable[[dict[str, Any]], dict[str, Any]] | None, text: bytes = b"") -> bytes:
-    """A valid artefact with its manifest edited, or replaced by `text`, and the checksum made right."""
-    data = seeds.artefact(quantized=False)
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
+def edited(
+    edit: Callable[[dict[str, Any]], dict[str, Any]] | None,
+    text: bytes = b"",
+    *,
+    arrays: Mapping[str, NDArray[Any]] | None = None,
+    quantized: bool = False,
+) -> bytes:
+    """A valid artefact with its manifest edited, or replaced by `text`, and some arrays by others, checksums right."""
+    found, metadata = parse(seeds.artefact(quantized=quantized))
+    tensors = {name: np.frombuffer(raw, DTYPES[kind]).reshape(shape) for name, (kind, shape, raw) in found.items()}
+    manifest = json.loads(metadata["manifest"])
+    if arrays is not None:
+        tensors |= arrays
+        manifest["sha256"] = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in tensors.items()}
     if edit is not None:
-        text = json.dumps(edit(json.loads(header["__metadata__"]["manifest"]))).encode()
-    header["__metadata__"] = {"manifest": text.decode(), "sha256": hashlib.sha256(text).hexdigest()}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return len(encoded).to_bytes(8, "little") + encoded + data[8 + length :]
+        text = json.dumps(edit(manifest)).encode()
+    return b"".join(pieces(tensors, {"manifest": text.decode(), "sha256": hashlib.sha256(text).hexdigest()}))
