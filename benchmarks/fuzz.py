@@ -262,11 +262,10 @@ def main() -> int:
             task = progress.add_task(f"{name:12}", total=inputs)
             row = _run_apart(name, inputs, args.seed, lambda n, task=task: progress.update(task, completed=n))
             rows.append(row)
-    for row in rows:
-        shown = {key: value for key, value in row.items() if key not in ("failures", "seed")}
-        print("  ".join(f"{key} {value}" for key, value in shown.items()))
-        for failure in row["failures"]:
-            print(f"    {failure}")
+            shown = {key: value for key, value in row.items() if key not in ("failures", "seed")}
+            progress.console.print("  ".join(f"{key} {value}" for key, value in shown.items()), markup=False)
+            for failure in row["failures"]:
+                progress.console.print(f"    {failure}", markup=False)
     report = {
         "command": f"python benchmarks/fuzz.py --inputs {args.inputs} --costly {args.costly} --seed {args.seed}",
         "machine": machine(),

@@ -98,9 +98,10 @@ def images(rng: random.Random, folder: Path) -> Path:
 
 def json_values(rng: random.Random, folder: Path) -> Path:
     """JSON of many, long or deep values, in the data of a zip that packs it to little, or in a header."""
-    unit = rng.choice((b"[],", b"{},", b'"",', b"1,", b"1e9,", b"null,", b'{"a":[]},', b"[[[]]],", b'"\\u00e9",'))
+    units = (b"[],", b"{},", b'"",', b"1,", b"1e9,", b"null,", b'{"a":[]},', b"[[[]]],", b'"\\u00e9",')
+    unit = b"".join(rng.choices(rng.sample(units, rng.randrange(1, 4)), k=20_000))  # beyond what deflate looks back
     length = size(rng, 1000, 1.6e8)
-    body = b'{"a": [' + unit * (length // len(unit)) + b"0]}"
+    body = b'{"a": [' + unit * (length // len(unit)) + unit[: unit.rfind(b",", 0, length) + 1] + b"0]}"
     if rng.random() < 0.2:
         body = rng.choice((b"[", b'{"a":')) * size(rng, 100, 2e6)
     elif rng.random() < 0.1:
@@ -128,7 +129,8 @@ def keys(rng: random.Random, folder: Path) -> Path:
     count, kind = size(rng, 10, 40_000), rng.randrange(5)
     order = {0: 1000003, 1: 2**61 - 1}.get(kind, 1)
     dtype = rng.choice(("<c16", "<c8", "<f8"))
-    head = b"cnumpy.core.multiarray\nscalar\nq\x00cnumpy\ndtype\nX\x03\x00\x00\x00" + dtype.encode() + b"\x85Rq\x010"
+    spelt = bytes([len(dtype), 0, 0, 0]) + dtype.encode()
+    head = b"cnumpy.core.multiarray\nscalar\nq\x00cnumpy\ndtype\nX" + spelt + b"\x85Rq\x010"
     items = {
         0: lambda n: _scalar(dtype, complex(-order * n, n) if dtype != "<f8" else float(n * 2**61)),
         1: lambda n: b"\x8a\x10" + (n * order).to_bytes(16, "little"),
@@ -302,8 +304,13 @@ def tensors(rng: random.Random, folder: Path) -> Path:
     )
     buffer = io.BytesIO()
     torch.save({"a.weight": value, "a.bias": torch.zeros(2)}, buffer)
-    data = buffer.getvalue().replace(b"x_detach", b"detach\0\0") if rng.random() < 0.5 else buffer.getvalue()
-    members = {name: raw.replace(b"\x08\0\0\0x_detach", b"\x06\0\0\0detach") for name, raw in unzipped(data).items()}
+    # PyTorch's own reader would set these names, and call them afterwards
+    shadowed = {b"\x08\0\0\0x_detach": b"\x06\0\0\0detach", b"\x07\0\0\0x_numel": b"\x05\0\0\0numel"}
+    members = unzipped(buffer.getvalue())
+    for name, raw in members.items() if rng.random() < 0.8 else ():
+        for before, after in shadowed.items():
+            raw = raw.replace(before, after)
+        members[name] = raw
     return put(folder, "m.pt", zipped(members))
 
 

@@ -174,11 +174,14 @@ def use(loaded: Any, name: str = "fuzzed") -> None:
 
 def read_any(path: Path) -> Any:
     """What `quarl inspect` makes of the file or folder: weights where it is no policy."""
-    kind = foreign.recognise(path)
+    if kind := foreign.recognise(path):
+        return foreign.read(path, kind)
     try:
-        return foreign.read(path, kind) if kind else load.read(path)
+        return load.read(path)
     except UnsupportedError:
-        return models.read(path) if path.is_file() else None
+        if not path.is_file():
+            raise
+        return models.read(path)
 
 
 def _put(data: bytes, folder: Path, name: str) -> Path:

@@ -25,10 +25,11 @@ import fuzz_seeds as seeds
 import hostile_foreign
 import hostile_sizes
 from fuzz import outcome
-from fuzz_parsers import read_any
 from fuzz_pickle import pickled
 from fuzz_seeds import ENV, sb3_agent, zipped, zoo_run
 from hostile_pickles import payloads, system
+from quarl.policy import foreign
+from quarl.policy.load import read as load_policy
 
 MEMORY = 2**31
 """Bytes of address space that reading may take beyond what the process starts with."""
@@ -63,7 +64,7 @@ def build(folder: Path, canary: Path) -> list[Case]:
 def load(case: Case, canary: Path) -> dict[str, object]:
     """Outcome ("clean", "refused" or a failure), processor seconds, whether the canary is there, peak memory."""
     start = time.process_time()
-    end = outcome(lambda: read_any(case.path))
+    end = outcome(lambda: _read(case.path))
     seconds = round(time.process_time() - start, 3)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return {
@@ -75,6 +76,12 @@ def load(case: Case, canary: Path) -> dict[str, object]:
         "canary": canary.exists(),
         "peak_mb": peak,
     }
+
+
+def _read(path: Path) -> object:
+    """Its policy, or its weights where it is of a kind that holds no policy."""
+    kind = foreign.recognise(path)
+    return foreign.read(path, kind) if kind else load_policy(path)
 
 
 def _rows(canary: Path) -> Iterator[Row]:

@@ -193,3 +193,18 @@ def test_an_agent_of_the_hub_is_a_model_of_every_verb(files: Path, monkeypatch: 
     assert [row["model"] for row in document["rows"]] == ["dqn-CartPole-v1.zip", "p.pt"]
     assert main(["eval", "hub:org/dqn-CartPole-v1", "--episodes", "1", "--json", "eval.json"]) == 0
     assert json.loads(Path("eval.json").read_text())["env_id"] == "CartPole-v1"
+
+
+def test_names_of_files_and_of_layers_are_shown_short_and_obeyed_by_nothing(tmp_path, capsys):
+    path = tmp_path / "\x1b[31m$x^{$.safetensors"
+    layer = "\x1b]0;title\x07" + "層" * 10 + "a" * 100_000
+    path.write_bytes(safetensors.numpy.save({f"{layer}.weight": np.ones((2, 3), np.float32)}))
+    assert main(["inspect", str(path), "-o", str(tmp_path / "out"), "--json", str(tmp_path / "rows.json")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "\x1b" not in captured.out
+    assert r"\x1b[31m$x^{$.safetensors: weights at int8" in captured.out
+    assert len(captured.out) < 5_000
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert len(row["layer"]) > 100_000
+    assert (tmp_path / "out" / "weights.png").stat().st_size < 200_000

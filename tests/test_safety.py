@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import pickle
+import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
+from quarl.policy import foreign
 from quarl.policy.load import read
+from quarl.policy.operators import as_float32
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import fuzz  # noqa: E402  # it lies beside the package, in no package of its own
+import fuzz_costly  # noqa: E402
+import fuzz_seeds as seeds  # noqa: E402
 import hostile_pickles  # noqa: E402
+import hostile_sizes  # noqa: E402
+from fuzz_pickle import pickled  # noqa: E402
 from waiting import PATIENCE_S  # noqa: E402
 
 PARSERS = fuzz.parsers()
@@ -149,3 +161,92 @@ def test_an_error_that_is_not_one_line_is_a_failure():
 def test_whatever_a_message_quotes_it_is_one_line_without_terminal_codes():
     assert str(QuarlError("a\nb\x1b[31mc\u2028d")) == r"a\nb\x1b[31mc\u2028d"
     assert len(str(QuarlError("a" * 10_000))) <= 600
+
+
+def parameter_with(name: str) -> bytes:
+    """A state dict whose weight is a Parameter with an attribute of that name."""
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    weight.x = 1  # type: ignore[attr-defined]
+    buffer = io.BytesIO()
+    torch.save({"a.weight": weight}, buffer)
+    members = seeds.unzipped(buffer.getvalue())
+    text = b"X" + len(name).to_bytes(4, "little") + name.encode()
+    return seeds.zipped({key: raw.replace(b"X\x01\0\0\0x", text) for key, raw in members.items()})
+
+
+@pytest.mark.parametrize("name", ["detach", "numel", "untyped_storage", "is_quantized"])
+def test_a_parameter_whose_state_shadows_a_method_is_read_as_it_is(name: str, tmp_path: Path):
+    path = tmp_path / "m.pt"
+    path.write_bytes(parameter_with(name))
+    assert name.encode() in path.read_bytes()
+    (layer,) = foreign.read(path)
+    assert as_float32(layer.weight).tolist() == [[1.0] * 3] * 2
+
+
+def colliding(count: int) -> bytes:
+    """A dict whose keys are numpy's complex numbers, all with one hash."""
+    head = b"cnumpy.core.multiarray\nscalar\nq\x00cnumpy\ndtype\nX\x04\0\0\0<c16\x85Rq\x010"
+    numbers = [np.array(complex(-1_000_003 * n, n)).tobytes() for n in range(1, count + 1)]
+    assert len({hash(np.frombuffer(raw, np.complex128)[0]) for raw in numbers}) == 1
+    return b"\x80\x03" + head + b"}(" + b"".join(b"h\0h\x01C\x10" + raw + b"\x86RK\x01" for raw in numbers) + b"u."
+
+
+def data_of(**changed: object) -> bytes:
+    return seeds.sb3_agent({**seeds.sb3_data(), **changed})
+
+
+def float4() -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"a.weight": torch.ones(2, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, buffer)
+    return buffer.getvalue()
+
+
+BLOB = {":type:": "x", ":serialized:": base64.b64encode(colliding(33_000)).decode()}
+RANGE = seeds.sb2_data("ddpg") | {"observation_range": (-(2**4000), 2**4000)}
+LISTS = b"[" + b"".join(random.Random(0).choices((b"[],", b"{},"), k=2_000_000)) + b"0]"
+DEEP = b'{"format": "quarl-policy", "x": ' + b"[" * 50_000
+REFUSED: dict[str, tuple[str, bytes, str]] = {
+    "json-of-lists": (
+        "agent.zip",
+        fuzz_costly.deflated({"data": LISTS, "policy.pth": seeds.sb3_weights()}),
+        "more than 200,000 values",
+    ),
+    "json-that-is-deep": ("policy.quarl", hostile_sizes.edited(None, DEEP), "not JSON"),
+    "keys-of-one-hash": ("agent.zip", data_of(observation_space=BLOB, action_space=BLOB), "is a key"),
+    "keys-in-statistics": ("CartPole-v1.pkl", colliding(33_000), "is a key"),
+    "float4": ("m.pt", float4(), "numbers; save it as float32"),
+    "a-range-beyond-floats": (
+        "CartPole-v1.pkl",
+        pickled((RANGE, list(seeds.sb2_arrays("ddpg").values()))),
+        "int too large to convert to float",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_small_files_of_large_costs_are_refused_in_one_line(name: str, tmp_path: Path):
+    file, data, said = REFUSED[name]
+    (tmp_path / file).write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outcome = fuzz.outcome(lambda: fuzz.read_any(tmp_path / file))
+    assert outcome == "refused"
+    with pytest.raises(QuarlError, match=said):
+        fuzz.read_any(tmp_path / file)
+
+
+@pytest.mark.parametrize("file", ["policy.quarl", "m.safetensors", "m.pt", "m.tflite", "CartPole-v1.pkl", "m.onnx"])
+def test_a_file_of_twenty_gigabytes_that_the_disk_does_not_hold_is_refused_unread(file: str, tmp_path: Path):
+    start = {"policy.quarl": seeds.artefact(quantized=False), "m.tflite": b"\x1c\0\0\0TFL3"}
+    (tmp_path / file).write_bytes(start.get(file, b"PK\3\4" if file == "m.pt" else b"\x80\x04"))
+    with (tmp_path / file).open("r+b") as opened:
+        opened.truncate(20 * 10**9)
+    with pytest.raises(QuarlError, match=r"20,000,000,000 bytes, more than|is not a"):
+        fuzz.read_any(tmp_path / file)
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_costly_files_load_cleanly_or_are_refused_in_one_line(kind: str, tmp_path: Path):
+    row = fuzz.run_costly(kind, 4, 7, tmp_path)
+    assert row["failures"] == []
+    assert row["clean"] + row["refused"] == 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from quarl import engines
 from quarl.engines import Engine
 from quarl.envs.bound import LIMIT
 from quarl.envs.options import EnvironmentOptions
-from quarl.errors import QuarlError, UnsupportedError, did_you_mean
+from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
 from quarl.folder import write_bytes
 from quarl.policy import artifact
@@ -144,7 +143,7 @@ class Agent:
         suffix = target.suffix.lower()
 
         def say(line: str) -> None:
-            print(f"quarl: {target.name}: {line}", file=sys.stderr)
+            note(f"{target.name}: {line}")
 
         if suffix in OWN:
             artifact.write(self.policy, target)

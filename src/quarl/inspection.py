@@ -91,6 +91,7 @@ class Whole:
         }
 
 
+@np.errstate(all="ignore")  # of weights near the ends of float32
 def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> list[Layer]:
     """Layers in the precision of `spec` against the same layers in float, in order.
 
@@ -110,6 +111,7 @@ def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec:
     ]
 
 
+@np.errstate(all="ignore")
 def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> Whole:
     """All weights of `model` in float, and what the precision of `spec` leaves of them."""
     x, y = (np.concatenate([as_float32(layer.weight).reshape(-1) for layer in side]) for side in (before, after))

@@ -56,6 +56,7 @@ class Calibrated:
         self.policy, self.observations = policy, observations
         self._rewritten: dict[tuple[object, ...], tuple[Policy, dict[str, Array]]] = {}
 
+    @np.errstate(all="ignore")  # of weights near the ends of float32; what is not finite is refused
     def quantize(self, spec: QuantSpec) -> QuantizedPolicy:
         """As `quantize`."""
         policy = self.policy
@@ -64,6 +65,7 @@ class Calibrated:
             return _with(policy, spec, ops, {})
         return _Pass(*self.rewrite(spec), spec, self._observations(spec)).run()
 
+    @np.errstate(all="ignore")
     def rewrite(self, spec: QuantSpec) -> tuple[Policy, Mapping[str, Array]]:
         """The float32 policy whose weights are rounded, the same actions after the scheme's rewrites; and its values.
 
@@ -103,8 +105,7 @@ def _rewrite(
     """The policy after these rewrites, and all its values on the observations."""
     if center:
         policy = center_scores(policy)
-    with np.errstate(all="ignore"):  # what is not finite is refused
-        values = as_float(policy, observations)
+    values = as_float(policy, observations)
     check_values(policy, observations, values)
     if equalizing is not None:
         policy = equalize(policy, values, equalizing)
@@ -116,6 +117,7 @@ def _rewrite(
     return policy, values
 
 
+@np.errstate(all="ignore")
 def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[LayerWeights, ...]:
     """Layers of any file in the precision of `spec`, each weight at its nearest value; biases stay as they are.
 

@@ -446,3 +446,16 @@ def test_the_exported_model_is_stable_baselines3s_own(tmp_path):
     observations = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
     assert np.array_equal(model.predict(observations, True)[0], again.predict(observations, True)[0])
     assert again.num_timesteps == 10
+
+
+def test_a_header_that_is_no_header_is_damage_and_takes_no_time(tmp_path):
+    path = checkpoint.save(tmp_path, build(), {})
+    for text in (b"[" * 200_000, b'{"a": [' + b"[]," * 300_000 + b"0]}"):
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+        with pytest.raises(checkpoint_file.DamagedError, match="its header"):
+            checkpoint_file.read(path)
+    with path.open("r+b") as file:  # a header of 10 GB, of zeros that the disk does not hold
+        file.write((10**10).to_bytes(8, "little"))
+        file.truncate(2 * 10**10)
+    with pytest.raises(checkpoint_file.DamagedError, match="cut short"):
+        checkpoint_file.read(path)

@@ -522,3 +522,10 @@ def test_parameters_of_a_stable_baselines3_zip_include_its_critic(agents: Path):
     names = [layer.name for layer in models.read(agents / "sb3/ppo/CartPole-v1_1/CartPole-v1.zip")]
     assert "value_net.weight" in names
     assert "action_net.weight" in names
+
+
+def test_a_long_name_is_read_in_a_time_in_proportion_to_it(tmp_path: Path):
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors.numpy.save({"a" * 2_000_000 + ".weight": random(2, 3)}))
+    (layer,) = foreign.read(path)
+    assert len(layer.name) == 2_000_007  # a search for the last part that began at every letter would take hours

@@ -10,6 +10,7 @@ from rich.console import Console
 
 import contracts
 from quarl.report import columns, tables
+from quarl.report.markdown import escaped, to_markdown
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,26 @@ def test_csv_has_every_number_in_full(rows):
 
 def test_every_command_of_the_contract_has_a_table():
     assert set(tables.COLUMNS) == set(contracts.ROWS)
+
+
+EVIL = "\x1b[31m</td><script>alert(1)</script> a|b `c` [d](javascript:e)"
+
+
+def test_names_out_of_files_are_shortened_and_obeyed_by_no_terminal(rows):
+    rows[0]["precision"] = EVIL + "a" * 100_000
+    table = tables.cells("ptq", rows)
+    shown = table.rows[0][0]
+    assert shown.startswith(r"\x1b[31m</td>")
+    assert len(shown) < 300
+    out = io.StringIO()
+    Console(file=out, width=200).print(tables.terminal(table, "title\x1b[31m"))
+    assert "\x1b" not in out.getvalue()
+    assert r"title\x1b[31m" in out.getvalue()
+    assert tables.to_csv(rows).count("a") > 100_000
+
+
+def test_markdown_holds_no_markup_of_names(rows):
+    rows[0]["precision"] = EVIL
+    line = to_markdown(tables.cells("ptq", rows), "heading").splitlines()[4]
+    assert r"| \x1b[31m&lt;/td&gt;&lt;script&gt;alert(1)&lt;/script&gt; a\|b \`c\` [d]\(javascript:e) |" in line
+    assert escaped("two\nlines") == "two\nlines"

@@ -449,3 +449,27 @@ def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, l
     whole, broken = stretched("whole", []), stretched("broken", signals)
     assert not signals
     assert same(whole, broken)
+
+
+def test_checkpoints_with_right_checksums_and_wrong_contents_are_one_line(tmp_path, capsys):
+    train(tmp_path, "a2c", "CartPole-v1", 64)
+    older, path = sorted((tmp_path / "logs/a2c/CartPole-v1_1").glob("checkpoint-*"))
+    older.unlink()
+    manifest, arrays = checkpoint_file.read(path)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    facts = {key: manifest[key] for key in ("updates", "replay", "model", "state")}
+    cases = [
+        ({"state": {}}, "malformed (KeyError"),
+        ({"state": {"clock_s": [], "qat": None}}, "malformed (TypeError"),
+        ({"state": {"clock_s": 0.0, "qat": 5}}, "malformed"),
+        *(({"model": {**facts["model"], name: 5}}, "") for name in facts["model"]),
+        *(({"model": {key: v for key, v in facts["model"].items() if key != name}}, "") for name in facts["model"]),
+        ({"updates": [[]]}, "are damaged"),
+    ]
+    for changed, said in cases:
+        checkpoint_file.write(path, {**facts, **changed}, arrays)
+        capsys.readouterr()
+        assert main(resuming("a2c", "CartPole-v1", "-n", 256)) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert said in error

@@ -102,7 +102,7 @@ class Judge:
     def _read(self) -> list[dict[str, Any]]:
         """What the file holds, up to a line that is none of its own."""
         found: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             for line in self._path.read_text().splitlines():
                 entry = json.loads(line)
                 if not isinstance(entry, dict) or not all(isinstance(entry.get(n), int | float) for n in NUMBERS):

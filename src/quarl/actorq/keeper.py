@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -15,7 +14,7 @@ from quarl.algorithms import checkpoint
 from quarl.algorithms.checkpoint_model import COUNTERS, suspect
 from quarl.algorithms.clocks import hold, standing
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.folder import Dispensable
 
 ROLLBACKS = 3
@@ -34,7 +33,7 @@ class Keeper:
         """What the learning rate of the configuration is multiplied by."""
         self.float_updates = 0
         """Updates before fake quantisation began to act."""
-        self._files = Dispensable(_say, checkpoint.CheckpointError)
+        self._files = Dispensable(note, checkpoint.CheckpointError)
 
     def save(self, clock_s: float) -> bool:
         """A checkpoint, False where a weight is not finite. A full disk costs the checkpoint and not the run."""
@@ -57,6 +56,7 @@ class Keeper:
             return False
         return True
 
+    @checkpoint.sound()
     def resume(self) -> float:
         """Everything from the newest sound checkpoint; the training clock there.
 
@@ -64,7 +64,7 @@ class Keeper:
         """
         found = checkpoint.load_latest(self.config.output)
         for warning in found.warnings:
-            _say(warning)
+            note(warning)
         for name in ("algo", "env"):
             saved, here = found.state.get(name), getattr(self.config, name)
             if saved != here:
@@ -98,14 +98,14 @@ class Keeper:
         clocks = {name: getattr(self.model, name) for name in COUNTERS if hasattr(self.model, name)}
         found = checkpoint.load_latest(self.config.output)
         for warning in found.warnings:
-            _say(warning)
+            note(warning)
         checkpoint.restore(found, self.model)
         for name, value in clocks.items():
             setattr(self.model, name, value)
         # A loss that is not written at every update would stay there as NaN.
         self.model.logger.name_to_value.clear()
         self._slow_down(self.rate_factor / 2)
-        _say(
+        note(
             f"{layer} was not finite after update {self.model._n_updates}: back to the last checkpoint's "
             f"weights with a learning rate of {self.learning_rate():g}"
         )
@@ -122,7 +122,3 @@ class Keeper:
         schedule: Any = self.model.lr_schedule
         relative, self.rate_factor = factor / self.rate_factor, factor
         self.model.lr_schedule = lambda progress: relative * schedule(progress)
-
-
-def _say(line: str) -> None:
-    print(f"quarl: {line}", file=sys.stderr, flush=True)

@@ -94,7 +94,7 @@ def cut(path: Path, timesteps: int) -> None:
         return
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             if line.endswith(b"\n") and json.loads(line)["timesteps"] <= timesteps:
                 kept.append(line)
     write_bytes(b"".join(kept), path)

@@ -64,7 +64,7 @@ class Versions:
             return 0
         try:
             return int(json.loads(self._path.read_text())["reserved"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise QuarlError(
                 f'{self._path} is damaged; write {{"reserved": N}} into it, N above every "version" in metrics.jsonl'
             ) from None

@@ -12,7 +12,7 @@ import contextlib
 import io
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +23,19 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from quarl.algorithms import checkpoint_file, checkpoint_model
 from quarl.algorithms.checkpoint_file import CheckpointError, DamagedError
 from quarl.algorithms.checkpoint_random import give_random, take_random
-from quarl.errors import NothingSavedError, QuarlError
+from quarl.errors import NothingSavedError, QuarlError, in_one_line
 
-__all__ = ["Checkpoint", "CheckpointError", "Replay", "export", "export_statistics", "load_latest", "restore", "save"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Replay",
+    "export",
+    "export_statistics",
+    "load_latest",
+    "restore",
+    "save",
+    "sound",
+]
 
 Array = NDArray[Any]
 NAME = re.compile(r"checkpoint-(\d{10,18})\.safetensors")
@@ -111,6 +121,20 @@ def load_latest(folder: Path) -> Checkpoint:
     )
 
 
+@contextlib.contextmanager
+def sound() -> Iterator[None]:
+    """What a checkpoint with right checksums and wrong contents raises, as one line; it decorates too."""
+    try:
+        yield
+    except QuarlError:
+        raise
+    except checkpoint_model.MALFORMED as error:
+        raise QuarlError(
+            f"the checkpoint's contents are malformed ({in_one_line(error)[:100]}); start again in another folder, or "
+            "without this checkpoint"
+        ) from None
+
+
 def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None = None) -> None:
     """Puts the checkpoint into the model, the process's random generators and, where both are there, the replay.
 
@@ -121,18 +145,14 @@ def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None 
     generators = {name: array for name, array in arrays.items() if name.startswith("random/")}
     rest = {name: a for name, a in arrays.items() if name not in generators and not name.startswith(REPLAY)}
     try:
-        checkpoint_model.check(model, facts, rest)
-        if replay is not None and checkpoint.has_replay:
-            replay.load_state(contents)
-        checkpoint_model.give(model, facts, rest)
-        give_random(model, facts["random"], generators)
+        with sound():
+            checkpoint_model.check(model, facts, rest)
+            if replay is not None and checkpoint.has_replay:
+                replay.load_state(contents)
+            checkpoint_model.give(model, facts, rest)
+            give_random(model, facts["random"], generators)
     except QuarlError as error:
         raise QuarlError(f"cannot resume from {checkpoint.path}: {error}") from None
-    except checkpoint_model.MALFORMED as error:
-        raise QuarlError(
-            f"cannot resume from {checkpoint.path}: its contents are malformed ({type(error).__name__}); "
-            "start again in another folder, or without this checkpoint"
-        ) from None
 
 
 def export(folder: Path, model: BaseAlgorithm, name: str = "model.zip", *, exclude: Iterable[str] = ()) -> Path:

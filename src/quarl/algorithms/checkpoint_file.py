@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.machine import version
+from quarl.policy.budget import read_json
 
 Array = NDArray[Any]
 FORMAT = "quarl-checkpoint"
@@ -48,6 +49,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """safetensors' names of the number types, widest first: the order in which they lie, which keeps them aligned."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 UNKNOWN = "0" * 64
+MAX_HEADER = 2**26
+"""Bytes; of a long run of many environments it has some hundred thousand."""
 
 
 class CheckpointError(QuarlError):
@@ -139,7 +142,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """Manifest and arrays, every checksum verified; the arrays are mapped, so copy what is to be kept or changed."""
     try:
         text = _checked_manifest(path)
-        manifest = json.loads(text)
+        manifest = _document(text)
         with safetensors.safe_open(path, "pt") as file:  # "pt" maps the file where "np" would copy it
             arrays = {name: file.get_tensor(name).numpy() for name in manifest["tensors"]}
         with ThreadPoolExecutor() as pool:
@@ -160,14 +163,14 @@ def _checked_manifest(path: Path) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= size - 8:
+        if not 0 < length <= min(size - 8, MAX_HEADER):
             raise DamagedError("it is cut short")
         start = file.read(length)
-    metadata = json.loads(start)["__metadata__"]
+    metadata = _document(start)["__metadata__"]
     text: str = metadata["manifest"]
     if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
         raise DamagedError("the manifest does not match its sha256")
-    manifest = json.loads(text)
+    manifest = _document(text)
     if manifest["format"] != FORMAT:
         raise DamagedError(f"format {manifest['format']!r} is not {FORMAT!r}")
     if manifest["schema"] < 1:
@@ -181,6 +184,13 @@ def _checked_manifest(path: Path) -> str:
     if len(header) != 8 + length or header[8:] != start:
         raise DamagedError("the header does not match the manifest")
     return text
+
+
+def _document(text: str | bytes) -> Any:
+    try:
+        return read_json(text, "its header")
+    except QuarlError as error:
+        raise DamagedError(str(error)) from None
 
 
 def _manifest(facts: Mapping[str, Any], arrays: Mapping[str, Array], digests: Mapping[str, str]) -> str:

@@ -106,7 +106,7 @@ def read(path: Path) -> Protocol:
         found = json.loads(path.read_text())
     except OSError as error:
         raise QuarlError(f"cannot read the protocol {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise QuarlError(f"the protocol {path} is no JSON: {error}") from None
     try:
         protocol = _protocol(found)

@@ -92,6 +92,6 @@ def _read(path: Path) -> Cell:
         found: Cell = json.loads(path.read_text())
         if isinstance(found["settings"], dict):
             return found
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         pass
     raise QuarlError(f"{path} is no cell of this benchmark: remove it to measure it again")

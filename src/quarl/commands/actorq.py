@@ -19,6 +19,7 @@ from quarl.actorq.tuning import adopt
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.config.base import check_tracking
+from quarl.errors import printable
 from quarl.folder import write_bytes
 from quarl.report import schema
 from quarl.training.environments import check_environment
@@ -55,7 +56,7 @@ def _train(config: ActorQConfig) -> Supervisor:
     console = Console(stderr=True)
 
     def say(line: str) -> None:
-        console.print(f"quarl: {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"quarl: {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
     supervisor = Supervisor(config, say)
     config = supervisor.config

@@ -12,7 +12,7 @@ from quarl.errors import QuarlError
 from quarl.folder import write_bytes
 from quarl.report import page, schema, style, tables
 from quarl.report.columns import signed
-from quarl.report.markdown import to_markdown
+from quarl.report.markdown import escaped, to_markdown
 from quarl.report.schema import Row
 from quarl.report.study_figures import bits_against_return, spread_against_error
 from quarl.study import rows, spread, summaries
@@ -96,7 +96,7 @@ def _write(
     every = [(TITLES[command], tables.cells(command, rows_of)) for command, rows_of in shown.items()]
     markdown = "\n".join(to_markdown(table, heading) for heading, table in every)
     judged = "".join(f"{key}: {fact}\n\n" for key, fact in _protocol(records, margin).items())
-    write_bytes(f"# {name}\n\n{about}\n\n{judged}{markdown}".encode(), folder / "tables.md")
+    write_bytes(f"# {escaped(name)}\n\n{escaped(about)}\n\n{judged}{markdown}".encode(), folder / "tables.md")
     for title in set(FIGURES) - set(figures):
         (folder / f"{title}.png").unlink(missing_ok=True)
     for title, figure in figures.items():

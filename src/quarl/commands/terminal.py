@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
-from quarl.errors import note
+from quarl.errors import note, printable, short
 from quarl.folder import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Row
@@ -22,13 +22,15 @@ from quarl.report.schema import Row
 __all__ = ["FILE_WIDTH", "finish", "note", "progress", "say", "show"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
+MAX_LABEL = 60
+"""Characters beside a bar."""
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str, int], None]]:
     """A bar of `total` steps, drawn only on a terminal; call it with what is going on and how many steps that was."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -37,7 +39,7 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=total)
-        yield lambda label, done: bar.update(task, description=label, advance=done)
+        yield lambda label, done: bar.update(task, description=short(label, MAX_LABEL), advance=done)
 
 
 def show(command: str, rows: Sequence[Row], title: str) -> None:
@@ -51,7 +53,7 @@ def say(*lines: str) -> None:
     """Prints lines as they are."""
     out = _stdout()
     for line in lines:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def finish(config: Config, document: schema.Document) -> None:

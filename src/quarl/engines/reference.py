@@ -78,6 +78,7 @@ class Reference:
         """float32 outputs [B, n] of observations [B, *shape]."""
         return self.trace(observations)[self.policy.output]
 
+    @np.errstate(all="ignore")  # `sound` looks at what comes of it
     def trace(self, observations: Array) -> dict[str, Array]:
         """Every value of the graph, float32 [B, *shape]: what the codes stand for where values are codes."""
         values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}

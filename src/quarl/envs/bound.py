@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,8 @@ def check_numbers(arguments: Mapping[str, Any], of: str, names: re.Pattern[str] 
     """Refuses numbers with which one step or one observation would last for ever; of: whose arguments they are."""
     for name, value in arguments.items():
         for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, float) and math.isnan(number):
+                raise QuarlError(f"{of}: {name} is NaN, which is no number")
             if isinstance(number, int | float) and number > MOST and names.search(name):
                 raise QuarlError(f"{of}: {name} is {number:,}, more than {MOST:,}; give a smaller one")
 

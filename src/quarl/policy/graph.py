@@ -35,6 +35,8 @@ from quarl.policy.operators import (
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]
+MAX_FLOAT = 3.4e38
+"""Of float32, almost."""
 LOG_STD_RANGE = (-20.0, 2.0)
 """Where Stable-Baselines3 clamps the log_std of a SAC actor."""
 
@@ -235,9 +237,9 @@ def check(policy: Policy) -> None:
     if (name := idle(policy)) is not None:
         raise QuarlError(f"nothing reads what operator {name!r} makes; such a graph is refused")
     for op in policy.ops:
-        if isinstance(op, LayerNorm | Normalize) and not 0 <= op.epsilon < math.inf:
+        if isinstance(op, LayerNorm | Normalize) and not 0 <= op.epsilon < MAX_FLOAT:
             raise QuarlError(f"layer {op.name!r} has epsilon {op.epsilon:g}, which is no small positive number")
-        if isinstance(op, Normalize) and not op.clip > 0:
+        if isinstance(op, Normalize) and not (0 < op.clip < MAX_FLOAT or op.clip == math.inf):
             raise QuarlError(f"layer {op.name!r} clips at {op.clip:g}, which leaves nothing")
         if isinstance(op, Activation) and op.kind not in ACTIVATIONS:
             raise UnsupportedError(f"activation {op.kind!r} of {op.name!r} is not one of {', '.join(ACTIVATIONS)}")

@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from quarl.errors import printable
 from quarl.machine import machine
 from quarl.report.style import INK, to_svg
 from quarl.report.tables import Cells
@@ -32,6 +33,7 @@ def render(
     environment = Environment(
         loader=PackageLoader("quarl.report"),
         autoescape=True,
+        finalize=lambda value: "\n".join(map(printable, value.split("\n"))) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

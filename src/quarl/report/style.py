@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from textwrap import fill
 from typing import Any, cast
@@ -13,7 +14,9 @@ from typing import Any, cast
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
+from quarl.errors import short
 from quarl.folder import write_bytes
 
 INK = "#24292e"
@@ -23,6 +26,8 @@ SERIES = ("#2f7ed8", "#e8793a", "#2a9d6f", "#b35fc4", "#c9a227", "#d1495b", "#6c
 MUTED = "#8b949e"
 BARS = SERIES[0]
 LEVELS = SERIES[1]
+MAX_TEXT = 160
+"""Characters of a line of any text."""
 PANEL_CHARACTERS = {1: 100, 2: 46, 3: 30}
 """That fit over a panel of a figure with so many columns."""
 
@@ -64,14 +69,25 @@ def figure(width: float, height: float) -> Figure:
 def panel_title(axes: Axes, text: str, columns: int) -> None:
     """A title in as many lines as it needs to stay over its panel, one of `columns` side by side."""
     width = PANEL_CHARACTERS[columns]
-    axes.set_title("\n".join(fill(line, width) for line in text.split("\n")), fontsize=8)
+    axes.set_title("\n".join(fill(short(line, 3 * width), width) for line in text.split("\n")), fontsize=8)
+
+
+@contextmanager
+def _shown(drawn: Figure) -> Iterator[None]:
+    """`look` for saving it: texts printable and not too long, letters that the font lacks not worth a warning."""
+    for text in drawn.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text("\n".join(short(line, MAX_TEXT) for line in text.get_text().split("\n")))
+    with look(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        yield
 
 
 def to_svg(drawn: Figure) -> str:
     """The figure as an <svg> element, transparent, without metadata or a document type."""
     out = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with look():
+    with _shown(drawn):
         drawn.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     return text[text.index("<svg") :]
@@ -80,6 +96,6 @@ def to_svg(drawn: Figure) -> str:
 def save(drawn: Figure, path: Path) -> None:
     """Writes the figure as PNG or PDF, as the suffix says, whole or not at all."""
     out = io.BytesIO()
-    with look():
+    with _shown(drawn):
         drawn.savefig(out, format=os.path.splitext(path.name)[1][1:], dpi=150, facecolor="white")
     write_bytes(out.getvalue(), path)

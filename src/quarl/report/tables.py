@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from quarl.errors import short
 from quarl.report.actorq_columns import ACTORQ
 from quarl.report.columns import (
     Column,
@@ -32,6 +33,9 @@ from quarl.report.schema import Row
 from quarl.report.study_columns import STUDY
 from quarl.report.sweep_columns import SWEEP
 from quarl.report.train_columns import TRAIN
+
+MAX_CELL = 300
+"""Characters of a cell: names out of files can be of any length. Files of rows have them whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +116,18 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
 
 def cells(command: str, rows: Sequence[Row]) -> Cells:
     """The table of the rows; columns in which all rows agree move to the caption where they know how to."""
-    shown: list[Column] = []
+    shown: list[tuple[Column, list[str]]] = []
     caption: list[str] = []
-    for column in COLUMNS[command]:
-        values = {column.cell(row) for row in rows} - {""}
+    columns = [(column, [short(column.cell(row), MAX_CELL) for row in rows]) for column in COLUMNS[command]]
+    for column, found in columns:
+        values = set(found) - {""}
         if column.constant and len(values) == 1:
             caption.append(column.constant.format(values.pop()))
         elif values or not column.optional:
-            shown.append(column)
+            shown.append((column, found))
     return Cells(
-        columns=tuple(shown),
-        rows=tuple(tuple(column.cell(row) for column in shown) for row in rows),
+        columns=tuple(column for column, _ in shown),
+        rows=tuple(zip(*(found for _, found in shown), strict=True)) if shown else ((),) * len(rows),
         caption=", ".join(caption),
     )
 
@@ -130,7 +135,7 @@ def cells(command: str, rows: Sequence[Row]) -> Cells:
 def terminal(table: Cells, title: str) -> Table:
     """The table for a rich console."""
     drawn = Table(
-        title=Text(title),
+        title=Text(short(title, MAX_CELL)),
         caption=Text(table.caption) if table.caption else None,
         title_justify="left",
         caption_justify="left",

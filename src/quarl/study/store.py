@@ -202,7 +202,7 @@ class Store:
     def _parsed(self, text: str | None) -> Mapping[str, Any] | None:
         try:
             found = None if text is None else json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise QuarlError(f"{self.path} is damaged: a row is no JSON; run the study in another folder") from None
         return found if isinstance(found, dict) else None
 

@@ -41,6 +41,7 @@ class Keeper:
 
         self._files.write(write)
 
+    @checkpoint.sound()
     def resume(self, asked: str | None, seed: int) -> float:
         """Everything from the newest sound checkpoint; the training clock there.
 

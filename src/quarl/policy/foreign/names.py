@@ -17,7 +17,6 @@ OUTPUTS_LAST = {"kernel": "bias", "weights": "biases", "w": "b", "wx": "b", "wh"
 """What TensorFlow, Keras and Flax call weights [in, out] or [height, width, in, out], and the biases beside them."""
 MULTIPLIERS = "statically quantised by QuaRL: its scales are multipliers of sums"
 """What QuaRL's own .tflite and .onnx files say of themselves where their scales are not those of the weights."""
-_LEAF = re.compile(r"[^./]+$")
 
 
 def layers(tensors: Mapping[str, Array]) -> list[LayerWeights]:
@@ -73,5 +72,4 @@ def _is_real(array: Array) -> bool:
 
 
 def _leaf(name: str) -> str:
-    match = _LEAF.search(name)
-    return match[0] if match else ""
+    return name[max(name.rfind("."), name.rfind("/")) + 1 :]
