@@ -82,7 +82,7 @@ class Keeper:
             self.limiter.warm_up_again()
         self._slow_down(float(found.state["rate_factor"]))
         self.float_updates = int(found.state.get("float_updates", 0))
-        _say(f"{standing(model)}, version {found.state['version']:,}{held}")
+        note(f"{standing(model)}, version {found.state['version']:,}{held}")
         return float(found.state["clock_s"])
 
     def roll_back(self) -> None:
