@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from quarl.actorq.build import build, hyperparameters, samples_per_insert
+from quarl.actorq.environments import world_of
 from quarl.actorq.tuning import adopt
 from quarl.algorithms import tuned
 from quarl.algorithms.tuned import Tuned
@@ -54,16 +55,23 @@ def test_what_is_given_wins_over_the_tuned_numbers():
 
 def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch):
     written = {"n_timesteps": 2e4, "policy": "MlpPolicy", "n_envs": 4, "train_freq": 2, "gradient_steps": 8}
-    written |= {"noise_type": "ornstein-uhlenbeck", "noise_std": 0.5, "normalize": True, "env_wrapper": ["x.Y"]}
+    written |= {
+        "noise_type": "ornstein-uhlenbeck",
+        "noise_std": 0.5,
+        "normalize": "{'norm_reward': False}",
+        "vec_env_wrapper": ["x.Y"],
+    }
+    written |= {"env_kwargs": {"g": 9.0}}
     monkeypatch.setattr(tuned, "read", lambda algo, env_id, **options: Tuned(written, "somebody's"))
     config, said = adopted("--algo", "td3", "--env", "Pendulum-v1")
     assert said == [
         "hyper-parameters: somebody's",
-        "for actors, ornstein-uhlenbeck noise is normal noise of --sigma 0.5; train_freq of 4 environments is 8; "
-        "env_wrapper left out",
+        "for actors, normalize is --normalize, of observations and rewards; ornstein-uhlenbeck noise is normal noise "
+        "of --sigma 0.5; train_freq of 4 environments is 8; vec_env_wrapper left out",
     ]
     assert (config.sigma, config.normalize, config.steps) == (0.5, True, 20_000)
-    assert config.hyperparameters() == {"train_freq": 8, "gradient_steps": 8}
+    assert config.hyperparameters() == {"train_freq": 8, "gradient_steps": 8, "env_kwargs": {"g": 9.0}}
+    assert world_of(config).env_kwargs == {"g": 9.0}
     config, said = adopted("--algo", "td3", "--env", "Pendulum-v1", "--sigma", "0.3")
     assert (config.sigma, "noise" in said[1]) == (0.3, False)
     assert "noise" not in adopted("--algo", "sac", "--env", "Pendulum-v1")[1][1]  # samples its distribution

@@ -49,6 +49,7 @@ def made(env: Any = "Pendulum-v1", **options: Any) -> tuple[D4PG, list[str]]:
     [
         ([0.0, 0.0], 0.01, (0, 100)),  # no reward yet: DM Control's bound
         ([0.0, 93.0], 0.01, (0, 100)),
+        ([100.00001, 100.0], 0.01, (0, 100)),  # three rewards of 1, summed in float32
         ([-1.0, 0.0], 0.01, (-100, 0)),
         ([-60.0, 40.0], 0.01, (-100, 100)),
         ([-1600.0, -400.0], 0.01, (-2000, 0)),  # twice the mean of 1,000
@@ -98,6 +99,16 @@ def test_a_support_that_is_too_narrow_is_told_and_kept():
     half.learn(110)
     low, high = half.critic.support or (0, 0)
     assert (low < -400, high) == (True, 10)
+
+
+def test_weights_that_go_back_to_before_the_first_update_have_a_support_found_again():
+    model, said = made()
+    model.learn(110)
+    for critic in (model.critic, model.critic_target):
+        critic.atoms.zero_()
+    model.train(1, 64)
+    assert model.critic.support is not None
+    assert len(said) == 2
 
 
 def test_a_support_grows_where_returns_do_and_the_critic_expects_what_it_did():

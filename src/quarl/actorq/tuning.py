@@ -9,7 +9,7 @@ from typing import Any
 
 from quarl import literals
 from quarl.actorq.build import CRITIC
-from quarl.actorq.environments import world_of
+from quarl.actorq.environments import OF_ENVIRONMENT, world_of
 from quarl.algorithms import tuned
 from quarl.algorithms.learners import learner_class
 from quarl.config import ActorQConfig
@@ -47,8 +47,9 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     steps, _policy = left.pop("n_timesteps"), left.pop("policy", None)
     if config.n_timesteps is None:
         options["n_timesteps"] = int(steps)
-    if left.pop("normalize", False):
+    if normalize := left.pop("normalize", False):
         options["normalize"] = True
+        said += [] if normalize is True else ["normalize is --normalize, of observations and rewards"]
     if kind and found.is_tuned and config.algo != "sac" and config.sigma == ActorQConfig.sigma:
         options["sigma"] = float(std)
         said.append(f"{kind} noise is normal noise of --sigma {std:g}")
@@ -61,7 +62,7 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if (config.net_arch is not None or CRITIC in given) and "policy_kwargs" in left:
         kwargs = literals.mapping(left["policy_kwargs"], names=True)
         left["policy_kwargs"] = literals.spell({name: value for name, value in kwargs.items() if name != "net_arch"})
-    known = inspect.signature(learner_class(config.algo).__init__).parameters.keys() - OWN
+    known = {*inspect.signature(learner_class(config.algo).__init__).parameters, *OF_ENVIRONMENT} - OWN
     if dropped := [name for name in left if name not in known]:
         said.append(f"{', '.join(dropped)} left out")
     if said:

@@ -164,10 +164,12 @@ class D4PG(OffPolicyAlgorithm):
         assert self.replay_buffer is not None
         losses: list[Tensor] = []
         values: list[Tensor] = []
+        unfit = self._n_updates == 0 or self.critic.support is None  # also where weights went back to the beginning
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            if self._n_updates == 0:
+            if unfit:
                 d4pg_support.fit(self, batch)
+                unfit = False
             losses.append(self._update_critic(batch))
             values.append(self._update_actor(batch.observations))
             self._n_updates += 1

@@ -27,7 +27,8 @@ def find(lasting: Tensor, left: float) -> tuple[float, float]:
     whose sign no reward has it is 0.
     """
     size = lasting.abs()
-    reach = 1 / left if float(size.max()) * left <= 1 else 2 * float(size.mean())
+    # a sum of n rewards of 1 may come out a little larger
+    reach = _rounded(1 / left if float(size.max()) * left < 1.001 else 2 * float(size.mean()))
     below, above = bool((lasting < 0).any()), bool((lasting > 0).any())
     return -reach if below else 0.0, reach if above or not below else 0.0
 
@@ -59,8 +60,8 @@ def widen(model: D4PG, expected: Tensor) -> None:
     support, given = model.critic.support, _given(model)
     assert support is not None
     least, most = float(expected.min()), float(expected.max())
-    low = 2 * least if given[0] is None and least < support[0] else support[0]
-    high = 2 * most if given[1] is None and most > support[1] else support[1]
+    low = _rounded(2 * least) if given[0] is None and least < support[0] else support[0]
+    high = _rounded(2 * most) if given[1] is None and most > support[1] else support[1]
     if (low, high) != support:
         _move(model, low, high)
         model.say(f"D4PG's support of returns is [{low:.4g}, {high:.4g}] from now on: {least:.4g} to {most:.4g} came")
@@ -69,6 +70,10 @@ def widen(model: D4PG, expected: Tensor) -> None:
 def say(line: str) -> None:
     """Prints the line on stderr, where nobody else wants it."""
     print(f"quarl: {line}", file=sys.stderr, flush=True)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")  # as it is shown
 
 
 def _given(model: D4PG) -> tuple[float | None, float | None]:

@@ -46,10 +46,9 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
     """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
     my_module first, which registers it."""
     n_timesteps: Annotated[
-        int | None,
-        arg(aliases=["-n"], metavar="INT", help_behavior_hint="(default: RL Zoo's or 100000; with --resume the run's)"),
+        int | None, arg(aliases=["-n"], metavar="INT", help_behavior_hint="(default: RL Zoo's, or 100000)")
     ] = None
-    """Environment steps of all actors together."""
+    """Environment steps of all actors together; with --resume the run's, unless there are to be others."""
     updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
     """Learner updates after which training ends, if that comes first."""
     actors: int = 2
