@@ -172,12 +172,9 @@ def once_more(play: Callable[[], Evaluation], say: Callable[[str], None]) -> Eva
     """What `play` evaluates; it is called again, and makes new environments, where one raised, which `say` hears of."""
     try:
         return play()
-    except BrokenEnvironmentError as error:
-        say(f"an evaluation begins again ({error})")
-        return play()
-    except QuarlError:
-        raise
     except Exception as error:  # whatever a simulator raises
+        if isinstance(error, QuarlError) and not isinstance(error, BrokenEnvironmentError):
+            raise
         say(f"an evaluation begins again ({in_one_line(error)})")
         return play()
 

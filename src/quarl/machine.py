@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -132,22 +133,15 @@ def memory_gib() -> float | None:
 
 def free_bytes(root: Path = Path("/")) -> int | None:
     """Memory that this process may still take: the system's, or what its control groups leave of it (cgroups(7))."""
-    kib = _number(root / "proc/meminfo", r"^MemAvailable: +(\d+) kB")
-    found = [] if kib is None else [1024 * kib]
-    try:
-        groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        groups = []
-    for controllers, name in groups:
-        if controllers not in GROUP_FILES:
-            continue
-        limit, used, cache = GROUP_FILES[controllers]
+    kib = _found(root / "proc/meminfo", r"^MemAvailable: +(\d+) kB")
+    found = [1024 * int(kib)] if kib else []
+    for controllers, (limit, used, cache) in GROUP_FILES.items():
         top = root / "sys/fs/cgroup" / controllers
-        own = top / name.lstrip("/")
+        own = top / _found(root / "proc/self/cgroup", rf"^\d+:{controllers}:/(.*)$")
         for folder in (own, *own.parents):  # a group's limit holds for those in it
-            bound, taken = _number(folder / limit, r"^(\d+)$"), _number(folder / used, r"^(\d+)$")
-            if bound is not None and taken is not None:
-                found.append(bound - taken + (_number(folder / "memory.stat", cache) or 0))
+            bound, taken = (_found(folder / file, r"^(\d+)$") for file in (limit, used))
+            if bound and taken:
+                found.append(int(bound) - int(taken) + int(_found(folder / "memory.stat", cache) or 0))
             if folder == top:
                 break
     return min(found, default=None)
@@ -175,13 +169,12 @@ def _cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _number(file: Path, pattern: str) -> int | None:
-    """The number in the first line that matches; None where there is none."""
-    try:
-        match = re.search(pattern, file.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) if match else None
+def _found(file: Path, pattern: str) -> str:
+    """What is looked for in the first line of the file that matches; empty where there is none."""
+    with contextlib.suppress(OSError):
+        if match := re.search(pattern, file.read_text(), re.MULTILINE):
+            return match[1]
+    return ""
 
 
 def _output(*command: str) -> str:

@@ -24,9 +24,6 @@ from quarl.errors import QuarlError, in_one_line
 
 Array = NDArray[Any]
 NEW_STEP = "observation, reward, terminated, truncated, info"
-"""What Gymnasium's step() returns."""
-
-
 NOT_FINITE = "an observation that is NaN or infinite"
 
 
@@ -156,7 +153,7 @@ def _old_interface(env: Any) -> str:
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             return "its reset() returns the observation alone, as in Gym before 0.26: return observation, {}"
         found = env.step(env.action_space.sample())
-        if len(found) != len(NEW_STEP.split(", ")):
+        if len(found) != 5:
             return f"its step() returns {len(found)} values, as in Gym before 0.26: return {NEW_STEP}"
         if np.ndim(found[1]):
             return f"its step() returns a reward of shape {np.shape(found[1])}: return a number, as float(reward) is"

@@ -49,17 +49,15 @@ def _remembers(make_env: Callable[[], gymnasium.Env[Any, Any]]) -> bool:
 def _trace(env: gymnasium.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[bytes, float, bool, bool]]:
     """Everything the environment says in one episode, cut at its end or after the last action."""
     try:
-        return _traced(env, seed, actions)
+        observation, _ = env.reset(seed=seed)
+        trace = [(np.asarray(observation).tobytes(), 0.0, False, False)]
+        for action in actions:
+            observation, reward, terminated, truncated, _ = env.step(
+                copy.copy(action)
+            )  # it may change what it is given
+            trace.append((np.asarray(observation).tobytes(), float(reward), bool(terminated), bool(truncated)))
+            if terminated or truncated:
+                break
     except Exception as error:
         raise broken(env, error) from error
-
-
-def _traced(env: gymnasium.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[bytes, float, bool, bool]]:
-    observation, _ = env.reset(seed=seed)
-    trace = [(np.asarray(observation).tobytes(), 0.0, False, False)]
-    for action in actions:
-        observation, reward, terminated, truncated, _ = env.step(copy.copy(action))  # it may change what it is given
-        trace.append((np.asarray(observation).tobytes(), float(reward), bool(terminated), bool(truncated)))
-        if terminated or truncated:
-            break
     return trace

@@ -180,10 +180,8 @@ class Judge:
                 self._is_alone = False
             except Exception as error:  # whatever a simulator raises
                 self._is_alone = True
-                self._say(
-                    f"no second environment can be made ({in_one_line(error)}): evaluations are played in the "
-                    "learner's, whose episodes they end"
-                )
+                alone = f"no second environment can be made ({in_one_line(error)})"
+                self._say(f"{alone}: evaluations are played in the learner's, whose episodes they end")
         return self.has_borrowed
 
 
