@@ -326,7 +326,7 @@ def test_one_environment_at_a_time_is_enough_and_threads_of_a_bridge_hold_no_pro
 )
 def test_what_an_environment_does_wrong_is_said_before_anything_starts(name, said, tmp_path, capsys):
     assert run(tmp_path / "out", "--algo", "ddpg", "--env", f"difficult_environments:{name}-v0") == 2
-    assert capsys.readouterr().err.startswith(f"quarl: {said}")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"quarl: {said}")
     assert not (tmp_path / "out").exists()
 
 

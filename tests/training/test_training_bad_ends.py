@@ -14,6 +14,7 @@ from quarl.algorithms import checkpoint
 from quarl.cli import main
 
 HERE = "difficult_environments:"
+EARLY = {"a2c": [], "ddpg": ["learning_starts:10"]}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def elsewhere(tmp_path, monkeypatch):
     ],
 )
 def test_what_an_environment_did_wrong_is_said_with_how_to_go_on(algo, name, said, saved, tmp_path, capsys):
-    assert main(words(algo, f"{HERE}{name}-v0", 64)) == 2
+    assert main(words(algo, f"{HERE}{name}-v0", 64, *EARLY[algo])) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"quarl: {said}")
     assert line.endswith(f"go on with quarl train --resume --algo {algo} --env {HERE}{name}-v0 -f logs") == bool(saved)
@@ -66,7 +67,7 @@ def test_where_one_environment_may_live_the_last_evaluation_is_the_same(tmp_path
 @pytest.mark.parametrize("name", ["Single", "SingleWorld"])
 def test_evaluations_are_played_in_the_learners_environment_which_begins_anew(algo, name, tmp_path, capsys):
     freq = ["--eval-freq", "20", "--eval-episodes", "3"]
-    more = ["normalize:True", *freq, "--n-envs", "1"]
+    more = [*EARLY[algo], "normalize:True", *freq, "--n-envs", "1"]
     row = train(tmp_path, algo, f"{HERE}{name}-v0", 70, *more, evaluations=True)
     said = capsys.readouterr().err
     assert said.count("no second environment can be made") == 1
