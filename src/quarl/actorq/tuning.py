@@ -50,9 +50,10 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if normalize := left.pop("normalize", False):
         options["normalize"] = True
         said += [] if normalize is True else ["normalize is --normalize, of observations and rewards"]
-    if kind and found.is_tuned and config.algo != "sac" and config.sigma == ActorQConfig.sigma:
+    explores = config.sigma != ActorQConfig.sigma or "sigma" in config.typed or config.algo == "sac"
+    if kind and found.is_tuned and not explores:
         options["sigma"] = float(std)
-        said.append(f"{kind} noise is normal noise of --sigma {std:g}")
+        said.append(f"{kind} noise is --sigma {std:g}, drawn anew at every step")
     if num_envs > 1 and isinstance(left.get("train_freq"), int):
         left["train_freq"] *= num_envs
         said.append(f"train_freq of {num_envs} environments is {left['train_freq']}")
