@@ -263,9 +263,11 @@ def main() -> int:
             row = _run_apart(name, inputs, args.seed, lambda n, task=task: progress.update(task, completed=n))
             rows.append(row)
             shown = {key: value for key, value in row.items() if key not in ("failures", "seed")}
-            progress.console.print("  ".join(f"{key} {value}" for key, value in shown.items()), markup=False)
+            progress.console.print(
+                "  ".join(f"{key} {value}" for key, value in shown.items()), markup=False, soft_wrap=True
+            )
             for failure in row["failures"]:
-                progress.console.print(f"    {failure}", markup=False)
+                progress.console.print(f"    {failure}", markup=False, soft_wrap=True)
     report = {
         "command": f"python benchmarks/fuzz.py --inputs {args.inputs} --costly {args.costly} --seed {args.seed}",
         "machine": machine(),

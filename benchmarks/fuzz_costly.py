@@ -191,10 +191,12 @@ def operations(rng: random.Random, folder: Path) -> Path:
 def sparse(rng: random.Random, folder: Path) -> Path:
     """A file of zeros, up to 20 GB, that takes no room on the disk, behind a valid beginning or none."""
     length = size(rng, 2**20, 2e10)
-    shape = [size(rng, 1, 2**14), length // 2**16 + 1]
-    name, kind = rng.choice((("a.weight", "F32"), ("a.weight", "F16"), ("a.weight", "F8_E4M3"), ("b", "I64")))
-    entry = {"dtype": kind, "shape": shape, "data_offsets": [0, shape[0] * shape[1] * int(kind[1]) // 8 or 1]}
-    header = json.dumps({name: entry}).encode()
+    kind, width = rng.choice((("F32", 4), ("F16", 2), ("F8_E4M3", 1), ("I64", 8)))
+    columns = size(rng, 1, 2**14)
+    shape = [length // (columns * width) + 1, columns]
+    length = shape[0] * columns * width
+    header = json.dumps({"a.weight": {"dtype": kind, "shape": shape, "data_offsets": [0, length]}}).encode()
+    length += 8 + len(header)
     begin = {
         "m.safetensors": len(header).to_bytes(8, "little") + header,
         "policy.quarl": seeds.artefact(quantized=False),

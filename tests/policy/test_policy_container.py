@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import zipfile
 from pathlib import Path
 
@@ -108,3 +109,16 @@ def test_missing_files_folders_and_oversized_files_are_named(tmp_path: Path):
         assert str(path) in str(caught.value)
     with pytest.raises(QuarlError, match="cannot read"):
         read_bytes(Path("x" * 5000))
+
+
+def test_what_grows_to_much_must_have_been_much(tmp_path: Path):
+    zeros = {f"a{n}": b"".join(bytes(2**16) + random.Random(n).randbytes(400) for _ in range(300)) for n in range(5)}
+    assert sum(map(len, zeros.values())) > 2**26
+    assert "refused as a decompression bomb" in refusal(archive(zeros, zipfile.ZIP_DEFLATED))
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(2**27)
+    with pytest.raises(QuarlError, match="is a file of holes: the disk holds almost none of its 134,217,728 bytes"):
+        read_bytes(path)
+    path.write_bytes(random.Random(0).randbytes(2**16) * 2**11)
+    assert len(read_bytes(path)) == 2**27

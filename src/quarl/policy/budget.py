@@ -14,12 +14,13 @@ import numpy as np
 from quarl.errors import QuarlError, in_one_line
 
 MAX_BYTES = 2**30
-"""Read or unpacked. The largest policies of the study are 50 MB, an ActorQ learner's zip has 300."""
+"""Read, unpacked or made of these. The largest policies of the study are 50 MB, an ActorQ learner's zip has 300."""
 MAX_VALUES = 200_000
 """Operations of pickles, fields of protocol buffers, values of JSON, operators and tensors. A Stable-Baselines 2 agent
 has up to 1,000, the JSON of a Stable-Baselines3 zip 400, a frozen graph a few thousand."""
 SPELT_OUT, SMALL_COPIES = 64, 2**24
 """Bytes that may be made of each byte read, and of any file: float32 takes 16 times the room of 2-bit codes."""
+OWN = "bytes to be made of its own"
 MAX_OPERATORS = 1024
 """Of a network; deep ones have some tens."""
 MAX_NUMBERS = 2**22
@@ -39,12 +40,12 @@ class Budget:
     def read(self, count: int) -> None:
         """Bytes from the disk, or unpacked."""
         self._read += count
-        self._check(self._read, MAX_BYTES, "bytes")
+        self._check(self._read + self._copied, MAX_BYTES, "bytes")
 
     def copy(self, count: int) -> None:
         """Bytes made of those: one array can be named many times."""
         self._copied += count
-        self._check(self._copied, min(SPELT_OUT * self._read + SMALL_COPIES, MAX_BYTES), "bytes to be made of its own")
+        self._check(self._copied, min(SPELT_OUT * self._read + SMALL_COPIES, MAX_BYTES - self._read), OWN)
 
     def parse(self, count: int = 1) -> None:
         """Values."""

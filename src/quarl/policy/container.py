@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from quarl.errors import QuarlError
 from quarl.policy.budget import MAX_BYTES, current
@@ -18,6 +19,8 @@ MAX_RATIO = 200
 """Unpacked over packed size. JSON of a real agent reaches 30; deflate itself can reach 1032."""
 SMALL_BYTES = 2**20
 """Members up to this size may have any ratio: a small array of zeros is no bomb."""
+BULK_BYTES, MAX_GROWTH = 2**26, 8
+"""What takes more than so many bytes is numbers, which neither pack nor lie in holes of the disk: 1.2 is much."""
 LIST_BYTES = 2**16
 """Of the list at a zip's end, where only names are looked for."""
 
@@ -40,20 +43,27 @@ _DAMAGE = (
 def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
     """The contents of a regular file, if it is no larger than `limit_bytes`."""
     try:
-        if path.is_dir():
-            raise QuarlError(f"{path} is a folder; name the file in it")
-        if not path.exists():
-            raise QuarlError(f"no file {path}; check the path")
-        if not path.is_file():
-            raise QuarlError(f"{path} is not a regular file; copy it to one")
-        size = path.stat().st_size
-        if size > limit_bytes:
-            raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
-        current(str(path)).read(size)
+        current(str(path)).read(_size(path, limit_bytes))
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
+
+
+def _size(path: Path, limit_bytes: int) -> int:
+    """Bytes of a regular file that the disk really holds."""
+    if path.is_dir():
+        raise QuarlError(f"{path} is a folder; name the file in it")
+    if not path.exists():
+        raise QuarlError(f"no file {path}; check the path")
+    if not path.is_file():
+        raise QuarlError(f"{path} is not a regular file; copy it to one")
+    size = path.stat().st_size
+    if size > limit_bytes:
+        raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
+    if size > BULK_BYTES and size > MAX_GROWTH * 512 * path.stat().st_blocks:
+        raise QuarlError(f"{path} is a file of holes: the disk holds almost none of its {size:,} bytes")
+    return size
 
 
 def read_members(
@@ -68,16 +78,28 @@ def read_members(
     saves policies: a name twice, a name that points outside the archive, sizes past the limits.
     """
     path = Path(path)
-    return unpack(read_bytes(path, limit_bytes=limit_bytes), str(path), only=only, limit_bytes=limit_bytes)
+    try:
+        size = _size(path, limit_bytes)
+        with path.open("rb") as file:
+            return _unpack(file, size, str(path), only, limit_bytes)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
 
 
 def unpack(
     data: bytes, where: str, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
 ) -> dict[str, bytes]:
     """`read_members` of an archive in memory; `where` names it in errors."""
+    return _unpack(io.BytesIO(data), len(data), where, only, limit_bytes)
+
+
+def _unpack(
+    file: IO[bytes], packed: int, where: str, only: Collection[str] | None, limit_bytes: int
+) -> dict[str, bytes]:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            wanted = _checked(archive.infolist(), where, limit_bytes, only)
+        with zipfile.ZipFile(file) as archive:
+            wanted = _checked(archive.infolist(), where, limit_bytes, only, packed)
             return {name: archive.read(info) for name, info in wanted.items()}
     except _DAMAGE as error:
         cause = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
@@ -99,7 +121,7 @@ def member_names(path: Path) -> set[str]:
 
 
 def _checked(
-    infos: list[zipfile.ZipInfo], where: str, limit_bytes: int, only: Collection[str] | None
+    infos: list[zipfile.ZipInfo], where: str, limit_bytes: int, only: Collection[str] | None, packed: int
 ) -> Mapping[str, zipfile.ZipInfo]:
     """The members to unpack, after every refusal that needs no unpacking."""
     if len(infos) > MAX_MEMBERS:
@@ -132,6 +154,8 @@ def _checked(
         wanted[name] = info
     if total > limit_bytes:
         raise QuarlError(f"{where} unpacks to {total:,} bytes, more than the {limit_bytes:,} that are read")
+    if total > max(BULK_BYTES, MAX_GROWTH * packed):
+        raise QuarlError(f"{where} unpacks to {total:,} bytes from {packed:,}; refused as a decompression bomb")
     current(where).read(total)
     return wanted
 
