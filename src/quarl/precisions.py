@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -213,12 +213,7 @@ def _row(
         mode=spec.mode,
         engine=engine.name,
         measured=engine.measured,
-        episodes=summary.episodes,
-        mean=summary.mean,
-        std=summary.std,
-        iqm=summary.iqm,
-        ci_low=summary.ci_low,
-        ci_high=summary.ci_high,
+        **asdict(summary),
         error_pct=stats.error_pct(exact.returns, evaluation.returns, np.random.default_rng(settings.seed)),
         margin_pct=settings.margin_pct,
         **verdict.to_json(),

@@ -7,7 +7,7 @@ Intervals over training seeds, of which there are few, are Student's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ STABLE_STD_PCT = 15.0
 FEWEST_EPISODES = 10
 """With fewer a bootstrap says too little of what other episodes would bring: every verdict is undecided."""
 NONINFERIOR, INFERIOR, UNDECIDED = "non-inferior", "inferior", "undecided"
+NO_VERDICT: Mapping[str, Any] = dict.fromkeys(("noninferior", "verdict", "differs"))
+"""What rows hold where there is none."""
 _CHUNK = 2**22
 """Resampled returns held at once: 32 MB of float64."""
 
@@ -35,6 +37,12 @@ class Interval:
     point: float
     low: float
     high: float
+
+
+def as_fields(interval: Interval | None, point: str, ends: str) -> dict[str, Any]:
+    """What rows hold of it: its point, and its ends as `ends`_low and `ends`_high; None where there is no interval."""
+    numbers = (None, None, None) if interval is None else (interval.point, interval.low, interval.high)
+    return dict(zip((point, f"{ends}_low", f"{ends}_high"), numbers, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,26 +162,9 @@ def _derived(
     if not cell["updates"]:
         raise QuarlError(f"{cells.path(name)} saw no update, and so no pace: remove it to measure it again")
     precision, engine = split_arm(arm)
-    row = Row(
-        task=task.name,
-        algo=training.algo,
-        precision=precision,
-        engine=engine,
-        seed=seed,
-        target=task.target,
-        seconds=source.updates * cell["clock_s"] / cell["updates"],
-        derived=True,
-        censored=source.censored,
-        env_steps=source.env_steps,
-        updates=source.updates,
-        final_return=source.final_return,
-        final_return_quantised=source.final_return_quantised,
-        samples_per_insert=ratio,
-        cpu=source.cpu,
-        joules=None,
-        joules_by=None,
-    )
-    return Run(row=row, curve=[])
+    seconds = source.updates * cell["clock_s"] / cell["updates"]
+    unmeasured: dict[str, Any] = {"derived": True, "joules": None, "joules_by": None}
+    return Run(row=replace(source, precision=precision, engine=engine, seconds=seconds, **unmeasured), curve=[])
 
 
 def _group(task: Task, seed: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.stats import Interval, error_over_seeds, over_few, verdict_over_seeds
+from quarl.stats import NO_VERDICT, Interval, as_fields, error_over_seeds, over_few, verdict_over_seeds
 
 Array = NDArray[Any]
 MARGIN_PCT = 5.0
@@ -184,14 +184,9 @@ def _final_return(pairs: Sequence[tuple[Row, Row]], *, judged: bool) -> dict[str
     ours, theirs = ([pair[side]["final_return_quantised"] for pair in pairs] for side in (0, 1))
     known = bool(pairs) and None not in (*ours, *theirs) and np.mean(theirs) != 0
     loss = loss_of_return(theirs, ours) if known else None
-    several = loss if len(pairs) > 1 else None
-    found: dict[str, Any] = {"noninferior": None, "verdict": None, "differs": None}
+    ends = as_fields(loss if len(pairs) > 1 else None, "final_return_pct", "final_return")
+    found = NO_VERDICT
     if known and judged:
         every = _paired(theirs, ours)
         found = verdict_over_seeds(every, MARGIN_PCT, np.random.default_rng(0), fewest=FEWEST_SEEDS).to_json()
-    return {
-        "final_return_pct": loss and loss.point,
-        "final_return_low": several and several.low,
-        "final_return_high": several and several.high,
-        **found,
-    }
+    return {**ends, "final_return_pct": loss and loss.point, **found}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 
 from quarl import stats
@@ -53,12 +55,7 @@ def _row(policy: QuantizedPolicy, evaluation: Evaluation) -> schema.Row:
         "engine": evaluation.engine,
         "measured": evaluation.measured,
         "stochastic": evaluation.stochastic,
-        "episodes": summary.episodes,
-        "mean": summary.mean,
-        "std": summary.std,
-        "iqm": summary.iqm,
-        "ci_low": summary.ci_low,
-        "ci_high": summary.ci_high,
+        **asdict(summary),
         "steps": evaluation.num_steps,
         "steps_per_s": evaluation.num_steps / evaluation.wall_s,
     }

@@ -125,16 +125,10 @@ def summaries(config: SweepConfig, played: Sequence[Played]) -> list[Summary]:
                 bits_weights=spec.weight_bits,
                 bits_activations=spec.activation_bits or 32,
                 seeds=len(seeds),
-                mean=values.point,
-                ci_low=values.low,
-                ci_high=values.high,
-                error_pct=error.point,
-                error_low=error.low,
-                error_high=error.high,
+                **stats.as_fields(values, "mean", "ci"),
+                **stats.as_fields(error, "error_pct", "error"),
                 **stats.verdict_over_seeds(pairs, config.margin, np.random.default_rng(0)).to_json(),
-                gain=None if gain is None else gain.point,
-                gain_low=None if gain is None else gain.low,
-                gain_high=None if gain is None else gain.high,
+                **stats.as_fields(gain, "gain", "gain"),
             )
         )
     return made

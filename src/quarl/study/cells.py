@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from quarl.quant.spec import FLOAT_BITS
@@ -25,8 +25,8 @@ def key_of(method: str, work: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One cell of a study's table, or one training that other cells need."""
+class Named:
+    """What names a cell in tables; no two cells of a study have the same."""
 
     algo: str
     env_id: str
@@ -36,6 +36,15 @@ class Cell:
     scheme: str = "default"
     mode: str = "dynamic"
     seed: int
+
+
+NAMES = tuple(field.name for field in fields(Named))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Named):
+    """One cell of a study's table, or one training that other cells need."""
+
     episodes: int
     na: str = ""
     """Why it is not measured; empty where it is."""
@@ -51,11 +60,7 @@ class Cell:
 
     @property
     def label(self) -> tuple[str, ...]:
-        """What names it in tables; no two cells of a study have the same."""
-        return (
-            *(self.algo, self.env_id, self.source),
-            *(self.method, self.precision, self.scheme, self.mode, str(self.seed)),
-        )
+        return tuple(str(getattr(self, name)) for name in NAMES)
 
     @property
     def is_integer(self) -> bool:

@@ -10,24 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl import stats
-from quarl.study.cells import ACTORQ, DONE, FP32, STATES, TRAIN
+from quarl.study.cells import ACTORQ, DONE, FP32, NAMES, STATES, TRAIN, Named
 from quarl.study.store import Record
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Named):
     """One cell: the contract of `quarl study run --json` and of `quarl study report --json`."""
 
-    algo: str
-    env_id: str
-    source: str
-    method: str
-    precision: str
-    scheme: str
-    mode: str
-    seed: int
     state: str
     """done, failed, na, running or todo; what is measured is None in all but the first."""
     episodes: int
@@ -93,11 +85,9 @@ def _agent(record: Record) -> tuple[Any, ...]:
 
 
 def _row(record: Record, exact: Array | None, margin_pct: float) -> Row:
-    names = ("algo", "env_id", "source", "method", "precision", "scheme", "mode", "seed", "state", "episodes")
-    about = {name: getattr(record, name) for name in names}
+    about = {name: getattr(record, name) for name in (*NAMES, "state", "episodes")}
     measured = ("measured", "file_bytes", "weight_min", "weight_max", "weight_std")
-    judged = ("error_pct", "noninferior", "verdict", "differs")
-    nothing: dict[str, Any] = dict.fromkeys(("mean", "ci_low", "ci_high", *judged, *measured))
+    nothing = {**dict.fromkeys(("mean", "ci_low", "ci_high", "error_pct", *measured)), **stats.NO_VERDICT}
     if record.state != DONE or record.found is None:
         return Row(**about, **nothing, margin_pct=margin_pct, seconds=record.seconds)
     played = returns(record)

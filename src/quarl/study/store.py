@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.study.cells import NA, RUNNING, TODO, Cell
+from quarl.study.cells import NA, NAMES, RUNNING, TODO, Cell, Named
 
 NAME = "study.sqlite"
 VERSION = 1
@@ -41,23 +41,15 @@ CREATE TABLE cells (
     row TEXT                  -- JSON: what was measured, every episode's return with it
 );
 """
-COLUMNS = ("algo", "env_id", "source", "method", "precision", "scheme", "mode", "seed", "episodes")
+COLUMNS = (*NAMES, "episodes")
 """Of a cell, by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Named):
     """A cell as the database has it."""
 
     key: str
-    algo: str
-    env_id: str
-    source: str
-    method: str
-    precision: str
-    scheme: str
-    mode: str
-    seed: int
     episodes: int
     state: str
     error: str | None

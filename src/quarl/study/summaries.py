@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quarl import stats
 from quarl.report.schema import Row
-from quarl.stats import Interval
+from quarl.stats import NO_VERDICT, as_fields
 from quarl.study.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN
 from quarl.study.groups import Agent, Group, agent_of, bits_of
 from quarl.study.rows import returns
@@ -73,11 +73,11 @@ def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Ro
     row: dict[str, Any] = {**_about(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
     row["seeds"] = max(len(one.records) for one in columns.values() if one is not None) if any(columns.values()) else 0
     exact = columns[FP32]
-    row |= _interval(FP32, None if exact is None else exact.mean(), point=FP32)
+    row |= as_fields(None if exact is None else exact.mean(), FP32, FP32)
     for name in (FP16, INT8):
         one = columns[name]
         row[name] = None if one is None else one.mean().point
-        row |= _interval(f"error_{name}", None if one is None else one.error(), point=f"error_{name}_pct")
+        row |= as_fields(None if one is None else one.error(), f"error_{name}_pct", f"error_{name}")
     return row
 
 
@@ -87,12 +87,12 @@ def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]])
     agents = [{name: _together(some[name]) for name in names} for some in columns]
     usable = [agent for agent in agents if all(pair is not None for pair in agent.values())]
     row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
-    row |= {"agents": len(usable), "seeds": 0, **_interval(FP32, None, point=FP32)}
+    row |= {"agents": len(usable), "seeds": 0, **as_fields(None, FP32, FP32)}
     for name in (FP16, INT8):
         pairs = [pair for agent in usable if (pair := agent.get(name)) is not None]
         error = stats.mean_error_interval(pairs, np.random.default_rng(0)) if pairs else None
         row[name] = None
-        row |= _interval(f"error_{name}", error, point=f"error_{name}_pct")
+        row |= as_fields(error, f"error_{name}_pct", f"error_{name}")
     return row
 
 
@@ -107,12 +107,6 @@ def _together(one: Group | None) -> tuple[Array, Array] | None:
 
 def _about(agent: Agent) -> dict[str, Any]:
     return {"algo": agent.algo, "env_id": agent.env_id, "source": agent.source}
-
-
-def _interval(name: str, found: Interval | None, *, point: str) -> dict[str, Any]:
-    if found is None:
-        return {point: None, f"{name}_low": None, f"{name}_high": None}
-    return {point: found.point, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
 def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[Row]:
@@ -162,8 +156,7 @@ def means(found: Sequence[Group]) -> list[Row]:
             if one is None:
                 continue
             about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
-            interval = one.mean()
-            ends = {"mean": interval.point, "ci_low": interval.low, "ci_high": interval.high}
+            ends = as_fields(one.mean(), "mean", "ci")
             made.append({**_about(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
     return made
 
@@ -192,8 +185,8 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
                 "ptq": None if ptq is None else ptq.mean().point,
                 "error_ptq_pct": None if ptq_error is None else ptq_error.point,
                 "qat": None if own is None else own.mean().point,
-                **_interval("error_qat", None if own is None else own.error(), point="error_qat_pct"),
-                **({"noninferior": None, "verdict": None, "differs": None} if judged is None else judged.to_json()),
+                **as_fields(None if own is None else own.error(), "error_qat_pct", "error_qat"),
+                **(NO_VERDICT if judged is None else judged.to_json()),
             }
         )
     return made
@@ -229,9 +222,7 @@ def _actorq(members: dict[tuple[str, str, str, str], list[Record]]) -> Iterator[
             "source": source,
             "precision": precision,
             "seeds": len(some),
-            "mean": mean.point,
-            "ci_low": mean.low,
-            "ci_high": mean.high,
+            **as_fields(mean, "mean", "ci"),
             "target": facts[0]["target"],
             "reached": sum(fact["reached_s"] is not None for fact in facts),
             "seconds": math.exp(float(np.mean([math.log(_seconds(fact)) for fact in facts]))),
@@ -252,7 +243,5 @@ def excluded(records: Sequence[Record]) -> list[Row]:
         if record.state in (NA, FAILED) and record.method != TRAIN:
             about = (record.algo, record.env_id, record.source, record.method, record.state, record.error or "")
             counts[about] = counts.get(about, 0) + 1
-    names = ("algo", "env_id", "source", "method", "state", "reason")
-    order = ("algo", "env_id", "source", "method", "cells", "state", "reason")
-    found = [{**dict(zip(names, about, strict=True)), "cells": count} for about, count in counts.items()]
-    return [{name: row[name] for name in order} for row in found]
+    names = ("algo", "env_id", "source", "method", "cells", "state", "reason")
+    return [dict(zip(names, (*about[:4], count, *about[4:]), strict=True)) for about, count in counts.items()]
