@@ -9,7 +9,6 @@ from typing import Any
 from quarl.bench.actorq import settings_of, train, watch
 from quarl.bench.actorq_protocol import Protocol, Task
 from quarl.bench.cells import Cell, Cells
-from quarl.config import ActorQConfig
 from quarl.config.bench import split_arm
 from quarl.errors import QuarlError
 
@@ -149,12 +148,13 @@ def _derived(
 ) -> Run | None:
     """`source` at the pace of `arm`, measured once for all seeds."""
     training = task.training(arm, ratio, task.seeds[0])
+    endless = replace(training, eval_freq=0, n_timesteps=10**9, target=None)
     window: dict[str, Any] = {"warm_up": WARM_UP_S, "seconds": protocol.window_s}
     name = f"{_slug(task.name)}-{arm}-spi{ratio:g}-pace"
     cell = cells.get(
         name,
         settings_of(training, **window),
-        lambda: watch(_endless(training), **window, say=cells.say),
+        lambda: watch(endless, **window, say=cells.say),
         group=_group(task, seed),
     )
     if cell is None:
@@ -170,11 +170,6 @@ def _derived(
 def _group(task: Task, seed: int) -> str:
     """Runs whose seconds are compared: those of a seed, and of all seeds where a pace was measured once for them."""
     return task.name if task.derived else f"{task.name} seed {seed}"
-
-
-def _endless(training: ActorQConfig) -> ActorQConfig:
-    """The run without evaluations and end, for a window."""
-    return replace(training, eval_freq=0, n_timesteps=10**9, target=None)
 
 
 def _curve(cell: Cell) -> Curve:

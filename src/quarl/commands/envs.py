@@ -19,14 +19,11 @@ def run(config: EnvsConfig) -> None:
     else:
         suites = catalog.suites(config.suite)
         if not suites:
-            raise _unknown(str(config.suite))
+            names = catalog.names()
+            meant = did_you_mean(str(config.suite), names)
+            raise QuarlError(f"unknown suite {config.suite!r}{meant} (known: {', '.join(names)})")
         document = schema.document("envs", suites)
         terminal.show("envs", document["rows"], "Suites of environments")
         if config.suite is not None:
             terminal.say(", ".join(catalog.ids_of(config.suite)))
     terminal.finish(config, document)
-
-
-def _unknown(suite: str) -> QuarlError:
-    names = catalog.names()
-    return QuarlError(f"unknown suite {suite!r}{did_you_mean(suite, names)} (known: {', '.join(names)})")

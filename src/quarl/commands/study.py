@@ -20,7 +20,7 @@ from quarl.study.crew import Bounds
 from quarl.study.entries import Study
 from quarl.study.plan import plan
 from quarl.study.runner import Runner
-from quarl.study.store import NAME, Record, Store
+from quarl.study.store import COLUMNS, NAME, Record, Store
 
 SOME_FAILED = 2
 """Exit code, as of `quarl sweep`."""
@@ -118,8 +118,7 @@ def _dry(config: StudyRunConfig, study: Study, cells: Sequence[Cell]) -> int:
 
 
 def _as_record(cell: Cell, state: str) -> Record:
-    names = ("key", "algo", "env_id", "source", "method", "precision", "scheme", "mode", "seed", "episodes")
-    about: dict[str, Any] = {name: getattr(cell, name) for name in names}
+    about: dict[str, Any] = {name: getattr(cell, name) for name in ("key", *COLUMNS)}
     return Record(**about, state=state, error=cell.na or None, seconds=None, peak_mb=None, found=None)
 
 

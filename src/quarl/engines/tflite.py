@@ -36,20 +36,9 @@ VERSIONS = {Operator.FULLY_CONNECTED: 9, Operator.CONV_2D: 5, Operator.DEQUANTIZ
 """Operator versions above 1: the ones that the runtime writes for the types used here."""
 LINEAR = (Operator.FULLY_CONNECTED, Operator.CONV_2D)
 OPTIONS = {
-    Operator.ADD: schema.AddOptionsT,
-    Operator.CAST: schema.CastOptionsT,
-    Operator.DEQUANTIZE: schema.DequantizeOptionsT,
-    Operator.DIV: schema.DivOptionsT,
-    Operator.GATHER: schema.GatherOptionsT,
-    Operator.MAXIMUM: schema.MaximumMinimumOptionsT,
-    Operator.MINIMUM: schema.MaximumMinimumOptionsT,
-    Operator.MUL: schema.MulOptionsT,
-    Operator.PAD: schema.PadOptionsT,
-    Operator.QUANTIZE: schema.QuantizeOptionsT,
-    Operator.RESHAPE: schema.ReshapeOptionsT,
-    Operator.SUB: schema.SubOptionsT,
-    Operator.TRANSPOSE: schema.TransposeOptionsT,
-}
+    getattr(Operator, name.upper()): getattr(schema, f"{name}OptionsT")
+    for name in ("Add", "Cast", "Dequantize", "Div", "Gather", "Mul", "Pad", "Quantize", "Reshape", "Sub", "Transpose")
+} | dict.fromkeys((Operator.MAXIMUM, Operator.MINIMUM), schema.MaximumMinimumOptionsT)
 """Of operators that are added without: some runtimes refuse one whose table of options is missing."""
 DATA_SLOT, OFFSET_SLOT, SCALE_SLOT = 4, 6, 8
 """Places of `data` and `offset` in the vtable of the schema's Buffer, and of `scale` in QuantizationParameters'."""

@@ -45,14 +45,10 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     members = read_members(path, only=("data", "policy.pth"))
     if missing := {"data", "policy.pth"} - members.keys():
         raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
-    return _json(members["data"], path), read_tensors(members["policy.pth"], f"{path}: policy.pth")
-
-
-def _json(raw: bytes, path: Path) -> dict[str, Any]:
-    data = read_json(raw, f"{path}: member 'data'")
+    data = read_json(members["data"], f"{path}: member 'data'")
     if not isinstance(data, dict):
         raise QuarlError(f"{path}: member 'data' holds a {type(data).__name__}, not the model's attributes")
-    return data
+    return data, read_tensors(members["policy.pth"], f"{path}: policy.pth")
 
 
 def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.Settings, asked: str) -> Policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ def weights_of_models(models: Sequence[Whole], title: str) -> Figure:
     with style.look():
         drawn = style.figure(7.2, 0.7 + 1.45 * len(shown))
         axes = drawn.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for at, one, colour in zip(axes, shown, _colours(len(shown)), strict=True):
+        for at, one, colour in zip(axes, shown, cycle(style.SERIES), strict=False):
             at.stairs(one.counts, one.edges, fill=True, color=colour, alpha=0.85)
             at.axvspan(one.minimum, one.maximum, color=colour, alpha=0.12, linewidth=0)
             at.set_yscale("log")
@@ -45,7 +46,3 @@ def _caption(one: Whole) -> str:
     spread = f", largest {one.spread:.1f} standard deviations" if np.isfinite(one.spread) else ""
     noise = "exact" if np.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB"
     return f"{one.model}: {number(one.minimum)} to {number(one.maximum)}{spread}, {noise}"
-
-
-def _colours(count: int) -> list[str]:
-    return [style.SERIES[index % len(style.SERIES)] for index in range(count)]

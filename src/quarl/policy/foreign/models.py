@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from quarl.policy import legacy, sb3
 from quarl.policy.budget import reading
-from quarl.policy.container import read_members
+from quarl.policy.container import member_names
 from quarl.policy.foreign import checked, names
 from quarl.policy.layers import LayerWeights
 
@@ -19,16 +19,10 @@ Array = NDArray[Any]
 def read(path: Path) -> tuple[LayerWeights, ...]:
     """Every weight in the zip or pickle at `path`, those of critics and targets too."""
     with reading(path):
-        return _read(path)
-
-
-def _read(path: Path) -> tuple[LayerWeights, ...]:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"PK"
-    if zipped and "policy.pth" in read_members(path, only=("policy.pth",)):
-        return checked(names.layers(sb3.contents(path)[1]), path)
-    _, arrays = legacy.contents(path)
-    return checked(names.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
+        if "policy.pth" in member_names(path):
+            return checked(names.layers(sb3.contents(path)[1]), path)
+        _, arrays = legacy.contents(path)
+        return checked(names.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
 
 
 def _numbered(arrays: list[Array]) -> dict[str, Array]:
