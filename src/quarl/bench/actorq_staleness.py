@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from quarl.bench.actorq import settings_of, train
 from quarl.bench.cells import Cells
@@ -33,16 +34,10 @@ class Row:
 
 def staleness(config: BenchActorQConfig, cells: Cells) -> list[Row]:
     """A row for every run that is there: seeds outside, so that early rows show all intervals."""
-    rows = []
-    for seed in range(config.seed, config.seed + config.seeds):
-        for network in config.networks():
-            for ratio in config.ratios():
-                for arm in config.arms:
-                    for interval in config.intervals():
-                        row = _row(config, cells, arm, ratio, network, interval, seed)
-                        if row is not None:
-                            rows.append(row)
-    return rows
+    seeds = range(config.seed, config.seed + config.seeds)
+    runs = product(seeds, config.networks(), config.ratios(), config.arms, config.intervals())
+    rows = (_row(config, cells, arm, ratio, network, interval, seed) for seed, network, ratio, arm, interval in runs)
+    return [row for row in rows if row is not None]
 
 
 def _row(

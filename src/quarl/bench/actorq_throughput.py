@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -103,12 +104,10 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
     interval = config.intervals()[0]
     found: dict[tuple[str, float, str], list[Cell]] = {}
     for number in range(config.rounds):
-        for network in config.networks():
-            for ratio in config.ratios():
-                for arm in _turned(config.arms, number):
-                    cell = _window(config, cells, arm, ratio, network, interval, number)
-                    if cell is not None:
-                        found.setdefault((network, ratio, arm), []).append(cell)
+        for network, ratio, arm in product(config.networks(), config.ratios(), _turned(config.arms, number)):
+            cell = _window(config, cells, arm, ratio, network, interval, number)
+            if cell is not None:
+                found.setdefault((network, ratio, arm), []).append(cell)
     rows: list[Row] = []
     for network in config.networks():
         measured = _parts(config, cells, network)
@@ -122,16 +121,10 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
 def breakdown(config: BenchActorQConfig, cells: Cells) -> list[Breakdown]:
     """A row for every update interval and arm whose windows are there."""
     rows = []
-    for network in config.networks():
-        for ratio in config.ratios():
-            for interval in config.intervals():
-                for arm in config.arms:
-                    windows = [
-                        _window(config, cells, arm, ratio, network, interval, number) for number in range(config.rounds)
-                    ]
-                    done = [cell for cell in windows if cell is not None]
-                    if done:
-                        rows.append(_breakdown(config, done, arm, ratio, network, interval))
+    for network, ratio, interval, arm in product(config.networks(), config.ratios(), config.intervals(), config.arms):
+        windows = [_window(config, cells, arm, ratio, network, interval, number) for number in range(config.rounds)]
+        if done := [cell for cell in windows if cell is not None]:
+            rows.append(_breakdown(config, done, arm, ratio, network, interval))
     return rows
 
 

@@ -11,6 +11,7 @@ spent on a few weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -56,25 +57,23 @@ def _spread(found: Mapping[str, Any], name: str) -> float:
 def correlations(found: Sequence[Row]) -> list[Row]:
     """Spearman's rank correlation of spread and error for each measure, width and scheme, with its interval."""
     made: list[Row] = []
-    for name in SPREADS:
-        for bits in WIDTHS:
-            for scheme in SCHEMES:
-                some = [row for row in found if (row["bits"], row["scheme"]) == (bits, scheme)]
-                if not some:
-                    continue
-                rho = spearman([row[name] for row in some], [row["error_pct"] for row in some])
-                made.append(
-                    {
-                        "spread": name,
-                        "bits": bits,
-                        "scheme": scheme,
-                        "agents": len(some),
-                        "pairs": len({(row["algo"], row["env_id"]) for row in some}),
-                        "correlation": None if rho is None else rho.point,
-                        "low": None if rho is None else rho.low,
-                        "high": None if rho is None else rho.high,
-                    }
-                )
+    for name, bits, scheme in product(SPREADS, WIDTHS, SCHEMES):
+        some = [row for row in found if (row["bits"], row["scheme"]) == (bits, scheme)]
+        if not some:
+            continue
+        rho = spearman([row[name] for row in some], [row["error_pct"] for row in some])
+        made.append(
+            {
+                "spread": name,
+                "bits": bits,
+                "scheme": scheme,
+                "agents": len(some),
+                "pairs": len({(row["algo"], row["env_id"]) for row in some}),
+                "correlation": None if rho is None else rho.point,
+                "low": None if rho is None else rho.low,
+                "high": None if rho is None else rho.high,
+            }
+        )
     return made
 
 
