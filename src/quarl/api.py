@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import engines
+from quarl.arrays import Array
 from quarl.engines import Engine
 from quarl.envs.bound import LIMIT
 from quarl.envs.options import EnvironmentOptions
@@ -28,7 +28,6 @@ from quarl.policy.spaces import has_channels_last
 from quarl.ptq import quantize
 from quarl.quant.spec import Mode, QuantSpec
 
-Array = NDArray[Any]
 KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""
 OWN = ("", ".safetensors", ".quarl")

@@ -12,16 +12,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gymnasium
-from numpy.typing import NDArray
 
 from quarl import engines
+from quarl.arrays import Array
 from quarl.envs.bound import LONGEST
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, in_one_line
 from quarl.policy.graph import QuantizedPolicy
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines import Engine, sound
 from quarl.envs import check_spaces, make_for, resolve
 from quarl.envs.bound import LIMIT, longest
@@ -28,7 +28,6 @@ from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, in_one_line, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 
-Array = NDArray[Any]
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
 """Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a
 convolution hundreds of rows."""

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import QuantizedTensor, Weight, as_float32
 from quarl.quant.affine import QParams
 from quarl.quant.diagnostics import Diagnostics, diagnose, histogram, sqnr_db
 from quarl.quant.spec import QuantSpec, Scheme, integer_range
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import engines, stats
+from quarl.arrays import Array
 from quarl.bench.latency import Timing, time_engines
 from quarl.engines import Engine
 from quarl.envs.bound import LIMIT
@@ -23,7 +23,6 @@ from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 
-Array = NDArray[Any]
 AGREE_PCT = 1.0
 """Continuous actions agree where every component differs by at most this share of its range."""
 RECORD_BATCH = 16

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines import check_values
 from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
 from quarl.errors import QuarlError
@@ -34,7 +33,6 @@ from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantiz
 from quarl.quant.observers import observer
 from quarl.quant.spec import QuantSpec, integer_range
 
-Array = NDArray[Any]
 SATURATING = np.geomspace(0.9, 0.02, 24)
 """Ranges, as fractions of the calibrated one, among which the grid of a tanh's or sigmoid's inputs is chosen: they
 flatten whatever is far from 0."""

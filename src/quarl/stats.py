@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import t as student
 from scipy.stats import trim_mean
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 
-Array = NDArray[Any]
 STABLE_STD_PCT = 15.0
 """An agent whose std is at most this share of its |mean| is stable: only there do some hundred episodes tell 5 %."""
 FEWEST_EPISODES = 10

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.actorq import wire
@@ -25,10 +23,10 @@ from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.process import Worker, give_way, note
 from quarl.actorq.segment import SegmentWriter
+from quarl.arrays import Array
 from quarl.envs.options import EnvironmentOptions
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 
-Array = NDArray[Any]
 AT_ONCE = 64
 BLOCK_S = 0.005
 """Steps and seconds between two looks at what the others do, at most."""

@@ -11,15 +11,14 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl.actorq.memory import Block, Memory
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 
-Array = NDArray[Any]
 Made = TypeVar("Made")
 SLOTS = 3
 """The newest, the one before it, which a slow reader may still be copying, and the one being written."""

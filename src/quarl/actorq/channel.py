@@ -7,13 +7,12 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl.actorq.board import Board, Made, Snapshot
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.ring import Ring
+from quarl.arrays import Array
 
-Array = NDArray[Any]
 LEARNER_BOARD, ACTOR_BOARD = "float", "packed"
 ARTEFACT_SLACK = 2**20
 """Bytes that an artefact may have beyond its float32 weights: names, scales, zero points."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-from numpy.typing import NDArray
 
 from quarl.actorq.ledger import Actor
 from quarl.algorithms.arguments import mapping
 from quarl.algorithms.tuned import PREPROCESSING
+from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.envs import make, resolve
 from quarl.envs.bound import LIMIT, longest
@@ -24,7 +24,6 @@ from quarl.envs.wrappers import channels_as
 from quarl.errors import in_one_line
 from quarl.policy.zoo import wrappers_of
 
-Array = NDArray[Any]
 OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
 """Hyper-parameters of RL Zoo that say how environments are made."""
 MADE_BITS = 12

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import LOG_STD_RANGE, ActionHead
 
-Array = NDArray[Any]
 EPSILON_POWER = 7.0
 """The ladder's alpha of Ape-X (Horgan et al. 2018, section 4.1)."""
 NOISE_ROWS = 512

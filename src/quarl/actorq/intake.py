@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq.ledger import CLASSES
@@ -13,9 +10,8 @@ from quarl.actorq.limiter import Limiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.statistics import Statistics
 from quarl.actorq.versions import Versions
+from quarl.arrays import Array
 from quarl.errors import QuarlError
-
-Array = NDArray[Any]
 
 
 class Intake:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import stats
 from quarl.actorq import wire
@@ -25,7 +24,6 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
-Array = NDArray[Any]
 FINAL_EPISODES = 20
 """At least so many after training."""
 RUNNING = 2

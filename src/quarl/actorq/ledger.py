@@ -11,11 +11,10 @@ from enum import IntEnum, auto
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl.actorq.memory import Block, Memory
+from quarl.arrays import Array
 
-Array = NDArray[Any]
 CLASSES = 2048
 """Classes of a histogram of whole numbers; the last one holds everything from there on."""
 

@@ -8,12 +8,11 @@ successor is younger than its row, hence overwritten later: no link of a living 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from quarl.arrays import Array
+
 SMALL_BLOCK = 6
 """Rows up to which one by one is faster than the fixed cost of a block."""
 NEVER = -(2**62)

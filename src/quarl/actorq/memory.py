@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 
-Array = NDArray[Any]
 PREFIX = "quarl-actorq-"
 SHARED = Path("/dev/shm")
 LINE = 64

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
@@ -29,12 +28,12 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.precision import Precision, learned
+from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.envs import make
 from quarl.envs.seeds import episode_seed
 from quarl.envs.wrappers import channels_as
 
-Array = NDArray[Any]
 ARMS: tuple[Arm, ...] = (
     ("fp32", "torch"),
     ("fp32", "litert"),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.actorq import actor, wire
@@ -21,10 +20,10 @@ from quarl.actorq.ledger import Actor, Learner, Ledger
 from quarl.actorq.memory import Memory
 from quarl.actorq.quantizer import REFRESH_INTERVAL
 from quarl.actorq.weights import Template
+from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 
-Array = NDArray[Any]
 Arm = tuple[str, str]
 """(precision, engine) of an actor."""
 ROUNDS = 10

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.ledger import Control, Ledger, Publisher
@@ -20,10 +19,10 @@ from quarl.actorq.memory import Block, Memory
 from quarl.actorq.process import Worker
 from quarl.actorq.weights import Template
 from quarl.actorq.wire import Packer
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 
-Array = NDArray[Any]
 NAP_S = 0.003
 """A look at the board costs 65 us beside two busy cores; a push comes every second or so where packing takes long."""
 SAMPLE = 256

@@ -10,11 +10,10 @@ the weights become, and the mean input of each layer, whose product with the rou
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.reference import as_float, unfold
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -25,7 +24,6 @@ from quarl.quant.affine import TINY, choose_qparams
 from quarl.quant.packing import storage_dtype
 from quarl.quant.spec import QuantSpec, Scheme, integer_range
 
-Array = NDArray[Any]
 SCHEME = Scheme(name="actorq", bias_correction=True, equalize=0.5, center_scores=True)
 REFRESH_INTERVAL = 20
 """Publishes between two looks at observations; one look takes a few times as long as a publish."""

@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
@@ -21,9 +20,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from quarl.actorq.links import StreamLinks
 from quarl.actorq.samplable import SamplableRows
 from quarl.actorq.segment import segment_dtype
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 
-Array = NDArray[Any]
 OWN_ACTOR = -1
 """The actor of rows that come through `add`."""
 

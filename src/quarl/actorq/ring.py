@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl.actorq.memory import LINE, Block, Memory
+from quarl.arrays import Array
 
-Array = NDArray[Any]
 _STRIDE = LINE // 8
 
 

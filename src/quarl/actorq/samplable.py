@@ -6,14 +6,10 @@ still reach it by their n-step links.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
-
-Array = NDArray[Any]
 
 
 class SamplableRows:

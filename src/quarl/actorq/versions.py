@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.folder import write_bytes
 
-Array = NDArray[Any]
 RESERVED = 10_000
 """Numbers that are taken from the file at a time, so that it is seldom written."""
 

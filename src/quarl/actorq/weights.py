@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
 from quarl.policy.graph import ActivationGrid, Policy
@@ -22,7 +22,6 @@ from quarl.quant.spec import QuantSpec
 if TYPE_CHECKING:
     import torch  # else only where a model is at hand: a publisher has none, and is back the sooner without it
 
-Array = NDArray[Any]
 LENGTH_BYTES = 8
 """Of the little-endian number in front of a template's JSON."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from quarl.actorq.quantizer import REFRESH_INTERVAL, SCHEME, Quantizer
 from quarl.actorq.weights import Trained
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
@@ -19,7 +19,6 @@ from quarl.policy.tensors import Bytes
 from quarl.ptq import on_grids, quantize
 from quarl.quant.spec import FLOAT_BITS, QuantSpec, Scheme
 
-Array = NDArray[Any]
 COMPRESSED = b"\x28\xb5\x2f\xfd"
 """The magic number of a Zstandard frame (RFC 8878); as the length of an artefact's header it would be 4 GB."""
 LEVEL = 1

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.algorithms import checkpoint_file, checkpoint_model
 from quarl.algorithms.checkpoint_file import CheckpointError, DamagedError
 from quarl.algorithms.checkpoint_random import give_random, take_random
+from quarl.arrays import Array
 from quarl.errors import NothingSavedError, QuarlError, in_one_line
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "sound",
 ]
 
-Array = NDArray[Any]
 NAME = re.compile(r"checkpoint-(\d{10,18})\.safetensors")
 REPLAY = "replay/"
 

@@ -22,13 +22,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.machine import version
 from quarl.policy.budget import read_json
 
-Array = NDArray[Any]
 FORMAT = "quarl-checkpoint"
 SCHEMA = 1
 TEMPORARY = ".quarl-"

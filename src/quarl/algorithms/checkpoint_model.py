@@ -7,13 +7,12 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 
-Array = NDArray[Any]
 Facts = dict[str, Any]
 COUNTERS = (
     "num_timesteps",

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-Array = NDArray[Any]
+from quarl.arrays import Array
 
 
 def take_random(model: BaseAlgorithm) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl.actorq.ledger import CLASSES, Learner, Ledger
 from quarl.actorq.supervisor import Supervisor
+from quarl.arrays import Array
 from quarl.bench.cells import Cell, Say
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED
@@ -22,7 +22,6 @@ from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.interrupt import SIGNALLED
 
-Array = NDArray[Any]
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
 """Of the ledger: ages in updates, milliseconds, tenths of a millisecond."""
 ADDED = (

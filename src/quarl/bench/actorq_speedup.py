@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.stats import NO_VERDICT, Interval, as_fields, error_over_seeds, over_few, verdict_over_seeds
 
-Array = NDArray[Any]
 MARGIN_PCT = 5.0
 FEWEST_SEEDS = 3
 """For a verdict on the final return."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl.actorq import parts, plan
 from quarl.actorq.ledger import percentile
 from quarl.actorq.parts_actor import overhead_s
+from quarl.arrays import Array
 from quarl.bench.actorq import dense, settings_of, watch
 from quarl.bench.cells import Cell, Cells
 from quarl.config.bench import BenchActorQConfig, split_arm
 
-Array = NDArray[Any]
 MIN_UPDATES = 20
 """With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both say the same."""
 MAX_UPDATES_PER_VERSION = 30

@@ -11,12 +11,11 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import engines
+from quarl.arrays import Array
 from quarl.bench import onnx_tool
 from quarl.bench.networks import STANDARD, Network, build, record
 from quarl.engines import Engine
@@ -25,7 +24,6 @@ from quarl.policy.graph import Policy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
-Array = NDArray[Any]
 PER_TENSOR = "int8-per-tensor"
 """ONNX Runtime's own dynamic quantisation; its "int8" is quantised per row, as in every engine, at some cost."""
 COLUMNS = (

@@ -15,19 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import Logger
 
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.device import find_device
 from quarl.algorithms.precision import Precision, learned
+from quarl.arrays import Array
 from quarl.bench.cells import Cell, Cells, Say
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.machine import multiplies, usable_cores
 from quarl.training.session import Session
 
-Array = NDArray[Any]
 ROUNDS = 10
 """Blocks of each precision, in turns."""
 MIN_UPDATES, MAX_UPDATES = 3, 2_000

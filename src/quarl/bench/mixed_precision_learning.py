@@ -6,12 +6,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import stats
+from quarl.arrays import Array
 from quarl.bench.cells import Cell, Cells, Say
 from quarl.config.mixed_precision import Dtype, MixedPrecisionConfig, sizes
 from quarl.config.train import TrainConfig
@@ -23,8 +22,6 @@ from quarl.quant.spec import QuantSpec
 from quarl.training import stretches
 from quarl.training.run_folder import BEST
 from quarl.training.session import Session
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.envs import make
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Activation, Conv2d, Flatten, Op, Scale, mlp, output_shape
 
-Array = NDArray[Any]
 FRAMES: tuple[int, ...] = (4, 84, 84)
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import OBSERVATION
 
-Array = NDArray[Any]
 ENGINES = ("litert", "onnx", "torch", "reference")
 
 

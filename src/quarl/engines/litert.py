@@ -6,12 +6,11 @@ import contextlib
 import functools
 import os
 import threading
-from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_graph import Lowering, write
 from quarl.errors import QuarlError
@@ -19,7 +18,6 @@ from quarl.policy.graph import QuantizedPolicy
 
 __all__ = ["LiteRT", "load", "write"]
 
-Array = NDArray[Any]
 FIRST = threading.Lock()
 
 

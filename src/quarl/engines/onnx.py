@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.onnx_graph import OUTPUT, write
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy, shapes
 from quarl.policy.operators import OBSERVATION
 
 __all__ = ["Onnx", "load", "write"]
-Array = NDArray[Any]
 ERRORS_ONLY = 3
 
 

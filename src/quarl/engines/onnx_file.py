@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
+from quarl.arrays import Array
 from quarl.quant.packing import pack
 
-Array = NDArray[Any]
 OLDEST_OPSET = 13
 """Every operator used here has its form in it (the axis of QuantizeLinear and the axes of Unsqueeze are its last), but
 for what is listed below. A file is written in the lowest that it needs: runtimes refuse those that they do not know."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.onnx_file import File
 from quarl.engines.onnx_float import action, apply, layer_norm_of_codes
 from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
@@ -38,7 +38,6 @@ from quarl.policy.operators import (
 )
 from quarl.quant.spec import integer_range
 
-Array = NDArray[Any]
 OUTPUT = "output"
 NIBBLE_SHIFT = 8
 """What SHIFT is to int8, for codes that take half a byte."""

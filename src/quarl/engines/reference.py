@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import (
     LEAKY_SLOPE,
@@ -34,7 +34,6 @@ from quarl.policy.operators import (
 from quarl.quant.affine import TINY, QParams, dequantize, fake_quantize, quantize, quantize_rows, requantize
 from quarl.quant.spec import integer_range
 
-Array = NDArray[Any]
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "tanh": np.tanh,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.quant.spec import integer_range
 
-Array = NDArray[Any]
 INT32 = 2**31 - 1
 LARGEST_DISTANCE = 255
 """From one int8 code to another: how far a row that is quantised at run time may reach from its zero point."""

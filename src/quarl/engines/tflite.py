@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from quarl.arrays import Array
+
 Operator = schema.BuiltinOperator
 TensorType = schema.TensorType
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.reference import norms_codes
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import (
@@ -52,8 +51,6 @@ from quarl.policy.operators import (
     QuantizedTensor,
     Scale,
 )
-
-Array = NDArray[Any]
 
 
 def write(policy: QuantizedPolicy, *, acts: bool = False, say: Callable[[str], None] | None = None) -> bytes:

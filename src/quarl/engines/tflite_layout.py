@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.tflite import Model, Operator
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, Shape
 
-Array = NDArray[Any]
 KERNEL_CHANNELS = 8
 """Input channels that XNNPACK's int8 convolutions read at once; fewer are padded with zeros."""
 

@@ -5,12 +5,10 @@ Every function appends operators to a Model and returns the tensor of the layer'
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, reach
 from quarl.engines.tflite import Model, Operator
 from quarl.engines.tflite_elementwise import binary, centred, rounded
@@ -20,7 +18,6 @@ from quarl.policy.grids import EXACT
 from quarl.policy.operators import Dense, Linear, QuantizedTensor, as_float32
 from quarl.quant.packing import pack
 
-Array = NDArray[Any]
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
 SMALLEST = np.finfo(np.float32).tiny
 """XNNPACK refuses denormal scales; this one rounds every accumulator to 0 as well."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.engines.reference import apply, grid_qparams
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Activation
 from quarl.quant.affine import dequantize, quantize
 from quarl.quant.spec import integer_range
 
-Array = NDArray[Any]
 TOLERANCE = np.float32(2.0**-20)
 """Error granted to a runtime's tanh, sigmoid or exp, relative to max(1, |y|): ten units in float32's last place."""
 NUDGES = (0.0, *(sign * 2.0**-power for power in range(20, 11, -1) for sign in (1, -1)))

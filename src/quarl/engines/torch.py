@@ -9,13 +9,12 @@ that depends on the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
+from quarl.arrays import Array
 from quarl.engines.reference import grid_qparams
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy, final_linear
@@ -38,7 +37,6 @@ from quarl.policy.operators import (
 )
 from quarl.quant.affine import dequantize, fake_quantize, quantize_rows
 
-Array = NDArray[Any]
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
 ACTIVATIONS: dict[str, Function] = {

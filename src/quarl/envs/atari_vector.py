@@ -18,14 +18,13 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
+from quarl.arrays import Array
 from quarl.envs.names import ATARI, find, resolve, suite_of
 from quarl.machine import version
 
-Array = NDArray[Any]
 Indices = int | Iterable[int] | None
 Wrappers = Sequence[tuple[str, Mapping[str, Any]]]
 DEFAULTS: Mapping[str, Any] = {

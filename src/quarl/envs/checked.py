@@ -18,11 +18,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from numpy.typing import NDArray
 
 from quarl.errors import QuarlError, in_one_line
 
-Array = NDArray[Any]
 NEW_STEP = "observation, reward, terminated, truncated, info"
 NOT_FINITE = "an observation that is NaN or infinite"
 

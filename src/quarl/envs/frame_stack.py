@@ -6,11 +6,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.policy.zoo import MAX_FRAMES
-
-Array = NDArray[Any]
 
 
 class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):

@@ -15,8 +15,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.envs.bound import LONGEST, endless, is_limited
 from quarl.envs.checked import NOT_FINITE, OddError, broken, check_observation
 from quarl.envs.seeds import Stream, action_generator, episode_seed
@@ -24,7 +24,6 @@ from quarl.envs.spaces import head_in
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import Policy
 
-Array = NDArray[Any]
 LOOK = 500
 """Steps between two looks for episodes that do not end."""
 TOLD = 1_000

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.normalizer import clamp
 from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Normalize, Op, Scale, mlp
 from quarl.policy.spaces import Box
 
-Array = NDArray[Any]
 NATURE_CNN = ((0, 8, 4), (2, 4, 2), (4, 3, 1))
 """(index, kernel size, stride) of the convolutions of NatureCNN (Mnih et al. 2015)."""
 FUNCTIONS = {"ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "ELU": "elu", "LeakyReLU": "leaky_relu"}

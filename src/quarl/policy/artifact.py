@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.folder import write_parts
 from quarl.policy.budget import read_json, reading
@@ -41,7 +41,6 @@ from quarl.policy.tensors import DTYPES, Bytes, parse, pieces
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
 
-Array = NDArray[Any]
 NOTHING = np.zeros(0, np.float32)
 FORMAT = "quarl-policy"
 VERSION = 1

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from quarl.errors import QuarlError, UnsupportedError, note_once
@@ -21,7 +20,6 @@ from quarl.policy.spaces import Box, action_head, from_live, observation_box
 from quarl.policy.trace import evaluating, trace
 from quarl.policy.zoo import samples_actions
 
-Array = NDArray[Any]
 PROBES = 8
 """Random observations on which a model's own `predict` must agree with the network that was extracted."""
 

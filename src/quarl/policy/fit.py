@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, as_float32
 from quarl.quant import affine
@@ -18,7 +17,6 @@ from quarl.quant.packing import storage_dtype
 from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
 from quarl.quant.spec import QuantSpec
 
-Array = NDArray[Any]
 FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 SHRINKS = np.linspace(1.0, 0.3, 15)
 """Ranges, as fractions of the largest weight, among which output-aware scales are chosen."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.operators import (
@@ -34,7 +34,6 @@ from quarl.policy.operators import (
 )
 from quarl.quant.spec import QuantSpec
 
-Array = NDArray[Any]
 MAX_FLOAT = 3.4e38
 """Of float32, almost."""
 LOG_STD_RANGE = (-20.0, 2.0)

@@ -9,17 +9,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Linear, Op, Scale
 from quarl.quant.affine import TINY
 from quarl.quant.spec import integer_range
 
-Array = NDArray[Any]
 EXACT = 2**24
 """float32 holds every integer up to here, and their sums, in any order."""
 WIDEST = 16

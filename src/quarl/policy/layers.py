@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
+from quarl.arrays import Array
 from quarl.policy.graph import Policy
 from quarl.policy.operators import Weight
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

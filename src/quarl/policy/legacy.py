@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import legacy_names, legacy_network, zoo
 from quarl.policy.budget import read_json
@@ -28,7 +28,6 @@ from quarl.policy.npz import read_npz
 from quarl.policy.spaces import Box, Discrete, action_head, from_inert, observation_box
 from quarl.policy.unpickle import read_pickle
 
-Array = NDArray[Any]
 MEMBERS = ("data", "parameters", "parameter_list")
 MARKS = {
     "ppo2": {"noptepochs", "cliprange"},

@@ -19,11 +19,10 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 
-Array = NDArray[Any]
 Named = dict[str, Array]
 CONVOLUTIONS = ("c1", "c2", "c3")
 

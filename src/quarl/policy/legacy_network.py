@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.operators import (
     OBSERVATION,
@@ -28,7 +27,6 @@ from quarl.policy.operators import (
     Shape,
 )
 
-Array = NDArray[Any]
 NATURE_CNN = (("c1", 8, 4), ("c2", 4, 2), ("c3", 3, 1))
 """(scope, kernel size, stride) of `nature_cnn`; strides are not in the file."""
 LAYER_NORM_EPSILON = 1e-12

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid
 from quarl.quant.affine import TINY
-
-Array = NDArray[Any]
 
 
 def reals(key: str, tensors: Mapping[str, Array]) -> Array:

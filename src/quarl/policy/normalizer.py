@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.container import read_bytes
 from quarl.policy.graph import Policy
@@ -16,7 +16,6 @@ from quarl.policy.inert import Inert
 from quarl.policy.operators import OBSERVATION, Normalize
 from quarl.policy.unpickle import read_pickle
 
-Array = NDArray[Any]
 NAME = f"{OBSERVATION}.normalize"
 FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilon")
 """Arguments of VecNormalize: truths, and numbers."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.container import unpack
 from quarl.policy.inert import numeric_dtype
 
-Array = NDArray[Any]
 _HEADER: Final = re.compile(
     rb"\{'descr': ?'([^']{1,16})', 'fortran_order': ?(True|False), "
     rb"'shape': ?\(((?:\d{1,15}L?, ?)*(?:\d{1,15}L?)?)\),? ?\}[ \n]*"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 
-Array = NDArray[Any]
 Shape = tuple[int, ...]
 OBSERVATION = "observation"
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu")

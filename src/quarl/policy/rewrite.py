@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.policy.graph import Policy
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
 
-Array = NDArray[Any]
 HOMOGENEOUS = ("relu", "leaky_relu")
 """f(s x) = s f(x) for s > 0: what lets a channel's scale pass through."""
 NEGLIGIBLE = 2.0**-10

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import zoo
 from quarl.policy.actor import DQN, LAYOUTS, Parameters, network
@@ -22,8 +21,6 @@ from quarl.policy.graph import Policy, Provenance
 from quarl.policy.normalizer import check_shape
 from quarl.policy.spaces import Box, Discrete, action_head, from_blob, observation_box
 from quarl.policy.weights import read_tensors
-
-Array = NDArray[Any]
 
 
 def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None = None) -> Policy:

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead
 from quarl.policy.inert import Inert
 from quarl.policy.unpickle import read_pickle
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

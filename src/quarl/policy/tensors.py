@@ -13,12 +13,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.budget import read_json
 
-Array = NDArray[Any]
 Bytes = bytes | bytearray | memoryview
 DTYPES = {
     "F64": np.dtype(np.float64),

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.policy.normalizer import clamp
 from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Conv2d, Dense, Flatten, LayerNorm, Op, Scale
 
-Array = NDArray[Any]
 BATCH = 2
 """Rows of the example: more than one, so that an operator that mixes rows shows in its output's shape."""
 PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])

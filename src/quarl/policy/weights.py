@@ -9,8 +9,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.budget import current, reading
 from quarl.policy.container import MAX_MEMBERS, unpack
@@ -18,7 +18,6 @@ from quarl.policy.inert import MAX_DIMENSIONS, Inert, Malformed
 from quarl.policy.tensors import LENGTH_BYTES, Bytes
 from quarl.policy.unpickle import PERSISTENT, interpret
 
-Array = NDArray[Any]
 MAX_NESTING = 4
 """Dicts in dicts that are searched: a checkpoint has its state dict in the first or second."""
 LEGACY_START, LEGACY_VERSION = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", 1001

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from quarl.arrays import Array
 from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
 from quarl.policy.trace import evaluating
 from quarl.qat.fake import rounded_part
@@ -26,7 +26,6 @@ from quarl.quant.affine import TINY, dequantize
 from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends
 from quarl.quant.spec import integer_range
 
-Array = NDArray[Any]
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
 ROOM = 0.4
 """Of a step, to either side of its number on the grid: a weight that lies there stays, the others move no further.

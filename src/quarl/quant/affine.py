@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.quant.spec import integer_range
 
-Array = NDArray[Any]
 TINY = float(np.finfo(np.float32).tiny)
 """The smallest scale: below the normal float32 numbers 1/scale overflows."""
 

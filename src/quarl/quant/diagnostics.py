@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.quant.affine import QParams, dequantize
 
-Array = NDArray[Any]
 HISTOGRAM_BINS = 100
 MAX_GRID_LEVELS = 4096
 """Grids with more levels are not listed: drawn, they would be a solid block."""

@@ -6,15 +6,14 @@ per-tensor range is the case of one channel.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.quant.affine import choose_qparams, fake_quantize
 
-Array = NDArray[Any]
 SHRINKS = np.linspace(1.0, 0.2, 41)
 """Fractions of the full range that the MSE search tries."""
 

@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from quarl.arrays import Array
+
 AT_ONCE = 2**18
 """Bytes of codes that are worked on together: few enough for the processor's cache, enough for numpy's calls."""
 Joint = tuple[int, np.uint64, np.uint64 | None]

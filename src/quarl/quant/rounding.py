@@ -8,14 +8,12 @@ algorithm 1, after Hassibi & Stork's optimal brain surgeon).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize
 
-Array = NDArray[Any]
 DAMPING = 0.01
 """Share of H's mean diagonal added to its diagonal: what calibration never saw is rounded to nearest."""
 TRIES = 8

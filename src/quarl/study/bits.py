@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import engines
 from quarl.algorithms import tuned
+from quarl.arrays import Array
 from quarl.bench.cells import Cell, Cells
 from quarl.config import SweepConfig, TrainConfig
 from quarl.envs import resolve
@@ -40,7 +40,6 @@ from quarl.training.run_folder import BEST
 from quarl.training.session import Session
 from quarl.training.trained_agent import file_of
 
-Array = NDArray[Any]
 FP32 = "fp32"
 LOG, RUNS = "sweep.log", "runs"
 """In the sweep's folder: what the trainings print, and their own folders."""

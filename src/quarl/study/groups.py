@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import stats
+from quarl.arrays import Array
 from quarl.quant.spec import QuantSpec
 from quarl.stats import Interval, Verdict
 from quarl.study.cells import ACTORQ, DONE, FP32, PTQ, TRAIN
 from quarl.study.rows import returns
 from quarl.study.store import Record
 
-Array = NDArray[Any]
 Pairs = list[tuple[Array, Array]]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import engines
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.folder import write_bytes
@@ -25,7 +25,6 @@ from quarl.precisions import Settings, record
 from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
 
-Array = NDArray[Any]
 MAX_BATCH = 8
 """Episodes played side by side; returns do not depend on it. More save little where a step is quick, and where it is
 slow their environments no longer fit the processor's cache (PyBullet: 10 to 25 % with 20)."""

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import stats
+from quarl.arrays import Array
 from quarl.study.cells import ACTORQ, DONE, FP32, NAMES, STATES, TRAIN, Named
 from quarl.study.store import Record
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

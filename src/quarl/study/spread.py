@@ -15,14 +15,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from quarl.arrays import Array
 from quarl.report.schema import Row
 from quarl.stats import Interval
 from quarl.study.groups import Group
 
-Array = NDArray[Any]
 WIDTHS = (8, 6, 4)
 SCHEMES = ("naive", "default")
 MODE = "dynamic"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl import stats
+from quarl.arrays import Array
 from quarl.report.schema import Row
 from quarl.stats import NO_VERDICT, as_fields
 from quarl.study.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN
@@ -20,7 +20,6 @@ from quarl.study.store import Record
 FP16, INT8 = "fp16", "int8"
 MEAN = "mean"
 """Stands for the environment in the row of an algorithm's mean."""
-Array = NDArray[Any]
 Grid = tuple[str, str]
 """Scheme and mode."""
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from stable_baselines3.common.buffers import ReplayBuffer
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.training import stacked_frames
 
-Array = NDArray[Any]
 IMAGES = ("observations", "next_observations")
 FIELDS = (*IMAGES, "actions", "rewards", "dones", "timeouts")
 CURSOR = "cursor"

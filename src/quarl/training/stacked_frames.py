@@ -7,14 +7,12 @@ observation. Both are looked for in the numbers themselves, so that whatever doe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 
-Array = NDArray[Any]
 NAMES = ("frames", "begins", "stacks")
 NEXT_NAMES = ("jumps", "next_stacks")
 CHUNK = 256

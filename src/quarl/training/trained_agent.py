@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
@@ -29,7 +28,6 @@ from quarl.policy.normalizer import read_options, read_statistics, sentence
 from quarl.policy.plain_yaml import read_yaml
 from quarl.policy.weights import read_tensors
 
-Array = NDArray[Any]
 SHAPING = (
     *("net_arch", "activation_fn", "n_critics", "share_features_extractor", "normalize_images", "squash_output"),
     *("full_std", "use_expln", "clip_mean", "v_min", "v_max", "num_atoms"),

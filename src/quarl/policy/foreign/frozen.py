@@ -15,15 +15,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.budget import current
 from quarl.policy.foreign import names
 from quarl.policy.foreign.wire import Malformed, Value, Wire, signed
 from quarl.policy.layers import LayerWeights
 
-Array = NDArray[Any]
 FLOATS: Mapping[int, tuple[Any, int]] = {
     1: (np.float32, 5),
     2: (np.float64, 6),

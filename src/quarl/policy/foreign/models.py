@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
+from quarl.arrays import Array
 from quarl.policy import legacy, sb3
 from quarl.policy.budget import reading
 from quarl.policy.container import member_names
 from quarl.policy.foreign import checked, names
 from quarl.policy.layers import LayerWeights
-
-Array = NDArray[Any]
 
 
 def read(path: Path) -> tuple[LayerWeights, ...]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.layers import LayerWeights
 
-Array = NDArray[Any]
 OUTPUTS_LAST = {"kernel": "bias", "weights": "biases", "w": "b", "wx": "b", "wh": "b"}
 """What TensorFlow, Keras and Flax call weights [in, out] or [height, width, in, out], and the biases beside them."""
 MULTIPLIERS = "statically quantised by QuaRL: its scales are multipliers of sums"

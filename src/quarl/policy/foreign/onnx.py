@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.foreign import names
 from quarl.policy.foreign.onnx_constants import Constants, attributes
 from quarl.policy.layers import LayerWeights
 
-Array = NDArray[Any]
 DENSE = ("MatMul", "Gemm", "MatMulInteger")
 CONVOLUTIONS = ("Conv", "ConvInteger", "ConvTranspose")
 RECURRENT = ("LSTM", "GRU", "RNN")

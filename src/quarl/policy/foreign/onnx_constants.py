@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.budget import current
 from quarl.policy.container import escapes, read_bytes
 from quarl.policy.foreign import names
 
-Array = NDArray[Any]
 MAX_HOPS = 16
 """Operators between a constant and its reader."""
 

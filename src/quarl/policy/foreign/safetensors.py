@@ -7,14 +7,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.foreign import names
 from quarl.policy.layers import LayerWeights
 
-Array = NDArray[Any]
 FLOATS: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,

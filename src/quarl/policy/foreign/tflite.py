@@ -15,15 +15,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.budget import current
 from quarl.policy.foreign import names
 from quarl.policy.layers import LayerWeights
 from quarl.quant.packing import packed_size, unpack
 
-Array = NDArray[Any]
 Operator, TensorType = schema.BuiltinOperator, schema.TensorType
 FLOATS: Mapping[int, Any] = {
     TensorType.FLOAT32: np.float32,
