@@ -48,7 +48,7 @@ def test_the_readmes_training_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(code.replace("100_000", "4_096").replace("50_000", "2_048"), "README.md", "exec"), names)
-    assert names["policy"].spec.precision == "int4"
+    assert names["agent"].policy.spec.precision == "int4"
     assert (tmp_path / "cartpole.zip").is_file()
 
 
