@@ -7,21 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quarl.machine import INT8_DOT, cpu_name, instruction_sets, machine, memory_gib, usable_cores, version
+from quarl.machine import CORE, INT8_DOT, cpu_name, instruction_sets, machine, memory_gib, usable_cores, version
 
 __all__ = ["EXTRAS", "KNOWN_BAD", "KnownBad", "Row", "examine", "machine"]
 
-REQUIRED = (
-    "numpy",
-    "torch",
-    "onnx",
-    "onnxruntime",
-    "ai-edge-litert",
-    "stable-baselines3",
-    "gymnasium",
-    "safetensors",
-    "matplotlib",
-)
+REQUIRED = (*CORE, "safetensors", "matplotlib")
 EXTRAS = {
     "box2d": ("box2d",),
     "mujoco": ("mujoco",),

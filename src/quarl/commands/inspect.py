@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from quarl import precisions
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
@@ -66,10 +68,7 @@ def _one(config: InspectConfig, found: _Model) -> None:
     layers = _layers(config, found)
     title = f"{found.path.name}: weights at {layers[0].precision}"
     line = weight_bias_line(found.path.name, found.layers)
-    with staged(config.output) as folder:
-        style.save(figures.weight_distribution(layers, title), folder / "weights.png")
-        style.save(figures.weight_distribution(layers, title), folder / "weights.pdf")
-        write_bytes(f"{line}\n".encode(), folder / "output.txt")
+    _write(config, figures.weight_distribution(layers, title), [line])
     document = schema.document(
         "inspect",
         [layer.to_json() for layer in layers],
@@ -125,16 +124,19 @@ def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
     lines = [weight_bias_line(label, one.layers) for one, label in zip(found, labels, strict=True)]
     noise = f", noise at {_plain(config).precision}" if _are_rounded(found) else ""
     title = f"Weights of {len(found)} models{noise}"
-    with staged(config.output) as folder:
-        drawn = comparison_figure.weights_of_models(compared, title)
-        style.save(drawn, folder / "weights.png")
-        style.save(drawn, folder / "weights.pdf")
-        write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
+    _write(config, comparison_figure.weights_of_models(compared, title), lines)
     document = schema.document("inspect models", [one.to_json() for one in compared], seed=config.seed)
     terminal.show("inspect models", document["rows"], title)
     said = [f"{label}: {sentence(one.policy)}" for label, one in zip(labels, found, strict=True) if one.policy]
     terminal.say(*_reasons(config, found), "", *said, *lines, f"figure: {config.output / 'weights.png'}")
     terminal.finish(config, document)
+
+
+def _write(config: InspectConfig, drawn: Figure, lines: Sequence[str]) -> None:
+    with staged(config.output) as folder:
+        for suffix in ("png", "pdf"):
+            style.save(drawn, folder / f"weights.{suffix}")
+        write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
 
 
 def _whole(config: InspectConfig, found: _Model, label: str) -> Whole:
