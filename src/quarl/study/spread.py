@@ -11,6 +11,7 @@ spent on a few weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -40,9 +41,8 @@ def points(found: Sequence[Group]) -> list[Row]:
         if not shown or error is None or not np.isfinite(error.point):
             continue
         facts = [record.found or {} for record in one.records]
-        agent = {"algo": one.agent.algo, "env_id": one.agent.env_id, "source": one.agent.source}
         spreads = {name: float(np.mean([_spread(fact, name) for fact in facts])) for name in SPREADS}
-        made.append({**agent, "bits": one.bits, "scheme": one.scheme, **spreads, "error_pct": error.point})
+        made.append({**asdict(one.agent), "bits": one.bits, "scheme": one.scheme, **spreads, "error_pct": error.point})
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def _find(found: Sequence[Group], agent: Agent, method: str, precision: str, gri
 
 
 def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Row:
-    row: dict[str, Any] = {**_about(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
+    row: dict[str, Any] = {**asdict(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
     row["seeds"] = max(len(one.records) for one in columns.values() if one is not None) if any(columns.values()) else 0
     exact = columns[FP32]
     row |= as_fields(None if exact is None else exact.mean(), FP32, FP32)
@@ -104,10 +105,6 @@ def _together(one: Group | None) -> tuple[Array, Array] | None:
     return None if math.isnan(stats.error_pct(exact, own, np.random.default_rng(0))) else (exact, own)
 
 
-def _about(agent: Agent) -> dict[str, Any]:
-    return {"algo": agent.algo, "env_id": agent.env_id, "source": agent.source}
-
-
 def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[Row]:
     """The smallest width whose every wider width is non-inferior, one row a policy and scheme.
 
@@ -133,7 +130,7 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
         reach = next((number for number, fine in enumerate(good) if not fine), len(good))
         made.append(
             {
-                **_about(agent),
+                **asdict(agent),
                 "scheme": scheme,
                 "mode": mode,
                 "seeds": max(len(seeds) for seeds in widths_of.values()),
@@ -156,7 +153,7 @@ def means(found: Sequence[Group]) -> list[Row]:
                 continue
             about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
             ends = as_fields(one.mean(), "mean", "ci")
-            made.append({**_about(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
+            made.append({**asdict(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
     return made
 
 
@@ -177,7 +174,7 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
         judged = None if own is None else own.verdict(margin_pct)
         made.append(
             {
-                **_about(one.agent),
+                **asdict(one.agent),
                 "precision": one.precision,
                 "seeds": 0 if own is None else len(own.records),
                 "fp32": None if exact is None else exact.mean().point,
@@ -197,18 +194,18 @@ def actorq(records: Sequence[Record]) -> list[Row]:
     Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
     their geometric mean.
     """
-    members: dict[tuple[str, str, str, str], list[Record]] = {}
+    members: dict[tuple[Agent, str], list[Record]] = {}
     for record in records:
         if record.method == ACTORQ and record.state == DONE:
-            members.setdefault((record.algo, record.env_id, record.source, record.precision), []).append(record)
+            members.setdefault((agent_of(record), record.precision), []).append(record)
     return list(_actorq(members))
 
 
-def _actorq(members: dict[tuple[str, str, str, str], list[Record]]) -> Iterator[Row]:
-    for (algo, env_id, source, precision), some in members.items():
+def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[Row]:
+    for (agent, precision), some in members.items():
         facts = [record.found or {} for record in some]
         mean = stats.over_seeds([returns(record) for record in some], np.random.default_rng(0))
-        other = members.get((algo, env_id, source, FP32), [])
+        other = members.get((agent, FP32), [])
         same = {record.seed: record.found or {} for record in other}
         against = [(same[record.seed], record.found or {}) for record in some if record.seed in same]
         ratios = [_seconds(exact) / _seconds(own) for exact, own in against]
@@ -216,9 +213,7 @@ def _actorq(members: dict[tuple[str, str, str, str], list[Record]]) -> Iterator[
         clear = precision != FP32 and all(own["reached_s"] is not None for _, own in against)
         faster = math.exp(float(np.mean(np.log(ratios)))) if ratios and clear else None
         yield {
-            "algo": algo,
-            "env_id": env_id,
-            "source": source,
+            **asdict(agent),
             "precision": precision,
             "seeds": len(some),
             **as_fields(mean, "mean", "ci"),
