@@ -15,7 +15,6 @@ import numpy as np
 from quarl import engines
 from quarl.arrays import Array
 from quarl.engines import Engine
-from quarl.envs.bound import LIMIT
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
@@ -81,8 +80,7 @@ class Agent:
         if observations is None and spec.needs_observations:
             exact = quantize(policy, QuantSpec.parse("fp32"))
             engine, num = engines.load(exact, batch=16), sample_size(exact)
-            where: dict[str, Any] = {"env_id": env_id, LIMIT: environment.get(LIMIT)}
-            observations = record_observations(exact, engine, num, seed=seed, stream="calibration", **where)
+            observations = record_observations(exact, engine, num, seed=seed, stream="calibration", env_id=env_id)
         given = None if observations is None else self._channels_first(_numbers(observations))
         return Agent(quantize(policy, spec, given))
 

@@ -122,7 +122,7 @@ def evaluate(
     if stochastic and policy.provenance.algo == "dqn":
         raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
-    source = _Source(policy, env_id, max_episode_steps, env)
+    source = _Source(policy, env_id, env)
     job = Job(
         policy=policy,
         make=source.make,
@@ -188,19 +188,18 @@ def record_observations(
     env_id: str | None = None,
     stochastic: bool | None = None,
     min_episodes: int = 10,
-    max_episode_steps: int | None = None,
 ) -> Array:
     """Observations [num, *shape] that the policy meets in its own episodes, in the policy's dtype.
 
     Plays whole episodes until there are `min_episodes` and `num` steps, and takes `num` of those steps, evenly spaced:
     long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
-    Of images every IMAGE_INTERVAL-th step counts. max_episode_steps: what the user said, where it is above LONGEST.
+    Of images every IMAGE_INTERVAL-th step counts.
     """
     if seed < 0:
         raise QuarlError(f"seed must not be negative, got {seed}")
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
-    source = _Source(policy, env_id, max_episode_steps)
+    source = _Source(policy, env_id)
     by_index: dict[int, Array] = {}
     ordered: list[Array] = []
     episodes = play(
@@ -260,10 +259,9 @@ class _Source:
         self,
         policy: Policy,
         env_id: str | None,
-        max_episode_steps: int | None = None,
         env: gymnasium.Env[Any, Any] | None = None,
     ) -> None:
-        """max_episode_steps: what the user said. env: where they are all played; None: in new ones."""
+        """env: where they are all played; None: in new ones."""
         provenance = policy.provenance
         make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy.observation_shape)
         with held(make) as made:  # the user's mistakes come up here, before any process or engine starts
@@ -272,7 +270,7 @@ class _Source:
                 note_once(made.get_wrapper_attr("older_observation"))
         self.living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
         limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
-        self.bound = longest(limit, max_episode_steps, find(self.living_id).max_episode_steps)
+        self.bound = longest(limit, provenance.longest, find(self.living_id).max_episode_steps)
         self.make = partial(make, bound=self.bound) if env is None else make
         key = (self.living_id, provenance.wrappers, provenance.env_kwargs, limit)
         self.fresh = env is None and needs_fresh(self.make, " ".join(map(str, key)))

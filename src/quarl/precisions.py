@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.bench.latency import Timing, time_engines
 from quarl.engines import Engine
-from quarl.envs.bound import LIMIT
 from quarl.envs.rollout import Episode
 from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, UnsupportedError
@@ -90,8 +88,6 @@ class Settings:
     margin_pct: float = 5.0
     batch: int = 16
     num_workers: int = 1
-    max_episode_steps: int | None = None
-    """What the user said; of the other options the policy knows already."""
 
 
 def measure(
@@ -123,7 +119,6 @@ def measure(
             engine=name,
             batch=settings.batch,
             num_workers=settings.num_workers,
-            max_episode_steps=settings.max_episode_steps,
             progress=partial(_count, progress, each.spec.precision),
         )
         for each, name in zip(quantized, names, strict=True)
@@ -155,8 +150,7 @@ def record(policy: Policy, stream: Stream, settings: Settings, num: int | None =
     num = sample_size(policy) if num is None else num
     exact = quantize(policy, EXACT)
     engine = engines.load(exact, settings.engine, batch=RECORD_BATCH)
-    where: dict[str, Any] = {"env_id": settings.env_id, LIMIT: settings.max_episode_steps}
-    return record_observations(exact, engine, num, seed=settings.seed, stream=stream, **where)
+    return record_observations(exact, engine, num, seed=settings.seed, stream=stream, env_id=settings.env_id)
 
 
 def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:

@@ -27,7 +27,6 @@ def run(config: EvalConfig) -> None:
             episodes=config.episodes,
             seed=config.seed,
             env_id=config.env,
-            max_episode_steps=config.max_episode_steps,
             engine=config.engine,
             batch=config.batch,
             stochastic=True if config.stochastic else False if config.deterministic else None,

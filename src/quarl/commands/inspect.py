@@ -100,7 +100,7 @@ def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
         return inspect(found.layers, round_layers(found.layers, spec), spec)
     if not spec.needs_observations:
         return inspect(found.layers, of_policy(quantize(policy, spec)), spec)
-    settings = precisions.Settings(seed=config.seed, env_id=config.env, max_episode_steps=config.max_episode_steps)
+    settings = precisions.Settings(seed=config.seed, env_id=config.env)
     observations = precisions.record(model.at_home(policy, config), "calibration", settings)
     calibrated = Calibrated(policy, observations)
     before, _ = calibrated.rewrite(spec)

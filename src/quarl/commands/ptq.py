@@ -42,7 +42,6 @@ def run(config: PtqConfig) -> None:
         env_id=config.env,
         margin_pct=config.margin,
         num_workers=config.workers,
-        max_episode_steps=config.max_episode_steps,
     )
     specs = config.specs()
     replaced: list[str] = []

@@ -79,6 +79,7 @@ class EnvironmentOptions:
                 env_kwargs=kwargs,
                 wrappers=self._over(source.wrappers),
                 max_episode_steps=self.max_episode_steps or limit,
+                longest=self.max_episode_steps or source.longest,
             )
         frames = (policy.observation_dtype, policy.observation_shape) == ("uint8", PREPROCESSED)
         raw = all(name == VEC_FRAME_STACK for name, _ in home.wrappers)

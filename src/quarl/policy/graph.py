@@ -102,6 +102,8 @@ class Provenance:
     """The zoo's env_wrapper entries, outermost last: (dotted class name, keyword arguments)."""
     max_episode_steps: int | None = None
     """Environment steps after which an episode is truncated; None: as the environment is registered."""
+    longest: int | None = None
+    """Steps of an episode that the user allows, who may ask for more of them than a file may; never saved."""
     statistics: str = ""
     """Where the observation statistics inside the graph are from, or why there are none, to show; empty: not known."""
     stochastic: bool = False

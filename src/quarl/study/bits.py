@@ -177,8 +177,7 @@ def _quantised(config: SweepConfig, path: Path, seed: int) -> Iterator[dict[str,
     policy = EnvironmentOptions.said(config).at_home(policy, config.env)
     yield _play(config, quantize(policy, EXACT), FP32, FP32, seed)
     if "ptq" in config.methods:
-        settings = Settings(seed=seed, env_id=config.env, max_episode_steps=config.max_episode_steps)
-        calibrated = Calibrated(policy, record(policy, "calibration", settings))
+        calibrated = Calibrated(policy, record(policy, "calibration", Settings(seed=seed, env_id=config.env)))
         for bits in config.bits:
             yield _play(config, calibrated.quantize(config.spec(bits)), "ptq", bits, seed)
 
