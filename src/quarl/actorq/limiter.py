@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Protocol
 
 from quarl.errors import QuarlError
 
@@ -19,31 +18,19 @@ MAX_DENOMINATOR = 10**6
 """Of samples_per_insert as a fraction: it recovers every batch * gradient_steps / train_freq from its float."""
 
 
-class Limiter(Protocol):
-    """What a learner asks before it samples, and tells the actors after it has."""
+class _Counts:
+    """What both limiters count: rows inserted, and rows sampled."""
 
-    @property
-    def inserts(self) -> int: ...
+    def __init__(self) -> None:
+        self.inserts = self.samples = 0
 
-    @property
-    def samples(self) -> int: ...
+    def on_insert(self, count: int) -> None:
+        """Counts inserted rows."""
+        self.inserts += count
 
-    @property
-    def realised(self) -> float: ...
-
-    def updates_allowed(self) -> int: ...
-
-    def inserts_wanted(self) -> int: ...
-
-    def insert_limit(self) -> int: ...
-
-    def on_insert(self, count: int) -> None: ...
-
-    def on_sample(self, count: int) -> None: ...
-
-    def state(self) -> dict[str, float]: ...
-
-    def load_state(self, state: Mapping[str, float]) -> None: ...
+    def on_sample(self, count: int) -> None:
+        """Counts sampled rows: batch_size for every update."""
+        self.samples += count
 
 
 def smallest_error_buffer(
@@ -58,7 +45,7 @@ def smallest_error_buffer(
     return batch_size * updates_at_once + ratio * inserts_at_once - Fraction(1, ratio.denominator)
 
 
-class RateLimiter:
+class RateLimiter(_Counts):
     """Keeps error = (inserts - min_size) * samples_per_insert - samples within [0, error_buffer].
 
     Reverb's SampleToInsertRatio lets the error swing to either side of 0. Only the width of that window matters once
@@ -84,14 +71,9 @@ class RateLimiter:
         updates_at_once: updates become due in rounds of so many (SB3's gradient_steps).
         inserts_at_once: an actor goes on where there is room for so many, a step of each of its environments.
         """
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("min_size", min_size, 0),
-            ("updates_at_once", updates_at_once, 1),
-            ("inserts_at_once", inserts_at_once, 1),
-        ):
-            if value < least:
-                raise QuarlError(f"{name} must be at least {least}, got {value}")
+        super().__init__()
+        _check_least(1, batch_size=batch_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once)
+        _check_least(0, min_size=min_size)
         self._ratio = _ratio(samples_per_insert)
         smallest = smallest_error_buffer(samples_per_insert, batch_size, updates_at_once, inserts_at_once)
         if error_buffer is None:
@@ -106,8 +88,6 @@ class RateLimiter:
         self.error_buffer = float(error_buffer)
         self.batch_size = batch_size
         self.min_size = min_size
-        self.inserts = 0
-        self.samples = 0
         self._updates_at_once = updates_at_once
         # In units of 1/denominator the error is an integer: (inserts - start) * up - (samples - start) * down.
         self._up, self._down = self._ratio.numerator, self._ratio.denominator
@@ -134,14 +114,6 @@ class RateLimiter:
         """
         inserts, samples = self._start
         return inserts + ((self.samples - samples) * self._down + self._ahead) // self._up
-
-    def on_insert(self, count: int) -> None:
-        """Counts inserted rows."""
-        self.inserts += count
-
-    def on_sample(self, count: int) -> None:
-        """Counts sampled rows: batch_size for every update."""
-        self.samples += count
 
     @property
     def realised(self) -> float:
@@ -176,7 +148,7 @@ class RateLimiter:
         self._start = (self.inserts + self.min_size, self.samples)
 
 
-class SampleLimit:
+class SampleLimit(_Counts):
     """The original's rule (Reverb's MinSize with max_times_sampled): the learner samples while rows remain to sample.
 
     A row leaves the replay's sampling set after so many samples; the learner waits while fewer than min_size (or than
@@ -185,12 +157,10 @@ class SampleLimit:
 
     def __init__(self, num_samplable: Callable[[], int], min_size: int, batch_size: int = 1) -> None:
         """num_samplable: rows that may still be sampled (`SegmentReplay.num_samplable`), asked at every call."""
-        for name, value, least in (("min_size", min_size, 0), ("batch_size", batch_size, 1)):
-            if value < least:
-                raise QuarlError(f"{name} must be at least {least}, got {value}")
+        super().__init__()
+        _check_least(1, batch_size=batch_size)
+        _check_least(0, min_size=min_size)
         self.min_size = min_size
-        self.inserts = 0
-        self.samples = 0
         self._least = max(min_size, batch_size)
         self._num_samplable = num_samplable
 
@@ -206,14 +176,6 @@ class SampleLimit:
         """A number that is never reached."""
         return UNLIMITED
 
-    def on_insert(self, count: int) -> None:
-        """Counts inserted rows."""
-        self.inserts += count
-
-    def on_sample(self, count: int) -> None:
-        """Counts sampled rows: batch_size for every update."""
-        self.samples += count
-
     @property
     def realised(self) -> float:
         """Samples per insert past the first min_size inserts; 0 before."""
@@ -226,6 +188,16 @@ class SampleLimit:
     def load_state(self, state: Mapping[str, float]) -> None:
         """Goes on from `state`."""
         self.inserts, self.samples = _counts(state, ("inserts", "samples"))
+
+
+Limiter = RateLimiter | SampleLimit
+"""What a learner asks before it samples, and tells the actors after it has."""
+
+
+def _check_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise QuarlError(f"{name} must be at least {least}, got {value}")
 
 
 def _ratio(samples_per_insert: float) -> Fraction:

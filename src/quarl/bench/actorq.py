@@ -40,6 +40,18 @@ def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
     return found | more
 
 
+def described(config: ActorQConfig, *names: str) -> dict[str, Any]:
+    """Precision and engine of a run's actors, as a row has them, and the run's options of these names."""
+    own = {"precision": config.actor_precision, "engine": config.engine}
+    return own | {name: getattr(config, name) for name in names}
+
+
+def name_of(arm: str, config: ActorQConfig) -> str:
+    """What a cell is called before its seed or number."""
+    network = str(config.net_arch).replace(",", "x")
+    return f"{arm}-spi{config.samples_per_insert:g}-{network}-every{config.actor_update_interval}"
+
+
 def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, meter: Meter = OFF) -> Cell:
     """What a run does in a window of training time that opens `warm_up` seconds after its actors use their policy."""
     with _running(config, say) as supervisor:

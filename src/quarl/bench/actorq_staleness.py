@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from quarl.bench.actorq import settings_of, train
+from quarl.bench.actorq import described, name_of, settings_of, train
 from quarl.bench.cells import Cells
-from quarl.config.bench import BenchActorQConfig, split_arm
+from quarl.config.bench import BenchActorQConfig
+
+OPTIONS = ("algo", "actor_update_interval", "publish_interval", "samples_per_insert", "net_arch", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +38,21 @@ def staleness(config: BenchActorQConfig, cells: Cells) -> list[Row]:
     """A row for every run that is there: seeds outside, so that early rows show all intervals."""
     seeds = range(config.seed, config.seed + config.seeds)
     runs = product(seeds, config.networks(), config.ratios(), config.arms, config.intervals())
-    rows = (_row(config, cells, arm, ratio, network, interval, seed) for seed, network, ratio, arm, interval in runs)
-    return [row for row in rows if row is not None]
+    return [row for run in runs if (row := _row(config, cells, *run)) is not None]
 
 
 def _row(
-    config: BenchActorQConfig, cells: Cells, arm: str, ratio: float, network: str, interval: int, seed: int
+    config: BenchActorQConfig, cells: Cells, seed: int, network: str, ratio: float, arm: str, interval: int
 ) -> Row | None:
     training = config.training(arm, ratio, network, interval, seed)
-    name = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}-seed{seed}"
+    name = f"{name_of(arm, training)}-seed{seed}"
     cell = cells.get(name, settings_of(training), lambda: train(training, say=cells.say))
     if cell is None:
         return None
-    precision, engine = split_arm(arm)
     final = cell["evaluations"][-1]
     return Row(
         task=training.env,
-        algo=training.algo,
-        precision=precision,
-        engine=engine,
-        actor_update_interval=interval,
-        publish_interval=training.publish_interval,
-        samples_per_insert=ratio,
-        net_arch=network,
-        seed=seed,
+        **described(training, *OPTIONS),
         staleness_p50=cell["staleness_p50"],
         staleness_p99=cell["staleness_p99"],
         env_steps=cell["timesteps"],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from quarl.actorq import parts, plan
 from quarl.actorq.ledger import percentile
 from quarl.actorq.parts_actor import overhead_s
 from quarl.arrays import Array
-from quarl.bench.actorq import dense, settings_of, watch
+from quarl.bench.actorq import dense, described, name_of, settings_of, watch
 from quarl.bench.cells import Cell, Cells
+from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm
 
 MIN_UPDATES = 20
@@ -21,6 +23,9 @@ MIN_UPDATES = 20
 MAX_UPDATES_PER_VERSION = 30
 SLICES, RESAMPLES = 10, 2_000
 BASELINES = ("torch-fp32", "fp32")
+OPTIONS = ("actor_update_interval", "publish_interval", "samples_per_insert", "net_arch", "actors")
+PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
+"""Of an actor's time, as it books them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,8 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
     found: dict[tuple[str, float, str], list[Cell]] = {}
     for number in range(config.rounds):
         for network, ratio, arm in product(config.networks(), config.ratios(), _turned(config.arms, number)):
-            cell = _window(config, cells, arm, ratio, network, interval, number)
+            training = config.training(arm, ratio, network, interval, config.seed + number)
+            cell = _window(config, cells, arm, training, number)
             if cell is not None:
                 found.setdefault((network, ratio, arm), []).append(cell)
     rows: list[Row] = []
@@ -120,17 +126,18 @@ def breakdown(config: BenchActorQConfig, cells: Cells) -> list[Breakdown]:
     """A row for every update interval and arm whose windows are there."""
     rows = []
     for network, ratio, interval, arm in product(config.networks(), config.ratios(), config.intervals(), config.arms):
-        windows = [_window(config, cells, arm, ratio, network, interval, number) for number in range(config.rounds)]
+        training = config.training(arm, ratio, network, interval)
+        windows = [
+            _window(config, cells, arm, replace(training, seed=config.seed + number), number)
+            for number in range(config.rounds)
+        ]
         if done := [cell for cell in windows if cell is not None]:
-            rows.append(_breakdown(config, done, arm, ratio, network, interval))
+            rows.append(_breakdown(training, done))
     return rows
 
 
-def _window(
-    config: BenchActorQConfig, cells: Cells, arm: str, ratio: float, network: str, interval: int, number: int
-) -> Cell | None:
-    training = config.training(arm, ratio, network, interval, seed=config.seed + number)
-    name = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}-{number}"
+def _window(config: BenchActorQConfig, cells: Cells, arm: str, training: ActorQConfig, number: int) -> Cell | None:
+    name = f"{name_of(arm, training)}-{number}"
     window = {"warm_up": config.warm_up, "seconds": config.seconds}
     return cells.get(
         name,
@@ -169,7 +176,7 @@ def _rows(
     for arm, cells in group.items():
         precision, engine = split_arm(arm)
         seconds, steps, updates = (sum(cell[key] for cell in cells) for key in ("clock_s", "env_steps", "updates"))
-        actors = {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}
+        actors = _summed(cells)
         waits = actors["wait_s"] + actors["stale_s"]
         per_step = 1e6 / max(actors["steps"], 1)
         torch, litert = (_speedup(rates, arm, base) for base in BASELINES)
@@ -253,27 +260,18 @@ def _joules(cells: Sequence[Cell]) -> tuple[float | None, str | None]:
     return (float(sum(found)), cells[-1]["joules_by"]) if len(found) == len(cells) else (None, None)
 
 
-def _breakdown(
-    config: BenchActorQConfig, cells: Sequence[Cell], arm: str, ratio: float, network: str, interval: int
-) -> Breakdown:
-    precision, engine = split_arm(arm)
-    actors = {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}
+def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> Breakdown:
+    actors = _summed(cells)
     per_1000 = 1e6 / max(actors["steps"], 1)
     return Breakdown(
-        precision=precision,
-        engine=engine,
-        actor_update_interval=interval,
-        publish_interval=config.training(arm, ratio, network, interval).publish_interval,
-        samples_per_insert=ratio,
-        net_arch=network,
-        actors=config.actors,
+        **described(training, *OPTIONS),
         env_steps=actors["steps"],
-        inference_ms=actors["inference_s"] * per_1000,
-        environment_ms=actors["environment_s"] * per_1000,
-        insert_ms=actors["insert_s"] * per_1000,
-        pull_ms=actors["pull_s"] * per_1000,
-        deserialize_ms=actors["deserialize_s"] * per_1000,
-        load_ms=actors["load_s"] * per_1000,
+        **{f"{part}_ms": actors[f"{part}_s"] * per_1000 for part in PARTS},
         wait_ms=(actors["wait_s"] + actors["stale_s"]) * per_1000,
         other_ms=(overhead_s(actors) - actors["insert_s"]) * per_1000,
     )
+
+
+def _summed(cells: Sequence[Cell]) -> dict[str, Any]:
+    """What the actors of all windows booked."""
+    return {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}

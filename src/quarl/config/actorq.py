@@ -31,6 +31,11 @@ STEPS = 100_000
 """Environment steps of a run that says nothing."""
 GIVEN_ONCE = ("n_steps", "batch_size")
 """Hyper-parameters that are options too."""
+COUNTS = (
+    *("actors", "envs_per_actor", "actor_update_interval", "publish_interval", "max_staleness", "save_freq"),
+    *("min_actors", "learner_threads", "n_timesteps", "updates", "max_times_sampled", "batch_size", "n_steps"),
+)
+"""Options from 1 on."""
 ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
 
 
@@ -147,16 +152,7 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
         if self.algo not in ALGORITHMS:
             raise UnsupportedError(f"unknown algorithm {self.algo!r}; use one of {', '.join(ALGORITHMS)}")
         check_device(self.device)
-        counts: tuple[str, ...] = (
-            "actors",
-            "envs_per_actor",
-            "actor_update_interval",
-            "publish_interval",
-        )
-        counts += ("max_staleness", "save_freq", "min_actors", "learner_threads")
-        at_least_one(**{name: getattr(self, name) for name in counts})
-        optional = ("n_timesteps", "updates", "max_times_sampled", "batch_size", "n_steps")
-        at_least_one(**{name: value for name in optional if (value := getattr(self, name)) is not None})
+        at_least_one(**{name: getattr(self, name) for name in COUNTS})
         self._check_precision()
         self.hidden()
         self.hyperparameters()

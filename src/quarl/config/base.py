@@ -120,9 +120,10 @@ def _option(name: str, value: Any) -> list[str]:
     return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
 
 
-def at_least_one(**values: int) -> None:
+def at_least_one(**values: int | None) -> None:
+    """Refuses counts below 1; None is not given."""
     for name, value in values.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 

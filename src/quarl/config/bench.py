@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,6 +23,8 @@ OF_PROTOCOLS = (
     *("n_timesteps", "seeds", "seed", "device", *OPTIONS),
 )
 """Options of `quarl bench actorq` that time to reward has in its protocol."""
+OF_RUNS = ("actors", "envs_per_actor", "batch_size", "params", "learner_dtype", "learner_threads", "device", "output")
+"""Those that its runs have under the same names."""
 RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,), "staleness": (4.0,)}
 INTERVALS = {"throughput": (30,), "breakdown": (30, 300), "staleness": (10, 100, 1_000, 10_000)}
 PUBLISH_INTERVAL = {"throughput": 10, "breakdown": 1, "staleness": 1}
@@ -132,9 +135,8 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
 
     def check(self) -> None:
         super().check()
-        at_least_one(actors=self.actors, rounds=self.rounds, seeds=self.seeds, n_timesteps=self.n_timesteps)
-        if self.publish_interval is not None:
-            at_least_one(publish_interval=self.publish_interval)
+        counts = ("actors", "rounds", "seeds", "n_timesteps", "publish_interval")
+        at_least_one(**{name: getattr(self, name) for name in counts})
         if not self.seconds > 0 or not self.warm_up >= 0 or not self.minutes > 0:
             raise QuarlError("--seconds and --minutes must be above 0, --warm-up must not be negative")
         if self.what == "time-to-reward":
@@ -150,11 +152,8 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             raise QuarlError("--protocol and --only belong to --what time-to-reward")
         if not self.arms:
             raise QuarlError("--arms needs at least one name, as in --arms torch-fp32 int8")
-        for arm in self.arms:
-            for ratio in self.ratios():
-                for network in self.networks():
-                    for interval in self.intervals():
-                        self.training(arm, ratio, network, interval).check()
+        for arm, ratio, network, interval in product(self.arms, self.ratios(), self.networks(), self.intervals()):
+            self.training(arm, ratio, network, interval).check()
 
     def ratios(self) -> tuple[float, ...]:
         """Samples per insert of the cells."""
@@ -183,27 +182,20 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             "algo": self.algo or ("dqn" if staleness else "d4pg"),
             "env": self.env or ("CartPole-v1" if staleness else "dm_control/cheetah-run-v0"),
             "n_timesteps": self.n_timesteps if staleness else 10**9,
-            "actors": self.actors,
             "actor_precision": precision,
             "engine": engine,
-            "envs_per_actor": self.envs_per_actor,
             "actor_update_interval": interval,
             "publish_interval": self.publish_interval or PUBLISH_INTERVAL[self.what],
             "max_staleness": MAX_AGE if staleness else ActorQConfig.max_staleness,
             "samples_per_insert": samples_per_insert,
-            "batch_size": self.batch_size,
             "net_arch": net_arch,
-            "params": self.params,
-            "learner_dtype": self.learner_dtype,
-            "learner_threads": self.learner_threads,
-            "device": self.device,
             "eval_freq": 0,
             "save_freq": 10**9,
             "save_replay_buffer": False,
             "preset": "none",
             "save_minutes": 0.0,
             "seed": self.seed if seed is None else seed,
-            "output": self.output,
+            **{name: getattr(self, name) for name in OF_RUNS},
             **self.environment_options(),
         }
         return ActorQConfig(**chosen)

@@ -35,8 +35,7 @@ class EnvironmentConfig(Config):
 
     def check(self) -> None:
         super().check()
-        counts = {name: getattr(self, name) for name in ("frame_stack", "max_episode_steps")}
-        at_least_one(**{name: value for name, value in counts.items() if value is not None})
+        at_least_one(frame_stack=self.frame_stack, max_episode_steps=self.max_episode_steps)
         self.environment()
 
     def environment(self) -> dict[str, Any]:

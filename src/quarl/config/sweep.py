@@ -73,9 +73,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
 
     def check(self) -> None:
         super().check()
-        at_least_one(seeds=self.seeds, episodes=self.episodes, jobs=self.jobs)
-        if self.eval_freq is not None:
-            at_least_one(eval_freq=self.eval_freq)
+        at_least_one(seeds=self.seeds, episodes=self.episodes, jobs=self.jobs, eval_freq=self.eval_freq)
         if not self.bits or not self.methods:
             raise QuarlError("--bits and --methods need at least one name each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:

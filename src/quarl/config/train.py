@@ -102,8 +102,7 @@ class TrainConfig(EnvironmentConfig, MeteredConfig):
         super().check()
         if self.algo not in LEARNERS:
             raise UnsupportedError(unknown_algorithm(self.algo))
-        optional = {name: getattr(self, name) for name in ("n_timesteps", "n_envs", "threads")}
-        at_least_one(**{name: value for name, value in optional.items() if value is not None})
+        at_least_one(n_timesteps=self.n_timesteps, n_envs=self.n_envs, threads=self.threads)
         intervals = {name: getattr(self, name) for name in ("eval_freq", "save_freq", "save_minutes")}
         zero_is_off(eval_episodes=self.eval_episodes, **intervals)
         if self.quant_delay is not None and self.quant_delay < 0:
