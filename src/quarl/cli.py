@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quarl import __version__
 from quarl.config.base import STDOUT
 from quarl.config.words import parse
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, note
 from quarl.interrupt import SIGNALLED, ctrl_c
 from quarl.leaving import leave
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 1
     if code > SIGNALLED:  # a wrapper may send it once more
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leave(code, lambda line: print(f"quarl: {line}", file=sys.stderr))
+    leave(code, note)
     return code
 
 
@@ -56,7 +56,7 @@ def _run(words: list[str]) -> int:
             with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
                 code: int | None = command.run(config)
     except QuarlError as error:
-        print(f"quarl: {' '.join(str(error).split())}", file=sys.stderr)
+        note(" ".join(str(error).split()))
         return 2
     except BrokenPipeError:
         # Whoever read our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.
@@ -64,16 +64,16 @@ def _run(words: list[str]) -> int:
         return 1
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            print(f"quarl: the name {str(error.filename)[:40]}... is too long: choose another", file=sys.stderr)
+            note(f"the name {str(error.filename)[:40]}... is too long: choose another")
         elif error.errno in FULL:
-            print(f"quarl: cannot write what was to be shown or kept: {error.strerror}; make room", file=sys.stderr)
+            note(f"cannot write what was to be shown or kept: {error.strerror}; make room")
             with contextlib.suppress(OSError):  # stdout may be a file there
                 _leave_stdout()
         else:  # the others are met where it is known what they mean
             raise
         return 2
     except KeyboardInterrupt:
-        print("quarl: interrupted", file=sys.stderr)
+        note("interrupted")
         return INTERRUPTED
     return code or 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import wait
@@ -25,7 +24,7 @@ from quarl.actorq.segment import segment_dtype
 from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError, in_one_line
+from quarl.errors import QuarlError, in_one_line, note
 from quarl.folder import Dispensable, locked
 from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
@@ -279,11 +278,7 @@ class Supervisor:
             "precision": self.config.actor_precision,
             "engine": self.config.engine,
             "seed": self.config.seed,
-            "clock_s": last["clock_s"],
-            "wall_s": last["wall_s"],
-            "timesteps": last["timesteps"],
-            "updates": last["updates"],
-            "samples_per_insert": last["samples_per_insert"],
+            **{name: last[name] for name in ("clock_s", "wall_s", "timesteps", "updates", "samples_per_insert")},
             "reached_s": self.judge.reached_s,
             "final": evaluations[-1] if evaluations else None,
             "actor_deaths": sum(child.num_deaths for child in self.crew.actors),
@@ -293,7 +288,4 @@ class Supervisor:
 def warn_about_cores(config: ActorQConfig) -> None:
     """One line where there are more processes than cores to run them."""
     if config.actors + 1 > usable_cores():
-        print(
-            f"quarl: {config.actors} actors and a learner share {usable_cores()} cores: they will slow each other down",
-            file=sys.stderr,
-        )
+        note(f"{config.actors} actors and a learner share {usable_cores()} cores: they will slow each other down")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from quarl.algorithms import d4pg_support
 from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGCnnPolicy, D4PGPolicy
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, note
 
 QUARL_2020: dict[str, Any] = {
     "learning_rate": 1e-4,
@@ -133,7 +133,7 @@ class D4PG(OffPolicyAlgorithm):
             supported_action_spaces=(spaces.Box,),
             support_multi_env=True,
         )
-        self.say: Callable[[str], None] = d4pg_support.say
+        self.say: Callable[[str], None] = note
         self.sigma = sigma
         self.target_update_interval = target_update_interval
         self.max_action_gradient_norm = max_action_gradient_norm

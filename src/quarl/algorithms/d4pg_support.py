@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -65,11 +64,6 @@ def widen(model: D4PG, expected: Tensor) -> None:
     if (low, high) != support:
         _move(model, low, high)
         model.say(f"D4PG's support of returns is [{low:.4g}, {high:.4g}] from now on: {least:.4g} to {most:.4g} came")
-
-
-def say(line: str) -> None:
-    """Prints the line on stderr, where nobody else wants it."""
-    print(f"quarl: {line}", file=sys.stderr, flush=True)
 
 
 def _rounded(value: float) -> float:
