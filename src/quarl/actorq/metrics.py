@@ -46,13 +46,9 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
         "loss": _number(learner[Learner.LOSS]),
         "actor_loss": _number(learner[Learner.ACTOR_LOSS]),
         "samples_per_insert": float(learner[Learner.SAMPLES_PER_INSERT]) or None,
-        "staleness_p50": _number(percentile(ledger.staleness, 0.5)),
-        "staleness_p99": _number(percentile(ledger.staleness, 0.99)),
-        "staleness_max": _number(percentile(ledger.staleness, 1.0)),
-        "latency_ms_p50": _number(percentile(ledger.latency_ms.sum(axis=0), 0.5)),
-        "latency_ms_p99": _number(percentile(ledger.latency_ms.sum(axis=0), 0.99)),
-        "blocked_ms_p50": _tenth(percentile(ledger.blocked_ms.sum(axis=0), 0.5)),
-        "blocked_ms_p99": _tenth(percentile(ledger.blocked_ms.sum(axis=0), 0.99)),
+        **_percentiles("staleness", ledger.staleness, max=1.0),
+        **_percentiles("latency_ms", ledger.latency_ms.sum(axis=0)),
+        **_percentiles("blocked_ms", ledger.blocked_ms.sum(axis=0), unit=10),
         "learner": {
             name.lower(): float(learner[Learner[name]])
             for name in ("TRAIN_S", "INSERT_S", "PUSH_S", "WAIT_S", "CHECKPOINT_S", "ROLLBACKS", "DUPLICATES", "GAPS")
@@ -62,10 +58,10 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
             "refused": int(publisher[Publisher.REFUSED]),
             "bytes_per_version": _ratio(publisher[Publisher.BYTES], publisher[Publisher.PUBLISHED]),
             "share_of_fp32": _ratio(publisher[Publisher.BYTES], publisher[Publisher.FLOAT_BYTES]),
-            "pull_ms": _ratio(1e3 * publisher[Publisher.PULL_S], publisher[Publisher.PUBLISHED]),
-            "pack_ms": _ratio(1e3 * publisher[Publisher.PACK_S], publisher[Publisher.PUBLISHED]),
-            "quantize_ms": _ratio(1e3 * publisher[Publisher.QUANTIZE_S], publisher[Publisher.PUBLISHED]),
-            "publish_ms": _ratio(1e3 * publisher[Publisher.PUBLISH_S], publisher[Publisher.PUBLISHED]),
+            **{
+                f"{name.lower()}_ms": _ratio(1e3 * publisher[Publisher[f"{name}_S"]], publisher[Publisher.PUBLISHED])
+                for name in ("PULL", "PACK", "QUANTIZE", "PUBLISH")
+            },
             "cpu_share": _ratio(publisher[Publisher.CPU_S], wall_s),
         },
         "actors": actors,
@@ -132,5 +128,7 @@ def _number(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _tenth(value: float) -> float | None:
-    return value / 10 if np.isfinite(value) else None
+def _percentiles(name: str, counts: Any, unit: int = 1, **shares: float) -> dict[str, float | None]:
+    """Of a histogram whose classes are `unit`ths: those of all, and of further shares by name."""
+    named = {"p50": 0.5, "p99": 0.99} | shares
+    return {f"{name}_{key}": _number(percentile(counts, share) / unit) for key, share in named.items()}

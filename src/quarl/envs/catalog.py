@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from functools import partial
 
 from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.envs import make
 from quarl.envs.bound import EPISODE_FRAMES
+from quarl.envs.checked import held
 from quarl.envs.fit import ALGORITHMS, fits, fitting, unreadable
-from quarl.envs.names import LQR_STEPS, SUITES, is_tombstone, resolve
+from quarl.envs.names import LQR_STEPS, SUITES, Suite, is_tombstone, resolve
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.suite_tasks import TASKS
 from quarl.errors import QuarlError
 from quarl.machine import version
 
-BUILT_IN = (
-    ("classic", "gymnasium.envs.classic_control", "CartPole-v1"),
-    ("toy-text", "gymnasium.envs.toy_text", "FrozenLake-v1"),
+ALL = (
+    Suite("classic", "gymnasium.envs.classic_control", "gymnasium", "CartPole-v1"),
+    Suite("toy-text", "gymnasium.envs.toy_text", "gymnasium", "FrozenLake-v1"),
+    *SUITES,
 )
-"""Suites that are always there: name, where their environments live, an example."""
-CORE = "gymnasium"
+"""With those that are always there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,53 +60,37 @@ class FitRow:
 
 def suites(only: str | None = None) -> list[SuiteRow]:
     """One row a suite, the built-in ones first; none where there is no suite called `only`."""
-    rows = [
+    return [
         SuiteRow(
-            suite=name,
-            package=CORE,
-            version=version(CORE),
-            install="",
-            ids=len(ids_of(name)),
-            example=example,
-            algorithms=_learners(example),
+            suite=suite.extra,
+            package=suite.distribution,
+            version=found,
+            install="" if found else f"pip install 'quarl[{suite.extra}]'",
+            ids=len(ids_of(suite.extra)),
+            example=suite.example,
+            algorithms=_learners(suite.example) if found else [],
         )
-        for name, _, example in BUILT_IN
-        if only in (None, name)
+        for suite in ALL
+        if only in (None, suite.extra)
+        for found in (version(suite.distribution),)
     ]
-    for suite in (suite for suite in SUITES if only in (None, suite.extra)):
-        found = version(suite.distribution)
-        rows.append(
-            SuiteRow(
-                suite=suite.extra,
-                package=suite.distribution,
-                version=found,
-                install="" if found else f"pip install 'quarl[{suite.extra}]'",
-                ids=len(ids_of(suite.extra)),
-                example=suite.example,
-                algorithms=_learners(suite.example) if found else [],
-            )
-        )
-    return rows
 
 
 def names() -> tuple[str, ...]:
     """Names of all suites."""
-    return (*(name for name, *_ in BUILT_IN), *(suite.extra for suite in SUITES))
+    return tuple(suite.extra for suite in ALL)
 
 
 def ids_of(suite: str) -> tuple[str, ...]:
     """Living ids of a suite, installed or not."""
-    listed = next((known.ids for known in SUITES if known.extra == suite), ())
-    package = next((package for name, package, _ in BUILT_IN if name == suite), "")
-    package = package or next(known.package for known in SUITES if known.extra == suite)
-    return listed or tuple(sorted(env_id for env_id, spec in registry.items() if _lives_in(spec, package)))
+    known = next(known for known in ALL if known.extra == suite)
+    return known.ids or tuple(sorted(env_id for env_id, spec in registry.items() if _lives_in(spec, known.package)))
 
 
 def describe(env_id: str, options: EnvironmentOptions) -> list[FitRow]:
     """One row an algorithm for the environment, which is made once, as the options say."""
     living = resolve(env_id, trusted=True)
-    env = make(env_id, trusted=True, **options.making)
-    try:
+    with held(partial(make, env_id, trusted=True, **options.making)) as env:
         spec, observed = env.spec, unreadable(env.observation_space)
         reasons = {algo: observed or fits(algo, env.action_space) or "" for algo in ALGORITHMS}
         return [
@@ -119,26 +106,18 @@ def describe(env_id: str, options: EnvironmentOptions) -> list[FitRow]:
             )
             for algo, reason in reasons.items()
         ]
-    finally:
-        env.close()
 
 
 def _learners(env_id: str) -> list[str]:
     """Algorithms that fit; none where the environment cannot be made after all."""
-    try:
-        env = make(env_id)
-    except QuarlError:
-        return []
-    try:
+    with contextlib.suppress(QuarlError), held(partial(make, env_id)) as env:
         return [] if unreadable(env.observation_space) else list(fitting(env.action_space))
-    finally:
-        env.close()
+    return []
 
 
 def _suite(env_id: str, spec: EnvSpec | None) -> str:
     listed = (suite.extra for suite in SUITES if env_id in suite.ids)
-    packages = [(name, package) for name, package, _ in BUILT_IN] + [(s.extra, s.package) for s in SUITES]
-    lives = (name for name, package in packages if spec is not None and _lives_in(spec, package))
+    lives = (suite.extra for suite in ALL if spec is not None and _lives_in(spec, suite.package))
     return next(listed, None) or next(lives, "your own")
 
 

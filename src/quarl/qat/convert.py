@@ -12,7 +12,6 @@ from quarl.policy.extract import from_model
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules
 from quarl.ptq import on_grids
-from quarl.qat.plan import Site
 from quarl.qat.prepare import is_active, spec_of
 from quarl.qat.quantizer import LayerQuantizer
 from quarl.quant.training import QatSpec
@@ -85,20 +84,14 @@ def _fixed(rule: GridRule, spec: QatSpec) -> ActivationGrid:
 
 
 def _trained(name: str, policy: Policy, quants: Mapping[str, LayerQuantizer]) -> ActivationGrid:
-    """The grid that the layer called `name`, or those that read the value, were trained with."""
-    readers = [op for op in policy.linear if op.name in quants and op.inputs[0] == name]
-    table, site = (quants[name] if name in quants else quants[readers[0].name]).table, _site(name, policy, quants)
+    """The grid that the value was trained with: behind the layer called `name`, or in front of the first reader."""
+    if name in quants:
+        table, site = quants[name].table, quants[name].plan.behind
+    else:
+        quant = next(quants[op.name] for op in policy.linear if op.name in quants and op.inputs[0] == name)
+        table, site = quant.table, quant.plan.before
+    assert site is not None
     grid = table.grid_of(site)
     if grid is None:
         raise QuarlError(f"training has seen no values of {name!r}; train on, so that its range becomes known")
     return grid
-
-
-def _site(name: str, policy: Policy, quants: Mapping[str, LayerQuantizer]) -> Site:
-    """The quantiser of the value: behind the layer of that name, or in front of the first that reads it."""
-    if name in quants:
-        site = quants[name].plan.behind
-    else:
-        site = next(quants[op.name].plan.before for op in policy.linear if op.name in quants and op.inputs[0] == name)
-    assert site is not None
-    return site

@@ -121,18 +121,7 @@ class QatD4PGCnnPolicy(QatPolicy, D4PGCnnPolicy):
     """D4PG on images."""
 
 
-CLASSES: Mapping[type[BasePolicy], type[QatPolicy]] = {
-    ActorCriticPolicy: QatActorCriticPolicy,
-    ActorCriticCnnPolicy: QatActorCriticCnnPolicy,
-    DQNPolicy: QatDQNPolicy,
-    DQNCnnPolicy: QatDQNCnnPolicy,
-    TD3Policy: QatTD3Policy,
-    TD3CnnPolicy: QatTD3CnnPolicy,
-    SACPolicy: QatSACPolicy,
-    SACCnnPolicy: QatSACCnnPolicy,
-    D4PGPolicy: QatD4PGPolicy,
-    D4PGCnnPolicy: QatD4PGCnnPolicy,
-}
+CLASSES: Mapping[type, type[QatPolicy]] = {cls.__bases__[1]: cls for cls in QatPolicy.__subclasses__()}
 """Each policy class, and the one that carries quantisation-aware training as well."""
 
 
