@@ -14,6 +14,7 @@ from quarl.config.base import (
     Flag,
     MeteredConfig,
     Output,
+    Steps,
     at_least_one,
     check_device,
     check_folder,
@@ -50,9 +51,7 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
     env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
     """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
     my_module first, which registers it."""
-    n_timesteps: Annotated[
-        int | None, arg(aliases=["-n"], metavar="INT", help_behavior_hint="(default: RL Zoo's, or 100000)")
-    ] = None
+    n_timesteps: Steps = None
     """Environment steps of all actors together; with --resume the run's, unless there are to be others."""
     updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
     """Learner updates after which training ends, if that comes first."""

@@ -27,6 +27,7 @@ Normalize = Annotated[str | None, arg(metavar="FILE|none", help_behavior_hint="(
 EnvId = Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the one it was trained on)")]
 SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
 Flag = FlagCreatePairsOff[bool]
+Steps = Annotated[int | None, arg(aliases=["-n"], metavar="N", help_behavior_hint="(default: RL Zoo's, or 100000)")]
 
 
 @dataclass(frozen=True, kw_only=True)

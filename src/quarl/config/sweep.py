@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import arg
 
-from quarl.config.base import MeteredConfig, Normalize, Output, at_least_one, check_folder
+from quarl.config.base import MeteredConfig, Normalize, Output, Steps, at_least_one, check_folder
 from quarl.config.environment import EnvironmentConfig
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.config.values import check_margin
@@ -40,9 +40,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """ptq: quantise the float32 agents; qat: train for the precision."""
     seeds: int = 3
     """Agents of every kind, trained with seeds from --seed on."""
-    n_timesteps: Annotated[
-        int | None, arg(aliases=["-n"], metavar="N", help_behavior_hint="(default: RL Zoo's, or 100000)")
-    ] = None
+    n_timesteps: Steps = None
     """Environment steps of a training; with --trained-agent those of fine-tuning."""
     quant_delay: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: half of the run)")] = None
     """Environment steps before fake quantisation acts."""

@@ -13,6 +13,7 @@ from quarl.config.base import (
     Flag,
     MeteredConfig,
     Normalize,
+    Steps,
     at_least_one,
     check_device,
     check_folder,
@@ -37,9 +38,7 @@ class TrainConfig(EnvironmentConfig, MeteredConfig):
     env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
     """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
     my_module first, which registers it."""
-    n_timesteps: Annotated[
-        int | None, arg(aliases=["-n"], metavar="N", help_behavior_hint="(default: RL Zoo's, or 100000)")
-    ] = None
+    n_timesteps: Steps = None
     """Environment steps; with --trained-agent those on top."""
     n_envs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: RL Zoo's, or 1)")] = None
     """Environments that are stepped side by side."""
