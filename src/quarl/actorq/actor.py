@@ -94,7 +94,6 @@ class ActorLoop(Worker):
         self.writer = SegmentWriter(self.channel.ring.rows, spec.index, spec.incarnation)
 
     def run(self) -> None:
-        """The loop."""
         clock = Clock(self.cells)
         while not self._pull():
             if self._stopped():
@@ -271,7 +270,6 @@ def unpacked(data: Array, engine: str) -> QuantizedPolicy:
 
 
 def main(spec: ActorSpec) -> None:
-    """The process."""
     give_way()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     loop = ActorLoop(spec)

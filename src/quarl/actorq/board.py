@@ -81,7 +81,6 @@ class Board:
         self._newest[1] = version
 
     def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int | None = None) -> None:
-        """Puts up `data`."""
         self.begin()[: len(data)] = np.frombuffer(data, np.uint8)
         self.commit(len(data), version=version, step=step, stamp_ns=stamp_ns)
 

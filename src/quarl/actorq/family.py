@@ -44,7 +44,8 @@ class Child:
         self.num_deaths = 0
         self._recent: list[float] = []
         """`worked_s` at its latest deaths."""
-        self._not_before = 0.0
+        self.not_before = 0.0
+        """When the pause after a death that was counted is over; 0: none was."""
         self.process: BaseProcess | None = None
 
     def alive(self) -> bool:
@@ -86,17 +87,7 @@ class Child:
         self.num_deaths += 1
         self._recent = [*(t for t in self._recent if self.worked_s - t < WITHIN_S), self.worked_s]
         self.parked = len(self._recent) >= DEATHS
-        self._not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(self._recent) - 1)
-
-    def rested(self) -> bool:
-        """True where a death was counted and its pause is over."""
-        return 0 < self._not_before <= time.monotonic()
-
-    def count_start(self) -> None:
-        self.started, self._not_before = time.monotonic(), 0.0
-
-    def resting(self) -> bool:
-        return self._not_before > 0
+        self.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(self._recent) - 1)
 
 
 class Family:
@@ -123,7 +114,7 @@ class Family:
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        child.count_start()
+        child.started, child.not_before = time.monotonic(), 0.0
         if child not in self._children:
             self._children.append(child)
 
@@ -131,14 +122,14 @@ class Family:
         """Called with a dead child, again and again: starts its successor when its pause is over, or parks it."""
         if child.parked:
             return
-        if not child.resting():
+        if not child.not_before:
             child.count_death()
             if child.parked:
                 where = f"; see {child.log}" if child.log is not None and child.log.exists() else ""
                 self._say(
                     f"{child.name} died {DEATHS} times in {WITHIN_S:g} s of work ({child.reason()}): parked{where}"
                 )
-        elif child.rested():
+        elif child.not_before <= time.monotonic():
             if hasattr(child.spec, "incarnation"):
                 child.spec = dataclasses.replace(child.spec, incarnation=child.spec.incarnation + 1)
             self.start(child)

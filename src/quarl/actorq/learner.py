@@ -286,7 +286,6 @@ class LearnerLoop(Worker):
 
 
 def main(spec: LearnerSpec) -> None:
-    """The process."""
     give_way()
     loop = LearnerLoop(spec)
     die_with_parent(False)  # from here on there is something to save, and the loop looks for its supervisor itself

@@ -94,7 +94,8 @@ def measure(
         push_s = median_s(lambda: template.flatten_into(model, vector), seconds / 10)
         dtype = segment_dtype(model.observation_space, model.action_space)
         explorer = Explorer(template.initial.head, model.action_space, 0.0, np.random.default_rng(config.seed))
-        rows, env_s = _play(config, np.zeros(_num_rows(dtype), dtype), explorer, seconds)
+        most = max(min(ROWS, ROWS_BYTES // dtype.itemsize), MIN_ROWS)
+        rows, env_s = _play(config, np.zeros(most, dtype), explorer, seconds)
         say("inference")
         observations = rows["observation"][:OBSERVATIONS]
         measured = measure_arms(config, template, vector, observations, arms, seconds)
@@ -116,10 +117,6 @@ def measure(
         push_ms=1e3 * push_s,
         arms=measured,
     )
-
-
-def _num_rows(dtype: np.dtype[Any]) -> int:
-    return max(min(ROWS, ROWS_BYTES // dtype.itemsize), MIN_ROWS)
 
 
 def _play(config: ActorQConfig, rows: Array, explorer: Explorer, seconds: float) -> tuple[Array, float]:

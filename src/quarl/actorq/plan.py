@@ -21,6 +21,7 @@ Bottleneck = Literal["actors", "learner", "even"]
 EVEN = 1.1
 """Sides whose rates are within this factor of each other are even."""
 WORTHWHILE = 1.1
+WAITS = {"actors": "actors are the bottleneck", "learner": "the learner is the bottleneck", "even": "sides even"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ def sentences(rows: Sequence[Row], parts: Parts, setting: Setting, precision: st
     float_arm = next(arm for arm in parts.arms if (arm.precision, arm.engine) == ("fp32", "litert"))
     limit = even_ratio(parts, float_arm, setting)
     if precision == "fp32":
-        yield f"fp32 actors: {own.predicted_updates_per_s:.3g} updates/s, {_waits(own.bottleneck)}"
+        yield f"fp32 actors: {own.predicted_updates_per_s:.3g} updates/s, {WAITS[own.bottleneck]}"
     elif gain >= WORTHWHILE:
         yield (
             f"{precision} actors will make {gain:.2f} times as many updates as fp32 ones{beside}: "
@@ -163,9 +164,3 @@ def sentences(rows: Sequence[Row], parts: Parts, setting: Setting, precision: st
         )
     if own.bottleneck == "actors":
         yield f"with {precision} actors too the learner waits for them: raise --actors or --samples-per-insert"
-
-
-def _waits(bottleneck: Bottleneck) -> str:
-    return {"actors": "actors are the bottleneck", "learner": "the learner is the bottleneck", "even": "sides even"}[
-        bottleneck
-    ]

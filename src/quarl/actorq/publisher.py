@@ -59,7 +59,6 @@ class PublisherLoop(Worker):
         self.overtaken = False
 
     def run(self) -> None:
-        """The loop."""
         cpu_before = float(self.cells[Publisher.CPU_S])
         while not self.ledger.control[Control.STOP] and not self.orphaned():
             self.cells[Publisher.HEARTBEAT_S] = time.monotonic()
@@ -127,5 +126,4 @@ class PublisherLoop(Worker):
 
 
 def main(spec: PublisherSpec) -> None:
-    """The process."""
     PublisherLoop(spec).run()

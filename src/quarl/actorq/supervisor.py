@@ -125,7 +125,8 @@ class Supervisor:
         """One look at everything; (exit code, message) when the run is over."""
         wait([child.sentinel for child in self.family.alive()], timeout=TICK_S)
         if self.signal is not None:
-            return self._leave()
+            self._wind_up()
+            return self._stopped("by a signal")
         cells, control, crew = self.ledger.learner, self.ledger.control, self.crew
         if self.config.resume and not self.picked_up and cells[Learner.READY]:
             self._pick_up()  # first: what is written in the end begins with the evaluations before
@@ -222,11 +223,6 @@ class Supervisor:
                 self.family.revive(self.crew.publisher)
             time.sleep(0.005)
         return True
-
-    def _leave(self) -> tuple[int, str]:
-        """After a signal: the learner finishes its update and saves, then everyone goes."""
-        self._wind_up()
-        return self._stopped("by a signal")
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:

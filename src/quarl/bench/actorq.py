@@ -151,7 +151,7 @@ class _Window:
         pairs = list(zip(first["actors"], last["actors"], strict=True))
         updates = last["updates"] - first["updates"]
         pulls = min(after["pulls"] - before["pulls"] for before, after in pairs)
-        counts = _histograms(ledger)
+        more = {name: counts - self.histograms[name] for name, counts in _histograms(ledger).items()}
         cpu_s = [row["publisher"]["cpu_share"] * row["wall_s"] for row in (first, last)]
         return {
             "clock_s": self.clock_s,
@@ -170,7 +170,7 @@ class _Window:
                 "quantize_ms": last["publisher"]["quantize_ms"],
                 "share_of_fp32": last["publisher"]["share_of_fp32"],
             },
-            **{name: _sparse(counts[name] - self.histograms[name]) for name in HISTOGRAMS},
+            **{name: {str(k): int(more[name][k]) for k in np.flatnonzero(more[name])} for name in HISTOGRAMS},
         }
 
 
@@ -180,10 +180,6 @@ def _point(row: dict[str, Any]) -> tuple[float, int, int]:
 
 def _histograms(ledger: Ledger) -> dict[str, Array]:
     return {name: getattr(ledger, name).reshape(-1, CLASSES).sum(axis=0) for name in HISTOGRAMS}
-
-
-def _sparse(counts: Array) -> dict[str, int]:
-    return {str(k): int(counts[k]) for k in np.flatnonzero(counts)}
 
 
 def dense(*sparse: Mapping[str, int]) -> Array:

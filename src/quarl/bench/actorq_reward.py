@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quarl.bench.actorq import settings_of, train, watch
+from quarl.bench.actorq import described, settings_of, train, watch
 from quarl.bench.actorq_protocol import Protocol, Task
 from quarl.bench.cells import Cell, Cells
-from quarl.config.bench import split_arm
 from quarl.errors import QuarlError
 
 WARM_UP_S = 10.0
@@ -119,14 +118,10 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
             f"{cells.path(name)} was stopped after {cell['clock_s']:.0f} s, and the bound is {cap_s:.0f} s now: "
             "remove it to measure it again"
         )
-    precision, engine = split_arm(arm)
     last: dict[str, Any] = cell["evaluations"][-1] if cell["evaluations"] else {}
     row = Row(
         task=task.name,
-        algo=training.algo,
-        precision=precision,
-        engine=engine,
-        seed=seed,
+        **described(training, "algo", "seed"),
         target=task.target,
         seconds=cell["clock_s"] if reached is None else reached["clock_s"],
         derived=False,
@@ -161,10 +156,9 @@ def _derived(
         return None
     if not cell["updates"]:
         raise QuarlError(f"{cells.path(name)} saw no update, and so no pace: remove it to measure it again")
-    precision, engine = split_arm(arm)
     seconds = source.updates * cell["clock_s"] / cell["updates"]
-    unmeasured: dict[str, Any] = {"derived": True, "joules": None, "joules_by": None}
-    return Run(row=replace(source, precision=precision, engine=engine, seconds=seconds, **unmeasured), curve=[])
+    row = replace(source, **described(training), seconds=seconds, derived=True, joules=None, joules_by=None)
+    return Run(row=row, curve=[])
 
 
 def _group(task: Task, seed: int) -> str:

@@ -63,7 +63,9 @@ Row = Mapping[str, Any]
 def speedups(rows: Sequence[Row]) -> list[Speedup]:
     """All arms against both baselines: each task, then all of them; then the same at each arm's best ratio."""
     found: list[Speedup] = []
-    for chosen, is_best in ((_own_ratio(rows), False), (_best_ratio(rows), True)):
+    ratios = own_ratios(rows)
+    own = [row for row in rows if row["samples_per_insert"] == ratios[row["task"]]]
+    for chosen, is_best in ((own, False), (_best_ratio(rows), True)):
         arms = dict.fromkeys((row["precision"], row["engine"]) for row in chosen)
         for base in BASELINES:
             for arm in arms:
@@ -87,11 +89,6 @@ def loss_of_return(before: Sequence[float], after: Sequence[float]) -> Interval:
 
 def _paired(before: Sequence[float], after: Sequence[float]) -> list[tuple[Array, Array]]:
     return [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
-
-
-def _own_ratio(rows: Sequence[Row]) -> list[Row]:
-    own = own_ratios(rows)
-    return [row for row in rows if row["samples_per_insert"] == own[row["task"]]]
 
 
 def _best_ratio(rows: Sequence[Row]) -> list[Row]:

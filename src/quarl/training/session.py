@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,10 @@ class Session:
     def _learn(self, steward: Steward) -> None:
         """Stable-Baselines3's own loop."""
         model, delay = self.model, self.config.quant_delay
-        model.set_logger(Logger(folder=None, output_formats=list(self._outputs())))
+        outputs: list[KVWriter] = []
+        if self.config.track == "tensorboard":
+            outputs = [TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))]
+        model.set_logger(Logger(folder=None, output_formats=outputs))
         callbacks: list[BaseCallback] = [steward] if delay is None else [qat.QuantDelay(delay, say=self._say), steward]
         steps = self.n_timesteps - model.num_timesteps
         try:
@@ -280,8 +283,3 @@ class Session:
         assert self.model.env is not None
         with suppress(Exception):
             self.model.env.close()
-
-    def _outputs(self) -> Iterator[KVWriter]:
-        """Where the learner's metrics go."""
-        if self.config.track == "tensorboard":
-            yield TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))
