@@ -217,7 +217,7 @@ class ActorLoop(Worker):
         """Takes the newest weights; False where there are none that are newer."""
         self.pulled_at = self.steps
         start = time.perf_counter()
-        pulled = self.channel.pull(self.version, self._load)
+        pulled = self.channel.packed.read(self.version, self._load)
         cells, done = self.cells, time.perf_counter()
         if pulled is None:
             cells[Actor.PULL_S] += done - start

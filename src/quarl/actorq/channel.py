@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from quarl.actorq.board import Board, Made, Snapshot
+from quarl.actorq.board import Board
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.ring import Ring
 from quarl.arrays import Array
@@ -37,12 +37,6 @@ class LocalChannel:
         for i in range(num_actors):
             blocks |= Ring.blocks(f"ring{i}", dtype, ring_rows)
         return blocks
-
-    def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int) -> None:
-        self.packed.publish(data, version=version, step=step, stamp_ns=stamp_ns)
-
-    def pull(self, newer_than: int, make: Callable[[Array], Made]) -> tuple[Snapshot, Made] | None:
-        return self.packed.read(newer_than, make)
 
     def send(self, rows: Array) -> bool:
         ring = self.ring

@@ -31,6 +31,7 @@ from quarl.algorithms.precision import Precision, learned
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.envs import make
+from quarl.envs.checked import held
 from quarl.envs.seeds import episode_seed
 from quarl.envs.wrappers import channels_as
 
@@ -121,8 +122,8 @@ def measure(
 
 def _play(config: ActorQConfig, rows: Array, explorer: Explorer, seconds: float) -> tuple[Array, float]:
     """(those of `rows` that random play has filled, seconds of a step)."""
-    env = channels_as(make(config.env, trusted=True, **world_of(config).making), rows["observation"].shape[1:])
-    try:
+    shape, making = rows["observation"].shape[1:], world_of(config).making
+    with held(lambda: channels_as(make(config.env, trusted=True, **making), shape)) as env:
         observation = env.reset(seed=episode_seed("probe", config.seed, 0))[0]
         count, spent, deadline = 0, 0.0, time.perf_counter() + seconds
         while count < MIN_ROWS or time.perf_counter() < deadline:
@@ -139,8 +140,6 @@ def _play(config: ActorQConfig, rows: Array, explorer: Explorer, seconds: float)
                 observation = env.reset()[0]
                 spent += time.perf_counter() - start
         return rows[:count], spent / count
-    finally:
-        env.close()
 
 
 def _inserts(model: OffPolicyAlgorithm, config: ActorQConfig, rows: Array, ratio: float, seconds: float) -> float:

@@ -109,7 +109,7 @@ def measure_overhead(
     try:
         ledger, channel = Ledger(memory), LocalChannel(memory, 1)
         ledger.learner[Learner.INSERT_LIMIT] = UNLIMITED
-        channel.publish(data, version=1, step=0, stamp_ns=time.monotonic_ns())
+        channel.packed.publish(data, version=1, step=0, stamp_ns=time.monotonic_ns())
         spec = ActorSpec(
             index=0,
             num_actors=1,

@@ -97,7 +97,7 @@ class PublisherLoop(Worker):
             cells[Publisher.REFUSED_VERSION] = snapshot.version
             return True
         packed = time.perf_counter()
-        self.channel.publish(data, version=snapshot.version, step=snapshot.step, stamp_ns=snapshot.stamp_ns)
+        self.channel.packed.publish(data, version=snapshot.version, step=snapshot.step, stamp_ns=snapshot.stamp_ns)
         cells[Publisher.QUANTIZE_S] += quantized_at - pulled
         cells[Publisher.PACK_S] += packed - pulled
         cells[Publisher.PUBLISH_S] += time.perf_counter() - packed

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from quarl.arrays import Array
 from quarl.envs import make
+from quarl.envs.checked import held
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
@@ -123,8 +125,7 @@ def record(network: Network, num: int = 256, seed: int = 0) -> tuple[Array, str]
 
 def _random_steps(env_id: str, num: int, seed: int) -> Array:
     """Observations [num, *shape] of consecutive steps, over as many episodes as it takes."""
-    env = make(env_id)
-    try:
+    with held(partial(make, env_id)) as env:
         env.action_space.seed(seed)
         met: list[Array] = []
         episode, done = 0, True
@@ -137,8 +138,6 @@ def _random_steps(env_id: str, num: int, seed: int) -> Array:
                 done = terminated or truncated
             met.append(np.array(observation))
         return np.stack(met)
-    finally:
-        env.close()
 
 
 def _stacked(frames: Array, shape: tuple[int, ...]) -> Array:

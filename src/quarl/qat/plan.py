@@ -68,9 +68,7 @@ class NetworkPlan:
                 LayerPlan(
                     path=layer["path"],
                     bits=layer["bits"],
-                    before=layer["before"] and Site(**layer["before"]),
-                    behind=layer["behind"] and Site(**layer["behind"]),
-                    source=layer["source"] and Site(**layer["source"]),
+                    **{name: layer[name] and Site(**layer[name]) for name in ("before", "behind", "source")},
                     feeds=tuple(layer["feeds"]),
                     scores=bool(layer["scores"]),
                 )

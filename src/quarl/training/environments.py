@@ -32,8 +32,9 @@ def make_environments(
     vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
     auto takes it where it plays the same game. `say` hears of it.
     """
+    making: dict[str, Any] = {"wrappers": recipe.wrappers, "env_kwargs": recipe.env_kwargs, "trusted": True}
     if (env := _native(env_id, recipe, vec_env, say)) is None:
-        env = _dummy(env_id, recipe)
+        env = DummyVecEnv([lambda: Checked(make(env_id, **making, inside=Monitor))] * recipe.n_envs)
         _tell_of_no_limit(env.envs[0], say)
     if recipe.normalize is None:
         return env
@@ -42,15 +43,6 @@ def make_environments(
     except (TypeError, ValueError, AssertionError) as error:
         env.close()
         raise QuarlError(f"normalize is {dict(recipe.normalize)}: {str(error).partition(chr(10))[0]}") from None
-
-
-def _dummy(env_id: str, recipe: Recipe) -> DummyVecEnv:
-    def one() -> gymnasium.Env[Any, Any]:
-        return Checked(
-            make(env_id, wrappers=recipe.wrappers, env_kwargs=recipe.env_kwargs, trusted=True, inside=Monitor)
-        )
-
-    return DummyVecEnv([one] * recipe.n_envs)
 
 
 def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEnv | None:

@@ -168,9 +168,7 @@ class Session:
                 if not one_stretch or interrupts.number is None:
                     self.keeper.save(steward.clock_s)
                 row = None
-            if row is None:
-                if interrupts.number is None:
-                    return Ended(exit_code=0, message="", row=None)
+            if row is None and interrupts.number is not None:
                 return Ended(exit_code=SIGNALLED + interrupts.number, message=self._stopped(), row=None)
             return Ended(exit_code=0, message="", row=row)
 
