@@ -9,6 +9,7 @@ import pytest
 
 from quarl.actorq.build import build, hyperparameters, samples_per_insert
 from quarl.actorq.environments import world_of
+from quarl.actorq.resume import begun
 from quarl.actorq.tuning import adopt
 from quarl.algorithms import tuned
 from quarl.algorithms.tuned import Tuned
@@ -53,7 +54,7 @@ def test_what_is_given_wins_over_the_tuned_numbers():
     assert given["policy_kwargs"] == {}
 
 
-def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch):
+def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch, tmp_path):
     written = {"n_timesteps": 2e4, "policy": "MlpPolicy", "n_envs": 4, "train_freq": 2, "gradient_steps": 8}
     written |= {
         "noise_type": "ornstein-uhlenbeck",
@@ -75,6 +76,9 @@ def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch
     for sigma in (0.3, 0.2):
         config, said = adopted("--algo", "td3", "--env", "Pendulum-v1", "--sigma", str(sigma))
         assert (config.sigma, "noise" in said[1]) == (sigma, False)
+    # as it is where a run that was to go on has nothing to go on from
+    words = ["actorq", "--resume", "--algo", "td3", "--env", "Pendulum-v1", "--sigma", "0.2", "-o", str(tmp_path)]
+    assert begun(parse(words), said.append).sigma == 0.2
     assert "noise" not in adopted("--algo", "sac", "--env", "Pendulum-v1")[1][1]  # samples its distribution
 
 

@@ -41,20 +41,22 @@ def new_run(config: ActorQConfig) -> None:
 
 def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     """The options of the run: those given, completed by its own where it goes on."""
-    if config.resume:
+    resume = config.resume
+    if resume:
         where = _where(config)
         if kept := where.is_file():
             config = completed(config, read_yaml(where), where, new=NEW, free=FREE, typed=config.typed)
-        if not checkpoints(config):
+        resume = bool(checkpoints(config))
+        if not resume:
             say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
-            config = replace(config, resume=False)
         elif kept:
             say(f"going on to {config.steps:,} environment steps, with the options in {where}")
         else:
             say(f"{where} is missing: the run goes on with the options given here")
-    if not config.resume:
+    if not resume:
         config = adopt(config, say)
-    return replace(config, n_timesteps=config.steps, quant_delay=config.delay())  # a longer run does not move it
+    # a longer run does not move the delay
+    return replace(config, resume=resume, n_timesteps=config.steps, quant_delay=config.delay())
 
 
 def write_options(config: ActorQConfig) -> None:
