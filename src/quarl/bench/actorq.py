@@ -94,13 +94,9 @@ def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say, meter: Met
         reached_s = supervisor.judge.reached_s
         entries = supervisor.judge.entries
         return {
-            "clock_s": row["clock_s"],
+            **{name: row[name] for name in ("clock_s", "timesteps", "updates", "staleness_p50", "staleness_p99")},
             "joules": _since(joules, meter),
             "joules_by": meter.method,
-            "timesteps": row["timesteps"],
-            "updates": row["updates"],
-            "staleness_p50": row["staleness_p50"],
-            "staleness_p99": row["staleness_p99"],
             "reached_s": reached_s,
             "reached": next((entry for entry in entries if entry["clock_s"] == reached_s), None),
             "evaluations": entries,
@@ -166,9 +162,7 @@ class _Window:
             "publisher": {
                 "cpu_share": (cpu_s[1] - cpu_s[0]) / (last["wall_s"] - first["wall_s"]),
                 "published": last["publisher"]["published"] - first["publisher"]["published"],
-                "pack_ms": last["publisher"]["pack_ms"],
-                "quantize_ms": last["publisher"]["quantize_ms"],
-                "share_of_fp32": last["publisher"]["share_of_fp32"],
+                **{name: last["publisher"][name] for name in ("pack_ms", "quantize_ms", "share_of_fp32")},
             },
             **{name: {str(k): int(more[name][k]) for k in np.flatnonzero(more[name])} for name in HISTOGRAMS},
         }
