@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quarl import __version__
 from quarl.config.base import STDOUT
 from quarl.config.words import parse
-from quarl.errors import QuarlError, note
+from quarl.errors import QuarlError, in_one_line, note
 from quarl.interrupt import SIGNALLED, ctrl_c
 from quarl.leaving import leave
 
@@ -56,7 +56,7 @@ def _run(words: list[str]) -> int:
             with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
                 code: int | None = command.run(config)
     except QuarlError as error:
-        note(" ".join(str(error).split()))
+        note(in_one_line(error))
         return 2
     except BrokenPipeError:
         # Whoever read our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.

@@ -38,6 +38,11 @@ def in_one_line(error: BaseException) -> str:
     return said if isinstance(error, QuarlError) else f"{type(error).__name__}: {said}"
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of others says first, or its kind where it says nothing."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def note(line: str) -> None:
     """Says on stderr what is going on."""
     print(f"quarl: {printable(line)}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.actorq.process import note, settle
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, in_one_line
 from quarl.interrupt import SIGNALS
 from quarl.leaving import leave
 
@@ -161,7 +161,7 @@ def _run(main: Callable[[Any], None], spec: Any, name: str, log: Path | None) ->
     try:
         main(spec)
     except QuarlError as error:
-        note(log, " ".join(str(error).split()) if log else f"quarl: {name}: {' '.join(str(error).split())}")
+        note(log, in_one_line(error) if log else f"quarl: {name}: {in_one_line(error)}")
         code = MISTAKE
     except Exception:
         note(log, traceback.format_exc())

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quarl.algorithms.arguments import checked
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, first_line
 
 CLASSES = {
     "ppo": "stable_baselines3.PPO",
@@ -43,5 +43,4 @@ def made(cls: Any, algo: str, env_id: str, /, *arguments: Any, **options: Any) -
     try:
         return cls(*arguments, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError, NotImplementedError, MemoryError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise QuarlError(f"{algo} cannot be made for {env_id}: {reason}") from None
+        raise QuarlError(f"{algo} cannot be made for {env_id}: {first_line(error)}") from None

@@ -16,7 +16,7 @@ from quarl.envs.names import ATARI, MODULE_ID, find, is_same, missing_extra, res
 from quarl.envs.retired import older
 from quarl.envs.spaces import check_spaces
 from quarl.envs.wrappers import channels_as, wrap
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, first_line
 from quarl.policy.graph import Policy
 
 __all__ = ["check_spaces", "make", "make_for", "resolve"]
@@ -68,10 +68,10 @@ def make(
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             if suite is not None:
                 raise missing_extra(resolved, suite) from None
-            raise QuarlError(f"environment {resolved!r} needs a package: {_first_line(error)}") from None
+            raise QuarlError(f"environment {resolved!r} needs a package: {first_line(error)}") from None
         except Exception as error:  # any constructor, fed with a file's arguments
             given = f" with {kwargs}" if kwargs else f" ({type(error).__name__})"
-            raise QuarlError(f"environment {resolved!r} cannot be made{given}: {_first_line(error)}") from error
+            raise QuarlError(f"environment {resolved!r} cannot be made{given}: {first_line(error)}") from error
         return wrap(env if inside is None else inside(env), wrappers)
 
 
@@ -123,7 +123,3 @@ def _within(wrappers: Sequence[Inside], env: gymnasium.Env[Any, Any]) -> gymnasi
     for wrapper in wrappers:
         env = wrapper(env)
     return env
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl.envs.bound import check_numbers
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, first_line
 from quarl.policy.spaces import has_channels_last
 
 _SB3_CONTRIB = {"TimeFeatureWrapper": "sb3_contrib.common.wrappers"}
@@ -77,14 +77,13 @@ def wrap(env: gymnasium.Env[Any, Any], wrappers: Sequence[tuple[str, Mapping[str
         cls = wrapper_class(dotted)
         check_numbers(kwargs, f"wrapper {dotted}")
         try:
-            if cls.__name__ in ("AtariWrapper", "WarpFrame") and (shape := env.observation_space.shape or ())[2:] != (
-                3,
-            ):
+            shape = env.observation_space.shape or ()
+            if cls.__name__ in ("AtariWrapper", "WarpFrame") and shape[2:] != (3,):
                 raise ValueError(f"it reads images in colour, not observations of shape {shape}; drop it")
             env = cls(env, **kwargs)
         except Exception as error:  # any constructor, fed with a file's arguments
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise QuarlError(f"wrapper {dotted} cannot be applied with {dict(kwargs)}: {reason}") from None
+            said = f"wrapper {dotted} cannot be applied with {dict(kwargs)}: {first_line(error)}"
+            raise QuarlError(said) from None
     return env
 
 
