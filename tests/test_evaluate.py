@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +13,16 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.typing import NDArray
 
+import networks
 from quarl import engines, episodes
+from quarl.api import Agent
 from quarl.envs import make_for
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.evaluate import Evaluation, evaluate, record_observations
 from quarl.policy.graph import ActionHead, Provenance, QuantizedPolicy
 from quarl.policy.operators import Dense, Op, mlp
+from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]
@@ -254,3 +258,16 @@ def _episode(subject: QuantizedPolicy, k: int) -> Array:
         observation, _, terminated, truncated, _ = env.step(action)
         ended = terminated or truncated
     return np.array(met)
+
+
+def test_a_policy_that_gives_infinity_is_refused_by_its_layer():
+    policy = networks.dense([4, 8, 2])
+    ops = tuple(replace(op, weight=np.full(op.weight.shape, 3e38, np.float32)) for op in policy.linear)
+    chained = (ops[0], replace(ops[1], inputs=(ops[0].name,)))
+    broken = quantize(
+        replace(policy, ops=chained, provenance=Provenance(env_id="CartPole-v1")), QuantSpec.parse("fp32")
+    )
+    with pytest.raises(QuarlError, match=r"layer 'net\.\d' gives NaN or infinity"):
+        evaluate(broken, episodes=1)
+    with pytest.raises(QuarlError, match=r"layer 'net\.\d' gives NaN or infinity"):
+        Agent(broken).predict(np.ones(4, np.float32))

@@ -26,7 +26,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def short(text: str, most: int) -> str:
+def short(text: str, most: int = 60) -> str:
     """The text as a terminal, a table or a figure shows it: printable, the middle of more than `most` characters left
     out."""
     return printable(text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 3 :]}")

@@ -178,3 +178,16 @@ def test_codes_of_the_original_formula_take_the_bits_they_need():
     assert isinstance(back.linear[0].weight, QuantizedTensor)
     assert back.linear[0].weight.bits == 2
     assert np.array_equal(back.linear[0].weight.codes, policy.linear[0].weight.codes)
+
+
+@pytest.mark.parametrize("scale", [1e-45, 0.0, -1.0, 3e38, float("inf"), float("nan")])
+def test_scales_that_float32_cannot_work_with_are_refused(scale: float):
+    policy = quantize(networks.dense([4, 8, 2]), QuantSpec.parse("int8", scheme="per-channel"))
+    first = policy.ops[0]
+    weight = dataclasses.replace(first.weight, scale=np.full(8, scale, np.float32))
+    broken = object.__new__(type(policy))  # which no sound policy is
+    for field in dataclasses.fields(policy):
+        object.__setattr__(broken, field.name, getattr(policy, field.name))
+    object.__setattr__(broken, "ops", (dataclasses.replace(first, weight=weight), *policy.ops[1:]))
+    with pytest.raises(QuarlError, match=r"does not fit its 8 channels|holds NaN or infinity"):
+        artifact.from_bytes(artifact.to_bytes(broken), "p.quarl")

@@ -22,8 +22,6 @@ from quarl.report.schema import Row
 __all__ = ["FILE_WIDTH", "finish", "note", "progress", "say", "show"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
-MAX_LABEL = 60
-"""Characters beside a bar."""
 
 
 @contextmanager
@@ -39,7 +37,7 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=total)
-        yield lambda label, done: bar.update(task, description=short(label, MAX_LABEL), advance=done)
+        yield lambda label, done: bar.update(task, description=short(label), advance=done)
 
 
 def show(command: str, rows: Sequence[Row], title: str) -> None:

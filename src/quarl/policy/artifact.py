@@ -38,6 +38,7 @@ from quarl.policy.operators import (
     Scale,
 )
 from quarl.policy.tensors import DTYPES, Bytes, parse, pieces
+from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
 
@@ -243,7 +244,7 @@ def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> Qua
         zero_point.dtype != np.int32
         or scale.shape != shape[:1]
         or zero_point.shape != shape[:1]
-        or not (scale > 0).all()
+        or not (scale >= TINY).all()
     ):
         raise QuarlError(f"the grid of {key!r} does not fit its {shape[0]} channels")
     return QuantizedTensor(unpack(packed.data, width, count).reshape(shape), scale, zero_point, bits)

@@ -20,14 +20,9 @@ MAX_VALUES = 200_000
 has up to 1,000, the JSON of a Stable-Baselines3 zip 400, a frozen graph a few thousand."""
 SPELT_OUT, SMALL_COPIES = 64, 2**24
 """Bytes that may be made of each byte read, and of any file: float32 takes 16 times the room of 2-bit codes."""
-OWN = "bytes to be made of its own"
-MAX_OPERATORS = 1024
-"""Of a network; deep ones have some tens."""
-MAX_NUMBERS = 2**22
-"""Of all values that a network makes of one observation. The Nature CNN makes 100,000, calibration keeps them for 1,024
-observations."""
-MAX_PRODUCTS = 2**28
-"""Of weights with what they meet, for one observation: 10 ms of a core. The wide CNN makes 42 million."""
+MAX_OPERATORS, MAX_NUMBERS, MAX_PRODUCTS = 1024, 2**22, 2**28
+"""Of a network; the last two for one observation: all values, of which the Nature CNN makes 100,000, and what weights
+are multiplied with, 42 million in the wide CNN."""
 
 
 class Budget:
@@ -45,7 +40,8 @@ class Budget:
     def copy(self, count: int) -> None:
         """Bytes made of those: one array can be named many times."""
         self._copied += count
-        self._check(self._copied, min(SPELT_OUT * self._read + SMALL_COPIES, MAX_BYTES - self._read), OWN)
+        limit = min(SPELT_OUT * self._read + SMALL_COPIES, MAX_BYTES - self._read)
+        self._check(self._copied, limit, "bytes to be made of its own")
 
     def parse(self, count: int = 1) -> None:
         """Values."""
@@ -67,10 +63,7 @@ def current(where: str = "it") -> Budget:
 
 @contextmanager
 def reading(where: object) -> Iterator[None]:
-    """Reads a file, with those in and beside it, on one budget, and in silence: a refusal is one line.
-
-    What damaged contents make a library raise, of whatever kind, is a QuarlError that names `where`.
-    """
+    """Reads a file, with those in and beside it, on one budget and in silence; what it raises is a QuarlError."""
     if _OPEN.get() is not None:
         yield
         return
@@ -87,11 +80,14 @@ def reading(where: object) -> Iterator[None]:
         _OPEN.reset(token)
 
 
-def read_json(text: str | bytes, where: object) -> Any:
-    """The JSON document, if it has no more values than a file may have; counted before anything is made of it."""
+def read_json(text: str | bytes, where: str) -> dict[str, Any]:
+    """The JSON object, if it has no more values than a file may have; counted before anything is made of it."""
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    current(str(where)).parse(sum(map(raw.count, (b"[", b"{", b",", b":"))))
+    current(where).parse(sum(map(raw.count, (b"[", b"{", b",", b":"))))
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise QuarlError(f"{where} is not JSON ({str(error)[:80]}); the file is damaged") from None
+    if not isinstance(found, dict):
+        raise QuarlError(f"{where} holds a {type(found).__name__}, not values by name; it is damaged")
+    return found

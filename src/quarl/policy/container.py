@@ -6,7 +6,8 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -24,46 +25,38 @@ BULK_BYTES, MAX_GROWTH = 2**26, 8
 LIST_BYTES = 2**16
 """Of the list at a zip's end, where only names are looked for."""
 
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-)
+_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError)
+_DAMAGE = (*_ZIP, LookupError, ArithmeticError, RuntimeError, ValueError)
 """What zipfile raises on broken archives; it promises only the first."""
 
 
 def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
     """The contents of a regular file, if it is no larger than `limit_bytes`."""
+    with _opened(path, limit_bytes) as (file, size):
+        current(str(path)).read(size)
+        return file.read()
+
+
+@contextmanager
+def _opened(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
+    """A regular file and its bytes, which the disk really holds."""
     try:
-        current(str(path)).read(_size(path, limit_bytes))
-        return path.read_bytes()
+        if path.is_dir():
+            raise QuarlError(f"{path} is a folder; name the file in it")
+        if not path.exists():
+            raise QuarlError(f"no file {path}; check the path")
+        if not path.is_file():
+            raise QuarlError(f"{path} is not a regular file; copy it to one")
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
+        if size > BULK_BYTES and size > MAX_GROWTH * 512 * path.stat().st_blocks:
+            raise QuarlError(f"{path} is a file of holes: the disk holds almost none of its {size:,} bytes")
+        with path.open("rb") as file:
+            yield file, size
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
-
-
-def _size(path: Path, limit_bytes: int) -> int:
-    """Bytes of a regular file that the disk really holds."""
-    if path.is_dir():
-        raise QuarlError(f"{path} is a folder; name the file in it")
-    if not path.exists():
-        raise QuarlError(f"no file {path}; check the path")
-    if not path.is_file():
-        raise QuarlError(f"{path} is not a regular file; copy it to one")
-    size = path.stat().st_size
-    if size > limit_bytes:
-        raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
-    if size > BULK_BYTES and size > MAX_GROWTH * 512 * path.stat().st_blocks:
-        raise QuarlError(f"{path} is a file of holes: the disk holds almost none of its {size:,} bytes")
-    return size
 
 
 def read_members(
@@ -77,14 +70,8 @@ def read_members(
     Raises QuarlError where the file is missing, damaged or encrypted, or where it could not come from a program that
     saves policies: a name twice, a name that points outside the archive, sizes past the limits.
     """
-    path = Path(path)
-    try:
-        size = _size(path, limit_bytes)
-        with path.open("rb") as file:
-            return _unpack(file, size, str(path), only, limit_bytes)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
+    with _opened(Path(path), limit_bytes) as (file, size):
+        return _unpack(file, size, str(path), only, limit_bytes)
 
 
 def unpack(

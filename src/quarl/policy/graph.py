@@ -34,8 +34,6 @@ from quarl.policy.operators import (
 )
 from quarl.quant.spec import QuantSpec
 
-MAX_FLOAT = 3.4e38
-"""Of float32, almost."""
 LOG_STD_RANGE = (-20.0, 2.0)
 """Where Stable-Baselines3 clamps the log_std of a SAC actor."""
 
@@ -205,12 +203,6 @@ def shapes(policy: Policy) -> dict[str, Shape]:
     return known
 
 
-def idle(policy: Policy) -> str | None:
-    """An operator whose value nothing reads."""
-    read = {policy.output, *(name for op in policy.ops for name in op.inputs)}
-    return next((op.name for op in policy.ops if op.name not in read), None)
-
-
 def ungridded(policy: QuantizedPolicy) -> str | None:
     """A value that static mode needs a grid of and that has none."""
     if policy.spec.mode != "static":
@@ -235,12 +227,13 @@ def check(policy: Policy) -> None:
     if not policy.ops:
         raise QuarlError("the policy has no operators")
     known = shapes(policy)
-    if (name := idle(policy)) is not None:
-        raise QuarlError(f"nothing reads what operator {name!r} makes; such a graph is refused")
+    read = {policy.output, *(name for op in policy.ops for name in op.inputs)}
+    if idle := [op.name for op in policy.ops if op.name not in read]:
+        raise QuarlError(f"nothing reads what operator {idle[0]!r} makes; such a graph is refused")
     for op in policy.ops:
-        if isinstance(op, LayerNorm | Normalize) and not 0 <= op.epsilon < MAX_FLOAT:
+        if isinstance(op, LayerNorm | Normalize) and not 0 <= op.epsilon < 3e38:  # float32's
             raise QuarlError(f"layer {op.name!r} has epsilon {op.epsilon:g}, which is no small positive number")
-        if isinstance(op, Normalize) and not (0 < op.clip < MAX_FLOAT or op.clip == math.inf):
+        if isinstance(op, Normalize) and not (0 < op.clip < 3e38 or op.clip == math.inf):
             raise QuarlError(f"layer {op.name!r} clips at {op.clip:g}, which leaves nothing")
         if isinstance(op, Activation) and op.kind not in ACTIVATIONS:
             raise UnsupportedError(f"activation {op.kind!r} of {op.name!r} is not one of {', '.join(ACTIVATIONS)}")

@@ -85,8 +85,6 @@ def _unzipped(raw: bytes, where: str) -> tuple[dict[str, Any], dict[str, Array]]
     if missing := {"data", "parameters"} - members.keys():
         raise QuarlError(f"{where} has no member {min(missing)!r}; it is no Stable-Baselines 2 model")
     entries = read_json(members["data"], f"{where}: member 'data'")
-    if not isinstance(entries, dict):
-        raise QuarlError(f"{where}: member 'data' holds a {type(entries).__name__}, not the model's attributes")
     data = {key: _value(entry, f"{where}: {key[:80]!r}") for key, entry in entries.items()}
     return data, _by_name(read_npz(members["parameters"], f"{where}: parameters"), where)
 

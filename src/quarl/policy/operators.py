@@ -42,11 +42,9 @@ class QuantizedTensor:
 
     @property
     def reach(self) -> Array:
-        """float32 [channels]: what no weight is beyond; infinite where codes could be. NaN for a scale too small to
-        divide by."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            farthest = self.scale.astype(np.float32) * np.float32(2.0 ** (8 * self.codes.itemsize))
-        return np.where(self.scale >= np.finfo(np.float32).tiny, farthest, np.float32(np.nan))
+        """float32 [channels]: what no weight is beyond; infinite where one could be."""
+        with np.errstate(over="ignore"):
+            return self.scale.astype(np.float32) * np.float32(2.0 ** (8 * self.codes.itemsize))
 
     def dequantize(self) -> Array:
         """float32 weights, same shape: (codes - zero_point) * scale."""

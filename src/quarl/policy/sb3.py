@@ -43,8 +43,6 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     if missing := {"data", "policy.pth"} - members.keys():
         raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
     data = read_json(members["data"], f"{path}: member 'data'")
-    if not isinstance(data, dict):
-        raise QuarlError(f"{path}: member 'data' holds a {type(data).__name__}, not the model's attributes")
     return data, read_tensors(members["policy.pth"], f"{path}: policy.pth")
 
 

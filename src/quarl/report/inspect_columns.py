@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from quarl.errors import short
 from quarl.report.columns import Column, field_of, number, spark, unless_float
 
-MAX_NAME = 60
-"""Characters of a layer's or a file's name."""
 _PRECISION = (
     Column("precision", field_of("precision"), "{}", left=True),
     Column("scheme", unless_float("scheme"), "scheme {}", left=True),
@@ -23,7 +21,7 @@ _HISTOGRAM = Column("histogram (log)", lambda row: spark(row["histogram"]["count
 
 INSPECT: Mapping[str, tuple[Column, ...]] = {
     "inspect": (
-        Column("layer", lambda row: short(row["layer"], MAX_NAME), left=True),
+        Column("layer", lambda row: short(row["layer"]), left=True),
         Column("operator", field_of("operator"), "{} layers", left=True),
         Column("shape", lambda row: "×".join(map(str, row["shape"]))),
         *_PRECISION,
@@ -34,7 +32,7 @@ INSPECT: Mapping[str, tuple[Column, ...]] = {
         _HISTOGRAM,
     ),
     "inspect models": (
-        Column("model", lambda row: short(row["model"], MAX_NAME), left=True),
+        Column("model", lambda row: short(row["model"]), left=True),
         Column("weights", lambda row: f"{row['weights']:,}"),
         *_PRECISION,
         *_EXTENT,

@@ -116,20 +116,23 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
 
 def cells(command: str, rows: Sequence[Row]) -> Cells:
     """The table of the rows; columns in which all rows agree move to the caption where they know how to."""
-    shown: list[tuple[Column, list[str]]] = []
+    shown: list[Column] = []
     caption: list[str] = []
-    columns = [(column, [short(column.cell(row), MAX_CELL) for row in rows]) for column in COLUMNS[command]]
-    for column, found in columns:
-        values = set(found) - {""}
+    for column in COLUMNS[command]:
+        values = {_cell(column, row) for row in rows} - {""}
         if column.constant and len(values) == 1:
             caption.append(column.constant.format(values.pop()))
         elif values or not column.optional:
-            shown.append((column, found))
+            shown.append(column)
     return Cells(
-        columns=tuple(column for column, _ in shown),
-        rows=tuple(zip(*(found for _, found in shown), strict=True)) if shown else ((),) * len(rows),
+        columns=tuple(shown),
+        rows=tuple(tuple(_cell(column, row) for column in shown) for row in rows),
         caption=", ".join(caption),
     )
+
+
+def _cell(column: Column, row: Row) -> str:
+    return short(column.cell(row), MAX_CELL)
 
 
 def terminal(table: Cells, title: str) -> Table:

@@ -44,8 +44,6 @@ KINDS: Mapping[int, tuple[str, tuple[int, ...]]] = {
 """By operator: what a layer of it is called, and which of its inputs are weights."""
 BIASED = (Operator.FULLY_CONNECTED, Operator.CONV_2D, Operator.DEPTHWISE_CONV_2D)
 """Operators whose third input is a bias."""
-OPERATOR_VALUES = 10
-"""Values of the budget that one operator counts for: the schema's accessors take their time."""
 
 
 class Damaged(Exception):
@@ -182,7 +180,7 @@ class _File:
 
     def _spend(self, count: int) -> int:
         """The length of a list that is walked through: all together are bounded, since lists can lie in one another."""
-        self.budget.parse(OPERATOR_VALUES * self._count(count))
+        self.budget.parse(10 * self._count(count))  # the schema's accessors take their time
         return count
 
     def _count(self, count: int) -> int:
