@@ -23,10 +23,12 @@ from onnx import helper, numpy_helper
 
 import fuzz_foreign as other
 import fuzz_frozen as frozen
+import fuzz_mutate as mutate
 import fuzz_seeds as seeds
 from fuzz_pickle import Call, Name, pickled
 from fuzz_seeds import ENV, unzipped, zipped
 from hostile_sizes import edited
+from quarl.algorithms import checkpoint, checkpoint_file
 
 Generator = Callable[[random.Random, Path], Path]
 
@@ -365,6 +367,18 @@ def configurations(rng: random.Random, folder: Path) -> Path:
     return folder / f"{ENV}_1"
 
 
+def checkpoints(rng: random.Random, folder: Path) -> Path:
+    """A learner's checkpoint with right checksums whose facts are changed, missing, or too many."""
+    path = checkpoint.save(folder, seeds.learner(), {"clock_s": 0.0})
+    manifest, arrays = checkpoint_file.read(path)
+    facts = {name: manifest[name] for name in ("updates", "replay", "model", "state")}
+    if rng.random() < 0.2:
+        facts["state"] = {"a": [[]] * size(rng, 10, 1e6)}
+    kept = {name: array.copy() for name, array in arrays.items() if rng.random() < 0.98}
+    checkpoint_file.write(path, json.loads(mutate.json_tree(rng, json.dumps(facts).encode())), kept)
+    return path
+
+
 KINDS: Mapping[str, Generator] = {
     "operators": operators,
     "images": images,
@@ -377,4 +391,5 @@ KINDS: Mapping[str, Generator] = {
     "tensors": tensors,
     "parts": parts,
     "configurations": configurations,
+    "checkpoints": checkpoints,
 }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import pickletools
 import random
 import struct
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import fuzz_mutate as mutate
 import fuzz_seeds as seeds
 from fuzz_frozen import graph, protobuf
 from quarl.engines import litert, onnx_graph
+from quarl.policy import container
 from quarl.policy.foreign.wire import Wire
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
@@ -96,14 +99,34 @@ def frozen_opens(data: bytes) -> None:
 
 
 def torch_files() -> tuple[bytes, ...]:
-    """A state dict, and a checkpoint with one in it."""
+    """A state dict, and a checkpoint with one in it; the first in the format before PyTorch 1.6 too."""
     state = {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2), "c.weight": torch.ones(1, 2, 1, 1).half()}
     files = []
     for value in (state, {"epoch": 1, "model": state, "optimizer": {"state": {0: {"step": torch.ones(())}}}}):
         buffer = io.BytesIO()
         torch.save(value, buffer)
         files.append(buffer.getvalue())
-    return tuple(files)
+    buffer = io.BytesIO()
+    torch.save(state, buffer, _use_new_zipfile_serialization=False)
+    return (*files, buffer.getvalue())
+
+
+def torch_inside(rng: random.Random, data: bytes) -> bytes:
+    """A member of the zip changed, or the opcodes of one of the pickles that an older file begins with."""
+    if data.startswith(b"PK"):
+        return mutate.member(rng, data)
+    file = io.BytesIO(data)
+    for _ in range(rng.choice((0, 1, 2, 2, 2, 3))):  # the third is the state
+        deque(pickletools.genops(file), 0)
+    return data[: file.tell()] + mutate.pickle_opcodes(rng, data[file.tell() :])
+
+
+def torch_opens(data: bytes) -> None:
+    """Raises unless the zip is whole, or the first pickle."""
+    if data.startswith(b"PK"):
+        container.unpack(data, "fuzzed")
+    else:
+        pickletools.dis(data, out=io.StringIO())
 
 
 def safetensors_files() -> tuple[bytes, ...]:

@@ -18,6 +18,7 @@ from rich.console import Console
 import fuzz_foreign as other
 import fuzz_mutate as mutate
 import fuzz_seeds as seeds
+from quarl.algorithms import checkpoint
 from quarl.engines import load_fitting, sound
 from quarl.errors import UnsupportedError
 from quarl.inspection import whole
@@ -116,8 +117,8 @@ def parsers() -> dict[str, Parser]:
         Parser(
             "torch",
             lambda d, f: foreign.read(_put(d, f, "m.pt"), "torch"),
-            mutate.member,
-            zip_file,
+            other.torch_inside,
+            other.torch_opens,
             other.torch_files(),
         ),
         Parser(
@@ -173,7 +174,9 @@ def use(loaded: Any, name: str = "fuzzed") -> None:
 
 
 def read_any(path: Path) -> Any:
-    """What `quarl inspect` makes of the file or folder: weights where it is no policy."""
+    """What `quarl inspect` makes of the file or folder: weights where it is no policy; or what `--resume` does."""
+    if path.name.startswith("checkpoint-"):
+        return checkpoint.restore(checkpoint.load_latest(path.parent), seeds.learner())
     if kind := foreign.recognise(path):
         return foreign.read(path, kind)
     try:

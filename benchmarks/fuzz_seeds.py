@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from stable_baselines3 import A2C
 
 from fuzz_pickle import Call, Name, pickled
 from quarl.policy import artifact
@@ -255,6 +256,11 @@ def integer_policy() -> QuantizedPolicy:
 def artefact(*, quantized: bool) -> bytes:
     """A policy in QuaRL's own format."""
     return artifact.to_bytes(integer_policy() if quantized else float_policy())
+
+
+def learner() -> A2C:
+    """A new learner that plays CartPole."""
+    return A2C("MlpPolicy", ENV, n_steps=4, policy_kwargs={"net_arch": [HIDDEN]}, device="cpu", seed=0)
 
 
 def sb3_agent(data: dict[str, Any] | bytes | None = None, **members: bytes) -> bytes:
