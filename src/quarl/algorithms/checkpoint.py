@@ -114,8 +114,6 @@ def sound() -> Iterator[None]:
     """What a checkpoint with right checksums and wrong contents raises, as one line; it decorates too."""
     try:
         yield
-    except QuarlError:
-        raise
     except checkpoint_model.MALFORMED as error:
         raise QuarlError(
             f"the checkpoint's contents are malformed ({in_one_line(error)[:100]}); start again in another folder, or "

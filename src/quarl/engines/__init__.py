@@ -63,10 +63,7 @@ def sound(policy: Policy, observations: Array, outputs: Array) -> Array:
 
 
 def check_values(policy: Policy, observations: Array, values: Mapping[str, Array] | None = None) -> None:
-    """Refuses a policy that makes NaN or infinity of the observations, naming the first layer that does.
-
-    values: its own in float32, where they are known.
-    """
+    """Refuses a policy whose `values` in float32 on the observations are not all finite, naming the first layer."""
     if values is None:
         from quarl.engines.reference import as_float  # here: it needs what engines are made of
 
