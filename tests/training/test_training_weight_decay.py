@@ -15,7 +15,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def model(algo, kwargs, env="CartPole-v1"):
-    config = TrainConfig(algo=algo, env=env, n_timesteps=100, params=(f"policy_kwargs:{kwargs}",))
+    config = TrainConfig(algo=algo, env=env, n_timesteps=20_000, params=(f"policy_kwargs:{kwargs}",))
     session = Session(config, lambda line: None)
     session.model.env.close()
     return session.model
