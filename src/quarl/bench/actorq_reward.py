@@ -8,7 +8,7 @@ from typing import Any
 
 from quarl.bench.actorq import described, settings_of, train, watch
 from quarl.bench.actorq_protocol import Protocol, Task
-from quarl.bench.cells import Cell, Cells
+from quarl.bench.cells import Cell, Cells, turned
 from quarl.errors import QuarlError
 
 WARM_UP_S = 10.0
@@ -84,9 +84,8 @@ def _seed(
         longest_s = 60 * protocol.cap_minutes
     cap_s = min(protocol.cap_times * reference.row.seconds, longest_s)
     others = [arm for arm in task.arms if arm != protocol.reference]
-    turn = number % max(len(others), 1)
     runs = {protocol.reference: reference}
-    for arm in (*others[turn:], *others[:turn]):
+    for arm in turned(others, number):
         run = _trained(task, arm, ratio, seed, own_s.get(arm, cap_s), cells)
         if run is not None:
             runs[arm] = run

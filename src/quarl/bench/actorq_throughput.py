@@ -14,7 +14,7 @@ from quarl.actorq.ledger import percentile
 from quarl.actorq.parts_actor import overhead_s
 from quarl.arrays import Array
 from quarl.bench.actorq import dense, described, name_of, settings_of, watch
-from quarl.bench.cells import Cell, Cells
+from quarl.bench.cells import Cell, Cells, turned
 from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm
 
@@ -107,7 +107,7 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
     interval = config.intervals()[0]
     found: dict[tuple[str, float, str], list[Cell]] = {}
     for number in range(config.rounds):
-        for network, ratio, arm in product(config.networks(), config.ratios(), _turned(config.arms, number)):
+        for network, ratio, arm in product(config.networks(), config.ratios(), turned(config.arms, number)):
             training = config.training(arm, ratio, network, interval, config.seed + number)
             cell = _window(config, cells, arm, training, number)
             if cell is not None:
@@ -160,11 +160,6 @@ def _parts(config: BenchActorQConfig, cells: Cells, network: str) -> parts.Parts
     return None if cell is None else parts.Parts.from_json(cell["parts"])
 
 
-def _turned(arms: Sequence[str], by: int) -> Sequence[str]:
-    by %= len(arms)
-    return (*arms[by:], *arms[:by])
-
-
 def _rows(
     config: BenchActorQConfig, group: dict[str, list[Cell]], ratio: float, network: str, measured: parts.Parts
 ) -> Iterator[Row]:
@@ -210,12 +205,9 @@ def _rows(
             learner_wait_share=sum(cell["learner"]["wait_s"] for cell in cells) / seconds,
             updates_per_version=slowest,
             versions_advance=slowest is not None and slowest <= MAX_UPDATES_PER_VERSION,
-            staleness_p50=_percentile(cells, "staleness", 0.5),
-            staleness_p99=_percentile(cells, "staleness", 0.99),
-            latency_ms_p50=_percentile(cells, "latency_ms", 0.5),
-            latency_ms_p99=_percentile(cells, "latency_ms", 0.99),
-            blocked_ms_p50=_percentile(cells, "blocked_ms", 0.5, 0.1),
-            blocked_ms_p99=_percentile(cells, "blocked_ms", 0.99, 0.1),
+            **_percentiles(cells, "staleness"),
+            **_percentiles(cells, "latency_ms"),
+            **_percentiles(cells, "blocked_ms", 0.1),
             bytes_share_of_fp32=cells[-1]["publisher"]["share_of_fp32"],
             publisher_cpu_share=float(np.mean([cell["publisher"]["cpu_share"] for cell in cells])),
             joules=joules,
@@ -249,9 +241,10 @@ def _speedup(rates: dict[str, Array], arm: str, base: str) -> tuple[float | None
     return point, float(low), float(high)
 
 
-def _percentile(cells: Sequence[Cell], name: str, share: float, unit: float = 1.0) -> float | None:
-    found = percentile(dense(*(cell[name] for cell in cells)), share)
-    return unit * found if np.isfinite(found) else None
+def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, float | None]:
+    counts = dense(*(cell[name] for cell in cells))
+    found = {f"{name}_p50": percentile(counts, 0.5), f"{name}_p99": percentile(counts, 0.99)}
+    return {key: unit * value if np.isfinite(value) else None for key, value in found.items()}
 
 
 def _joules(cells: Sequence[Cell]) -> tuple[float | None, str | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
@@ -19,6 +19,7 @@ RETIRED = ("save_freq",)
 OPTIONS = {"ptq": "bits"}
 """What users call a setting, where it is not its name."""
 Say = Callable[[str], None]
+Item = TypeVar("Item")
 
 
 class Cells:
@@ -85,6 +86,12 @@ class Cells:
                 f"{path} was measured on {cpu}, {first.name} on {others}: their seconds cannot be compared; "
                 "remove one of them, or choose another -o"
             )
+
+
+def turned(items: Sequence[Item], by: int) -> Sequence[Item]:
+    """The items, beginning with another at every turn."""
+    by %= max(len(items), 1)
+    return (*items[by:], *items[:by])
 
 
 def _read(path: Path) -> Cell:

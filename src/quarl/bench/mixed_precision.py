@@ -22,7 +22,7 @@ from quarl.algorithms.cpu import threads
 from quarl.algorithms.device import find_device
 from quarl.algorithms.precision import Precision, learned
 from quarl.arrays import Array
-from quarl.bench.cells import Cell, Cells, Say
+from quarl.bench.cells import Cell, Cells, Say, turned
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.machine import multiplies, usable_cores
 from quarl.training.session import Session
@@ -189,8 +189,7 @@ def take_turns(timers: Sequence[Updates], seconds: float) -> None:
         timer.update(timer.batch_size)  # kernels for this batch
     number = 0
     while waiting := [timer for timer in timers if timer.wants(seconds)]:
-        turn = number % len(waiting)
-        for timer in (*waiting[turn:], *waiting[:turn]):
+        for timer in turned(waiting, number):
             timer.block(seconds / ROUNDS)
         number += 1
 
