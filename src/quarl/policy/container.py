@@ -20,7 +20,7 @@ MAX_RATIO = 200
 """Unpacked over packed size. JSON of a real agent reaches 30; deflate itself can reach 1032."""
 SMALL_BYTES = 2**20
 """Members up to this size may have any ratio: a small array of zeros is no bomb."""
-BULK_BYTES, MAX_GROWTH = 2**26, 8
+BULK_BYTES, MAX_GROWTH = 2**24, 8
 """What takes more than so many bytes is numbers, which neither pack nor lie in holes of the disk: 1.2 is much."""
 LIST_BYTES = 2**16
 """Of the list at a zip's end, where only names are looked for."""
