@@ -31,27 +31,33 @@ def test_cartpole_has_the_zoo_s_numbers_and_its_ratio_whether_or_not_it_is_insta
     elif tuned.installed() is None:
         pytest.skip("rl-zoo3 is not installed")
     config, said = adopted("--algo", "dqn", "--env", "CartPole-v1", "-o", str(tmp_path))
-    assert said == ["hyper-parameters: RL Zoo's for CartPole-v1" + ("" if installed else ", from QuaRL's copy")]
+    assert said == [
+        "hyper-parameters: RL Zoo's for CartPole-v1" + ("" if installed else ", from QuaRL's copy"),
+        "for actors, learning_rate lin_2.3e-3, for a good last policy; n_steps 3, for a good last policy",
+    ]
     assert config.steps == 50_000
     model = build(config)
-    assert (model.learning_rate, model.batch_size, model.gamma, model.learning_starts) == (2.3e-3, 64, 0.99, 1000)
+    assert (model.batch_size, model.gamma, model.learning_starts, model.n_steps) == (64, 0.99, 1000, 3)
+    assert (model.lr_schedule(1.0), model.lr_schedule(0.5), model.lr_schedule(0.0)) == (2.3e-3, 1.15e-3, 0)
     assert (model.exploration_fraction, model.exploration_final_eps, model.target_update_interval) == (0.16, 0.04, 10)
     assert [layer.out_features for layer in model.policy.q_net.q_net[::2]] == [256, 256, 2]
     assert samples_per_insert(model) == 64 * 128 / 256
     # the command that repeats the run needs no tuned numbers, and what it adopts is itself
     again = parse(shlex.split(config.command_line())[1:])
     assert adopt(again, said.append) == again == config
-    assert len(said) == 1
+    assert len(said) == 2
 
 
 def test_what_is_given_wins_over_the_tuned_numbers():
     words = ("--params", "gamma:0.5", "learning_starts:7", "--batch-size", "8", "--n-steps", "3", "-n", "77")
-    config, _ = adopted(*words, "--net-arch", "16,16", "--samples-per-insert", "2")
+    config, said = adopted(*words, "--net-arch", "16,16", "--samples-per-insert", "2")
+    assert said[1] == "for actors, learning_rate lin_2.3e-3, for a good last policy"
     given = config.hyperparameters()
-    assert (given["gamma"], given["learning_starts"], given["learning_rate"]) == (0.5, 7, 2.3e-3)
+    assert (given["gamma"], given["learning_starts"], given["learning_rate"]) == (0.5, 7, "lin_2.3e-3")
     assert (config.steps, config.batch_size, config.n_steps, config.net_arch) == (77, 8, 3, "16,16")
     assert given.keys().isdisjoint({"batch_size", "n_steps", "train_freq", "gradient_steps"})
     assert given["policy_kwargs"] == {}
+    assert adopted("--params", "learning_rate:1e-3")[0].hyperparameters()["learning_rate"] == 1e-3
 
 
 def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch, tmp_path):

@@ -26,7 +26,7 @@ CLASSIC = [
     (algo, env_id, written)
     for algo, entries in read_yaml(tuned.PACKAGED, merging=True).items()
     for env_id, written in entries.items()
-    if env_id != "atari"
+    if env_id != "atari" and algo in ALGORITHMS
 ]
 
 

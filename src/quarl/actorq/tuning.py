@@ -42,7 +42,10 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     given = config.hyperparameters()
     left = {name: value for name, value in found.written.items() if value is not None and name not in preprocessing}
     options: dict[str, Any] = {"preset": "none"}
-    said: list[str] = []
+    without = {name for name in GIVEN_ONCE if getattr(config, name) is not None} | given.keys()
+    lasting = {n: value for n, value in tuned.for_last_policy(config.algo, living).items() if n not in without}
+    left |= lasting
+    said = [f"{name} {value}, for a good last policy" for name, value in lasting.items()]
     num_envs, kind, std = left.pop("n_envs", 1), left.pop("noise_type", None), left.pop("noise_std", None)
     steps, _policy = left.pop("n_timesteps"), left.pop("policy", None)
     if config.n_timesteps is None:
@@ -57,7 +60,6 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if num_envs > 1 and isinstance(left.get("train_freq"), int):
         left["train_freq"] *= num_envs
         said.append(f"train_freq of {num_envs} environments is {left['train_freq']}")
-    without = {name for name in GIVEN_ONCE if getattr(config, name) is not None} | given.keys()
     if config.samples_per_insert is not None or config.max_times_sampled is not None:
         without |= {"train_freq", "gradient_steps"}
     if (config.net_arch is not None or CRITIC in given) and "policy_kwargs" in left:

@@ -65,6 +65,11 @@ def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
     return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults", False)
 
 
+def for_last_policy(algo: str, env_id: str) -> dict[str, Any]:
+    """What actorq, which keeps a run's last policy and not its best, has in place of the zoo's for this task."""
+    return dict(read_yaml(PACKAGED, merging=True)["last policy"].get(algo, {}).get(env_id, {}))
+
+
 def installed() -> Path | None:
     """The zoo's package; None where it is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
