@@ -116,7 +116,8 @@ def test_what_a_file_names_is_refused_in_one_line_and_never_imported(name, evil,
     captured = capsys.readouterr()
     assert not evil()
     assert "evil" not in sys.modules
-    said = ("the run starts at its beginning", "quarl: hyper-parameters: ")  # before the file's are looked at
+    # before the file's are looked at
+    said = ("the run starts at its beginning", "quarl: hyper-parameters: ", "quarl: for actors, ")
     refusals = [line for line in captured.err.splitlines() if not any(note in line for note in said)]
     assert len(refusals) == 1
     assert refusals[0].startswith("quarl: ")
