@@ -11,6 +11,7 @@ import pytest
 from quarl.algorithms import tuned
 from quarl.errors import UnsupportedError
 from quarl.policy.plain_yaml import read_yaml
+from quarl.policy.zoo import PREPROCESSING
 from quarl.training.hyperparameters import interpret
 
 ALGORITHMS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")
@@ -103,7 +104,7 @@ def test_a_game_of_atari_is_preprocessed_with_and_without_the_zoo(algo, env_id, 
 
 def test_a_game_is_preprocessed_for_an_algorithm_that_nobody_tuned_for_it():
     found = tuned.read("sac", "ALE/Pong-v5", atari=True).written
-    assert found == {**tuned.PREPROCESSING, "n_timesteps": 100_000}
+    assert found == {**PREPROCESSING, "n_timesteps": 100_000}
 
 
 def test_without_the_zoo_the_defaults_are_stable_baselines3_s_and_the_extra_is_named(monkeypatch):

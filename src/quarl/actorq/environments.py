@@ -12,7 +12,6 @@ import gymnasium
 
 from quarl.actorq.ledger import Actor
 from quarl.algorithms.arguments import mapping
-from quarl.algorithms.tuned import PREPROCESSING
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.envs import make, resolve
@@ -22,7 +21,7 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
 from quarl.errors import in_one_line
-from quarl.policy.zoo import wrappers_of
+from quarl.policy.zoo import PREPROCESSING, wrappers_of
 
 OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
 """Hyper-parameters of RL Zoo that say how environments are made."""

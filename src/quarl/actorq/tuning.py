@@ -18,6 +18,7 @@ from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import described
 from quarl.policy.graph import Provenance
+from quarl.policy.zoo import PREPROCESSING
 
 OWN = {"use_sde", "sde_sample_freq", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
 """Arguments of Stable-Baselines3's learners that actors have no use for."""
@@ -38,7 +39,7 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
         return config
     found = tuned.read(config.algo, living, atari=atari)
     say(f"hyper-parameters: {found.origin}")
-    preprocessing = tuned.PREPROCESSING if atari else ()  # which actors do anyway
+    preprocessing = PREPROCESSING if atari else ()  # which actors do anyway
     given = config.hyperparameters()
     left = {name: value for name, value in found.written.items() if value is not None and name not in preprocessing}
     options: dict[str, Any] = {"preset": "none"}

@@ -13,17 +13,13 @@ from typing import Any
 
 from quarl.errors import QuarlError
 from quarl.policy.plain_yaml import read_yaml
+from quarl.policy.zoo import PREPROCESSING
 
 PACKAGE = "rl_zoo3"
 FALLBACK: dict[str, Any] = {"n_timesteps": 100_000}
 """Where the zoo has nothing tuned; everything else is Stable-Baselines3's."""
 NOISE: dict[str, Any] = {"noise_type": "normal", "noise_std": 0.1}
 """Without it a deterministic policy explores nothing; the zoo's default too. D4PG brings its own."""
-PREPROCESSING: dict[str, Any] = {
-    "env_wrapper": ["stable_baselines3.common.atari_wrappers.AtariWrapper"],
-    "frame_stack": 4,
-}
-"""Of Atari games, whatever is tuned for them."""
 PACKAGED = Path(__file__).with_name("tuned.yml")
 """The zoo's entries that come with QuaRL, by algorithm; the zoo's own files win."""
 GENERAL = ("default", "atari")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from quarl import literals
 from quarl.config.environment import NONE, EnvironmentConfig, named_wrapper
 from quarl.envs.bound import LIMIT, checked_limit
 from quarl.envs.names import is_atari, is_same, resolve
-from quarl.envs.wrappers import ATARI_WRAPPERS, dotted
+from quarl.envs.wrappers import dotted
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import Policy, Provenance
-from quarl.policy.zoo import MAX_FRAMES, VEC_FRAME_STACK
+from quarl.policy.zoo import MAX_FRAMES, PREPROCESSING, VEC_FRAME_STACK, wrappers_of
 
 P = TypeVar("P", bound=Policy)
 Wrappers = tuple[tuple[str, Mapping[str, Any]], ...]
@@ -86,8 +87,7 @@ class EnvironmentOptions:
         if frames and raw and is_atari(resolve(chosen, trusted=env_id is not None)):
             way = "Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
             note_once(f"uint8 {PREPROCESSED} on {chosen} is {way}")
-            made: Wrappers = ((f"{ATARI_WRAPPERS}.AtariWrapper", {}), (VEC_FRAME_STACK, {"n_stack": PREPROCESSED[0]}))
-            home = replace(home, wrappers=made)
+            home = replace(home, wrappers=wrappers_of(PREPROCESSING, Path(chosen)))
         return policy if home == source else replace(policy, provenance=home)
 
     @property

@@ -27,6 +27,11 @@ MAX_FRAMES = 1_000
 """Of a stack: numbers out of a file are of a size."""
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
+PREPROCESSING: dict[str, Any] = {
+    "env_wrapper": ["stable_baselines3.common.atari_wrappers.AtariWrapper"],
+    "frame_stack": 4,
+}
+"""Of Atari games, whatever is tuned for them."""
 BESIDE = (*hub.BESIDE, statistics.RUNNING)
 """Files beside an agent on which its actions may depend; one of them makes a folder one of settings."""
 
