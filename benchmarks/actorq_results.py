@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quarl.bench.actorq_speedup import MARGIN_PCT, loss_of_return
 from quarl.cli import main, parse
+from quarl.experiments.methods.actorq_speedup import MARGIN_PCT, loss_of_return
 from quarl.machine import machine, multiplies
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from actorq_results import RESULTS, Rows, measure, noninferior, rows_of, verdict, write
-from quarl.bench.actorq_speedup import FEWEST_SEEDS, MARGIN_PCT, own_ratios
+from quarl.experiments.methods.actorq_speedup import FEWEST_SEEDS, MARGIN_PCT
+from quarl.report.actorq_arms import own_ratios
 
 PROTOCOL = Path(__file__).with_name("actorq_protocol.json")
 GOAL = 2.5

@@ -26,12 +26,12 @@ from quarl import stats
 from quarl.algorithms import checkpoint
 from quarl.cli import main as quarl
 from quarl.evaluate import Evaluation, evaluate
+from quarl.experiments.precisions import Settings, measure
 from quarl.folder import write_bytes
 from quarl.machine import machine
 from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.npz import read_npz
-from quarl.precisions import Settings, measure
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.training.run_folder import RunFolder

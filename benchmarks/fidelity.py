@@ -23,9 +23,9 @@ import torch
 
 import agents
 from quarl import engines
+from quarl.experiments.precisions import EXACT, Settings, record
 from quarl.machine import machine
 from quarl.policy.load import read
-from quarl.precisions import EXACT, Settings, record
 from quarl.ptq import quantize
 
 CONSTANTS = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}

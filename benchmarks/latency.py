@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quarl.bench.artifact_speed import measure_artifact
-from quarl.bench.latency import Row, measure
-from quarl.bench.networks import STANDARD, Network, build, record
+from quarl.experiments.methods.artifact_speed import measure_artifact
+from quarl.experiments.methods.latency import Row, measure
+from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.machine import machine
 from quarl.policy import artifact
 from quarl.ptq import quantize

@@ -11,11 +11,11 @@ import numpy as np
 
 import agents
 from quarl import engines
+from quarl.experiments.precisions import Settings, record
 from quarl.machine import machine
 from quarl.policy.graph import Policy
 from quarl.policy.load import read
 from quarl.policy.operators import LayerNorm
-from quarl.precisions import Settings, record
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 import agents
-from quarl import engines, precisions, stats
-from quarl.bench.latency import time_engines
+from quarl import engines, stats
+from quarl.experiments import precisions
+from quarl.experiments.methods.latency import time_engines
+from quarl.experiments.precisions import Cell, Settings, record
 from quarl.machine import machine
 from quarl.policy.load import read
-from quarl.precisions import Cell, Settings, record
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 

@@ -22,9 +22,9 @@ from quarl import stats
 from quarl.cli import main as quarl
 from quarl.cli import parse
 from quarl.config import SweepConfig
+from quarl.experiments.bits import num_cells
 from quarl.interrupt import SIGNALLED
 from quarl.quant.spec import QuantSpec
-from quarl.study.bits import num_cells
 
 ALL = ("8", "7", "6", "5", "4", "3", "2")
 SOME = ("8", "4", "2")

@@ -24,7 +24,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from actorq_results import RESULTS, write
 from quarl import engines, qat
 from quarl.algorithms.d4pg import D4PG
-from quarl.bench.cells import Cells
+from quarl.experiments.methods.cells import Cells
 from quarl.policy.graph import QuantizedPolicy
 
 OBSERVATIONS = 10_000

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from actorq_results import RESULTS, write
 from quarl import stats
-from quarl.bench.cells import Cell, Cells
 from quarl.config import TrainConfig
 from quarl.evaluate import evaluate
+from quarl.experiments.methods.cells import Cell, Cells
+from quarl.experiments.precisions import EXACT, Settings, record
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.load import read
 from quarl.policy.operators import as_float32
-from quarl.precisions import EXACT, Settings, record
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.training.run_folder import BEST

@@ -24,12 +24,13 @@ from stable_baselines3 import DQN
 
 import contracts
 from networks import dense
-from quarl import __version__, demo, precisions
-from quarl.bench import latency
+from quarl import __version__, demo
 from quarl.cli import main, parse
 from quarl.commands import actorq
 from quarl.config import VERBS, ActorQConfig, Config
 from quarl.errors import QuarlError
+from quarl.experiments import precisions
+from quarl.experiments.methods import latency
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Provenance
 
@@ -292,7 +293,7 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, t
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quarl.precisions.measure", interrupted)
+    monkeypatch.setattr("quarl.experiments.precisions.measure", interrupted)
     assert main(["ptq", str(models / "policy.safetensors")]) == 130
     assert capsys.readouterr().err == "quarl: interrupted\n"
     assert list(tmp_path.iterdir()) == []
@@ -308,7 +309,7 @@ def test_ctrl_c_in_an_import_is_still_ctrl_c(models, capsys, monkeypatch):
         except KeyboardInterrupt:
             raise ImportError("initialization failed") from None
 
-    monkeypatch.setattr("quarl.precisions.measure", imported)
+    monkeypatch.setattr("quarl.experiments.precisions.measure", imported)
     assert main(["ptq", str(models / "policy.safetensors")]) == 130
     assert capsys.readouterr().err == "quarl: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -415,7 +416,7 @@ def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, m
         (tmp_path / "out" / "rows.json").write_text('{"model": "other.zip", "rows": []}')
         return measure(*args)
 
-    monkeypatch.setattr("quarl.precisions.measure", measured)
+    monkeypatch.setattr("quarl.experiments.precisions.measure", measured)
     words = ["ptq", "plain.safetensors", "--env", "CartPole-v1", "--bits", "4", "--episodes", "2", "-o", "out"]
     said = fails(capsys, *words)
     folder = tmp_path / said.rpartition("the results are in ")[2].strip()

@@ -13,11 +13,11 @@ import pytest
 
 import contracts
 from quarl import energy
-from quarl.bench.actorq import settings_of, watch
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, PtqConfig
 from quarl.energy.sources import Counters, Gpus, ProcessorTime
 from quarl.errors import QuarlError
+from quarl.experiments.methods.actorq import settings_of, watch
 from quarl.report import schema
 from waiting import PATIENCE_S, until
 

@@ -19,8 +19,8 @@ plan, early = json.loads(sys.argv[1]), sys.argv[2:]
 for name in early:
     sys.modules[name] = None  # whoever imports it is told that there is none
 from quarl.cli import main
-for name in ("quarl.commands.train", "quarl.commands.eval", "quarl.commands.bench", "quarl.bench.mixed_precision",
-             "quarl.bench.latency", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
+for name in ("quarl.commands.train", "quarl.commands.eval", "quarl.commands.bench", "quarl.experiments.methods.latency",
+             "quarl.experiments.methods.mixed_precision", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
     importlib.import_module(name)
 loaded = {name.partition(".")[0] for name in sys.modules if sys.modules[name] is not None}
 assert not loaded & {"rl_zoo3", "ale_py", "mujoco", "dm_control", "pybullet", "Box2D", "codecarbon", "huggingface_hub"}
@@ -31,7 +31,7 @@ for extra, (modules, commands) in plan.items():
     os.makedirs(extra, exist_ok=True)
     os.chdir(extra)
     sys.modules.update(dict.fromkeys(modules))
-    from quarl.bench import latency, mixed_precision
+    from quarl.experiments.methods import latency, mixed_precision
     latency.ROUNDS, mixed_precision.NUM_FRAMES = 1, 40
     codes = []
     for number, words in enumerate(commands):

@@ -17,12 +17,12 @@ from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 
-from quarl.bench.networks import STANDARD, build
 from quarl.envs import make, make_for, resolve
 from quarl.envs.atari import Points, WholeGame
 from quarl.envs.names import ATARI
 from quarl.envs.reseed import needs_fresh
 from quarl.errors import QuarlError
+from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import Policy, Provenance
 from quarl.training.environments import make_environments
 from quarl.training.hyperparameters import Recipe, interpret

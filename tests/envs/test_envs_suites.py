@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quarl.bench.networks import STANDARD, build
 from quarl.envs import make, make_for
 from quarl.envs.rollout import play
 from quarl.envs.seeds import episode_seed
 from quarl.evaluate import evaluate
+from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp
 from quarl.ptq import quantize

@@ -16,9 +16,9 @@ from onnx import helper, numpy_helper
 
 import networks
 import quarl
-from quarl.bench import onnx_tool
 from quarl.engines import litert, onnx_graph
 from quarl.errors import QuarlError
+from quarl.experiments.methods import onnx_tool
 from quarl.policy import artifact, budget, foreign, weights
 from quarl.policy.foreign import models
 from quarl.policy.layers import of_policy

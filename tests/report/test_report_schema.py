@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import contracts
-from quarl import doctor, precisions
+from quarl import doctor
 from quarl.actorq import plan
-from quarl.bench import actorq_reward, actorq_speedup, actorq_staleness, actorq_throughput, latency
+from quarl.experiments import precisions
+from quarl.experiments.methods import actorq_reward, actorq_speedup, actorq_staleness, actorq_throughput, latency
 from quarl.report import schema
 from quarl.training import outcome
 

@@ -14,9 +14,9 @@ from training_runs import train
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
+from quarl.experiments.precisions import EXACT
 from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
-from quarl.precisions import EXACT
 from quarl.ptq import quantize
 from quarl.training.hyperparameters import interpret
 from quarl.training.judge import Judge, undisturbed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quarl import energy
-from quarl.bench import latency
-from quarl.bench.networks import STANDARD, with_hidden
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, LatencyConfig, MixedPrecisionConfig
+from quarl.experiments.methods import latency
+from quarl.experiments.methods.networks import STANDARD, with_hidden
 from quarl.report import schema
 
 

@@ -9,14 +9,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from quarl import energy
-from quarl.bench.actorq_protocol import Protocol, read
-from quarl.bench.actorq_reward import time_to_reward
-from quarl.bench.actorq_speedup import speedups
-from quarl.bench.actorq_staleness import staleness
-from quarl.bench.actorq_throughput import breakdown, throughput
-from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig
+from quarl.experiments.methods.actorq_protocol import Protocol, read
+from quarl.experiments.methods.actorq_reward import time_to_reward
+from quarl.experiments.methods.actorq_speedup import speedups
+from quarl.experiments.methods.actorq_staleness import staleness
+from quarl.experiments.methods.actorq_throughput import breakdown, throughput
+from quarl.experiments.methods.cells import Cells
 from quarl.folder import write_bytes
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quarl import energy
-from quarl.bench.cells import Cells
-from quarl.bench.mixed_precision import updates
-from quarl.bench.mixed_precision_learning import learning
 from quarl.commands import terminal
 from quarl.config import MixedPrecisionConfig
 from quarl.envs import resolve
+from quarl.experiments.methods.cells import Cells
+from quarl.experiments.methods.mixed_precision import updates
+from quarl.experiments.methods.mixed_precision_learning import learning
 from quarl.folder import write_bytes
 from quarl.report import schema
 

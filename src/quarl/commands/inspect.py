@@ -8,10 +8,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from quarl import precisions
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
+from quarl.experiments import precisions
 from quarl.folder import write_bytes
 from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
 from quarl.policy import foreign, load

@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from quarl import energy, precisions
+from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
+from quarl.experiments import precisions
+from quarl.experiments.precisions import Cell
 from quarl.folder import write_bytes
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
 from quarl.policy.normalizer import sentence
-from quarl.precisions import Cell
 from quarl.ptq import Calibrated
 from quarl.report import assessment, figures, page, schema, style, tables
 from quarl.report.staging import staged

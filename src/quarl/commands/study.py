@@ -11,16 +11,16 @@ from quarl import __version__
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.errors import QuarlError
+from quarl.experiments import file, rows
+from quarl.experiments.cells import DONE, FAILED, NA, RUNNING, TODO, TRAIN, Cell
+from quarl.experiments.crew import Bounds
+from quarl.experiments.entries import Study
+from quarl.experiments.plan import plan
+from quarl.experiments.runner import Runner
+from quarl.experiments.store import COLUMNS, NAME, Record, Store
 from quarl.folder import locked
 from quarl.interrupt import SIGNALLED
 from quarl.report import schema
-from quarl.study import file, rows
-from quarl.study.cells import DONE, FAILED, NA, RUNNING, TODO, TRAIN, Cell
-from quarl.study.crew import Bounds
-from quarl.study.entries import Study
-from quarl.study.plan import plan
-from quarl.study.runner import Runner
-from quarl.study.store import COLUMNS, NAME, Record, Store
 
 SOME_FAILED = 2
 """Exit code, as of `quarl sweep`."""

@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
+from quarl.experiments import rows, spread, summaries
+from quarl.experiments.cells import DONE, TRAIN
+from quarl.experiments.entries import MARGIN_PCT
+from quarl.experiments.groups import Group, groups
+from quarl.experiments.store import Record, Store
 from quarl.folder import write_bytes
 from quarl.report import page, schema, style, tables
 from quarl.report.columns import signed
 from quarl.report.markdown import escaped, to_markdown
 from quarl.report.schema import Row
 from quarl.report.study_figures import bits_against_return, spread_against_error
-from quarl.study import rows, spread, summaries
-from quarl.study.cells import DONE, TRAIN
-from quarl.study.entries import MARGIN_PCT
-from quarl.study.groups import Group, groups
-from quarl.study.store import Record, Store
 
 TITLES: Mapping[str, str] = {
     "study errors": "Return and error",

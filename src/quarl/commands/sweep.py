@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from quarl import energy
-from quarl.bench.cells import Cells
 from quarl.commands import terminal
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
+from quarl.experiments import bits, bits_rows
+from quarl.experiments.methods.cells import Cells
 from quarl.folder import locked, write_bytes
 from quarl.report import schema, style
 from quarl.report.sweep_figure import return_against_bits
-from quarl.study import bits, bits_rows
 
 
 def run(config: SweepConfig) -> None:

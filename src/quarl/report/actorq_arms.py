@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,6 +30,14 @@ def names(rows: Sequence[Row]) -> Callable[[Row], str]:
         return "\n".join([arm(row), *network, *ratio])
 
     return name
+
+
+def own_ratios(rows: Iterable[Row]) -> dict[str, float]:
+    """Each task's own samples per insert: those of its first row."""
+    first: dict[str, float] = {}
+    for row in rows:
+        first.setdefault(row["task"], row["samples_per_insert"])
+    return first
 
 
 def rank(name: str) -> int:

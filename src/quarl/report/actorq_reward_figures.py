@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from quarl.bench.actorq_speedup import own_ratios
 from quarl.report import style
-from quarl.report.actorq_arms import arm, bars, colour, logarithmic, rank
+from quarl.report.actorq_arms import arm, bars, colour, logarithmic, own_ratios, rank
 from quarl.report.schema import Row
 
 DERIVED: Mapping[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.MUTED, "linewidth": 0}

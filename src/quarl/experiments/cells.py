@@ -1,0 +1,74 @@
+"""Cells: one agent through one method at one precision with one seed, and the key that its result is kept under."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quarl.experiments.source import Agent
+from quarl.quant.spec import FLOAT_BITS
+
+VERSION = 3
+"""Part of every key: raised when what a cell computes changes, so that older results are not taken for newer ones."""
+TRAIN, FP32, PTQ, QAT, ACTORQ = "train", "fp32", "ptq", "qat", "actorq"
+TODO, RUNNING, DONE, FAILED, NA = "todo", "running", "done", "failed", "na"
+STATES = (DONE, FAILED, NA, RUNNING, TODO)
+
+
+def key_of(method: str, work: Mapping[str, Any]) -> str:
+    """The hash of everything that determines a result; results are kept under it."""
+    text = json.dumps([VERSION, method, work], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What names a cell in tables; no two cells of a study have the same."""
+
+    algo: str
+    env_id: str
+    source: str
+    method: str
+    precision: str
+    scheme: str = "default"
+    mode: str = "dynamic"
+    seed: int
+
+
+NAMES = tuple(field.name for field in fields(Named))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Named):
+    """One cell of a study's table, or one training that other cells need."""
+
+    episodes: int
+    na: str = ""
+    """Why it is not measured; empty where it is."""
+    needs: str = ""
+    """Key of the training that makes its agent."""
+    agent: Agent | None = None
+    work: Mapping[str, Any]
+    """Everything that determines the result, in plain values."""
+
+    @property
+    def key(self) -> str:
+        return key_of(self.method, self.work)
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        return tuple(str(getattr(self, name)) for name in NAMES)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether weights are codes, which are fitted to observations."""
+        return self.method == PTQ and self.precision not in FLOAT_BITS
+
+    @property
+    def title(self) -> str:
+        scheme = f" {self.scheme}" if self.method == PTQ and self.scheme != "default" else ""
+        precision = f" {self.precision}{scheme}" if self.precision != self.method else ""
+        return f"{self.algo} {self.env_id} {self.method}{precision} seed {self.seed}"

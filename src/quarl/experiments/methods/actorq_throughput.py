@@ -1,0 +1,270 @@
+"""Throughput of training with each arm's actors, and where an actor's time goes: real runs, watched for a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from quarl.actorq import parts, plan
+from quarl.actorq.ledger import percentile
+from quarl.actorq.parts_actor import overhead_s
+from quarl.arrays import Array
+from quarl.config import ActorQConfig
+from quarl.config.bench import BenchActorQConfig, split_arm
+from quarl.experiments.methods.actorq import dense, described, name_of, settings_of, watch
+from quarl.experiments.methods.cells import Cell, Cells, turned
+
+MIN_UPDATES = 20
+"""With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both say the same."""
+MAX_UPDATES_PER_VERSION = 30
+SLICES, RESAMPLES = 10, 2_000
+BASELINES = ("torch-fp32", "fp32")
+OPTIONS = ("actor_update_interval", "publish_interval", "samples_per_insert", "net_arch", "actors")
+PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
+"""Of an actor's time, as it books them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One arm at one ratio and width: the contract of `quarl bench actorq --what throughput --json`."""
+
+    precision: str
+    engine: str
+    samples_per_insert: float
+    net_arch: str
+    actors: int
+    updates_per_s: float
+    env_steps_per_s: float
+    speedup_vs_torch_fp32: float | None
+    speedup_vs_litert_fp32: float | None
+    predicted_speedup: float | None
+    """Over torch fp32, as `quarl actorq --plan` predicts it."""
+    predicted_updates_per_s: float
+    vs_torch_low: float | None
+    """Ends of the 95 % bootstrap intervals over slices of the windows."""
+    vs_torch_high: float | None
+    vs_litert_low: float | None
+    vs_litert_high: float | None
+    seconds: float
+    updates: int
+    env_steps: int
+    realised_samples_per_insert: float
+    inference_us: float
+    """Of an environment step, as the next ones."""
+    environment_us: float
+    overhead_us: float
+    actor_wait_share: float
+    """Of the actors' time: ahead of the limiter, or at the staleness bound."""
+    learner_wait_share: float
+    updates_per_version: float | None
+    """Of the actor that took in the fewest versions."""
+    versions_advance: bool
+    """At least once in 30 updates on average."""
+    staleness_p50: float | None
+    staleness_p99: float | None
+    latency_ms_p50: float | None
+    """From a learner's step to the first action on its weights."""
+    latency_ms_p99: float | None
+    blocked_ms_p50: float | None
+    """Of it, what the actor did not act."""
+    blocked_ms_p99: float | None
+    bytes_share_of_fp32: float | None
+    publisher_cpu_share: float
+    joules: float | None
+    """Of the windows; None where one was measured without --energy."""
+    joules_by: str | None
+    """How they were found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Milliseconds of 1,000 environment steps: the contract of `--what breakdown`."""
+
+    precision: str
+    engine: str
+    actor_update_interval: int
+    publish_interval: int
+    samples_per_insert: float
+    net_arch: str
+    actors: int
+    env_steps: int
+    inference_ms: float
+    environment_ms: float
+    insert_ms: float
+    pull_ms: float
+    deserialize_ms: float
+    load_ms: float
+    wait_ms: float
+    other_ms: float
+
+
+def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
+    """A row for every arm at every ratio and width whose windows are there."""
+    interval = config.intervals()[0]
+    found: dict[tuple[str, float, str], list[Cell]] = {}
+    for number in range(config.rounds):
+        for network, ratio, arm in product(config.networks(), config.ratios(), turned(config.arms, number)):
+            training = config.training(arm, ratio, network, interval, config.seed + number)
+            cell = _window(config, cells, arm, training, number)
+            if cell is not None:
+                found.setdefault((network, ratio, arm), []).append(cell)
+    rows: list[Row] = []
+    for network in config.networks():
+        measured = _parts(config, cells, network)
+        for ratio in config.ratios():
+            group = {arm: found[network, ratio, arm] for arm in config.arms if (network, ratio, arm) in found}
+            if group and measured is not None:
+                rows += _rows(config, group, ratio, network, measured)
+    return rows
+
+
+def breakdown(config: BenchActorQConfig, cells: Cells) -> list[Breakdown]:
+    """A row for every update interval and arm whose windows are there."""
+    rows = []
+    for network, ratio, interval, arm in product(config.networks(), config.ratios(), config.intervals(), config.arms):
+        training = config.training(arm, ratio, network, interval)
+        windows = [
+            _window(config, cells, arm, replace(training, seed=config.seed + number), number)
+            for number in range(config.rounds)
+        ]
+        if done := [cell for cell in windows if cell is not None]:
+            rows.append(_breakdown(training, done))
+    return rows
+
+
+def _window(config: BenchActorQConfig, cells: Cells, arm: str, training: ActorQConfig, number: int) -> Cell | None:
+    name = f"{name_of(arm, training)}-{number}"
+    window = {"warm_up": config.warm_up, "seconds": config.seconds}
+    return cells.get(
+        name,
+        settings_of(training, **window),
+        lambda: watch(training, **window, say=cells.say, meter=cells.meter),
+        group="throughput",
+    )
+
+
+def _parts(config: BenchActorQConfig, cells: Cells, network: str) -> parts.Parts | None:
+    """What predictions for this width are made of."""
+    arms = tuple(dict.fromkeys(split_arm(arm) for arm in (*BASELINES, *config.arms)))
+    training = config.training(config.arms[-1], config.ratios()[0], network, config.intervals()[0])
+    cell = cells.get(
+        f"parts-{network.replace(',', 'x')}",
+        settings_of(training, arms=arms),
+        lambda: {"parts": parts.measure(training, arms).to_json()},
+        group="throughput",
+    )
+    return None if cell is None else parts.Parts.from_json(cell["parts"])
+
+
+def _rows(
+    config: BenchActorQConfig, group: dict[str, list[Cell]], ratio: float, network: str, measured: parts.Parts
+) -> Iterator[Row]:
+    by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in group.values())
+    rates = {arm: _rates(cells, 2 if by_updates else 1) for arm, cells in group.items()}
+    training = config.training(next(iter(group)), ratio, network, config.intervals()[0])
+    predicted = plan.predict(measured, plan.Setting.of(training, measured, ratio))
+    foreseen = {(row.precision, row.engine): row for row in predicted}
+    for arm, cells in group.items():
+        precision, engine = split_arm(arm)
+        seconds, steps, updates = (sum(cell[key] for cell in cells) for key in ("clock_s", "env_steps", "updates"))
+        actors = _summed(cells)
+        waits = actors["wait_s"] + actors["stale_s"]
+        per_step = 1e6 / max(actors["steps"], 1)
+        torch, litert = (_speedup(rates, arm, base) for base in BASELINES)
+        joules, joules_by = _joules(cells)
+        ages = [cell["updates_per_version"] for cell in cells]
+        slowest = None if None in ages else max(ages)
+        yield Row(
+            precision=precision,
+            engine=engine,
+            samples_per_insert=ratio,
+            net_arch=network,
+            actors=config.actors,
+            updates_per_s=updates / seconds,
+            env_steps_per_s=steps / seconds,
+            speedup_vs_torch_fp32=torch[0],
+            speedup_vs_litert_fp32=litert[0],
+            predicted_speedup=foreseen[precision, engine].predicted_speedup_vs_torch_fp32,
+            predicted_updates_per_s=foreseen[precision, engine].predicted_updates_per_s,
+            vs_torch_low=torch[1],
+            vs_torch_high=torch[2],
+            vs_litert_low=litert[1],
+            vs_litert_high=litert[2],
+            seconds=seconds,
+            updates=updates,
+            env_steps=steps,
+            realised_samples_per_insert=updates * config.batch_size / max(steps, 1),
+            inference_us=actors["inference_s"] * per_step,
+            environment_us=actors["environment_s"] * per_step,
+            overhead_us=overhead_s(actors) * per_step,
+            actor_wait_share=waits / actors["loop_s"],
+            learner_wait_share=sum(cell["learner"]["wait_s"] for cell in cells) / seconds,
+            updates_per_version=slowest,
+            versions_advance=slowest is not None and slowest <= MAX_UPDATES_PER_VERSION,
+            **_percentiles(cells, "staleness"),
+            **_percentiles(cells, "latency_ms"),
+            **_percentiles(cells, "blocked_ms", 0.1),
+            bytes_share_of_fp32=cells[-1]["publisher"]["share_of_fp32"],
+            publisher_cpu_share=float(np.mean([cell["publisher"]["cpu_share"] for cell in cells])),
+            joules=joules,
+            joules_by=joules_by,
+        )
+
+
+def _rates(cells: Sequence[Cell], column: int) -> Array:
+    """Rates of slices of the windows, of environment steps (column 1) or updates (2) a second."""
+    found = []
+    for cell in cells:
+        points = np.asarray(cell["slices"], np.float64)
+        places = np.unique(np.linspace(0, len(points) - 1, SLICES + 1).astype(int))
+        steps = np.diff(points[places], axis=0)
+        found.append(steps[:, column] / steps[:, 0])
+    return np.concatenate(found)
+
+
+def _speedup(rates: dict[str, Array], arm: str, base: str) -> tuple[float | None, float | None, float | None]:
+    """(mean rate over the base's, and the ends of its 95 % interval)."""
+    if base not in rates or not rates[base].mean():
+        return None, None, None
+    rng = np.random.default_rng(0)
+    over, under = (
+        one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in (rates[arm], rates[base])
+    )
+    point = float(rates[arm].mean() / rates[base].mean())
+    if arm == base or not under.all():
+        return point, point, point
+    low, high = np.quantile(over / under, [0.025, 0.975])
+    return point, float(low), float(high)
+
+
+def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, float | None]:
+    counts = dense(*(cell[name] for cell in cells))
+    found = {f"{name}_p50": percentile(counts, 0.5), f"{name}_p99": percentile(counts, 0.99)}
+    return {key: unit * value if np.isfinite(value) else None for key, value in found.items()}
+
+
+def _joules(cells: Sequence[Cell]) -> tuple[float | None, str | None]:
+    """(joules of all windows, how they were found); None where one was not measured."""
+    found = [cell["joules"] for cell in cells if cell.get("joules") is not None]
+    return (float(sum(found)), cells[-1]["joules_by"]) if len(found) == len(cells) else (None, None)
+
+
+def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> Breakdown:
+    actors = _summed(cells)
+    per_1000 = 1e6 / max(actors["steps"], 1)
+    return Breakdown(
+        **described(training, *OPTIONS),
+        env_steps=actors["steps"],
+        **{f"{part}_ms": actors[f"{part}_s"] * per_1000 for part in PARTS},
+        wait_ms=(actors["wait_s"] + actors["stale_s"]) * per_1000,
+        other_ms=(overhead_s(actors) - actors["insert_s"]) * per_1000,
+    )
+
+
+def _summed(cells: Sequence[Cell]) -> dict[str, Any]:
+    """What the actors of all windows booked."""
+    return {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}

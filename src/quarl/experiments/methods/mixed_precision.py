@@ -1,0 +1,257 @@
+"""Milliseconds of a DQN update in float32, bfloat16 and float16, for convolutional policies of several widths.
+
+The precisions of a policy take turns in short blocks, so that a slow moment of the machine meets all of them. They
+share the model: how long an update takes does not depend on the weights' values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3 import DQN
+from stable_baselines3.common.logger import Logger
+
+from quarl.algorithms.cpu import threads
+from quarl.algorithms.device import find_device
+from quarl.algorithms.precision import Precision, learned
+from quarl.arrays import Array
+from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
+from quarl.experiments.methods.cells import Cell, Cells, Say, turned
+from quarl.machine import multiplies, usable_cores
+from quarl.training.session import Session
+
+ROUNDS = 10
+"""Blocks of each precision, in turns."""
+MIN_UPDATES, MAX_UPDATES = 3, 2_000
+PROBES = (2, 4)
+"""Rows of the small batches that say whether MIN_UPDATES whole ones fit into the time."""
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One policy in one precision: the contract of `quarl bench mixed-precision --json`."""
+
+    policy: str
+    filters: int
+    """Of each of the three convolutions."""
+    width: int
+    """Of the dense layer."""
+    parameters: int
+    dtype: str
+    native: bool
+    """Whether the device multiplies these numbers; else it emulates them."""
+    device: str
+    threads: int
+    batch: int
+    updates: int
+    """That were timed."""
+    ms_per_update: float
+    """Median; where no update was timed, extrapolated from small batches."""
+    ci_low: float | None
+    """Ends of the 95 % bootstrap interval of the median."""
+    ci_high: float | None
+    speedup: float | None
+    """Over float32: the ratio of the medians."""
+    speedup_low: float | None
+    speedup_high: float | None
+
+
+def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
+    """A row for every policy, and every precision of it, that is there or could be measured in time."""
+    device = find_device(config.device).type
+    settings = {
+        "dtypes": config.dtypes,
+        "env": config.env,
+        "batch_size": config.batch_size,
+        "seconds": config.seconds,
+        "threads": config.threads or usable_cores(),
+        "seed": config.seed,
+    }
+    if config.params:  # cells without any are older than this setting
+        settings["params"] = config.params
+    settings |= {name: value for name, value in config.environment_options().items() if value}
+    rows: list[Row] = []
+    for policy in config.chosen():
+        name = f"updates-{policy.replace(',', 'x')}-{device}"
+        cell = cells.get(name, settings | {"sizes": sizes(policy)}, partial(measure, config, policy, cells.say))
+        if cell is not None:
+            rows += _rows(config, policy, cell)
+    return rows
+
+
+def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: None) -> Cell:
+    """One policy in all its precisions; `say` hears what its updates are of."""
+    own = tuple(f"{name}:{value}" for name, value in FIXED.items())
+    training = config.training(policy, "fp32", config.seed, Path("unused"))
+    # a session makes the learner and its environments as training would, and writes nothing before it runs
+    session = Session(replace(training, params=(*training.params, *own)), say)
+    session.say_notes()
+    model = session.model
+    assert isinstance(model, DQN)
+    assert model.env is not None
+    with threads(session.threads):
+        try:
+            fill(model, NUM_FRAMES, config.seed)
+        finally:
+            model.env.close()
+        model.set_logger(Logger(folder=None, output_formats=[]))
+        timers = {dtype: Updates(model, dtype, config.batch_size) for dtype in config.dtypes}
+        for timer in timers.values():
+            timer.probe()
+        take_turns([timer for timer in timers.values() if timer.fits(config.seconds)], config.seconds)
+    gpu = model.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(model.device) if gpu else model.device.type,
+        "native": {dtype: _native(dtype, model.device) for dtype in config.dtypes},
+        "parameters": sum(torch.numel(parameter) for parameter in model.q_net.parameters()),
+        "estimated_s": {dtype: timer.estimated_s for dtype, timer in timers.items()},
+        "seconds": {dtype: [round(took, 7) for took in timer.seconds] for dtype, timer in timers.items()},
+        "skipped": {dtype: timer.precision.num_skipped for dtype, timer in timers.items()},
+    }
+
+
+def fill(model: DQN, num: int, seed: int) -> None:
+    """Puts `num` transitions of random actions into replay."""
+    env, replay, space = model.env, model.replay_buffer, model.action_space
+    assert env is not None
+    assert replay is not None
+    space.seed(seed)
+    env.seed(seed)
+    observations: Any = env.reset()
+    for _ in range(-(-num // env.num_envs)):
+        actions = np.array([space.sample() for _ in range(env.num_envs)])
+        following, rewards, dones, infos = env.step(actions)
+        last: Any = np.array(following)
+        for index in np.flatnonzero(dones):
+            last[index] = infos[index]["terminal_observation"]
+        replay.add(observations, last, actions, rewards, dones, infos)
+        observations = following
+
+
+class Updates:
+    """One precision's updates, and what they took."""
+
+    def __init__(self, model: DQN, dtype: Dtype, batch_size: int) -> None:
+        self.model, self.batch_size = model, batch_size
+        self.precision = Precision(dtype, model.device)
+        self.learned = learned(model)
+        self.estimated_s = 0.0
+        """Of a whole batch, from small ones; 0 where batches are small anyway."""
+        self.seconds: list[float] = []
+
+    def update(self, batch_size: int) -> float:
+        """Seconds of one update on so many rows."""
+        start = time.perf_counter()
+        with self.precision.update(self.learned):
+            self.model.train(gradient_steps=1, batch_size=batch_size)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        return time.perf_counter() - start
+
+    def probe(self) -> None:
+        """Estimates a whole batch from two small ones: what is fixed, and what each row adds."""
+        few, more = PROBES
+        if self.batch_size <= more:
+            return
+        self.update(few)  # the first one makes the optimiser's state and chooses kernels
+        fewer_s, more_s = self.update(few), self.update(more)
+        self.estimated_s = more_s + max(more_s - fewer_s, 0.0) / (more - few) * (self.batch_size - more)
+
+    def fits(self, seconds: float) -> bool:
+        """Whether enough updates fit into the time."""
+        return MIN_UPDATES * self.estimated_s <= seconds
+
+    def block(self, seconds: float) -> None:
+        """Counted updates for about so long, at least one."""
+        until = time.perf_counter() + seconds
+        while len(self.seconds) < MAX_UPDATES:
+            self.seconds.append(self.update(self.batch_size))
+            if time.perf_counter() >= until:
+                return
+
+    def wants(self, seconds: float) -> bool:
+        """Whether it has not had so many seconds yet, nor enough updates."""
+        enough = len(self.seconds) >= MIN_UPDATES and sum(self.seconds) >= seconds
+        return not enough and len(self.seconds) < MAX_UPDATES
+
+
+def take_turns(timers: Sequence[Updates], seconds: float) -> None:
+    """Updates of each for `seconds` in all."""
+    for timer in timers:
+        timer.update(timer.batch_size)  # kernels for this batch
+    number = 0
+    while waiting := [timer for timer in timers if timer.wants(seconds)]:
+        for timer in turned(waiting, number):
+            timer.block(seconds / ROUNDS)
+        number += 1
+
+
+def _native(dtype: str, device: torch.device) -> bool:
+    if device.type == "cuda":
+        least = {"fp32": (0, 0), "fp16": (7, 0), "bf16": (8, 0)}[dtype]
+        return torch.cuda.get_device_capability(device) >= least
+    return multiplies(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Median:
+    """A median, and those of resampled updates; None where it was extrapolated."""
+
+    point: float
+    resampled: Array | None
+
+    @classmethod
+    def of(cls, cell: Cell, dtype: str) -> _Median:
+        seconds = np.asarray(cell["seconds"][dtype], np.float64)
+        if not seconds.size:
+            return cls(cell["estimated_s"][dtype], None)
+        rows = np.random.default_rng(0).integers(seconds.size, size=(RESAMPLES, seconds.size))
+        return cls(float(np.median(seconds)), np.median(seconds[rows], axis=1))
+
+    def over(self, other: _Median) -> _Median:
+        point = self.point / other.point
+        if self.resampled is None or other.resampled is None:
+            return _Median(point, None)
+        return _Median(point, self.resampled / other.resampled)
+
+    def ends(self) -> tuple[float | None, float | None]:
+        """Of the 95 % interval."""
+        if self.resampled is None:
+            return None, None
+        low, high = np.quantile(self.resampled, [0.025, 0.975])
+        return float(low), float(high)
+
+
+def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[Row]:
+    filters, width = sizes(policy)
+    base = _Median.of(cell, "fp32") if "fp32" in config.dtypes else None
+    for dtype in config.dtypes:
+        own = _Median.of(cell, dtype)
+        speedup = None if base is None else base.over(own) if dtype != "fp32" else _Median(1.0, None)
+        low, high = own.ends()
+        yield Row(
+            policy=policy,
+            filters=filters,
+            width=width,
+            parameters=cell["parameters"],
+            dtype=dtype,
+            native=cell["native"][dtype],
+            device=cell["device"],
+            threads=cell["settings"]["threads"],
+            batch=config.batch_size,
+            updates=len(cell["seconds"][dtype]),
+            ms_per_update=1e3 * own.point,
+            ci_low=None if low is None else 1e3 * low,
+            ci_high=None if high is None else 1e3 * high,
+            speedup=None if speedup is None else speedup.point,
+            speedup_low=None if speedup is None else speedup.ends()[0],
+            speedup_high=None if speedup is None else speedup.ends()[1],
+        )

@@ -1,0 +1,273 @@
+"""The plan: a study's policies times its methods, precisions and seeds, each cell checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from quarl.config.environment import EnvironmentConfig
+from quarl.envs import make, resolve
+from quarl.envs.fit import fits, unreadable
+from quarl.envs.options import EnvironmentOptions
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.experiments import source
+from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, Cell, key_of
+from quarl.experiments.entries import MethodEntry, PolicyEntry, Study
+from quarl.experiments.runs import check_actorq, check_training
+from quarl.experiments.source import Agent
+from quarl.quant.spec import QuantSpec
+from quarl.quant.training import QatSpec
+
+EXACT = QuantSpec.parse("fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policy:
+    """One agent with one seed, about to go through the methods."""
+
+    study: Study
+    entry: PolicyEntry
+    env_id: str
+    """The living one."""
+    seed: int
+    agent: Agent | None
+    """None where its cells are n/a."""
+
+    @property
+    def episodes(self) -> int:
+        return self.entry.episodes or self.study.episodes
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What all its cells share."""
+        shown = self.agent.source if self.agent is not None else next(iter(self.entry.sources), "none")
+        return {
+            "algo": self.entry.algo,
+            "env_id": self.entry.env,
+            "source": shown,
+            "seed": self.seed,
+            "episodes": self.episodes,
+            "agent": self.agent,
+        }
+
+    @property
+    def training(self) -> str:
+        """Key of the training that makes the agent; empty where there is none."""
+        return "" if self.agent is None or self.agent.kind != TRAIN else key_of(TRAIN, self.agent.identity)
+
+    def check(self, training: Callable[[], None]) -> None:
+        """Calls what checks a training; a mistake names the line of the policy."""
+        try:
+            training()
+        except QuarlError as error:
+            raise type(error)(f"{self.study.at(self.entry.line)}: {error}") from None
+        except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs
+            where = self.study.at(self.entry.line)
+            raise QuarlError(f"{where}: an option of a training is malformed: {error}") from None
+
+
+def plan(study: Study, seed: int | None = None) -> list[Cell]:
+    """All cells in the order in which they are measured, trainings before what needs them.
+
+    seed: only this one, in place of the study's. Raises QuarlError, naming the line, for ids and options that nothing
+    can make sense of; what is well formed and cannot be measured is a cell that says why.
+    """
+    cells: list[Cell] = []
+    asked: dict[tuple[str, ...] | str, _Asked] = {}
+    spaces: dict[str, tuple[Any, str]] = {}
+    for entry in study.policies:
+        try:
+            env_id = resolve(entry.env, typed="quarl sweep --env")
+        except QuarlError as error:
+            raise QuarlError(f"{study.at(entry.line)}: {error}") from None
+        for number in (seed,) if seed is not None else entry.seeds or study.seeds:
+            for cell, line in _of_policy(study, entry, env_id, number, spaces):
+                own = _Asked(entry=entry, line=line, key=cell.key)
+                other = asked.get(cell.label) or asked.get(cell.key)
+                if other is None:
+                    asked[cell.label] = asked[cell.key] = own
+                    cells.append(cell)
+                elif not own.repeats(other, cell):
+                    raise QuarlError(own.clash(other, cell, study))
+    return cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What asks for a cell."""
+
+    entry: PolicyEntry
+    line: int
+    """Of the method, or of the policy where its training is the cell."""
+    key: str
+
+    def repeats(self, other: _Asked, cell: Cell) -> bool:
+        """Whether it is one ActorQ training, which begins from no agent, for two agents of different sources."""
+        return cell.method == ACTORQ and self.key == other.key and self.entry.sources != other.entry.sources
+
+    def clash(self, other: _Asked, cell: Cell, study: Study) -> str:
+        """Why there cannot be both."""
+        if self.entry is other.entry:
+            again = "twice" if self.line == other.line else f"here and in line {other.line}"
+            return f"{study.at(self.line)}: {cell.title} is asked for {again}; keep one"
+        where = f"{study.at(self.entry.line)}: {cell.title} from {cell.source}"
+        if self.key == other.key:
+            return f"{where} is the same cell as one of line {other.entry.line}; keep one"
+        return (
+            f"{where} would have the same name in tables as another of line {other.entry.line}; measure it in a study "
+            "of its own"
+        )
+
+
+def _of_policy(
+    study: Study, entry: PolicyEntry, env_id: str, seed: int, spaces: dict[str, tuple[Any, str]]
+) -> Iterator[tuple[Cell, int]]:
+    """The cells of one policy with one seed and the line that asks for each, its training first where one needs it."""
+    agent, na = None, entry.na
+    if entry.sources:
+        na = _unfit(entry, env_id, spaces)
+        if not na:
+            agent = source.locate(study, entry, env_id, seed)
+            na = "" if agent is not None else entry.na
+    if agent is not None:
+        agent = dataclasses.replace(agent, identity={**agent.identity, **entry.world})
+    policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
+    made = [(cell, method.line) for method in study.methods for cell in _METHODS[method.method](policy, method)]
+    if na:
+        made = [(_refused(cell, na), line) for cell, line in made]
+    if agent is not None and any(cell.needs for cell, _ in made):
+        training = Cell(**policy.about, method=TRAIN, precision="fp32", work=agent.identity)
+        policy.check(partial(check_training, training.work))
+        yield training, entry.line
+    yield from made
+
+
+def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
+    """Why the algorithm cannot act in the environment; empty where it can. Environments are made once."""
+    key = f"{env_id} {entry.world}"
+    if key not in spaces:
+        try:
+            env = make(
+                env_id, **EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {}))).making
+            )
+            spaces[key] = env.action_space, unreadable(env.observation_space)
+            env.close()
+        except QuarlError as error:  # an extra that is not installed
+            spaces[key] = None, str(error)
+    space, why = spaces[key]
+    return why or fits(entry.algo, space) or ""
+
+
+def _refused(cell: Cell, why: str) -> Cell:
+    # nothing else tells the cells of agents apart that are not there
+    return dataclasses.replace(cell, na=why, needs="", agent=None, work={"label": list(cell.label)})
+
+
+def _fp32(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    yield _play(policy, EXACT)
+
+
+def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """Every precision under every scheme and mode; float formats, which have none, once."""
+    specs: dict[QuantSpec, None] = {}
+    for mode in method.modes:
+        for scheme in method.schemes:
+            for text in method.precisions:
+                spec = QuantSpec.parse(text, scheme=scheme, mode="static" if mode == "static" else "dynamic")
+                specs[QuantSpec.parse(text) if spec.float_type is not None else spec] = None
+    for spec in specs:
+        yield _play(policy, spec)
+
+
+def _play(policy: _Policy, spec: QuantSpec) -> Cell:
+    return Cell(
+        **policy.about,
+        method=FP32 if spec == EXACT else PTQ,
+        precision=spec.precision,
+        scheme=spec.scheme.name,
+        mode=spec.mode,
+        needs=policy.training,
+        work={
+            "agent": None if policy.agent is None else policy.agent.identity,
+            "env_id": policy.env_id,
+            "spec": spec.to_json(),
+            "seed": policy.seed,
+            "episodes": policy.episodes,
+        },
+    )
+
+
+def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """Training for every precision: from scratch or, with fine_tune, from the agent."""
+    agent, share = policy.agent, method.fine_tune
+    for text in method.precisions:
+        precision = QatSpec.parse(text).precision
+        cell = Cell(**policy.about, method=QAT, precision=precision, mode="static", work={"qat": precision})
+        why = "" if agent is None else _untrainable(agent, share)
+        if agent is None or why:
+            yield _refused(cell, why)
+            continue
+        recipe = source.training(policy.entry, policy.env_id, policy.seed)
+        if share is not None:
+            recipe |= source.lengths(max(round(share * (agent.n_timesteps or 1)), 1))
+        work = {
+            **recipe,
+            "qat": precision,
+            "quant_delay": method.quant_delay,
+            "from": None if share is None else agent.identity,
+            "episodes": policy.episodes,
+        }
+        policy.check(partial(check_training, work))
+        yield dataclasses.replace(cell, needs="" if share is None else policy.training, work=work)
+
+
+def _untrainable(agent: Agent, share: float | None) -> str:
+    """Why no quantisation-aware training can start from the agent; empty where one can."""
+    if share is None:
+        return "" if agent.kind == TRAIN else "its training is not part of the study: give qat a share, fine_tune: 0.1"
+    if agent.path is not None and agent.path.suffix != ".zip":
+        return "fine-tuning starts from a Stable-Baselines3 zip, and this agent is of Stable-Baselines 2"
+    if agent.n_timesteps is None:
+        return "fine_tune is a share of the agent's training, whose length is not known: give the policy n_timesteps"
+    return ""
+
+
+def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """ActorQ training with actors of every precision; what is played in the end is the learner's policy.
+
+    It is an agent of its own, whatever the policy's source: it begins from Stable-Baselines3's hyper-parameters and
+    not from RL Zoo's tuned ones.
+    """
+    entry = policy.entry
+    about = {**policy.about, "source": ACTORQ}
+    options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
+    options |= {**method.options, **entry.actorq}
+    shared = {name: value for name, value in entry.params.items() if name not in options}  # of all its trainings
+    options["params"] = {**shared, **method.options.get("params", {}), **entry.actorq.get("params", {})}
+    for text in method.precisions:
+        work = {
+            "algo": entry.algo,
+            "env_id": policy.env_id,
+            **entry.world,
+            "options": options,
+            "precision": text,
+            "seed": policy.seed,
+            "episodes": policy.episodes,
+        }
+        cell = Cell(**about, method=ACTORQ, precision=QuantSpec.parse(text).precision, work=work)
+        try:
+            policy.check(partial(check_actorq, work))
+        except UnsupportedError as error:  # an algorithm that learns on-policy
+            cell = _refused(cell, str(error).partition(": ")[2])
+        yield cell
+
+
+_METHODS: Mapping[str, Callable[[_Policy, MethodEntry], Iterator[Cell]]] = {
+    FP32: _fp32,
+    PTQ: _ptq,
+    QAT: _qat,
+    ACTORQ: _actorq,
+}

@@ -1,0 +1,219 @@
+"""One agent across precisions: calibrate, quantise, play, time; one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+
+from quarl import engines, stats
+from quarl.arrays import Array
+from quarl.engines import Engine
+from quarl.envs.rollout import Episode
+from quarl.envs.seeds import Stream
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
+from quarl.experiments.methods.latency import Timing, time_engines
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.ptq import Calibrated, quantize
+from quarl.quant.spec import QuantSpec
+
+AGREE_PCT = 1.0
+"""Continuous actions agree where every component differs by at most this share of its range."""
+RECORD_BATCH = 16
+EXACT = QuantSpec.parse("fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One precision of one agent: the contract of `rows.json`."""
+
+    precision: str
+    bits_weights: int
+    bits_activations: int
+    """32 where activations stay float."""
+    scheme: str
+    mode: str
+    engine: str
+    measured: bool
+    """False where the precision was simulated in float."""
+    episodes: int
+    mean: float
+    std: float
+    iqm: float
+    ci_low: float | None
+    """Ends of the 95 % bootstrap interval of the mean return; None of one episode."""
+    ci_high: float | None
+    error_pct: float
+    """(fp32 - q) / |fp32| in percent: a loss is positive. NaN where fp32's interval contains 0."""
+    margin_pct: float
+    noninferior: bool
+    verdict: str
+    """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32."""
+    differs: bool
+    """Whether that interval does not contain 0."""
+    bytes: int
+    """The engine's own file: int8 or int4 containers."""
+    bytes_packed: int
+    """Weights at n bits each, scales and biases: what the policy weighs."""
+    latency_us_p50: float
+    latency_us_p99: float
+    """One observation in, one output out, one thread."""
+    agreement: float
+    """Share of recorded observations on which the action is that of fp32."""
+    coverage: float
+    """Share of the policy's weights that are quantised."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Cell:
+    """A row with what it was computed from."""
+
+    row: Row
+    policy: QuantizedPolicy
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How every precision is measured."""
+
+    engine: str = "litert"
+    episodes: int = 100
+    seed: int = 0
+    env_id: str | None = None
+    margin_pct: float = 5.0
+    batch: int = 16
+    num_workers: int = 1
+
+
+def measure(
+    policy: Policy,
+    specs: Sequence[QuantSpec],
+    settings: Settings,
+    progress: Callable[[str, int], None] = lambda label, done: None,
+    calibrated: Calibrated | None = None,
+) -> list[Cell]:
+    """Cells of fp32 and of every spec, in that order, each on the same episodes.
+
+    calibrated: the policy with the observations of its "calibration" stream, which are recorded where there are none.
+    progress: called with the precision and 1 for every finished episode.
+    """
+    specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
+    calibrated = calibrated or Calibrated(policy, record(policy, "calibration", settings))
+    quantized = [calibrated.quantize(spec) for spec in specs]
+    for each in quantized:
+        if each.coverage == 0:
+            raise QuarlError(f"{each.spec.precision} covers no weight of this policy; nothing would be quantised")
+    loaded = [_load(each, settings.engine) for each in quantized]
+    names = [engine.name for engine in loaded]
+    evaluations = [
+        evaluate(
+            each,
+            episodes=settings.episodes,
+            seed=settings.seed,
+            env_id=settings.env_id,
+            engine=name,
+            batch=settings.batch,
+            num_workers=settings.num_workers,
+            progress=partial(_count, progress, each.spec.precision),
+        )
+        for each, name in zip(quantized, names, strict=True)
+    ]
+    observations = record(policy, "fidelity", settings)
+    timings = time_engines(loaded, observations)
+    actions = [greedy(each, name, observations) for each, name in zip(quantized, names, strict=True)]
+    return [
+        Cell(
+            row=_row(each, engine, evaluation, evaluations[0], timing, agreement(policy, actions[0], acted), settings),
+            policy=each,
+            evaluation=evaluation,
+        )
+        for each, engine, evaluation, timing, acted in zip(
+            quantized, loaded, evaluations, timings, actions, strict=True
+        )
+    ]
+
+
+def _count(progress: Callable[[str, int], None], label: str, episode: Episode) -> None:
+    progress(label, 1)
+
+
+def record(policy: Policy, stream: Stream, settings: Settings, num: int | None = None) -> Array:
+    """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart.
+
+    num: None takes as many as calibrate such a policy.
+    """
+    num = sample_size(policy) if num is None else num
+    exact = quantize(policy, EXACT)
+    engine = engines.load(exact, settings.engine, batch=RECORD_BATCH)
+    return record_observations(exact, engine, num, seed=settings.seed, stream=stream, env_id=settings.env_id)
+
+
+def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:
+    """The policy's deterministic actions on observations [N, *shape]."""
+    return policy.head(engines.run_all(engines.load(policy, engine, batch=64), observations))
+
+
+def agreement(policy: Policy, exact: Array, actions: Array) -> float:
+    """Share of rows whose action is the exact one: equal, or within AGREE_PCT of the range in every component.
+
+    Where actions have no bounds, their range is that of the exact ones.
+    """
+    if policy.head.kind == "argmax":
+        return float(np.mean(exact == actions))
+    span = policy.head.high - policy.head.low
+    tolerance = AGREE_PCT / 100 * np.where(np.isfinite(span), span, np.ptp(exact, axis=0))
+    return float(np.mean((np.abs(exact - actions) <= tolerance).all(axis=1)))
+
+
+def packed_bytes(policy: Policy) -> int:
+    """Bytes of the policy's numbers with codes packed to their n bits: weights, scales, biases, statistics."""
+    return len(artifact.to_bytes(policy))
+
+
+def _load(policy: QuantizedPolicy, wanted: str) -> Engine:
+    """The wanted engine, or the reference where it cannot run this precision (the row then says simulated)."""
+    try:
+        return engines.load(policy, wanted, batch=1)
+    except UnsupportedError:
+        if wanted == "reference" or policy.spec.float_type is not None:
+            raise
+        return engines.load(policy, "reference", batch=1)
+
+
+def _row(
+    policy: QuantizedPolicy,
+    engine: Engine,
+    evaluation: Evaluation,
+    exact: Evaluation,
+    timing: Timing,
+    agrees: float,
+    settings: Settings,
+) -> Row:
+    spec = policy.spec
+    rng = np.random.default_rng(settings.seed)
+    summary = stats.summary(evaluation.returns, rng)
+    verdict = stats.verdict(exact.returns, evaluation.returns, settings.margin_pct, rng)
+    return Row(
+        precision=spec.precision,
+        bits_weights=spec.weight_bits,
+        bits_activations=spec.activation_bits or 32,
+        scheme=spec.scheme.name,
+        mode=spec.mode,
+        engine=engine.name,
+        measured=engine.measured,
+        **asdict(summary),
+        error_pct=stats.error_pct(exact.returns, evaluation.returns, np.random.default_rng(settings.seed)),
+        margin_pct=settings.margin_pct,
+        **verdict.to_json(),
+        bytes=engine.file_bytes,
+        bytes_packed=packed_bytes(policy),
+        latency_us_p50=timing.us_p50,
+        latency_us_p99=timing.us_p99,
+        agreement=agrees,
+        coverage=policy.coverage,
+    )

@@ -1,0 +1,188 @@
+"""The runner: measures the cells that are missing, so many at a time, each within its bounds, and keeps what they find.
+
+It is the only process that writes the store. Whatever happens to a cell is one cell's row; whatever happens to the
+runner, its processes end with it, and what was finished stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, TODO, TRAIN, Cell
+from quarl.experiments.crew import Bounds, Crew, Ended, Prepared
+from quarl.experiments.household import Home, Play
+from quarl.experiments.processes import Outcome
+from quarl.experiments.store import Finished, Store
+from quarl.experiments.trainings import Training
+from quarl.interrupt import Interrupts
+from quarl.policy import zoo
+from quarl.quant.spec import QuantSpec
+
+Progress = Callable[[str, int], None]
+PLAYED = (FP32, PTQ)
+"""Methods whose cells are forked from a household; the others' processes begin from nothing."""
+TICK_S = 0.2
+
+
+class Runner:
+    """One run over the cells of a study."""
+
+    def __init__(
+        self, folder: Path, store: Store, cells: Sequence[Cell], bounds: Bounds, *, jobs: int, minutes: float
+    ) -> None:
+        """cells: all that the study asks for, which the store knows. minutes: after these no cell begins."""
+        self.folder, self.store, self.bounds, self.jobs = folder, store, bounds, jobs
+        self.deadline = time.monotonic() + 60 * minutes
+        self.cells = {cell.key: cell for cell in cells}
+        self.states = store.states()
+        self.waiting: dict[str, Cell] = {}
+        self.homes: dict[str, str] = {}
+        """Names of the households of the cells that are played."""
+        self.finished: list[Finished] = []
+        self.started: list[str] = []
+
+    def run(self, chosen: Sequence[Cell], progress: Progress) -> int | None:
+        """Measures what is to be done of the chosen cells; the number of a signal that ended it early."""
+        self.progress = progress
+        self.waiting = {cell.key: cell for cell in chosen if self.states[cell.key] == TODO}
+        played = {key: cell for key, cell in self.waiting.items() if cell.method in PLAYED}
+        self.homes = {key: _home_of(cell) for key, cell in played.items()}
+        env_ids = dict.fromkeys(cell.work["env_id"] for cell in played.values())
+        self.crew = crew = Crew(self.folder, self.bounds, env_ids, _wrappers(played.values()))
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close)
+            interrupts = stack.enter_context(Interrupts(crew.kill))
+            while interrupts.number is None:
+                self._fill()
+                self._keep()
+                if not crew.occupied:
+                    return None
+                for event in crew.events(TICK_S):
+                    self._hear(event)
+            crew.leave([key for key in self.cells if self.cells[key].method == ACTORQ])
+        return interrupts.number
+
+    @property
+    def left(self) -> int:
+        """Cells that were not begun."""
+        return len(self.waiting)
+
+    def _fill(self) -> None:
+        """Begins cells while there are free places and time; lets households go that nobody waits for."""
+        over = time.monotonic() >= self.deadline
+        for key, cell in [] if over else list(self.waiting.items()):
+            if self.crew.occupied >= self.jobs:
+                break
+            if cell.needs and self.states[cell.needs] == FAILED:
+                self._finish(key, Outcome(None, f"the training of its agent failed: {self.cells[cell.needs].title}"))
+            elif cell.needs and self.states[cell.needs] != DONE:
+                continue
+            elif cell.method in PLAYED:
+                self._play(key, cell)
+            else:
+                self._begin(key)
+                self.crew.train(key, self._training(key, cell))
+        self.crew.keep_only([] if over else {self.homes[key] for key in self.waiting if key in self.homes})
+
+    def _play(self, key: str, cell: Cell) -> None:
+        """Begins the cell where its household is ready, and the household where there is none."""
+        name = self.homes[key]
+        ready = self.crew.ready(name)
+        if ready:
+            self._begin(key)
+            spec = QuantSpec.from_json(cell.work["spec"])
+            self.crew.play(name, Play(key=key, spec=spec, episodes=cell.work["episodes"]))
+        elif ready is None:
+            self.crew.settle(name, self._home(name, cell))
+
+    def _begin(self, key: str) -> None:
+        del self.waiting[key]
+        self.started.append(key)
+        self.progress(self.cells[key].title, 0)
+
+    def _home(self, name: str, cell: Cell) -> Home:
+        assert cell.agent is not None
+        return Home(
+            path=self._agent(cell),
+            algo=cell.agent.algo,
+            env_id=cell.work["env_id"],
+            identity=cell.agent.identity,
+            seed=cell.seed,
+            folder=self.folder,
+            # float formats are no grids to be fitted
+            calibrate=any(one.is_integer for key, one in self.waiting.items() if self.homes.get(key) == name),
+        )
+
+    def _training(self, key: str, cell: Cell) -> Training:
+        goes_on = cell.work.get("from") is not None
+        return Training(
+            method=cell.method,
+            work=cell.work,
+            study=self.folder,
+            folder=self.folder / "runs" / key,
+            start=self._agent(cell) if goes_on else None,
+        )
+
+    def _agent(self, cell: Cell) -> Path:
+        """The file of the cell's agent."""
+        if cell.needs:
+            return self.folder / str(self.store.found(cell.needs)["agent"])
+        assert cell.agent is not None
+        assert cell.agent.path is not None
+        return cell.agent.path
+
+    def _hear(self, event: Prepared | Ended) -> None:
+        if isinstance(event, Ended):
+            self._finish(event.key, event.outcome, event.seconds)
+        elif event.error:
+            for key in [key for key in self.waiting if self.homes.get(key) == event.name]:
+                self._finish(key, Outcome(None, event.error))
+
+    def _finish(self, key: str, outcome: Outcome, seconds: float = 0.0) -> None:
+        self.waiting.pop(key, None)
+        self.states[key] = FAILED if outcome.found is None else DONE
+        self.finished.append(
+            Finished(
+                key=key,
+                state=self.states[key],
+                error=outcome.error or None,
+                seconds=seconds,
+                peak_mb=outcome.peak_mb,
+                found=outcome.found,
+            )
+        )
+        if self.cells[key].method == TRAIN:
+            self._keep()  # cells that need it are about to read it
+        self.progress(self.cells[key].title, 1)
+
+    def _keep(self) -> None:
+        """What has happened goes to the disk. The next cells run already: a sync takes as long as a short cell."""
+        finished, started = self.finished, self.started
+        self.finished, self.started = [], []
+        self.store.write(finished, started)
+
+    def _close(self) -> None:
+        self.crew.close()
+        with contextlib.suppress(QuarlError):  # what broke the run off is being said
+            self._keep()
+
+
+def _home_of(cell: Cell) -> str:
+    """Names the household of a cell that is played: agent and seed."""
+    identity: Mapping[str, Any] = {} if cell.agent is None else cell.agent.identity
+    return f"{identity} {cell.work['env_id']} {cell.seed}"
+
+
+def _wrappers(cells: Iterable[Cell]) -> list[str]:
+    """Classes that the environments of the cells' agents are wrapped in, as far as files at hand say so."""
+    paths = dict.fromkeys(cell.agent.path for cell in cells if cell.agent is not None and cell.agent.path is not None)
+    found: dict[str, None] = {}
+    for path in paths:
+        with contextlib.suppress(QuarlError):  # its cells will say it
+            found |= dict.fromkeys(name for name, _ in zoo.read_settings(path).wrappers)
+    return list(found)

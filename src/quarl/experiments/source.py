@@ -1,0 +1,142 @@
+"""Where an agent comes from: a zoo folder, the Hugging Face hub, or a training that the study does itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quarl.algorithms import tuned
+from quarl.envs.names import is_atari
+from quarl.errors import QuarlError
+from quarl.experiments.entries import PolicyEntry, Study
+from quarl.policy import hub, zoo
+from quarl.policy.container import read_bytes
+from quarl.policy.plain_yaml import read_yaml
+
+TRAIN, ZOO, HUB = "train", "zoo", "hub"
+CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}
+"""Other names that a zoo has for an algorithm's folder: Stable-Baselines 2 called its PPO so."""
+STRETCHES, EVALUATIONS = 10, 20
+"""Of a training, at most."""
+FEWEST_STEPS = 2000
+"""Of a stretch: to begin one takes about a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """One agent, before anything of it is read."""
+
+    source: str
+    """train, zoo:FOLDER or hub:ORG/NAME."""
+    identity: Mapping[str, Any]
+    """What determines it, in plain values: the hash of its files, or its training."""
+    path: Path | None = None
+    """None where it is yet to be trained."""
+    algo: str
+    """What its folder calls the algorithm."""
+    n_timesteps: int | None
+    """Environment steps that it was trained for, where that is known."""
+
+    @property
+    def kind(self) -> str:
+        return self.source.partition(":")[0]
+
+
+def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | None:
+    """The agent from the first source that has one; None where none has and the entry says what that means.
+
+    A repository of the hub is fetched here, so that all cells read one commit of it, wherever `main` moves. A hub that
+    is out of reach is a mistake and not a source less: no network decides which agent is measured.
+    """
+    missing: QuarlError | None = None
+    for source in entry.sources:
+        kind, _, rest = source.partition(":")
+        if kind == TRAIN:
+            recipe = training(entry, env_id, seed)
+            return Agent(source=source, identity=recipe, algo=entry.algo, n_timesteps=recipe["n_timesteps"])
+        if kind == HUB:
+            return _on_hub(study, entry, source, rest)
+        try:
+            return _in_zoo(study.agents / rest, entry, source)
+        except QuarlError as error:
+            missing = missing or error
+    if entry.na:
+        return None
+    raise QuarlError(f"{study.at(entry.line)}: {missing}; say where agents are with --agents")
+
+
+def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
+    """Everything on which a training's result depends, RL Zoo's tuned hyper-parameters included."""
+    found = tuned.read(entry.algo, env_id, atari=is_atari(env_id)).written
+    n_timesteps = entry.n_timesteps or int(found["n_timesteps"])
+    return {
+        "algo": entry.algo,
+        "env_id": env_id,
+        "tuned": found,
+        "params": dict(entry.params),
+        "seed": seed,
+        **entry.world,
+        **lengths(n_timesteps),
+    }
+
+
+def lengths(n_timesteps: int) -> dict[str, int]:
+    """Environment steps of a training, of its stretches from one checkpoint to the next, and between evaluations."""
+    return {
+        "n_timesteps": n_timesteps,
+        "save_freq": max(n_timesteps // STRETCHES, FEWEST_STEPS),
+        "eval_freq": max(n_timesteps // EVALUATIONS, min(n_timesteps // 2, FEWEST_STEPS), 1),
+    }
+
+
+def _on_hub(study: Study, entry: PolicyEntry, source: str, repository: str) -> Agent:
+    try:
+        path = hub.fetch(repository)
+        return Agent(
+            source=source, identity=_identity(path), path=path, algo=entry.algo, n_timesteps=_steps(entry, path)
+        )
+    except QuarlError as error:
+        raise QuarlError(f"{study.at(entry.line)}: {error}") from None
+
+
+def _in_zoo(folder: Path, entry: PolicyEntry, source: str) -> Agent:
+    missing: QuarlError | None = None
+    for name in CALLED.get(entry.algo, (entry.algo,)):
+        try:
+            path = zoo.find(folder, name, entry.env)
+        except QuarlError as error:
+            missing = missing or error
+            continue
+        return Agent(source=source, identity=_identity(path), path=path, algo=name, n_timesteps=_steps(entry, path))
+    assert missing is not None
+    raise missing
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    return {"sha256": digest(path), "format": path.suffix}
+
+
+def digest(path: Path, normalize: str | Path | None = None) -> str:
+    """Of the agent's file and what lies beside it."""
+    total = hashlib.sha256(read_bytes(path))
+    settings = zoo.settings_folder(path)
+    beside = [] if settings is None else [settings / name for name in zoo.BESIDE]
+    chosen, _ = zoo.find_statistics(path, normalize)
+    for file in dict.fromkeys([*beside, *([chosen] if chosen else [])]):
+        if file.is_file():
+            total.update(file.name.encode() + hashlib.sha256(read_bytes(file)).digest())
+    return total.hexdigest()
+
+
+def _steps(entry: PolicyEntry, path: Path) -> int | None:
+    """Environment steps of its training, as the study or its config.yml says."""
+    if entry.n_timesteps is not None:
+        return entry.n_timesteps
+    beside = zoo.settings_folder(path)
+    if beside is None or not (beside / "config.yml").is_file():
+        return None
+    steps = read_yaml(beside / "config.yml").get("n_timesteps")
+    return int(steps) if isinstance(steps, int | float) and not isinstance(steps, bool) and 1 <= steps < 2**53 else None

@@ -1,0 +1,226 @@
+"""The store: study.sqlite in a study's folder, the one place where its rows are.
+
+Only the process that runs the study writes, one transaction at a time, synced to the disk; whoever is killed at any
+moment leaves every finished cell. Others may read meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.experiments.cells import NA, NAMES, RUNNING, TODO, Cell, Named
+
+NAME = "study.sqlite"
+VERSION = 1
+"""Of the tables; a database of a newer one is refused."""
+TABLES = """
+CREATE TABLE study (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    name TEXT NOT NULL,
+    file TEXT NOT NULL,       -- the study file as JSON
+    quarl TEXT NOT NULL       -- the version that measured last
+);
+CREATE TABLE cells (
+    key TEXT PRIMARY KEY,
+    place INTEGER,            -- in the study file's order, NULL where it is no longer asked for
+    algo TEXT NOT NULL, env_id TEXT NOT NULL, source TEXT NOT NULL,
+    method TEXT NOT NULL, precision TEXT NOT NULL, scheme TEXT NOT NULL, mode TEXT NOT NULL,
+    seed INTEGER NOT NULL, episodes INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('todo', 'running', 'done', 'failed', 'na')),
+    error TEXT,               -- one line: why it failed, or why it is not measured
+    started REAL,             -- seconds since 1970
+    seconds REAL, peak_mb REAL,
+    row TEXT                  -- JSON: what was measured, every episode's return with it
+);
+"""
+COLUMNS = (*NAMES, "episodes")
+"""Of a cell, by the same names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(Named):
+    """A cell as the database has it."""
+
+    key: str
+    episodes: int
+    state: str
+    error: str | None
+    seconds: float | None
+    peak_mb: float | None
+    found: Mapping[str, Any] | None
+    """What was measured; None where nothing was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What came of a cell."""
+
+    key: str
+    state: str
+    error: str | None = None
+    seconds: float | None = None
+    peak_mb: float | None = None
+    found: Mapping[str, Any] | None = None
+
+
+class Store:
+    """An open database."""
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        """create: make it where it is missing, inside `locked`; QuarlError otherwise, or if it is damaged or newer."""
+        self.path = folder / NAME
+        self._advice = "; choose another folder with -o" if create else ""
+        if not create and not self.path.is_file():
+            raise QuarlError(f"no study in {folder} ({NAME} is missing): quarl study run STUDY -o {folder} makes one")
+        with self._said():
+            self._db = sqlite3.connect(self.path, isolation_level=None)
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise QuarlError(
+                    f"{self.path} is of a newer QuaRL (schema {version}, this one knows {VERSION}): update QuaRL"
+                )
+            if version == 0:
+                self._make(create=create)
+            self._db.execute("PRAGMA synchronous = FULL")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, name: str, document: Mapping[str, Any], version: str, cells: Sequence[Cell]) -> None:
+        """Makes these the cells that the study asks for; what others have found stays, and is not reported.
+
+        Cells that were running when their runner was killed are to be done again.
+        """
+        columns = ", ".join(COLUMNS)
+        with self._transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO study (id, name, file, quarl) VALUES (1, ?, ?, ?)",
+                (name, json.dumps(document), version),
+            )
+            self._db.execute("UPDATE cells SET place = NULL")
+            self._db.execute("UPDATE cells SET state = ?, started = NULL WHERE state = ?", (TODO, RUNNING))
+            for place, cell in enumerate(cells):
+                values = [getattr(cell, column) for column in COLUMNS]
+                self._db.execute(
+                    f"INSERT INTO cells (key, place, {columns}, state, error) "
+                    f"VALUES (?, ?, {', '.join('?' * len(COLUMNS))}, ?, ?) "
+                    "ON CONFLICT (key) DO UPDATE SET place = excluded.place, "
+                    + ", ".join(f"{column} = excluded.{column}" for column in COLUMNS),
+                    (cell.key, place, *values, NA if cell.na else TODO, cell.na or None),
+                )
+                if cell.na:
+                    self._db.execute("UPDATE cells SET state = ?, error = ? WHERE key = ?", (NA, cell.na, cell.key))
+
+    def states(self) -> dict[str, str]:
+        """Of all cells that are asked for, by key."""
+        with self._said():
+            return dict(self._db.execute("SELECT key, state FROM cells WHERE place IS NOT NULL"))
+
+    def again(self, keys: Iterable[str]) -> None:
+        """Forgets what came of these cells: they are to be done."""
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE cells SET state = ?, error = NULL, row = NULL, started = NULL, seconds = NULL, peak_mb = NULL"
+                " WHERE key = ?",
+                [(TODO, key) for key in keys],
+            )
+
+    def write(self, finished: Sequence[Finished], started: Sequence[str]) -> None:
+        """Keeps what came of cells, and that others have begun."""
+        if not finished and not started:
+            return
+        with self._transaction():
+            for one in finished:
+                row = None if one.found is None else json.dumps(one.found)
+                self._db.execute(
+                    "UPDATE cells SET state = ?, error = ?, seconds = ?, peak_mb = ?, row = ? WHERE key = ?",
+                    (one.state, one.error, one.seconds, one.peak_mb, row, one.key),
+                )
+            for key in started:
+                self._db.execute(
+                    "UPDATE cells SET state = ?, started = ? WHERE key = ? AND state = ?",
+                    (RUNNING, time.time(), key, TODO),
+                )
+
+    def found(self, key: str) -> Mapping[str, Any]:
+        """What a finished cell has measured."""
+        with self._said():
+            (row,) = self._db.execute("SELECT row FROM cells WHERE key = ?", (key,)).fetchone()
+        return self._parsed(row) or {}
+
+    def study(self) -> tuple[str, Mapping[str, Any]]:
+        """Name and file of the study."""
+        with self._said():
+            row = self._db.execute("SELECT name, file FROM study").fetchone()
+        if row is None:
+            raise QuarlError(f"{self.path} holds no study yet: quarl study run STUDY -o {self.path.parent} begins it")
+        return str(row[0]), self._parsed(row[1]) or {}
+
+    def records(self) -> list[Record]:
+        """The cells that are asked for, in the study's order."""
+        names = ("key", *COLUMNS, "state", "error", "seconds", "peak_mb", "row")
+        with self._said():
+            rows = self._db.execute(
+                f"SELECT {', '.join(names)} FROM cells WHERE place IS NOT NULL ORDER BY place"
+            ).fetchall()
+        return [Record(**dict(zip(names[:-1], row[:-1], strict=True)), found=self._parsed(row[-1])) for row in rows]
+
+    def _make(self, *, create: bool) -> None:
+        if not create:
+            raise QuarlError(f"{self.path} holds no study: quarl study run STUDY -o {self.path.parent} begins one")
+        if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+            raise QuarlError(f"{self.path} is a database of something else: choose another folder with -o")
+        # a log beside the file, from now on: those who read never wait for the one who writes
+        self._db.execute("PRAGMA journal_mode = WAL")
+        with self._transaction():
+            for statement in TABLES.strip().removesuffix(";").split(";"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _parsed(self, text: str | None) -> Mapping[str, Any] | None:
+        try:
+            found = None if text is None else json.loads(text)
+        except (ValueError, RecursionError):
+            raise QuarlError(f"{self.path} is damaged: a row is no JSON; run the study in another folder") from None
+        return found if isinstance(found, dict) else None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._said():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                # a full disk may have rolled it back already
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        """What the database refuses, as one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            reason = str(error)
+            if "full" in reason or "disk I/O" in reason:
+                raise QuarlError(
+                    f"cannot write {self.path}: {reason}; its rows so far are whole: free some space and repeat the "
+                    "command"
+                ) from None
+            raise QuarlError(f"cannot use {self.path}: {reason}{self._advice}") from None

@@ -1,0 +1,241 @@
+"""A study's tables: errors as the paper's tables have them, sweet spots, training for a precision, time to reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from quarl import stats
+from quarl.arrays import Array
+from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN
+from quarl.experiments.groups import Agent, Group, agent_of, bits_of
+from quarl.experiments.rows import returns
+from quarl.experiments.store import Record
+from quarl.report.schema import Row
+from quarl.stats import NO_VERDICT, as_fields
+
+FP16, INT8 = "fp16", "int8"
+MEAN = "mean"
+"""Stands for the environment in the row of an algorithm's mean."""
+Grid = tuple[str, str]
+"""Scheme and mode."""
+
+
+def errors(found: Sequence[Group]) -> list[Row]:
+    """Return in fp32, fp16 and int8 with E, one row a policy and scheme, then each algorithm's mean of E."""
+    grids = list(dict.fromkeys((one.scheme, one.mode) for one in found if one.precision == INT8 and one.method == PTQ))
+    made: list[Row] = []
+    for algo in dict.fromkeys(one.agent.algo for one in found):
+        for grid in grids or [("default", "dynamic")]:
+            agents = list(dict.fromkeys(one.agent for one in found if one.agent.algo == algo))
+            columns = [_columns(found, agent, grid) for agent in agents]
+            rows = [_error_row(agent, grid, some) for agent, some in zip(agents, columns, strict=True)]
+            made += rows
+            if len(rows) > 1:
+                made.append(_mean_row(algo, grid, columns))
+    return made
+
+
+def _columns(found: Sequence[Group], agent: Agent, grid: Grid) -> dict[str, Group | None]:
+    return _of_the_same_seeds(
+        {
+            FP32: _find(found, agent, FP32, FP32),
+            FP16: _find(found, agent, PTQ, FP16),
+            INT8: _find(found, agent, PTQ, INT8, grid),
+        }
+    )
+
+
+def _of_the_same_seeds(columns: dict[str, Group | None]) -> dict[str, Group | None]:
+    """Means stand side by side only where they are of the same seeds."""
+    seeds = [{record.seed for record in one.records} for one in columns.values() if one is not None]
+    common = set.intersection(*seeds) if seeds else set()
+    return {name: None if one is None else one.of(common) for name, one in columns.items()}
+
+
+def _find(found: Sequence[Group], agent: Agent, method: str, precision: str, grid: Grid | None = None) -> Group | None:
+    return next(
+        (
+            one
+            for one in found
+            if (one.agent, one.method, one.precision) == (agent, method, precision)
+            and grid in (None, (one.scheme, one.mode))
+        ),
+        None,
+    )
+
+
+def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Row:
+    row: dict[str, Any] = {**asdict(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
+    row["seeds"] = max(len(one.records) for one in columns.values() if one is not None) if any(columns.values()) else 0
+    exact = columns[FP32]
+    row |= as_fields(None if exact is None else exact.mean(), FP32, FP32)
+    for name in (FP16, INT8):
+        one = columns[name]
+        row[name] = None if one is None else one.mean().point
+        row |= as_fields(None if one is None else one.error(), f"error_{name}_pct", f"error_{name}")
+    return row
+
+
+def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]]) -> Row:
+    """Mean of E over the policies that have one in every column, as the paper's tables end."""
+    names = [name for name in (FP16, INT8) if any(some[name] is not None for some in columns)]
+    agents = [{name: _together(some[name]) for name in names} for some in columns]
+    usable = [agent for agent in agents if all(pair is not None for pair in agent.values())]
+    row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
+    row |= {"agents": len(usable), "seeds": 0, **as_fields(None, FP32, FP32)}
+    for name in (FP16, INT8):
+        pairs = [pair for agent in usable if (pair := agent.get(name)) is not None]
+        error = stats.mean_error_interval(pairs, np.random.default_rng(0)) if pairs else None
+        row[name] = None
+        row |= as_fields(error, f"error_{name}_pct", f"error_{name}")
+    return row
+
+
+def _together(one: Group | None) -> tuple[Array, Array] | None:
+    """All seeds' episodes: one is as good as another for what is asked here, of these agents and not of others. None
+    where there is none, or no E because fp32's interval contains 0."""
+    if one is None or not (pairs := one.pairs):
+        return None
+    exact, own = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    return None if math.isnan(stats.error_pct(exact, own, np.random.default_rng(0))) else (exact, own)
+
+
+def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[Row]:
+    """The smallest width whose every wider width is non-inferior, one row a policy and scheme.
+
+    records: all of the study; a width that is not measured with each of its seeds has shown nothing.
+    """
+    planned: dict[tuple[Agent, str, str], dict[int, set[int]]] = {}
+    for record in records:
+        if record.method == PTQ and (bits := bits_of(record)) is not None:
+            widths_of = planned.setdefault((agent_of(record), record.scheme, record.mode), {})
+            widths_of.setdefault(bits, set()).add(record.seed)
+    members = {(one.agent, one.scheme, one.mode, one.bits): one for one in found if one.bits is not None and one.pairs}
+    made: list[Row] = []
+    for (agent, scheme, mode), widths_of in planned.items():
+        widths = sorted(widths_of, reverse=True)
+        some = [members.get((agent, scheme, mode, bits)) for bits in widths]
+        if not any(some):
+            continue
+        verdicts = [
+            one.verdict(margin_pct) if one is not None and len(one.pairs) == len(widths_of[bits]) else None
+            for bits, one in zip(widths, some, strict=True)
+        ]
+        good = [one is not None and one.noninferior for one in verdicts]
+        reach = next((number for number, fine in enumerate(good) if not fine), len(good))
+        made.append(
+            {
+                **asdict(agent),
+                "scheme": scheme,
+                "mode": mode,
+                "seeds": max(len(seeds) for seeds in widths_of.values()),
+                "widths": widths,
+                "noninferior": good,
+                "verdicts": [None if one is None else one.verdict for one in verdicts],
+                "sweet_spot": widths[reach - 1] if reach else None,
+            }
+        )
+    return made
+
+
+def means(found: Sequence[Group]) -> list[Row]:
+    """Return over seeds of every policy with every method at every precision, over the seeds that all of them have."""
+    made: list[Row] = []
+    for agent in dict.fromkeys(one.agent for one in found):
+        named = {str(number): one for number, one in enumerate(found) if one.agent == agent}
+        for one in _of_the_same_seeds(dict(named)).values():
+            if one is None:
+                continue
+            about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
+            ends = as_fields(one.mean(), "mean", "ci")
+            made.append({**asdict(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
+    return made
+
+
+def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
+    """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision,
+    with the default scheme, dynamic before static."""
+    made: list[Row] = []
+    for one in found:
+        if one.method != QAT:
+            continue
+        names = [one.precision, *([f"int{one.precision[1:-2]}"] if one.precision.endswith("a8") else [])]
+        grids = (("default", "dynamic"), ("default", "static"))
+        candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids for name in names]
+        best = next((other for other in candidates if other is not None), None)
+        columns = _of_the_same_seeds({FP32: _find(found, one.agent, FP32, FP32), PTQ: best, QAT: one})
+        exact, ptq, own = columns[FP32], columns[PTQ], columns[QAT]
+        ptq_error = None if ptq is None else ptq.error()
+        judged = None if own is None else own.verdict(margin_pct)
+        made.append(
+            {
+                **asdict(one.agent),
+                "precision": one.precision,
+                "seeds": 0 if own is None else len(own.records),
+                "fp32": None if exact is None else exact.mean().point,
+                "ptq": None if ptq is None else ptq.mean().point,
+                "error_ptq_pct": None if ptq_error is None else ptq_error.point,
+                "qat": None if own is None else own.mean().point,
+                **as_fields(None if own is None else own.error(), "error_qat_pct", "error_qat"),
+                **(NO_VERDICT if judged is None else judged.to_json()),
+            }
+        )
+    return made
+
+
+def actorq(records: Sequence[Record]) -> list[Row]:
+    """ActorQ trainings over seeds: what the learner's policy scores, when it reached the target, and how much sooner.
+
+    Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
+    their geometric mean.
+    """
+    members: dict[tuple[Agent, str], list[Record]] = {}
+    for record in records:
+        if record.method == ACTORQ and record.state == DONE:
+            members.setdefault((agent_of(record), record.precision), []).append(record)
+    return list(_actorq(members))
+
+
+def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[Row]:
+    for (agent, precision), some in members.items():
+        facts = [record.found or {} for record in some]
+        mean = stats.over_seeds([returns(record) for record in some], np.random.default_rng(0))
+        other = members.get((agent, FP32), [])
+        same = {record.seed: record.found or {} for record in other}
+        against = [(same[record.seed], record.found or {}) for record in some if record.seed in same]
+        ratios = [_seconds(exact) / _seconds(own) for exact, own in against]
+        # whoever was stopped short of the target would have taken longer
+        clear = precision != FP32 and all(own["reached_s"] is not None for _, own in against)
+        faster = math.exp(float(np.mean(np.log(ratios)))) if ratios and clear else None
+        yield {
+            **asdict(agent),
+            "precision": precision,
+            "seeds": len(some),
+            **as_fields(mean, "mean", "ci"),
+            "target": facts[0]["target"],
+            "reached": sum(fact["reached_s"] is not None for fact in facts),
+            "seconds": math.exp(float(np.mean([math.log(_seconds(fact)) for fact in facts]))),
+            "speedup": faster,
+            "at_least": any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
+        }
+
+
+def _seconds(found: Any) -> float:
+    reached = found["reached_s"]
+    return max(float(found["clock_s"] if reached is None else reached), 1e-3)
+
+
+def excluded(records: Sequence[Record]) -> list[Row]:
+    """Cells that have no result and never will by themselves, with why: n/a, and failed."""
+    counts: dict[tuple[str, ...], int] = {}
+    for record in records:
+        if record.state in (NA, FAILED) and record.method != TRAIN:
+            about = (record.algo, record.env_id, record.source, record.method, record.state, record.error or "")
+            counts[about] = counts.get(about, 0) + 1
+    names = ("algo", "env_id", "source", "method", "cells", "state", "reason")
+    return [dict(zip(names, (*about[:4], count, *about[4:]), strict=True)) for about, count in counts.items()]

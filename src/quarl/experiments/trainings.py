@@ -1,0 +1,106 @@
+"""Cells that train: float agents, quantisation-aware ones, and ActorQ runs, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quarl.config import TrainConfig
+from quarl.errors import QuarlError
+from quarl.experiments.cells import ACTORQ, QAT, TRAIN
+from quarl.experiments.play import returns, weights
+from quarl.experiments.runs import actorq_config, training_config
+from quarl.interrupt import SIGNALLED
+from quarl.policy import artifact, load
+from quarl.policy.graph import QuantizedPolicy
+from quarl.training import stretches
+from quarl.training.outcome import Row
+from quarl.training.run_folder import BEST, RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a cell that trains begins with."""
+
+    method: str
+    work: Mapping[str, Any]
+    study: Path
+    """The study's folder."""
+    folder: Path
+    """The cell's own, in it."""
+    start: Path | None
+    """The agent that is fine-tuned; None: from scratch."""
+
+
+def train(job: Training) -> dict[str, Any]:
+    """A float agent: where its best is, relative to the study."""
+    run, row = _train(training_config(job.work, job.folder))
+    agent = run.path / f"{BEST}.zip"
+    return {"agent": os.path.relpath(agent, job.study), **_length(row)}
+
+
+def train_quantised(job: Training) -> dict[str, Any]:
+    """An agent trained with fake quantisation, played in integers."""
+    run, row = _train(training_config(job.work, job.folder, job.start))
+    best = run.path / f"{BEST}.quarl"  # a run may be too short for an evaluation after quantisation began
+    policy = artifact.read(best if best.is_file() else run.integers)
+    assert isinstance(policy, QuantizedPolicy)
+    return {**_played(job, policy), **_length(row)}
+
+
+def run_actorq(job: Training) -> dict[str, Any]:
+    """A learner with quantised actors; what is played is the learner's policy, in float."""
+    from quarl.actorq.resume import checkpoints  # here: other trainings need no learner
+    from quarl.actorq.supervisor import Supervisor
+
+    config = actorq_config(job.work, job.folder)
+    if checkpoints(config):
+        config = replace(config, resume=True)
+    else:
+        shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to go on from
+    supervisor = Supervisor(config, _print)
+    for _ in supervisor.run():
+        pass
+    ended = supervisor.result
+    if ended.exit_code > SIGNALLED:
+        raise SystemExit(ended.exit_code)
+    if ended.exit_code:
+        raise QuarlError(ended.message.partition("; go on with")[0])
+    policy = load.read(job.folder / "policy-fp32.safetensors")
+    assert isinstance(policy, QuantizedPolicy)
+    names = ("clock_s", "reached_s", "updates")
+    facts = {name: ended.summary[name] for name in names}
+    return {**_played(job, policy), **facts, "target": config.target, "trained_steps": ended.summary["timesteps"]}
+
+
+WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {
+    TRAIN: train,
+    QAT: train_quantised,
+    ACTORQ: run_actorq,
+}
+
+
+def _played(job: Training, policy: QuantizedPolicy) -> dict[str, Any]:
+    env_id = None if policy.provenance.env_id else job.work["env_id"]
+    found = returns(policy, episodes=job.work["episodes"], seed=job.work["seed"], env_id=env_id)
+    return {**found, **weights(policy)}
+
+
+def _length(row: Row) -> dict[str, Any]:
+    return {"trained_steps": row.timesteps, "minutes": row.clock_s / 60}
+
+
+def _train(config: TrainConfig) -> tuple[RunFolder, Row]:
+    """The run's folder and its row."""
+    run, ended = stretches.train(config, _print)
+    if ended.row is None:
+        raise SystemExit(ended.exit_code)
+    return run, ended.row
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,539 @@
+"""Cells that resume, rates and speed-ups by hand, and one real run behind each way of watching."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import contracts
+from quarl.actorq.parts import Parts
+from quarl.actorq.parts_actor import ArmParts
+from quarl.cli import main, parse
+from quarl.config import ActorQConfig, BenchActorQConfig, LatencyConfig
+from quarl.errors import QuarlError
+from quarl.experiments.methods import actorq_reward, actorq_throughput
+from quarl.experiments.methods.actorq import ADDED, settings_of, train, watch
+from quarl.experiments.methods.actorq_protocol import read
+from quarl.experiments.methods.actorq_reward import time_to_reward
+from quarl.experiments.methods.actorq_speedup import speedups
+from quarl.experiments.methods.actorq_throughput import breakdown, throughput
+from quarl.experiments.methods.cells import Cells
+from quarl.report import schema
+
+PROTOCOL = Path(__file__).resolve().parents[2] / "benchmarks" / "actorq_protocol.json"
+STEP_US = {"torch": 2000.0, "fp32": 400.0, "int8": 100.0}
+
+
+def cells(folder, minutes=10.0):
+    return Cells(folder, minutes, lambda line: None)
+
+
+def checked(command, rows):
+    contracts.check(schema.document(command, rows, seed=0))
+    return rows
+
+
+# cells
+
+
+def test_a_finished_cell_is_not_measured_again(tmp_path):
+    first = cells(tmp_path).get("a", {"seconds": 1, "arms": ("x",)}, lambda: {"found": 1})
+    again = cells(tmp_path).get("a", {"seconds": 1, "arms": ("x",)}, lambda: pytest.fail("measured twice"))
+    assert first["found"] == again["found"] == 1
+    assert set(again) == {"settings", "machine", "found"}
+
+
+def test_a_cell_of_other_settings_is_refused(tmp_path):
+    cells(tmp_path).get("a", {"seconds": 1, "actors": 1}, lambda: {})
+    with pytest.raises(QuarlError, match=r"a\.json was measured with another seconds: choose another -o"):
+        cells(tmp_path).get("a", {"seconds": 2, "actors": 1}, lambda: {})
+    cells(tmp_path).get("sweep", {"ptq": ["8"], "save_freq": 100}, lambda: {})
+    with pytest.raises(QuarlError, match=r"measured with another bits: choose another -o"):
+        cells(tmp_path).get("sweep", {"ptq": ["4"]}, lambda: {})
+    again = cells(tmp_path).get("sweep", {"ptq": ["8"]}, lambda: pytest.fail("measured twice"))
+    assert again["settings"]["save_freq"] == 100  # of a time when cells held it
+
+
+def test_a_damaged_cell_is_named(tmp_path):
+    made = cells(tmp_path)
+    for text in ("{", "[]", '{"settings": 3}'):
+        (made.folder / "a.json").write_text(text)
+        with pytest.raises(QuarlError, match=r"a\.json is no cell"):
+            made.get("a", {}, lambda: {})
+
+
+def test_no_cell_is_begun_after_the_time_is_over(tmp_path):
+    cells(tmp_path).get("a", {}, lambda: {"found": 1})
+    late = cells(tmp_path, minutes=-1.0)
+    assert late.get("a", {}, lambda: {})["found"] == 1
+    assert late.get("b", {}, lambda: pytest.fail("begun")) is None
+    assert late.missing == 1
+
+
+def test_settings_leave_out_where_files_go():
+    config = ActorQConfig(output=Path("a"))
+    assert settings_of(config, seconds=3) == settings_of(ActorQConfig(output=Path("b")), seconds=3)
+    assert settings_of(config) != settings_of(ActorQConfig(actors=3))
+
+
+# throughput and breakdown
+
+
+def window(config, *, warm_up, seconds, say, meter=None):
+    """What `watch` would see if steps took STEP_US, updates 20 ms, and nothing else anything; 100 steps an update."""
+    name = "torch" if config.engine == "torch" else config.actor_precision
+    step_s = 1e-6 * STEP_US[name]
+    pace = min(50.0, 1 / (100 / config.samples_per_insert * step_s))
+    updates, steps = round(pace * seconds), round(100 / config.samples_per_insert * pace * seconds)
+    actors = dict.fromkeys(ADDED, 0.0) | {
+        "steps": steps,
+        "loop_s": seconds,
+        "inference_s": 0.8 * steps * step_s,
+        "environment_s": 0.1 * steps * step_s,
+        "insert_s": 0.05 * steps * step_s,
+        "wait_s": seconds - steps * step_s,
+        "pulls": 10,
+    }
+    return {
+        "clock_s": seconds,
+        "env_steps": steps,
+        "updates": updates,
+        "slices": [[k * seconds / 20, k * steps / 20, k * updates / 20] for k in range(21)],
+        "actors": actors,
+        "updates_per_version": updates / 10,
+        "learner": {"wait_s": 0.0},
+        "publisher": {"cpu_share": 0.1, "share_of_fp32": 0.25},
+        "staleness": {"3": 99, "8": 1},
+        "latency_ms": {"40": 10},
+        "blocked_ms": {"25": 10},
+    }
+
+
+def measured(config, arms):
+    found = [ArmParts(precision=p, engine=e, inference_us=80.0, pull_ms=0.0, pack_ms=0.0) for p, e in arms]
+    return Parts(
+        batch_size=100,
+        samples_per_insert=1.0,
+        env_us=10.0,
+        overhead_us=10.0,
+        train_ms=20.0,
+        insert_us=0.0,
+        push_ms=0.0,
+        arms=tuple(found),
+    )
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    asked = []
+
+    def record(config, **options):
+        asked.append((config.engine, config.actor_precision, config.samples_per_insert, config.seed))
+        return window(config, **options)
+
+    monkeypatch.setattr(actorq_throughput, "watch", record)
+    monkeypatch.setattr(actorq_throughput.parts, "measure", measured)
+    return asked
+
+
+def bench(folder, **changed):
+    chosen = {"arms": ("torch-fp32", "fp32", "int8"), "batch_size": 100, "seconds": 10.0, "output": folder}
+    config = BenchActorQConfig(**chosen | {"samples_per_insert": (1.0,)} | changed)
+    config.check()
+    return config
+
+
+def test_speedups_are_ratios_of_updates_a_second(tmp_path, made_up):
+    torch, fp32, int8 = checked("bench actorq throughput", throughput(bench(tmp_path), cells(tmp_path)))
+    assert [row.updates_per_s for row in (torch, fp32, int8)] == [5.0, 25.0, 50.0]
+    assert (int8.speedup_vs_torch_fp32, int8.speedup_vs_litert_fp32) == pytest.approx((10.0, 2.0))
+    assert torch.speedup_vs_torch_fp32 == 1.0
+    assert int8.vs_torch_low <= int8.speedup_vs_torch_fp32 <= int8.vs_torch_high
+    assert int8.predicted_updates_per_s == 50.0
+    assert (int8.realised_samples_per_insert, int8.env_steps_per_s) == (1.0, 5000.0)
+    assert (torch.inference_us, torch.environment_us) == pytest.approx((1600.0, 200.0))
+    assert torch.overhead_us == pytest.approx(200.0)  # a tenth of 2000: what is neither of the two nor a wait
+    assert int8.actor_wait_share == pytest.approx(0.5)
+    assert (int8.staleness_p50, int8.staleness_p99, int8.latency_ms_p50, int8.blocked_ms_p50) == (3, 3, 40, 2.5)
+    assert (torch.updates_per_version, torch.versions_advance) == (5.0, True)
+    assert (int8.updates_per_version, int8.versions_advance) == (50.0, False)
+
+
+def test_where_updates_are_few_environment_steps_are_compared(tmp_path, made_up):
+    rows = throughput(bench(tmp_path, samples_per_insert=(0.01,), arms=("torch-fp32", "int8")), cells(tmp_path))
+    assert [row.updates for row in rows] == [0, 10]  # 0.5 rounds to nothing: no ratio of updates
+    assert [row.env_steps_per_s for row in rows] == [500.0, 10_000.0]
+    assert rows[1].speedup_vs_torch_fp32 == pytest.approx(20.0)
+
+
+def test_rounds_are_pooled_and_the_arms_take_turns(tmp_path, made_up):
+    rows = throughput(bench(tmp_path, rounds=2), cells(tmp_path))
+    assert [name for _, name, _, _ in made_up] == ["fp32", "fp32", "int8", "fp32", "int8", "fp32"]
+    assert [seed for *_, seed in made_up] == [0, 0, 0, 1, 1, 1]
+    assert [row.seconds for row in rows] == [20.0] * 3
+    made_up.clear()
+    assert throughput(bench(tmp_path, rounds=2), cells(tmp_path)) == rows
+    assert made_up == []
+
+
+def test_without_a_baseline_there_is_no_speedup(tmp_path, made_up):
+    (row,) = checked("bench actorq throughput", throughput(bench(tmp_path, arms=("int8",)), cells(tmp_path)))
+    assert row.speedup_vs_torch_fp32 is row.speedup_vs_litert_fp32 is None
+    assert row.predicted_speedup == 1.0  # the plan always has both baselines
+
+
+def test_a_breakdown_adds_up_to_the_loop(tmp_path, made_up):
+    config = bench(tmp_path, what="breakdown", actor_update_interval=(30, 300))
+    rows = checked("bench actorq breakdown", breakdown(config, cells(tmp_path)))
+    assert [(row.actor_update_interval, row.precision) for row in rows] == [
+        (interval, precision) for interval in (30, 300) for precision in ("fp32", "fp32", "int8")
+    ]
+    names = ("inference", "environment", "insert", "pull", "deserialize", "load", "wait", "other")
+    total = sum(getattr(rows[2], f"{name}_ms") for name in names)
+    assert total == pytest.approx(1e6 * 10.0 / rows[2].env_steps)
+
+
+# time to reward
+
+
+def protocol(folder, **task):
+    entry = {"target": 100, "samples_per_insert": 1, "options": {"env": "CartPole-v1"}} | task
+    path = folder / "protocol.json"
+    found = {
+        "reference": "int8",
+        "derived_from": "fp32",
+        "cap_times": 4,
+        "cap_minutes": 1,
+        "window_s": 5,
+        "arms": ["int8", "fp32", "torch-fp32"],
+        "seeds": [0],
+        "common": {"actors": 1, "net_arch": "64,64"},
+        "tasks": {"Cart Pole": entry},
+    }
+    path.write_text(json.dumps(found))
+    return path
+
+
+SECONDS = {("litert", "int8"): 6.0, ("litert", "fp32"): 12.0, ("torch", "fp32"): 90.0}
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    asked = []
+
+    def record(config, *, cap_s, say, meter):
+        asked.append((config.engine, config.actor_precision, config.samples_per_insert, config.seed, cap_s))
+        needed = SECONDS[config.engine, config.actor_precision] * config.samples_per_insert
+        entry = {"clock_s": needed, "timesteps": 5000, "updates": 300, "return": 110.0, "return_quantised": 109.0}
+        reached = entry if needed <= cap_s else None
+        return {
+            "clock_s": min(needed, cap_s),
+            "timesteps": 6000,
+            "updates": 400,
+            "reached_s": needed if reached else None,
+            "reached": reached,
+            "evaluations": [entry],
+        }
+
+    monkeypatch.setattr(actorq_reward, "train", record)
+    monkeypatch.setattr(actorq_reward, "watch", lambda config, **_: {"updates": 50, "clock_s": 5.0})
+    return asked
+
+
+def rows_of(path, folder, minutes=10.0):
+    found = read(path)
+    return checked(
+        "bench actorq time-to-reward", [run.row for run in time_to_reward(found, found.tasks, cells(folder, minutes))]
+    )
+
+
+def test_the_reference_bounds_the_other_arms(tmp_path, trainings):
+    int8, fp32, torch = rows_of(protocol(tmp_path), tmp_path)
+    assert trainings == [
+        ("litert", "int8", 1.0, 0, 60.0),
+        ("litert", "fp32", 1.0, 0, 24.0),
+        ("torch", "fp32", 1.0, 0, 24.0),
+    ]
+    assert (int8.seconds, int8.censored, int8.env_steps, int8.updates) == (6.0, False, 5000, 300)
+    assert (torch.seconds, torch.censored, torch.env_steps, torch.updates) == (24.0, True, 6000, 400)
+    assert (fp32.final_return, fp32.final_return_quantised, fp32.target) == (110.0, 109.0, 100.0)
+
+
+@pytest.mark.parametrize(("minutes", "bounds"), [(0.05, [3.0, 3.0, 3.0]), (0.15, [9.0, 24.0, 24.0])])
+def test_a_task_may_bound_its_reference_lower_and_the_others_only_where_that_fails(
+    tmp_path, trainings, minutes, bounds
+):
+    rows_of(protocol(tmp_path, cap_minutes=minutes), tmp_path)
+    assert [cap_s for *_, cap_s in trainings] == pytest.approx(bounds)
+
+
+def test_derived_seconds_are_updates_times_the_arm_s_pace(tmp_path, trainings):
+    path = protocol(tmp_path, arms=["int8", "fp32"], derived=["torch-fp32"], seeds=[0, 1])
+    rows = rows_of(path, tmp_path)
+    derived = [row for row in rows if row.derived]
+    assert [(row.engine, row.seed, row.seconds, row.censored) for row in derived] == [
+        ("torch", 0, 30.0, False),
+        ("torch", 1, 30.0, False),
+    ]
+
+
+def test_a_reference_of_another_processor_is_not_missing_for_want_of_time(tmp_path, monkeypatch):
+    def elsewhere(task, arm, ratio, seed, cap_s, cells):
+        cells.elsewhere.append(arm)
+
+    monkeypatch.setattr(actorq_reward, "_trained", elsewhere)
+    again = cells(tmp_path)
+    found = read(protocol(tmp_path, seeds=[0]))
+    assert time_to_reward(found, found.tasks, again) == []
+    assert (again.elsewhere, again.missing) == ([found.reference], 0)
+
+
+def test_no_arm_is_compared_with_one_of_another_processor(tmp_path, trainings):
+    path = protocol(tmp_path, seeds=[0, 1])
+    rows_of(path, tmp_path)
+    found = read(path)
+    for name in ("int8", "fp32"):
+        to_another_processor(tmp_path / "cells" / f"Cart-Pole-{name}-spi1-seed0.json")
+    (tmp_path / "cells" / "Cart-Pole-torch-fp32-spi1-seed0.json").unlink()
+    trainings.clear()
+    again = cells(tmp_path)
+    runs = time_to_reward(found, found.tasks, again)
+    assert trainings == []
+    assert [(run.row.seed, run.row.cpu == "another") for run in runs] == [(0, True)] * 2 + [(1, False)] * 3
+    assert (again.elsewhere, again.missing) == (["Cart-Pole-torch-fp32-spi1-seed0"], 0)
+
+    to_another_processor(tmp_path / "cells" / "Cart-Pole-fp32-spi1-seed1.json")
+    with pytest.raises(QuarlError, match=r"fp32-spi1-seed1\.json was measured on another, Cart-Pole-int8-spi1-seed1"):
+        time_to_reward(found, found.tasks, cells(tmp_path))
+
+
+def to_another_processor(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": {"cpu": "another"}}))
+
+
+def test_seeds_of_the_others_take_turns_and_cells_resume(tmp_path, trainings):
+    path = protocol(tmp_path, seeds=[0, 1])
+    rows = rows_of(path, tmp_path)
+    assert [name for name, *_ in trainings] == ["litert", "litert", "torch", "litert", "torch", "litert"]
+    trainings.clear()
+    assert rows_of(path, tmp_path, minutes=-1.0) == rows
+    assert trainings == []
+    late = cells(tmp_path / "new", -1.0)
+    found = read(path)
+    assert time_to_reward(found, found.tasks, late) == []
+    assert late.missing == 6
+
+
+def test_a_run_that_was_stopped_sooner_than_it_would_be_now_is_no_censored_run(tmp_path, trainings):
+    path = protocol(tmp_path, options={"env": "CartPole-v1", "n_timesteps": 7000})
+    assert [row.censored for row in rows_of(path, tmp_path)] == [False, False, True]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cap_times": 8}))
+    with pytest.raises(
+        QuarlError, match=r"torch-fp32-spi1-seed0.json was stopped after 24 s, and the bound is 48 s now"
+    ):
+        rows_of(path, tmp_path)
+
+
+def test_other_ratios_are_bounded_by_the_arm_s_time_at_the_task_s_own(tmp_path, trainings):
+    path = protocol(tmp_path, also_samples_per_insert=[0.5, 1, 2], also_seeds=[0])
+    rows = rows_of(path, tmp_path)
+    assert [(row.samples_per_insert, row.precision, row.engine, row.seconds, row.censored) for row in rows[3:]] == [
+        (0.5, "int8", "litert", 3.0, False),
+        (0.5, "fp32", "torch", 24.0, True),  # needs 45
+        (0.5, "fp32", "litert", 6.0, False),
+        (2.0, "int8", "litert", 6.0, True),
+        (2.0, "fp32", "litert", 12.0, True),
+        (2.0, "fp32", "torch", 24.0, True),
+    ]
+    best = [one for one in speedups(list(map(asdict, rows))) if one.best_ratio]
+    found = {(one.precision, one.engine, one.against): (one.speedup, one.at_least) for one in best}
+    assert found["int8", "litert", "litert fp32"] == (pytest.approx(2.0), False)
+    assert found["int8", "litert", "torch fp32"] == (pytest.approx(8.0), True)
+
+
+def reward_row(task, precision, engine, seed, seconds, **changed):
+    return {
+        "task": task,
+        "precision": precision,
+        "engine": engine,
+        "seed": seed,
+        "seconds": seconds,
+        "derived": False,
+        "censored": False,
+        "final_return": 100.0,
+        "final_return_quantised": 100.0,
+        "samples_per_insert": 1.0,
+    } | changed
+
+
+def test_speedups_are_geometric_means_over_seeds_then_tasks():
+    rows = [
+        reward_row("a", "int8", "litert", 0, 10.0),
+        reward_row("a", "int8", "litert", 1, 10.0, final_return_quantised=94.0),
+        reward_row("a", "fp32", "litert", 0, 20.0),
+        reward_row("a", "fp32", "litert", 1, 80.0),
+        reward_row("b", "int8", "litert", 0, 10.0),
+        reward_row("b", "fp32", "litert", 0, 10.0, censored=True),
+    ]
+    a, b, both = speedups(rows)
+    assert (a.task, a.speedup, a.seconds_against, a.at_least) == ("a", pytest.approx(4.0), pytest.approx(40.0), False)
+    t, spread = 12.706, math.log(8 / 2) / 2  # Student's with one degree of freedom; standard error of two numbers
+    assert (a.low, a.high) == (
+        pytest.approx(4 / math.exp(t * spread), rel=1e-3),
+        pytest.approx(4 * math.exp(t * spread), rel=1e-3),
+    )
+    assert (a.final_return_pct, a.noninferior) == (pytest.approx(3.0), None)
+    assert (a.final_return_low, a.final_return_high) == (
+        pytest.approx(3 - t * 3, rel=1e-3),
+        pytest.approx(3 + t * 3, rel=1e-3),
+    )
+    assert (b.low, b.high) == (None, None)
+    assert (b.final_return_pct, b.final_return_low, b.final_return_high) == (None, None, None)
+    assert (b.speedup, b.at_least, b.noninferior) == (pytest.approx(1.0), True, None)
+    assert both.low == pytest.approx(2 / math.exp(t * math.log(2)), rel=1e-3)  # tasks of 4 and 1
+    assert both.high is None  # a run that was stopped bounds nothing from above
+    assert (both.task, both.speedup, both.at_least, both.seeds) == ("all", pytest.approx(2.0), True, 3)
+    contracts.check(schema.document("bench actorq speed-up", (a, b, both)))
+
+
+def test_seconds_of_the_bound_have_no_interval():
+    rows = [reward_row("a", "int8", "litert", seed, 10.0 + seed) for seed in range(3)]
+    rows += [reward_row("a", "fp32", "torch", seed, 40.0 + 4 * seed, censored=True) for seed in range(3)]
+    (found,) = speedups(rows)
+    assert (found.speedup, found.at_least, found.low, found.high) == (pytest.approx(4.0), True, None, None)
+
+
+def test_three_seeds_are_judged_by_the_interval_of_their_loss():
+    def verdict(*returns):
+        rows = [reward_row("a", "fp32", "litert", seed, 20.0) for seed in range(len(returns))]
+        rows += [
+            reward_row("a", "int8", "litert", seed, 10.0, final_return_quantised=found)
+            for seed, found in enumerate(returns)
+        ]
+        (found,) = speedups(rows)
+        assert found.noninferior == (None if found.verdict is None else found.verdict == "non-inferior")
+        return found.noninferior, found.verdict, found.differs
+
+    assert verdict(99.0, 98.0, 98.0) == (True, "non-inferior", True)  # 1.7 % [0.2, 3.1]
+    assert verdict(98.0, 97.0, 96.0) == (False, "undecided", True)  # 3 % in the mean, but perhaps 5.5 with other seeds
+    assert verdict(80.0, 81.0, 82.0) == (False, "inferior", True)
+    assert verdict(101.0, 99.0, 100.0) == (True, "non-inferior", False)
+    assert verdict(98.0, 97.0) == (None, None, None)
+
+
+def test_runs_that_missed_the_target_are_counted_and_left_out():
+    rows = [
+        reward_row("a", "int8", "litert", 0, 10.0),
+        reward_row("a", "int8", "litert", 1, 99.0, censored=True),
+        reward_row("a", "fp32", "torch", 0, 30.0),
+        reward_row("a", "fp32", "torch", 1, 30.0),
+    ]
+    (found,) = speedups(rows)
+    assert (found.against, found.speedup, found.seeds, found.lost) == ("torch fp32", pytest.approx(3.0), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"options": {"env": "CartPole-v1", "engine": "torch"}}, "'engine' is no option that a task can have"),
+        ({"options": {"frob": 1}}, "'frob' is no option"),
+        ({"arms": ["fp32"]}, "lacks the reference arm int8"),
+        ({"arms": ["int8"], "derived": ["torch-fp32"]}, "derives from fp32, which is none of its arms"),
+        ({"arms": ["int8", "tpu-int8"]}, "unknown engine"),
+        ({"samples_per_insert": 0}, "samples-per-insert must be above 0"),
+        ({"options": {"algo": "ppo"}}, "ppo learns on-policy"),
+        ({"target": "high"}, "could not convert"),
+        ({"target": None}, "not as expected"),
+    ],
+)
+def test_a_wrong_protocol_is_refused_before_any_run(tmp_path, task, said):
+    with pytest.raises(QuarlError, match=said):
+        read(protocol(tmp_path, **task))
+
+
+def test_the_committed_protocol_is_sound():
+    found = read(PROTOCOL)
+    assert {task.name for task in found.tasks} >= {"Acrobot-v1", "CartPole-v1", "cartpole-balance"}
+    for name, seeds in (("Acrobot-v1", 5), ("CartPole-v1", 5), ("cartpole-balance", 3)):
+        (task,) = found.chosen((name,))
+        assert set(task.arms) == {"int8", "int4", "fp32", "torch-fp32"}
+        assert len(task.seeds) == seeds
+        assert set(task.also_seeds) <= set(task.seeds)
+        assert task.training("int8", 1.0, 0).net_arch == "2048,2048,2048"
+    with pytest.raises(QuarlError, match="no task 'Pong'"):
+        found.chosen(("Pong",))
+
+
+# the command line
+
+
+def test_both_benches_are_parsed():
+    assert isinstance(parse(["bench", "latency", "--widths", "64,64"]), LatencyConfig)
+    found = parse(["bench", "actorq", "--what", "breakdown", "--arms", "int8"])
+    assert isinstance(found, BenchActorQConfig)
+    assert (
+        found.command_line() == "quarl bench actorq --what breakdown --arms int8 --seed 0 --output quarl-bench-actorq"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--what time-to-reward", "wants --protocol FILE"),
+        ("--protocol x.json", "belong to --what time-to-reward"),
+        ("--what time-to-reward --protocol x.json --env Nope-v9", "--env is said by the protocol of time-to-reward"),
+        ("--what throughput --seeds 3", "--seeds belongs to --what staleness: drop it"),
+        ("--what staleness --warm-up 3", "--warm-up is of windows, and --what staleness trains to the end: drop it"),
+        ("--publish-interval 0", "--publish-interval must be at least 1"),
+        ("--what time-to-reward --protocol x.json --device cuda", "--device is said by the protocol of time-to-reward"),
+        ("--what time-to-reward --protocol missing.json", "cannot read the protocol missing.json"),
+        ("--params batch_size:64", "--params batch_size is given by --batch-size too: drop one"),
+        ("--arms int9", "int9"),
+        ("--arms torch-int8", "torch engine has no integer kernels"),
+        ("--arms gpu-int8", "unknown engine"),
+        ("--seconds 0", "--seconds"),
+        ("--actor-update-interval 0", "--actor-update-interval must be at least 1"),
+        ("--net-arch 64,x", "--net-arch"),
+        ("--algo ppo", "on-policy"),
+    ],
+)
+def test_mistakes_are_one_line(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "actorq", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# real runs
+
+
+def small(**changed):
+    params = ("learning_starts:200", "buffer_size:5000")
+    chosen = {"env": "CartPole-v1", "actors": 1, "net_arch": "64,64", "batch_size": 32, "params": params}
+    return ActorQConfig(**chosen | {"samples_per_insert": 2.0, "eval_freq": 0, "n_timesteps": 10**9} | changed)
+
+
+def test_a_window_of_a_real_run_holds_what_happened_in_it():
+    found = watch(small(), warm_up=0.2, seconds=1.0, say=lambda line: None)
+    assert found["clock_s"] >= 1.0
+    assert found["updates"] * 32 / found["env_steps"] == pytest.approx(2.0, rel=0.1)
+    actors = found["actors"]
+    assert actors["steps"] == pytest.approx(found["env_steps"], rel=0.2)
+    booked = sum(actors[name] for name in ADDED if name.endswith("_s") and name != "loop_s")
+    assert booked <= actors["loop_s"] * 1.001
+    assert len(found["slices"]) >= 2
+    assert found["slices"][-1][0] - found["slices"][0][0] == pytest.approx(found["clock_s"])
+    json.dumps(found)
+
+
+def test_a_real_run_is_stopped_and_censored_at_its_bound():
+    found = train(small(eval_freq=200, eval_episodes=2, target=1e6), cap_s=0.5, say=lambda line: None)
+    assert found["reached"] is None
+    assert found["clock_s"] >= 0.5
+    assert {"clock_s", "return", "return_quantised", "updates"} <= found["evaluations"][0].keys()

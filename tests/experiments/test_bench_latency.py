@@ -1,0 +1,193 @@
+"""Latency: who is timed on what, and the rows that come out."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+
+import numpy as np
+import pytest
+
+import contracts
+import networks as small
+from quarl import engines
+from quarl.errors import QuarlError
+from quarl.experiments.methods import latency, networks, onnx_tool
+from quarl.experiments.methods.artifact_speed import measure_artifact
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.report import schema
+
+
+class Clock:
+    """A clock that only engines move."""
+
+    def __init__(self):
+        self.now = 0
+
+    def read(self):
+        return self.now
+
+
+class Fake:
+    """An engine that takes the nanoseconds it is told, and remembers what it was given."""
+
+    measured, file_bytes = True, 7
+
+    def __init__(self, clock, name, costs, batch=1):
+        self.clock, self.name, self.batch = clock, name, batch
+        self.costs = itertools.cycle(costs)
+        self.seen = []
+
+    def run(self, observations):
+        assert not gc.isenabled() or not self.seen  # only preparing may be interrupted
+        self.seen.append(observations)
+        self.clock.now += next(self.costs)
+        return observations
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(latency.time, "perf_counter_ns", made.read)
+    return made
+
+
+def test_timings_are_the_percentiles_of_the_calls(clock):
+    gc.disable()
+    try:
+        steady, jumpy = Fake(clock, "a", [2_000]), Fake(clock, "b", [1_000] * 49 + [90_000])
+        timings = latency.time_engines([steady, jumpy], np.zeros((8, 3), np.float32), seconds=0.01)
+    finally:
+        gc.enable()
+    assert timings == [latency.Timing(2.0, 2.0), latency.Timing(1.0, 90.0)]
+
+
+def test_every_observation_passes_by_in_whole_batches(clock):
+    gc.disable()
+    try:
+        engine = Fake(clock, "a", [1_000], batch=4)
+        latency.time_engines([engine], np.arange(10, dtype=np.float32).reshape(10, 1), seconds=0.001)
+    finally:
+        gc.enable()
+    assert {tuple(rows[:, 0]) for rows in engine.seen} == {(0, 1, 2, 3), (4, 5, 6, 7)}
+
+
+def test_fewer_observations_than_a_batch_are_repeated(clock):
+    gc.disable()
+    try:
+        engine = Fake(clock, "a", [1_000], batch=4)
+        latency.time_engines([engine], np.arange(3, dtype=np.float32).reshape(3, 1), seconds=0.001)
+    finally:
+        gc.enable()
+    assert {tuple(rows[:, 0]) for rows in engine.seen} == {(0, 1, 2, 0)}
+
+
+def test_engines_take_turns_and_garbage_collection_comes_back(monkeypatch):
+    order, collecting = [], []
+
+    class Named(Fake):
+        def run(self, observations):
+            order.append(self.name)
+            collecting.append(gc.isenabled())
+            self.clock.now += 1_000
+            return observations
+
+    made = Clock()
+    monkeypatch.setattr(latency.time, "perf_counter_ns", made.read)
+    pair = [Named(made, name, [1]) for name in "ab"]
+    latency.time_engines(pair, np.zeros((8, 3), np.float32), seconds=0.0001)
+    blocks = [name for name, _ in itertools.groupby(order)]
+    assert len(blocks) > latency.ROUNDS
+    prepared = collecting.index(False)
+    assert not any(collecting[prepared:])
+    assert len({*order[:prepared]}) == 2
+    assert len(order) - prepared > latency.ROUNDS * 2
+    assert gc.isenabled()
+
+
+def test_no_observations_are_refused():
+    with pytest.raises(QuarlError, match="recorded observations"):
+        latency.time_engines([], np.zeros((0, 3)))
+
+
+def test_rows_keep_the_contract_and_the_order(monkeypatch):
+    monkeypatch.setattr(networks, "ENVIRONMENTS", {})
+    tiny = networks.Network(name="8-8", observation_shape=(5,), hidden=(8, 8), num_actions=2)
+    columns = [("torch", "fp32"), ("onnx", "int8"), ("onnx", latency.PER_TENSOR)]
+    rows = latency.measure([tiny], batches=(1, 3), columns=columns, seconds=0.002)
+    contracts.check(schema.document("bench latency", rows, seed=0))
+    assert [(row.batch, row.engine, row.precision) for row in rows] == [
+        (b, *column) for b in (1, 3) for column in columns
+    ]
+    assert all(0 < row.us_p50 <= row.us_p99 and row.bytes > 0 for row in rows)
+
+
+def test_networks_have_the_sizes_they_are_known_by():
+    sizes = {network.name: networks.build(network).num_weights for network in networks.STANDARD}
+    assert sizes == {
+        "64-64": 8 * 64 + 64 * 64 + 64 * 4,
+        "256-256": 17 * 256 + 256 * 256 + 256 * 6,
+        "400-300": 26 * 400 + 400 * 300 + 300 * 6,
+        "4096-512-1024": 26 * 4096 + 4096 * 512 + 512 * 1024 + 1024 * 25,
+        "2048-2048-2048": 17 * 2048 + 2 * 2048 * 2048 + 2048 * 6,
+        "nature-cnn": 4 * 32 * 64 + 32 * 64 * 16 + 64 * 64 * 9 + 3136 * 512 + 512 * 6,
+    }
+
+
+def test_widths_name_a_standard_network_or_a_new_one():
+    assert networks.with_hidden((400, 300)) is networks.STANDARD[2]
+    assert networks.with_hidden((512,)).observation_shape == (17,)
+    assert networks.with_hidden((3, 4)).name == "3-4"
+
+
+@pytest.mark.parametrize("network", [networks.STANDARD[0], networks.STANDARD[1]])
+def test_recorded_observations_are_real_and_repeatable(network):
+    pytest.importorskip("Box2D" if network.observation_shape == (8,) else "mujoco")
+    first, source = networks.record(network, num=40)
+    again, _ = networks.record(network, num=40)
+    assert source == networks.ENVIRONMENTS[network.observation_shape]
+    assert first.shape == (40, *network.observation_shape)
+    assert first.dtype == np.float32
+    assert len(np.unique(first, axis=0)) == 40
+    np.testing.assert_array_equal(first, again)
+
+
+def test_an_environment_that_is_always_there_stands_in(monkeypatch):
+    monkeypatch.setattr(networks, "ENVIRONMENTS", {})
+    vectors, source = networks.record(networks.STANDARD[0], num=5)
+    assert source == "Acrobot-v1, repeated"
+    np.testing.assert_array_equal(vectors[:, :2], vectors[:, 6:])
+    images, _ = networks.record(networks.STANDARD[-1], num=5)
+    assert (images.shape, images.dtype) == ((5, 4, 84, 84), np.uint8)
+
+
+def test_frames_are_stacked_oldest_first():
+    frames = np.zeros((5, 96, 96, 3), np.uint8)
+    frames += np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1) * 10
+    stacked = networks._stacked(frames, (4, 84, 84))
+    assert stacked[:, :, 0, 0].tolist() == [[0, 10, 20, 30], [10, 20, 30, 40]]
+
+
+def test_onnx_runtimes_own_tool_comes_close_and_says_nothing(caplog, capfd):
+    policy = small.convolutional()
+    x = small.observations(policy, 4)
+    exact = quantize(policy, QuantSpec.parse("fp32"))
+    with caplog.at_level(logging.DEBUG):
+        engine = onnx_tool.load(exact, 4)
+    wanted = engines.load(exact, "reference", batch=4).run(x)
+    np.testing.assert_allclose(engine.run(x), wanted, atol=0.05 * np.abs(wanted).max())
+    assert engine.file_bytes < engines.load(exact, "onnx").file_bytes
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_artefact_is_written_and_loaded(tmp_path):
+    policy = small.dense([17, 64, 64, 6])
+    rows = measure_artifact(policy, tmp_path, precisions=("int8", "int4"), engine="onnx", repeats=2)
+    assert [row.precision for row in rows] == ["int8", "int4"]
+    assert all(row.write_ms > 0 and row.load_ms > 0 for row in rows)
+    assert rows[0].bytes == (tmp_path / "int8.quarl").stat().st_size
+    with pytest.raises(QuarlError, match="per-channel"):
+        measure_artifact(policy, tmp_path, scheme="default")

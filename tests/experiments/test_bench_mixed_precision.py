@@ -1,0 +1,274 @@
+"""Mixed precision: turns of timed updates, medians by hand, and whole small trainings on pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import contracts
+from quarl.cli import main, parse
+from quarl.config import MixedPrecisionConfig
+from quarl.config.base import hyperparameters
+from quarl.config.mixed_precision import sizes
+from quarl.errors import QuarlError
+from quarl.experiments.methods import mixed_precision, mixed_precision_learning
+from quarl.experiments.methods.cells import Cells
+from quarl.experiments.methods.mixed_precision import Updates, take_turns, updates
+from quarl.experiments.methods.mixed_precision_learning import learning
+from quarl.report import schema
+from quarl.training import stretches
+
+SHORT = """\
+import gymnasium
+import numpy as np
+
+
+class Lights(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return self._observe(), {}
+
+    def step(self, action):
+        reward, self.left = float(action == self.lit), self.left - 1
+        return self._observe(), reward, self.left == 0, False, {}
+
+    def _observe(self):
+        self.lit = int(self.np_random.integers(3))
+        frames = np.zeros((4, 84, 84), np.uint8)
+        frames[:, :, 28 * self.lit : 28 * self.lit + 28] = 255
+        return frames
+
+
+gymnasium.register("Lights-v0", entry_point=Lights)
+"""
+"""Five steps an episode, because a game of Pong for every evaluation takes minutes."""
+
+
+@pytest.fixture(autouse=True)
+def lights(monkeypatch, tmp_path):
+    """The environment by its module, and a folder of the test's own."""
+    pytest.importorskip("ale_py", reason="needs the extra atari")
+    (tmp_path / "lights.py").write_text(SHORT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    gymnasium.registry.pop("Lights-v0", None)
+    sys.modules.pop("lights", None)
+
+
+def config(folder, **changed):
+    chosen = {"policies": ("4,8",), "batch_size": 8, "threads": 1}
+    if changed.get("what", "updates") == "updates":
+        chosen["seconds"] = 1.0
+    found = MixedPrecisionConfig(**chosen | {"output": folder} | changed)
+    found.check()
+    return found
+
+
+def cells(folder, minutes=10.0):
+    return Cells(folder, minutes, lambda line: None)
+
+
+# updates
+
+
+def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path):
+    asked = config(tmp_path)
+    rows = updates(asked, cells(tmp_path))
+    contracts.check(schema.document("bench mixed-precision updates", rows))
+    assert [row.dtype for row in rows] == ["fp32", "bf16", "fp16"]
+    fp32, bf16, _ = rows
+    # 4*4*64 + 4*4*16 + 4*4*9 weights and 3*4 biases; 4*7*7 inputs of the dense layer; 6 actions
+    assert fp32.parameters == 1024 + 256 + 144 + 12 + (196 * 8 + 8) + (8 * 6 + 6)
+    assert (fp32.filters, fp32.width, fp32.batch, fp32.device, fp32.threads) == (4, 8, 8, "cpu", 1)
+    assert (fp32.native, fp32.speedup, fp32.speedup_low) == (True, 1.0, None)
+    assert all(row.updates >= 3 and row.ci_low <= row.ms_per_update <= row.ci_high for row in rows)
+    assert bf16.speedup == pytest.approx(fp32.ms_per_update / bf16.ms_per_update)
+    assert bf16.speedup_low <= bf16.speedup <= bf16.speedup_high
+    assert updates(asked, cells(tmp_path, minutes=-1.0)) == rows  # from its cell
+    other = dataclasses.replace(asked, params=("policy_kwargs:dict(optimizer_kwargs=dict(eps=1e-5))",))
+    with pytest.raises(QuarlError, match="measured with another params"):
+        updates(other, cells(tmp_path))
+
+
+def test_what_does_not_fit_into_the_time_is_extrapolated_and_said(tmp_path, capsys):
+    words = "bench mixed-precision --policies 4,8 --batch-size 8 --seconds 1e-6 --threads 1 --dtypes fp32 fp16 -o out"
+    assert main(words.split()) == 0
+    document = json.loads((tmp_path / "out" / "updates.json").read_text())
+    contracts.check(document)
+    for row in document["rows"]:
+        assert (row["updates"], row["ci_low"], row["speedup_low"]) == (0, None, None)
+        assert row["ms_per_update"] > 0
+    shown = capsys.readouterr().out
+    assert "≈" in shown
+    assert "extrapolated from batches of 2 and 4" in shown
+
+
+class Clocked(Updates):
+    """Updates that take what they are told to, on a clock that only they move."""
+
+    now = 0.0
+
+    def __init__(self, seconds, log, name):
+        self.batch_size, self.seconds, self.took = 32, [], seconds
+        self.log, self.name = log, name
+
+    def update(self, batch_size):
+        self.log.append(self.name)
+        Clocked.now += self.took
+        return self.took
+
+
+def test_precisions_take_turns_until_each_has_had_its_time(monkeypatch):
+    monkeypatch.setattr(mixed_precision.time, "perf_counter", lambda: Clocked.now)
+    log = []
+    fast, slow = Clocked(1.0, log, "fast"), Clocked(8.0, log, "slow")
+    take_turns([fast, slow], seconds=20.0)
+    assert log[:2] == ["fast", "slow"]  # not counted
+    assert log[2:8] == ["fast", "fast", "slow", "slow", "fast", "fast"]  # blocks of 2 s, who begins changes
+    assert (sum(fast.seconds), sum(slow.seconds)) == (20.0, 24.0)
+
+
+def test_an_estimate_is_what_is_fixed_and_what_each_row_adds(monkeypatch):
+    timer = Clocked(0.0, [], "")
+    monkeypatch.setattr(timer, "update", lambda rows: 1.0 + 0.5 * rows)
+    timer.probe()
+    assert timer.estimated_s == pytest.approx(1.0 + 0.5 * 32)
+    assert timer.fits(51.0)
+    assert not timer.fits(50.9)
+
+
+# learning
+
+
+def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
+    params = ("learning_starts:40", "buffer_size:500", "train_freq:4")
+    asked = config(
+        tmp_path,
+        what="learning",
+        env="lights:Lights-v0",
+        n_timesteps=120,
+        seeds=1,
+        episodes=2,
+        dtypes=("fp32", "fp16"),
+    )
+    asked = dataclasses.replace(asked, params=params)
+    rows = learning(asked, cells(tmp_path))
+    contracts.check(schema.document("bench mixed-precision learning", rows))
+    fp32, fp16 = rows
+    assert (fp32.env_steps, fp32.updates, fp32.seeds, fp32.episodes) == (120, 20, 1, 2)
+    assert fp32.difference is fp32.equal is None
+    assert fp16.difference == pytest.approx(fp16.mean - fp32.mean)
+    assert fp16.equal == (fp16.difference_low <= 0 <= fp16.difference_high)
+    assert 0 <= fp32.before <= 5
+    assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_a_training_that_a_signal_broke_off_is_gone_on_with(tmp_path, monkeypatch):
+    params = ("learning_starts:40", "buffer_size:500", "train_freq:4")
+    asked = config(
+        tmp_path, what="learning", env="lights:Lights-v0", n_timesteps=400, seeds=1, episodes=2, dtypes=("fp32",)
+    )
+    asked = dataclasses.replace(asked, params=params)
+
+    def interrupt():
+        while not any("0000000000" not in path.name for path in tmp_path.glob("runs/*/dqn/*/checkpoint-*")):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        learning(asked, cells(tmp_path))
+    thread.join()
+    begun, from_here = [], stretches.from_here
+    monkeypatch.setattr(stretches, "from_here", lambda config, say: begun.append(from_here(config, say)) or begun[-1])
+    other = dataclasses.replace(asked, params=(*params, "gamma:0.9"))
+    assert learning(other, cells(tmp_path / "other"))[0].env_steps == 400
+    assert not begun[0].resume
+    begun.clear()
+    assert learning(asked, cells(tmp_path))[0].env_steps == 400
+    assert begun[0].resume
+
+
+def test_differences_are_paired_by_seed():
+    def cell(*returns):
+        return {"returns": returns, "before": [0.0], "env_steps": 1, "updates": 1, "minutes": 1.0}
+
+    found = {"fp32": {0: cell(1.0, 2.0), 1: cell(5.0, 6.0)}, "bf16": {0: cell(1.5, 2.5), 1: cell(5.5, 6.5)}}
+    row = mixed_precision_learning._row(MixedPrecisionConfig(), "A", "bf16", found)
+    assert (row.difference, row.difference_low, row.difference_high, row.equal) == (0.5, 0.5, 0.5, False)
+    assert row.mean == 4.0
+
+
+def test_the_rows_have_the_contract_s_keys_in_its_order():
+    for name, row in (("updates", mixed_precision.Row), ("learning", mixed_precision_learning.Row)):
+        keys = list(contracts.ROWS[f"bench mixed-precision {name}"])
+        assert [field.name for field in dataclasses.fields(row)] == keys
+
+
+# options
+
+
+def test_policies_are_those_of_the_experiment_or_any_widths():
+    assert [sizes(name) for name in ("A", "B", "C", "64,256")] == [(128, 128), (512, 512), (1024, 2048), (64, 256)]
+    assert MixedPrecisionConfig().chosen() == ("A", "B", "C")
+    assert MixedPrecisionConfig(what="learning").chosen() == ("A",)
+    with pytest.raises(QuarlError, match="'D' is none of A"):
+        sizes("D")
+
+
+def test_policy_kwargs_are_those_given_and_the_policy_s():
+    given = "policy_kwargs:dict(optimizer_kwargs=dict(eps=0.00015), activation_fn=nn.ReLU)"
+    training = MixedPrecisionConfig(params=("gamma:0.9", given)).training("A", "bf16", 0, Path("out"))
+    assert hyperparameters(training.params, str) == {
+        "gamma": "0.9",
+        "batch_size": "32",
+        "policy_kwargs": "dict(optimizer_kwargs=dict(eps=0.00015), activation_fn=nn.ReLU, "
+        "features_extractor_class=WideCNN, features_extractor_kwargs=dict(filters=128, features_dim=128), net_arch=[])",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--policies D", "--policies 'D' is none of A (128,128)"),
+        ("--policies 0,8", "--policies '0,8'"),
+        ("--batch-size 0", "--batch-size must be at least 1"),
+        ("--seconds 0", "--seconds and --minutes must be above 0"),
+        ("--params policy_kwargs:dict(net_arch=[8])", "net_arch is what --policies says"),
+        ("--params policy_kwargs:[8]", "policy_kwargs:[8] is no dict(...)"),
+        ("--params policy_kwargs:dict(open('x'))", "is no dict(...)"),
+        ("--params lr", "'lr' is not NAME:VALUE"),
+        ("--params batch_size:64", "--params batch_size is what --batch-size says: drop it"),
+        ("--params buffer_size:5", "--params buffer_size is fixed where updates are timed: drop it"),
+        ("--seeds 2", "--seeds is not of --what updates: drop it"),
+        ("--what learning --seconds 3", "--seconds is not of --what learning: drop it"),
+        ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("--env CartPole-v1 --policies 4,8", "WideCNN reads images"),
+    ],
+)
+def test_mistakes_are_one_line(words, said, capsys):
+    assert main(["bench", "mixed-precision", *words.split()]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert said in err[-1]
+    assert "Traceback" not in "".join(err)
+
+
+def test_the_command_line_repeats_the_run():
+    found = parse(["bench", "mixed-precision", "--what", "learning", "--dtypes", "fp32", "bf16", "--energy"])
+    assert isinstance(found, MixedPrecisionConfig)
+    assert parse(found.command_line().split()[1:]) == found

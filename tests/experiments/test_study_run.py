@@ -1,0 +1,344 @@
+"""Runs of real studies: rows are those of the other verbs, cells are isolated, and everything goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contracts
+from quarl.cli import main
+from quarl.errors import QuarlError
+from quarl.evaluate import evaluate
+from quarl.experiments import crew
+from quarl.experiments.crew import Bounds, Crew, Ended, Prepared
+from quarl.experiments.household import Home, Play
+from quarl.experiments.precisions import Settings, record
+from quarl.experiments.source import digest
+from quarl.experiments.store import Store
+from quarl.folder import locked
+from quarl.policy.load import read
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from waiting import PATIENCE_S
+
+Write = Callable[..., Path]
+DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
+A2C = "{algo: a2c, env: CartPole-v1, source: 'zoo:zoo'}"
+FP32 = "{method: fp32}"
+PTQ = "{method: ptq, precision: [8, 4]}"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(path: Path, *words: object, code: int = 0, folder: str = "out") -> list[dict[str, Any]]:
+    """The rows of a run."""
+    rows = path.with_suffix(".json")
+    assert main(["study", "run", str(path), "-o", folder, "--json", str(rows), *map(str, words)]) == code
+    document = json.loads(rows.read_text())
+    contracts.check(document)
+    return document["rows"]
+
+
+def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def fails(capsys: Any, *words: object) -> str:
+    assert main(["study", *map(str, words)]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, len(captured.err.splitlines())) == ("", 1)
+    return str(captured.err)
+
+
+def test_rows_are_what_evaluation_finds_and_a_second_run_measures_nothing(
+    study_file: Write, small_agents: Path, tmp_path: Path, capsys: Any
+):
+    path = study_file(f"{DQN}\n{A2C}", f"{FP32}\n{PTQ}", "seeds: [3]")
+    rows = run(path, "--jobs", 2)
+    policy = read(small_agents / "zoo/dqn/CartPole-v1_1")
+    observations = record(policy, "calibration", Settings(seed=3))
+    for row, precision in zip(rows[:3], ("fp32", "8", "4"), strict=True):
+        exact = evaluate(quantize(policy, QuantSpec.parse(precision), observations), episodes=6, seed=3)
+        assert (row["algo"], row["seed"], row["state"], row["measured"]) == ("dqn", 3, "done", True)
+        assert row["mean"] == exact.returns.mean()
+    assert [row["error_pct"] for row in rows if row["method"] == "fp32"] == [0.0, 0.0]
+    before = {name: (tmp_path / "out" / name).stat().st_mtime for name in ("study.log",)}
+    capsys.readouterr()
+    assert run(path) == rows
+    assert before == {name: (tmp_path / "out" / name).stat().st_mtime for name in before}
+    assert "6 done" in capsys.readouterr().out
+    # what is on the disk is enough to make the same rows in another folder, and calibration is not played again
+    assert len(list((tmp_path / "out" / "calibration").iterdir())) == 2
+    assert without_time(run(path, folder="again")) == without_time(rows)
+
+
+def test_agents_and_trainings_play_in_environments_made_as_the_study_says(study_file: Write):
+    told = "env_kwargs: {sutton_barto_reward: true}, wrapper: ['TimeLimit:max_episode_steps=9'], max_episode_steps: 5"
+    train = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 200, "
+    path = study_file(f"{DQN[:-1]}, {told}}}\n{train}{told}}}", f"{FP32}\n{{method: ptq, precision: 8}}")
+    rows = run(path)
+    assert [(row["method"], row["state"], row["mean"]) for row in rows if row["method"] != "train"] == [
+        (method, "done", 0.0)
+        for method in ("fp32", "ptq", "fp32", "ptq")  # nothing but a fall costs
+    ]
+    assert run(study_file(DQN, FP32, name="plain.yml"))[0]["mean"] > 5  # another cell
+
+
+def test_added_cells_are_measured_and_dropped_ones_stay(study_file: Write):
+    small = study_file(DQN, FP32, name="small.yml")
+    large = study_file(f"{DQN}\n{A2C}", f"{FP32}\n{PTQ}", name="large.yml")
+    first = run(small)
+    everything = run(large, "--only", "dqn/CartPole-v1")
+    assert everything[0] == first[0]
+    assert len(everything) == 3
+    assert len(run(large)) == 6
+    assert run(small) == first
+    with Store(Path("out")) as store:
+        assert len(store.states()) == 1
+
+
+def test_a_cell_that_fails_is_recorded_and_skipped_until_it_is_retried(
+    study_file: Write, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    broken = tmp_path / "zoo" / "a2c" / "CartPole-v1_1"
+    broken.mkdir(parents=True)
+    (broken / "CartPole-v1.zip").write_bytes(b"PK no zip")
+    path = study_file(f"{DQN}\n{A2C.replace('zoo:zoo', f'zoo:{tmp_path}/zoo')}", f"{FP32}\n{PTQ}")
+    rows = run(path, code=2)
+    assert [row["state"] for row in rows] == ["done"] * 3 + ["failed"] * 3
+    shown = capsys.readouterr().out
+    assert shown.count("failed: a2c CartPole-v1") == 3
+    assert "is not a whole zip file" in shown
+    assert "3 done, 3 failed (again with --retry-failed)" in shown
+    finished, write = 0, Store.write
+
+    def count(self: Store, done: Any, started: Any) -> None:
+        nonlocal finished
+        finished += len(done)
+        write(self, done, started)
+
+    monkeypatch.setattr(Store, "write", count)
+    log = (tmp_path / "out" / "study.log").stat().st_mtime_ns
+    assert run(path, code=2) == rows
+    run(path, "--retry-failed", "--only", "dqn/CartPole-v1")
+    assert run(path, code=2) == rows  # others were not asked to be done again
+    assert (tmp_path / "out" / "study.log").stat().st_mtime_ns == log  # no process was begun
+    assert finished == 0
+    assert [row["state"] for row in run(path, "--retry-failed", code=2)] == ["done"] * 3 + ["failed"] * 3
+    assert finished == 3  # they were tried
+
+
+def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_within(study_file: Write):
+    policy = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 600}"
+    methods = f"{FP32}\n{{method: qat, precision: w4a8, fine_tune: 0.5}}"
+    rows = run(study_file(policy, methods, "limits: {minutes: 0.01}"), code=2)
+    assert [row["state"] for row in rows] == ["failed"] * 2
+    with Store(Path("out")) as store:
+        training, exact, _ = store.records()
+    assert training.error == "took longer than the limit of 0.01 minutes"
+    assert exact.error == "the training of its agent failed: a2c CartPole-v1 train fp32 seed 0"
+    rows = run(study_file(policy, methods), "--retry-failed")
+    assert [(row["method"], row["precision"], row["state"]) for row in rows] == [
+        ("fp32", "fp32", "done"),
+        ("qat", "w4a8", "done"),
+    ]
+
+
+def test_an_agent_of_the_hub_is_played_and_trained_as_one_of_a_folder(
+    study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    commit = "0" * 40
+    storage = tmp_path / "cache/models--org--dqn-CartPole-v1"
+    (storage / "refs").mkdir(parents=True)
+    (storage / "refs/main").write_text(commit)
+    (storage / "snapshots" / commit).mkdir(parents=True)
+    agent = small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
+    (storage / "snapshots" / commit / "dqn-CartPole-v1.zip").write_bytes(agent.read_bytes())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    policy = "{algo: dqn, env: CartPole-v1, source: 'hub:org/dqn-CartPole-v1', n_timesteps: 4000}"
+    methods = f"{FP32}\n{{method: qat, precision: w4a8, fine_tune: 0.5}}"
+    rows = run(study_file(policy, methods))
+    assert [(row["source"], row["method"], row["state"]) for row in rows] == [
+        ("hub:org/dqn-CartPole-v1", "fp32", "done"),
+        ("hub:org/dqn-CartPole-v1", "qat", "done"),
+    ]
+    (near,) = run(study_file(DQN, FP32), folder="near")
+    assert rows[0]["mean"] == near["mean"]
+    run(study_file(policy.replace("algo: dqn", "algo: ppo"), FP32), folder="called-ppo", code=2)
+    with Store(Path("called-ppo")) as store:
+        (record,) = store.records()
+    assert "it is a dqn agent, not ppo" in str(record.error)
+
+
+def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
+    policy = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 100000}"
+    run(study_file(policy, FP32, "limits: {memory_gb: 0.05}"), code=2)
+    with Store(Path("out")) as store:
+        training, _ = store.records()
+    assert training.error == "needed more memory than the limit of 0.05 GB"
+    assert training.peak_mb is not None
+    assert training.peak_mb > 50
+
+
+def cartpole(agents: Path, folder: Path) -> Home:
+    path = agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
+    return Home(path=path, algo="dqn", env_id="CartPole-v1", identity={}, seed=0, folder=folder, calibrate=False)
+
+
+def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Path, tmp_path: Path):
+    home = cartpole(small_agents, tmp_path)
+    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+    try:
+        made.settle("same", replace(home, identity={"sha256": digest(home.path)}))
+        assert until(made, Prepared) == Prepared("same", "")
+        made.settle("other", replace(home, identity={"sha256": "0" * 64}))
+        assert "is another file than when the study was planned" in until(made, Prepared).error
+    finally:
+        made.close()
+
+
+def test_a_cell_whose_household_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):
+    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+    try:
+        made.settle("home", cartpole(small_agents, tmp_path))
+        assert until(made, Prepared) == Prepared("home", "")
+        os.kill(made._homes["home"].state.group, signal.SIGSTOP)
+        made.bounds = Bounds(minutes=0.01, memory_gb=4)
+        made.play("home", Play(key="one", spec=QuantSpec.parse("fp32"), episodes=2))
+        assert until(made, Ended).outcome.error == "took longer than the limit of 0.01 minutes"
+        assert made.ready("home") is None
+    finally:
+        made.close()
+
+
+def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_path: Path):
+    home = cartpole(small_agents, tmp_path)
+    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+    fp32 = QuantSpec.parse("fp32")
+    try:
+        made.settle("home", home)
+        assert until(made, Prepared) == Prepared("home", "")
+        made.play("home", Play(key="long", spec=fp32, episodes=10**6))
+        made.play("home", Play(key="short", spec=fp32, episodes=2))
+        assert made.occupied == 2
+        short = until(made, Ended)
+        assert (short.key, len(short.outcome.found["returns"])) == ("short", 2)
+        os.killpg(made._running["long"].group, signal.SIGSEGV)
+        long = until(made, Ended)
+        assert (long.key, long.outcome.found, long.outcome.error) == ("long", None, "its process was ended by SIGSEGV")
+        made.play("home", Play(key="next", spec=fp32, episodes=2))
+        assert until(made, Ended).outcome.found["returns"] == short.outcome.found["returns"]
+    finally:
+        made.close()
+
+
+def until(made: Crew, kind: Any) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for event in made.events(0.2):
+            if isinstance(event, kind):
+                return event
+    raise AssertionError(f"no {kind.__name__} came")
+
+
+def test_groups_that_are_not_known_are_never_killed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("killed"))
+    crew.kill_group(crew.UNKNOWN)
+
+
+def test_after_ctrl_c_the_same_command_goes_on(study_file: Write, tmp_path: Path):
+    path = study_file(DQN, f"{FP32}\n{PTQ}")
+    slow = path.read_text().replace("episodes: 6", "episodes: 20000")
+    path.write_text(slow)
+    code = f"import sys; from quarl.cli import main; sys.exit(main(['study', 'run', {str(path)!r}, '-o', 'out']))"
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as started:
+        state = ""
+        while state != "running":
+            time.sleep(0.1)
+            assert started.poll() is None
+            with contextlib.suppress(QuarlError), Store(tmp_path / "out") as store:
+                state = next(iter(store.states().values()), "")
+        os.killpg(started.pid, signal.SIGINT)
+        assert started.stderr is not None
+        said = started.stderr.read().decode()
+        assert started.wait(PATIENCE_S) == 130
+    assert said.startswith("quarl: stopped by a signal; go on with quarl study run ")
+    assert len(said.splitlines()) == 1
+    path.write_text(slow.replace("episodes: 20000", "episodes: 6"))
+    assert [row["state"] for row in run(path)] == ["done"] * 3
+
+
+def test_when_the_time_is_over_nothing_begins(study_file: Write, capsys: Any):
+    rows = run(study_file(DQN, FP32), "--minutes", 0)
+    assert [row["state"] for row in rows] == ["todo"]
+    assert "the time is over with 1 cells to go: repeat the command" in capsys.readouterr().err
+
+
+def test_a_study_runs_from_a_folder_that_cannot_be_written(study_file: Write, tmp_path: Path, monkeypatch: Any):
+    path = study_file("{algo: dqn, env: CartPole-v1, source: train, n_timesteps: 1000}", FP32)
+    monkeypatch.chdir("/proc")
+    assert main(["study", "run", str(path), "-o", str(tmp_path / "out"), "--dry-run"]) == 0
+
+
+def test_a_dry_run_writes_nothing_and_counts_what_is_there(study_file: Write, tmp_path: Path, capsys: Any):
+    path = study_file(f"{DQN}\n{{algo: ddpg, env: CartPole-v1, source: train}}", f"{FP32}\n{PTQ}")
+    assert main(["study", "run", str(path), "-o", "out", "--dry-run"]) == 0
+    assert not (tmp_path / "out").exists()
+    shown = capsys.readouterr().out
+    assert "small: 3 n/a, 3 to do" in shown
+    assert "n/a: ddpg needs a continuous action space" in shown
+    run(path)
+    capsys.readouterr()
+    assert main(["study", "run", str(path), "-o", "out", "--dry-run", "--json", "dry.json"]) == 0
+    assert "small: 3 done, 3 n/a" in capsys.readouterr().out
+    contracts.check(json.loads((tmp_path / "dry.json").read_text()))
+
+
+def test_status_reads_while_another_runs(study_file: Write, tmp_path: Path, capsys: Any):
+    run(study_file(f"{DQN}\n{A2C}", f"{FP32}\n{PTQ}"))
+    capsys.readouterr()
+    with locked(tmp_path / "out"):
+        assert main(["study", "status", "out", "--json", "status.json"]) == 0
+    document = json.loads((tmp_path / "status.json").read_text())
+    contracts.check(document)
+    assert [(row["algo"], row["method"], row["done"]) for row in document["rows"]] == [
+        ("dqn", "fp32", 1),
+        ("dqn", "ptq", 2),
+        ("a2c", "fp32", 1),
+        ("a2c", "ptq", 2),
+    ]
+    assert "small: 6 done" in capsys.readouterr().out
+
+
+def test_mistakes_are_one_line_and_leave_nothing(study_file: Write, tmp_path: Path, capsys: Any):
+    path = study_file(DQN, FP32)
+    assert "STUDY is missing" in fails(capsys, "run")
+    assert "no study file nowhere.yml" in fails(capsys, "run", "nowhere.yml")
+    assert "--jobs must be at least 1" in fails(capsys, "run", path, "--jobs", 0)
+    assert "--minutes must not be negative" in fails(capsys, "run", path, "--minutes", -1)
+    assert "--seed must be between 0 and 2**32 - 1" in fails(capsys, "run", path, "--seed", -1)
+    assert "'dqn' is not ALGO/ENV" in fails(capsys, "run", path, "--only", "dqn")
+    assert "no such policy; it has dqn/CartPole-v1" in fails(capsys, "run", path, "--only", "ppo/CartPole-v1")
+    assert "no study in out" in fails(capsys, "status", "out")
+    assert "no study in out" in fails(capsys, "report", "out")
+    assert [found.name for found in tmp_path.iterdir()] == ["study.yml"]
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"):
+        assert "another quarl run is at work in out" in fails(capsys, "run", path, "-o", "out")

@@ -1,0 +1,127 @@
+"""The store: what was finished stays, whatever a study asks for and whoever is killed."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from quarl.errors import QuarlError
+from quarl.experiments import store
+from quarl.experiments.cells import Cell
+from quarl.experiments.store import Finished, Store
+from quarl.folder import locked
+
+
+def cell(precision: str, na: str = "") -> Cell:
+    about = {"algo": "dqn", "env_id": "CartPole-v1", "source": "zoo:sb3", "seed": 0, "episodes": 3}
+    return Cell(**about, method="ptq", precision=precision, na=na, work={"precision": precision})
+
+
+EIGHT, FOUR = cell("int8"), cell("int4")
+RESULT = {"returns": [1.5, 0.1 + 0.2], "measured": True}
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """A study of two cells, one of which is done."""
+    with Store(tmp_path, create=True) as opened:
+        opened.ask("two", {"name": "two"}, "1", [EIGHT, FOUR])
+        opened.write([], [EIGHT.key])
+        opened.write([Finished(key=EIGHT.key, state="done", seconds=2.0, found=RESULT)], [FOUR.key])
+    return tmp_path
+
+
+def test_what_a_cell_found_comes_back_to_the_last_bit(filled: Path):
+    with Store(filled) as opened:
+        eight, four = opened.records()
+        assert (eight.state, four.state) == ("done", "running")
+        assert eight.found == RESULT
+        assert opened.found(EIGHT.key) == RESULT
+        assert opened.study() == ("two", {"name": "two"})
+
+
+def test_what_was_running_when_its_runner_died_is_to_be_done_again(filled: Path):
+    with Store(filled, create=True) as opened:
+        opened.ask("two", {}, "1", [EIGHT, FOUR])
+        assert opened.states() == {EIGHT.key: "done", FOUR.key: "todo"}
+
+
+def test_cells_that_are_no_longer_asked_for_stay_and_are_not_reported(filled: Path):
+    with Store(filled, create=True) as opened:
+        opened.ask("one", {}, "1", [FOUR])
+        assert [record.key for record in opened.records()] == [FOUR.key]
+        opened.ask("two", {}, "1", [FOUR, EIGHT])
+        assert [(record.key, record.state) for record in opened.records()] == [(FOUR.key, "todo"), (EIGHT.key, "done")]
+
+
+def test_a_cell_that_is_not_measured_says_why(tmp_path: Path):
+    with Store(tmp_path, create=True) as opened:
+        opened.ask("one", {}, "1", [cell("int8", na="budget")])
+        (record,) = opened.records()
+    assert (record.state, record.error) == ("na", "budget")
+
+
+def test_failed_cells_are_done_again_only_when_asked_to(filled: Path):
+    with Store(filled, create=True) as opened:
+        opened.write([Finished(key=FOUR.key, state="failed", error="why", seconds=9.0, peak_mb=80.0)], [])
+        opened.ask("two", {}, "1", [EIGHT, FOUR])
+        assert opened.records()[1].error == "why"
+        opened.again([FOUR.key])
+        assert opened.states()[FOUR.key] == "todo"
+        forgotten = opened.records()[1]
+        assert (forgotten.error, forgotten.seconds, forgotten.peak_mb) == (None, None, None)
+
+
+def test_a_database_of_a_newer_schema_is_refused(filled: Path):
+    with sqlite3.connect(filled / store.NAME) as database:
+        database.execute(f"PRAGMA user_version = {store.VERSION + 1}")
+    database.close()
+    with pytest.raises(QuarlError, match=r"of a newer QuaRL \(schema 2, this one knows 1\): update QuaRL"):
+        Store(filled)
+
+
+def test_what_is_no_study_is_refused(tmp_path: Path):
+    with pytest.raises(QuarlError, match="no study in"):
+        Store(tmp_path)
+    (tmp_path / store.NAME).write_bytes(b"this is no database at all, only some text" * 100)
+    with pytest.raises(QuarlError, match="file is not a database; choose another folder with -o"):
+        Store(tmp_path, create=True)
+    with pytest.raises(QuarlError, match=r"file is not a database$"):
+        Store(tmp_path)  # quarl study status and report have no -o
+    (tmp_path / store.NAME).unlink()
+    with sqlite3.connect(tmp_path / store.NAME) as database:
+        database.execute("CREATE TABLE other (x)")
+    database.close()
+    with pytest.raises(QuarlError, match="a database of something else"):
+        Store(tmp_path, create=True)
+
+
+def test_a_full_disk_is_one_line_and_earlier_rows_are_whole(filled: Path):
+    with Store(filled, create=True) as opened:
+        opened.ask("two", {}, "1", [EIGHT, FOUR])
+        # the database's own quota: it raises what a full disk raises
+        (pages,) = opened._db.execute("PRAGMA page_count").fetchone()
+        opened._db.execute(f"PRAGMA max_page_count = {pages}")
+        large = {"returns": [0.123456789] * 20_000}
+        with pytest.raises(QuarlError, match=r"full; its rows so far are whole: free some space and repeat"):
+            opened.write([Finished(key=FOUR.key, state="done", found=large)], [])
+        assert opened.found(EIGHT.key) == RESULT
+    with Store(filled) as opened:
+        assert opened.states() == {EIGHT.key: "done", FOUR.key: "todo"}
+
+
+def test_two_runs_in_one_folder_exclude_each_other(tmp_path: Path):
+    with locked(tmp_path), pytest.raises(QuarlError, match="another quarl run is at work"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_who_reads_does_not_wait_for_who_writes(filled: Path):
+    with Store(filled, create=True) as writing, Store(filled) as reading:
+        writing._db.execute("BEGIN IMMEDIATE")
+        writing._db.execute("UPDATE cells SET state = 'failed'")
+        assert reading.states()[EIGHT.key] == "done"
+        writing._db.execute("ROLLBACK")

@@ -1,0 +1,437 @@
+"""A study's tables by hand: errors, sweet spots, training for a precision, time to reward, and the rank correlation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
+
+import contracts
+from quarl.cli import main
+from quarl.commands import study_report
+from quarl.experiments import rows, spread, summaries
+from quarl.experiments.groups import groups
+from quarl.experiments.spread import FEWEST, spearman
+from quarl.experiments.store import Record
+from quarl.report import schema, style, tables
+from quarl.report.markdown import to_markdown
+from quarl.report.study_figures import bits_against_return, spread_against_error
+
+Write = Callable[..., Path]
+WEIGHTS = {"weight_min": -1.0, "weight_max": 3.0, "weight_std": 0.5}
+
+
+def done(precision: str, returns: list[float], *, method: str = "ptq", **changes: Any) -> Record:
+    """A finished cell of ddpg on Hopper."""
+    made: dict[str, Any] = {
+        "key": "",
+        "algo": "ddpg",
+        "env_id": "Hopper",
+        "source": "zoo:sb3",
+        "method": "fp32" if precision == "fp32" and method == "ptq" else method,
+        "precision": precision,
+        "scheme": "default",
+        "mode": "dynamic",
+        "seed": 0,
+        "episodes": len(returns),
+        "state": "done",
+        "error": None,
+        "seconds": 1.0,
+        "peak_mb": 1.0,
+        "found": {"returns": returns, "measured": True, "file_bytes": 9, **WEIGHTS},
+    }
+    found = {**made["found"], **changes.pop("found", {})}
+    assert not changes.keys() - made.keys()
+    return Record(**{**made, "found": found, **changes})
+
+
+def checked(command: str, found: Any) -> list[Any]:
+    contracts.check(schema.document(command, found))
+    table = tables.cells(command, schema.document(command, found)["rows"])
+    assert len(table.rows) == len(found)
+    return list(found)
+
+
+def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
+    records = [
+        done("fp32", [100.0] * 10),
+        done("int8", [99.0] * 10),
+        done("fp32", [200.0] * 10, seed=1),
+        done("int8", [100.0] * 10, seed=1),
+        done("int8", [50.0] * 10, source="zoo:sb2"),
+        done("int4", [], state="failed", error="why", found={}),
+        done("fp32", [1.0], method="train"),
+    ]
+    found = rows.rows(records, 5.0)
+    checked("study", list(map(dataclasses.asdict, found)))
+    assert [row.error_pct for row in found] == [0.0, 1.0, 0.0, 50.0, None, None]
+    assert [row.noninferior for row in found] == [True, True, True, False, None, None]
+    words = ["non-inferior", "non-inferior", "non-inferior", "inferior", None, None]
+    assert [row.verdict for row in found] == words
+    assert [row.differs for row in found] == [False, True, False, True, None, None]
+    shown = [" ".join(cells) for cells in tables.cells("study", list(map(dataclasses.asdict, found))).rows]
+    assert "non-inferior, differs beyond noise" in shown[1]
+    assert "inferior, differs beyond noise" in shown[3]
+    assert [row.state for row in found] == ["done"] * 5 + ["failed"]
+    assert [row.mean for row in found][-2:] == [50.0, None]
+    assert (found[1].weight_min, found[1].weight_max, found[1].weight_std) == (-1.0, 3.0, 0.5)
+
+
+def test_rows_have_the_contract_s_keys_in_its_order():
+    assert [field.name for field in dataclasses.fields(rows.Row)] == list(contracts.ROWS["study"])
+    assert [field.name for field in dataclasses.fields(rows.Status)] == list(contracts.ROWS["study status"])
+
+
+def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
+    # Breakout and BeamRider of the paper's DQN table: 63.55 and 22.05 %, fp16 -1.40 and 11.03
+    breakout = [done("fp32", [214.0]), done("fp16", [217.0]), done("int8", [78.0])]
+    beam = [done("fp32", [925.0]), done("fp16", [823.0]), done("int8", [721.0])]
+    naive = [dataclasses.replace(breakout[2], scheme="naive")]
+    beam = [dataclasses.replace(record, env_id="BeamRider") for record in beam]
+    found = checked("study errors", summaries.errors(groups([*breakout, *naive, *beam])))
+    assert [(row["env_id"], row["scheme"]) for row in found] == [
+        ("Hopper", "default"),
+        ("BeamRider", "default"),
+        ("mean", "default"),
+        ("Hopper", "naive"),
+        ("BeamRider", "naive"),
+        ("mean", "naive"),
+    ]
+    assert [round(row["error_int8_pct"], 2) for row in found[:3]] == [63.55, 22.05, 42.80]
+    assert [round(row["error_fp16_pct"], 2) for row in found[:3]] == [-1.40, 11.03, 4.81]
+    assert found[4]["int8"] is None  # measured with the other scheme only
+    assert (found[0]["fp32"], found[0]["int8"], found[2]["fp32"]) == (214.0, 78.0, None)
+    assert np.isnan(found[0]["error_int8_low"])  # one episode has no interval
+
+
+def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
+    widths = {8: 100.0, 7: 99.0, 6: 90.0, 5: 100.0, 4: 10.0}
+    records = [done("fp32", [100.0] * 10), *(done(f"int{bits}", [mean] * 10) for bits, mean in widths.items())]
+    records.append(done("int8", [50.0] * 10, scheme="naive"))
+    records.append(done("w8a2", [50.0] * 10))  # another question
+    ours, naive = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
+    assert ours["widths"] == [8, 7, 6, 5, 4]
+    assert ours["noninferior"] == [True, True, False, True, False]
+    assert ours["verdicts"] == ["non-inferior", "non-inferior", "inferior", "non-inferior", "inferior"]
+    (shown, _) = tables.cells("study sweet spots", [ours, naive]).rows
+    assert "8 7 [6] 5 [4]" in shown
+    assert (ours["sweet_spot"], naive["sweet_spot"]) == (7, None)
+
+
+def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
+    records = [done(name, [100.0] * 10, seed=seed) for name in ("fp32", "int8", "int4") for seed in (0, 1, 2)]
+    records += [done("int6", [100.0] * 10), done("int6", [], seed=1, state="failed"), done("int6", [], seed=2)]
+    records[-1] = dataclasses.replace(records[-1], state="todo", found=None)
+    (row,) = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
+    assert (row["widths"], row["noninferior"], row["sweet_spot"]) == ([8, 6, 4], [True, False, True], 8)
+    assert row["verdicts"] == ["non-inferior", None, "non-inferior"]
+    assert "8 (6) 4" in tables.cells("study sweet spots", [row]).rows[0]
+
+
+def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
+    records = [done("fp32", [100.0] * 5, seed=seed) for seed in range(3)]
+    records += [done("int8", [mean] * 5, seed=seed) for seed, mean in enumerate((99.0, 98.0, 97.0))]
+    records += [done("int4", [mean] * 5, seed=seed) for seed, mean in enumerate((100.0, 100.0, 90.0))]
+    eight, four = (group for group in groups(records) if group.method == "ptq")
+    assert eight.mean().point == 98.0
+    assert eight.error() is not None
+    assert eight.error().point == pytest.approx(2.0)
+    assert (eight.verdict(5.0).noninferior, four.verdict(5.0).noninferior) == (True, False)
+    assert (eight.verdict(5.0).verdict, four.verdict(5.0).verdict) == ("non-inferior", "undecided")
+
+
+def test_means_stand_side_by_side_of_the_same_seeds_only():
+    records = [done("fp32", [level] * 5, seed=seed) for seed, level in enumerate((100.0, 100.0, 500.0))]
+    records += [done(name, [100.0] * 5, seed=seed) for name in ("int8", "w8a8") for seed in (0, 1)]
+    records = [dataclasses.replace(one, method="qat") if one.precision == "w8a8" else one for one in records]
+    (error,) = summaries.errors(groups(records))
+    assert (error["seeds"], error["fp32"], error["int8"], error["error_int8_pct"]) == (2, 100.0, 100.0, 0.0)
+    (row,) = summaries.trained(groups(records), 5.0)
+    assert (row["seeds"], row["fp32"], row["ptq"], row["qat"]) == (2, 100.0, 100.0, 100.0)
+
+
+def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
+    records = [done(name, [level] * 5) for name, level in (("fp32", 100.0), ("fp16", 90.0), ("int8", 80.0))]
+    other = [dataclasses.replace(one, env_id="Walker") for one in records[:2]]
+    zero = [done(name, [level] * 5) for name, level in (("fp32", 0.0), ("fp16", 1.0), ("int8", 1.0))]
+    mean = summaries.errors(groups([*records, *other, *(dataclasses.replace(one, env_id="Ant") for one in zero)]))[-1]
+    assert (mean["agents"], mean["error_fp16_pct"], mean["error_int8_pct"]) == (1, 10.0, 20.0)
+
+
+def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
+    records = [done("fp32", [100.0]), done("int4", [20.0], scheme="naive"), done("int4", [60.0])]
+    records += [done("w4a8", [95.0], method="qat"), done("w4", [99.0], method="qat")]
+    row, floating = checked("study qat", summaries.trained(groups(records), 5.0))
+    assert (row["fp32"], row["ptq"], row["qat"]) == (100.0, 60.0, 95.0)  # of the default scheme
+    assert (row["error_ptq_pct"], row["error_qat_pct"]) == (40.0, 5.0)
+    assert (floating["ptq"], floating["qat"]) == (None, 99.0)  # int4 has 8-bit activations
+
+
+def run(precision: str, seed: int, clock_s: float, reached_s: float | None) -> Record:
+    facts = {"clock_s": clock_s, "reached_s": reached_s, "target": 90.0}
+    return done(precision, [95.0], method="actorq", seed=seed, found=facts)
+
+
+def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
+    records = [run("fp32", 0, 100.0, 80.0), run("fp32", 1, 90.0, 20.0), run("int8", 0, 50.0, 40.0)]
+    records += [run("int8", 1, 50.0, 2.5)]
+    exact, eight = checked("study actorq", summaries.actorq(records))
+    assert (exact["seconds"], exact["speedup"], exact["reached"]) == (pytest.approx(40.0), None, 2)
+    assert eight["speedup"] == pytest.approx(4.0)  # of 2 and 8
+    assert eight["at_least"] is False
+
+
+def test_trainings_of_two_policies_are_no_seeds_of_one():
+    records = [run("fp32", seed, 100.0, 50.0) for seed in (0, 1)]
+    records += [dataclasses.replace(record, source="train") for record in records]
+    rows = checked("study actorq", summaries.actorq(records))
+    assert [(row["source"], row["seeds"]) for row in rows] == [("zoo:sb3", 2), ("train", 2)]
+
+
+def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
+    exact, eight = summaries.actorq([run("fp32", 0, 100.0, None), run("int8", 0, 60.0, 50.0)])
+    assert (eight["speedup"], eight["at_least"], exact["reached"]) == (2.0, True, 0)
+    _, eight = summaries.actorq([run("fp32", 0, 100.0, 80.0), run("int8", 0, 60.0, None)])
+    assert (eight["speedup"], eight["at_least"]) == (None, None)  # nothing can be said
+
+
+def test_what_was_not_measured_is_listed_with_its_reason():
+    records = [
+        done("fp32", [], state="na", error="budget", found={}),
+        done("int8", [], state="na", error="budget", found={}),
+        done("int4", [], state="na", error="budget", found={}),
+        done("int4", [], state="failed", error="why", scheme="naive", found={}),
+        done("int2", [1.0]),
+    ]
+    found = checked("study excluded", summaries.excluded(records))
+    assert [(row["method"], row["cells"], row["state"], row["reason"]) for row in found] == [
+        ("fp32", 1, "na", "budget"),
+        ("ptq", 2, "na", "budget"),
+        ("ptq", 1, "failed", "why"),
+    ]
+
+
+numbers = st.integers(-5, 5).map(float)
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=FEWEST, max_size=12))
+def test_the_rank_correlation_is_scipy_s(both: list[tuple[float, float]]):
+    x, y = (list(side) for side in zip(*both, strict=True))
+    found = spearman(x, y, num_resamples=50)
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.point == pytest.approx(scipy.stats.spearmanr(x, y).statistic, abs=1e-12)
+        assert -1 - 1e-12 <= found.low <= found.high <= 1 + 1e-12
+
+
+def test_the_correlation_s_interval_excludes_0_where_the_order_is_the_same_and_contains_it_where_there_is_none():
+    x = list(range(20))
+    same = spearman(x, [value**3 for value in x])
+    assert (same.point, same.low, same.high) == (1.0, 1.0, 1.0)
+    mixed = spearman(x, np.random.default_rng(1).permutation(20).tolist())
+    assert mixed.low < 0 < mixed.high
+
+
+def test_points_have_both_spreads_and_the_figures_draw_them():
+    records = []
+    for number, env_id in enumerate("ABCDEFGH"):
+        found = {"weight_min": -2.0 - number, "weight_max": 1.0, "weight_std": 0.5}
+        for scheme in ("default", "naive"):
+            about = {"env_id": env_id, "found": found, "scheme": scheme}
+            records += [done(f"int{bits}", [100.0 - number * (9 - bits)] * 2, **about) for bits in (8, 6, 4)]
+        records.append(done("fp32", [100.0, 100.0], env_id=env_id))
+    found = spread.points(groups(records))
+    assert len(found) == 8 * 2 * 3
+    assert (found[0]["range"], found[0]["peak"]) == (3.0, 4.0)
+    correlated = checked("study spread", spread.correlations(found))
+    assert {row["correlation"] for row in correlated} == {1.0}
+    assert {row["pairs"] for row in correlated} == {8}
+    drawn = spread_against_error(found, correlated, "range", "title")
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["8 bits", "6 bits", "4 bits"]
+    assert spread.correlations(found[: 7 * 6])[0]["correlation"] is None  # of too few policies
+    assert len(bits_against_return(summaries.means(groups(records)), "title").axes) == 8
+
+
+@pytest.mark.parametrize(
+    ("spreads", "errors"),
+    [
+        ((3.9, 4.2, 4.8), (0.4, -2.0, 1.0)),  # less than a decade, and errors that are all small
+        ((1e-5, 3.0, 1e6), (-20_000.0, 3.0, 50.0)),
+        ((1.3, 9.0, 31.0), (0.0, 0.0, 0.0)),
+        ((5.0, 5.0, 5.0), (80.0, 80.0, 80.0)),
+    ],
+)
+def test_spread_figures_have_ticks_that_can_be_read(spreads: tuple[float, ...], errors: tuple[float, ...]):
+    found = [
+        {"bits": bits, "scheme": "default", "range": spread, "error_pct": error}
+        for bits in (8, 6, 4)
+        for spread, error in zip(spreads, errors, strict=True)
+    ]
+    drawn = spread_against_error(found, [], "range", "title")
+    drawn.draw_without_rendering()
+    for axes in drawn.axes:
+        labels = [label for label in axes.get_xticklabels() if label.get_text()]
+        boxes = [label.get_window_extent() for label in labels]
+        inside = [box for box in boxes if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1]
+        assert 2 <= len(inside) <= 7
+        assert all(a.x1 < b.x0 for a, b in pairwise(sorted(inside, key=lambda box: box.x0)))
+    low, high = drawn.axes[0].get_ylim()
+    ticks = [float(tick) for tick in drawn.axes[0].get_yticks() if low <= tick <= high]
+    assert 0.0 in ticks
+    assert 3 <= len(ticks) <= 11
+    assert all(low <= error <= high for error in errors)
+
+
+def test_the_figure_of_bits_says_what_its_axes_and_lines_are():
+    drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in ("fp32", "int8")])), "title")
+    assert (drawn.get_supxlabel(), drawn.get_supylabel()) == ("precision of the weights, in bits", "return")
+    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == ["scheme: default"]
+
+
+def test_means_of_one_episode_are_drawn_without_an_interval():
+    (axes,) = bits_against_return(
+        summaries.means(groups([done(name, [1.0]) for name in ("fp32", "int8")])), "title"
+    ).axes
+    assert [line.get_ydata()[0] for line in axes.lines if len(line.get_xdata())][:1] == [1.0]
+
+
+def test_the_figure_s_intervals_are_those_over_seeds():
+    records = [
+        done(name, [mean - 1, mean + 1], seed=seed)
+        for seed, mean in enumerate((100.0, 300.0, 500.0))
+        for name in ("fp32", "int8")
+    ]
+    exact, eight = summaries.means(groups(records))
+    assert (exact["mean"], exact["ci_low"] < 110, exact["ci_high"] > 490) == (300.0, True, True)
+    (axes,) = bits_against_return([exact, eight], "title").axes
+    (bars,) = (found for found in axes.collections if isinstance(found, LineCollection))
+    (_, low), (_, high) = bars.get_segments()[0]
+    assert (low, high) == pytest.approx((eight["ci_low"], eight["ci_high"]))
+
+
+def test_points_of_one_panel_are_over_the_same_seeds():
+    records = [done(name, [mean] * 2, seed=seed) for seed, mean in enumerate((1.0, 5.0)) for name in ("fp32", "int8")]
+    records.append(done("int4", [3.0, 3.0], seed=0))
+    assert [row["mean"] for row in summaries.means(groups(records))] == [1.0, 1.0, 3.0]
+    assert [row["mean"] for row in summaries.means(groups(records[:-1]))] == [3.0, 3.0]
+
+
+def test_intervals_stand_side_by_side_and_simulated_points_are_hollow():
+    records = [done(name, [1.0, 2.0, 4.0]) for name in ("fp32", "fp16", "int8")]
+    records.append(done("int8", [1.0, 2.0, 4.0], scheme="naive", found={"measured": False}))
+    (axes,) = bits_against_return(summaries.means(groups(records)), "title").axes
+    eight, naive, sixteen = (bars[0].get_xdata()[0] for bars in axes.containers)
+    assert (eight < 1 < naive, sixteen) == (True, 0)
+    assert sum(isinstance(found, LineCollection) for found in axes.collections) == 3
+    hollow = [line.get_xdata().tolist() for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert [x for x in hollow if x] == [[naive]]
+
+
+def test_agents_of_one_pair_have_titles_with_their_source():
+    records = [done(name, [1.0, 2.0], source=source) for source in ("zoo:sb2", "train") for name in ("fp32", "int8")]
+    records += [done(name, [1.0, 2.0], algo="td3") for name in ("fp32", "int8")]
+    drawn = bits_against_return(summaries.means(groups(records)), "title")
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == [
+        "ddpg Hopper zoo:sb2",
+        "ddpg Hopper train",
+        "td3 Hopper",
+    ]
+
+
+def test_titles_stay_over_their_panels():
+    names = ("MountainCarContinuous-v0", "hub_of_someone/BipedalWalkerHardcore-v3")
+    records = [
+        done(name, [1.0, 2.0], env_id=env_id, source=source)
+        for env_id in names
+        for source in ("zoo:sb2", "zoo:sb3")
+        for name in ("fp32", "int8")
+    ]
+    drawn = bits_against_return(summaries.means(groups(records)), "title")
+    drawn.draw_without_rendering()
+    for axes in drawn.axes:
+        (title,) = (text for text in axes.get_children() if getattr(text, "get_text", str)() == axes.get_title("left"))
+        assert title.get_window_extent().width < axes.get_window_extent().width
+
+
+def test_what_was_trained_for_a_precision_stands_over_it():
+    rows = summaries.means(groups([done(name, [1.0, 2.0]) for name in ("fp32", "int8", "int4")]))
+    trained = [
+        {**row, "method": "qat", "precision": f"w{row['precision'][3:]}a8"} for row in rows if row["method"] != "fp32"
+    ]
+    (axes,) = bits_against_return([*rows, *trained], "title").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "4"]
+
+
+def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
+    names = ("w4a4", "int4", "w8a4", "int8", "fp16", "fp32")
+    drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in names])), "title")
+    (axes,) = drawn.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["fp16", "8", "w8a4", "4", "w4a4"]
+    assert [list(points[0].get_xdata()) for points in axes.containers] == [[1, 2, 3, 4], [0]]
+    joined = [found for found in axes.lines if found.get_linestyle() == "-" and found.get_color() != style.MUTED]
+    assert [found.get_xdata().tolist() for found in joined] == [[1, 3], [2, 4], []]  # the last one: the legend's
+
+
+def test_the_report_s_sentences_count_every_cell_without_a_result():
+    records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", found={})]
+    made = {"study sweet spots": [], "study spread": [], "study excluded": summaries.excluded(records)}
+    assert study_report._sentences(made, records[:1]) == ["1 cells have no result; the last table says why."]
+    waiting = [done("int4", [], state=state, found={}) for state in ("todo", "running")]
+    assert study_report._sentences(made, [*records, *waiting]) == [
+        "1 cells have no result; the last table says why.",
+        "2 cells are still to be measured.",
+    ]
+    none = {**made, "study excluded": []}
+    assert study_report._sentences(none, records[:1]) == ["Every cell was measured."]
+
+
+def test_markdown_is_the_table_as_the_terminal_has_it():
+    table = tables.cells("study excluded", summaries.excluded([done("int8", [], state="na", error="a|b", found={})]))
+    text = to_markdown(table, "Not measured")
+    assert text.splitlines()[0] == "## Not measured"
+    assert "| ddpg | Hopper | ptq | 1 | n/a | a\\|b |" in text
+    assert "agents from zoo:sb3" in text
+
+
+def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp_path: Path, capsys: Any):
+    policies = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}\n{algo: ddpg, env: CartPole-v1, source: train}"
+    methods = "{method: fp32}\n{method: ptq, precision: [fp16, 8, 4], scheme: [default, naive]}"
+    path = study_file(policies, methods)
+    out = tmp_path / "out"
+    assert main(["study", "run", str(path), "-o", str(out), "--minutes", "0"]) == 0
+    assert main(["study", "report", str(out)]) == 2
+    assert "no cell of" in capsys.readouterr().err
+    assert main(["study", "run", str(path), "-o", str(out)]) == 0
+    assert main(["study", "report", str(out), "--json", str(tmp_path / "rows.json")]) == 0
+    shown = capsys.readouterr().out
+    for title in ("Return and error", "Sweet spots", "Does wider mean worse?", "Not measured"):
+        assert title in shown
+    document = json.loads((tmp_path / "rows.json").read_text())
+    contracts.check(document)
+    assert document == json.loads((out / "rows.json").read_text())
+    for name in ("errors", "sweet-spots", "spread", "excluded"):
+        contracts.check(json.loads((out / f"{name}.json").read_text()))
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert "ddpg needs a continuous action space" in page
+    assert len(page) < 1_000_000
+    assert "## Return and error" in (out / "tables.md").read_text()
+    assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in page
+    assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in (out / "tables.md").read_text()
+    assert {path.name for path in out.glob("*.png")} == {"bits.png", "spread-range.png", "spread-peak.png"}
+    assert main(["study", "run", str(study_file(policies.splitlines()[0], "{method: fp32}")), "-o", str(out)]) == 0
+    assert main(["study", "report", str(out)]) == 0
+    assert not list(out.glob("*.png"))
+    assert not (out / "sweet-spots.json").exists()
