@@ -23,7 +23,6 @@ import numpy as np
 
 import atari_curves
 from quarl import stats
-from quarl.algorithms import checkpoint
 from quarl.cli import main as quarl
 from quarl.evaluate import Evaluation, evaluate
 from quarl.experiments.precisions import Settings, measure
@@ -34,7 +33,8 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.npz import read_npz
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.training.run_folder import RunFolder
+from quarl.runs import checkpoint
+from quarl.runs.run_folder import RunFolder
 
 STEPS = {"ppo": 2_500_000, "a2c": 8_000_000, "dqn": 1_000_000}
 """Less than the zoo's 10 million: enough for Pong, where A2C has hardly begun to score after 3 million."""

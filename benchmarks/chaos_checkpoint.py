@@ -36,9 +36,9 @@ from stable_baselines3 import DDPG, DQN
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq.replay import SegmentReplay
-from quarl.algorithms import checkpoint, checkpoint_file
 from quarl.errors import QuarlError
 from quarl.machine import machine
+from quarl.runs import checkpoint, checkpoint_file
 
 Row = dict[str, Any]
 

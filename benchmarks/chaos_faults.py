@@ -14,7 +14,7 @@ from chaos_env import STEP
 from chaos_run import SMALL, Laws, Row, Run, resident_mb
 from quarl.actorq.learner import AT_ONCE
 from quarl.actorq.supervisor import RING_ROWS
-from quarl.algorithms import checkpoint
+from quarl.runs import checkpoint
 
 
 def crash_loop(folder: Path) -> Row:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from chaos_run import Laws, Row, Run
-from quarl.algorithms import checkpoint
+from quarl.runs import checkpoint
 
 BOUND = 60
 """--max-staleness of the runs whose publisher stands still."""

@@ -22,9 +22,9 @@ from quarl.actorq.memory import Memory
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
-from quarl.algorithms import checkpoint
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
+from quarl.runs import checkpoint
 
 KINDS = ("weight before an update", "weight after an update", "reward", "weight before a save")
 

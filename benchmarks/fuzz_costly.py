@@ -28,7 +28,7 @@ import fuzz_seeds as seeds
 from fuzz_pickle import Call, Name, pickled
 from fuzz_seeds import ENV, unzipped, zipped
 from hostile_sizes import edited
-from quarl.algorithms import checkpoint, checkpoint_file
+from quarl.runs import checkpoint, checkpoint_file
 
 Generator = Callable[[random.Random, Path], Path]
 

@@ -18,7 +18,6 @@ from rich.console import Console
 import fuzz_foreign as other
 import fuzz_mutate as mutate
 import fuzz_seeds as seeds
-from quarl.algorithms import checkpoint
 from quarl.engines import load_fitting, sound
 from quarl.errors import UnsupportedError
 from quarl.inspection import whole
@@ -29,6 +28,7 @@ from quarl.policy.layers import LayerWeights, of_policy
 from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import QuantSpec
 from quarl.report import figures, tables
+from quarl.runs import checkpoint
 
 ENV = "CartPole-v1"
 SPEC = QuantSpec.parse("int8", scheme="per-channel")

@@ -29,8 +29,8 @@ from quarl.policy.load import read
 from quarl.policy.operators import as_float32
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.training.run_folder import BEST
-from quarl.training.session import Session
+from quarl.runs.run_folder import BEST
+from quarl.runs.session import Session
 
 Array = NDArray[Any]
 TASKS = ("CartPole-v1", "Acrobot-v1")

@@ -12,8 +12,8 @@ import torch
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 
-from quarl.algorithms.checkpoint import export
 from quarl.envs.seeds import episode_seed
+from quarl.runs.checkpoint import export
 
 ENV_ID = "CartPole-v1"
 SOLVED = 475.0

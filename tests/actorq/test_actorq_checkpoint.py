@@ -21,10 +21,10 @@ from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from quarl.actorq.replay import SegmentReplay
-from quarl.algorithms import checkpoint, checkpoint_file
-from quarl.algorithms.checkpoint import CheckpointError
-from quarl.algorithms.checkpoint_model import take
 from quarl.errors import QuarlError
+from quarl.runs import checkpoint, checkpoint_file
+from quarl.runs.checkpoint import CheckpointError
+from quarl.runs.checkpoint_model import take
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

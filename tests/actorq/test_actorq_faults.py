@@ -37,10 +37,10 @@ from quarl.actorq.pace import Pace  # noqa: E402
 from quarl.actorq.segment import segment_dtype  # noqa: E402
 from quarl.actorq.supervisor import Supervisor  # noqa: E402
 from quarl.actorq.versions import RESERVED, Versions  # noqa: E402
-from quarl.algorithms import checkpoint  # noqa: E402
 from quarl.cli import parse  # noqa: E402
 from quarl.config import ActorQConfig  # noqa: E402
 from quarl.errors import QuarlError  # noqa: E402
+from quarl.runs import checkpoint  # noqa: E402
 from waiting import PATIENCE_S, until  # noqa: E402
 
 

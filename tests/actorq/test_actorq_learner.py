@@ -29,12 +29,13 @@ from quarl.actorq.pace import Pace
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
-from quarl.algorithms import checkpoint, d4pg
+from quarl.algorithms import d4pg
 from quarl.algorithms.d4pg import D4PG
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.policy import load
 from quarl.qat.policies import tables_of
+from quarl.runs import checkpoint
 
 STEPS = 1200
 PARAMS = {

@@ -12,7 +12,7 @@ from quarl.algorithms import tuned
 from quarl.errors import UnsupportedError
 from quarl.policy.plain_yaml import read_yaml
 from quarl.policy.zoo import PREPROCESSING
-from quarl.training.hyperparameters import interpret
+from quarl.runs.hyperparameters import interpret
 
 ALGORITHMS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")
 NOT_DATA = {

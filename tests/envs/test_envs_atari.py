@@ -24,8 +24,8 @@ from quarl.envs.reseed import needs_fresh
 from quarl.errors import QuarlError
 from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import Policy, Provenance
-from quarl.training.environments import make_environments
-from quarl.training.hyperparameters import Recipe, interpret
+from quarl.runs.environments import make_environments
+from quarl.runs.hyperparameters import Recipe, interpret
 from waiting import PATIENCE_S
 
 pytest.importorskip("ale_py")

@@ -19,8 +19,8 @@ from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.training.environments import make_environments
-from quarl.training.hyperparameters import interpret
+from quarl.runs.environments import make_environments
+from quarl.runs.hyperparameters import interpret
 
 Array = NDArray[Any]
 LIMIT = 7

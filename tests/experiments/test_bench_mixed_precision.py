@@ -25,7 +25,7 @@ from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import Updates, take_turns, updates
 from quarl.experiments.methods.mixed_precision_learning import learning
 from quarl.report import schema
-from quarl.training import stretches
+from quarl.runs import stretches
 
 SHORT = """\
 import gymnasium

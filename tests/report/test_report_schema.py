@@ -15,7 +15,7 @@ from quarl.actorq import plan
 from quarl.experiments import precisions
 from quarl.experiments.methods import actorq_reward, actorq_speedup, actorq_staleness, actorq_throughput, latency
 from quarl.report import schema
-from quarl.training import outcome
+from quarl.runs import outcome
 
 
 def test_a_document_of_sound_rows_passes_and_survives_json(rows):

@@ -10,12 +10,12 @@ from quarl import qat
 from quarl.actorq.limiter import Limiter, RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
-from quarl.algorithms import checkpoint
-from quarl.algorithms.checkpoint_model import COUNTERS, suspect
 from quarl.algorithms.clocks import hold, standing
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.folder import Dispensable
+from quarl.runs import checkpoint
+from quarl.runs.checkpoint_model import COUNTERS, suspect
 
 ROLLBACKS = 3
 """Times that training goes back to sound weights before it gives up."""

@@ -29,8 +29,6 @@ from quarl.actorq.process import Worker, die_with_parent, give_way
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
-from quarl.algorithms import checkpoint
-from quarl.algorithms.checkpoint_model import not_finite
 from quarl.algorithms.clocks import CLOCK
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
@@ -38,6 +36,8 @@ from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError
 from quarl.policy.statistics import own_statistics
+from quarl.runs import checkpoint
+from quarl.runs.checkpoint_model import not_finite
 
 NAP_S = 0.0002
 AT_ONCE = 1024

@@ -10,8 +10,8 @@ from quarl.commands import terminal
 from quarl.config import TrainConfig
 from quarl.report import schema
 from quarl.report.columns import number
-from quarl.training.outcome import Row
-from quarl.training.session import Session
+from quarl.runs.outcome import Row
+from quarl.runs.session import Session
 
 
 def run(config: TrainConfig) -> int:

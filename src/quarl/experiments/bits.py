@@ -33,12 +33,12 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.load import read
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
-from quarl.training import stretches
-from quarl.training.environments import check_environment
-from quarl.training.hyperparameters import interpret
-from quarl.training.run_folder import BEST
-from quarl.training.session import Session
-from quarl.training.trained_agent import file_of
+from quarl.runs import stretches
+from quarl.runs.environments import check_environment
+from quarl.runs.hyperparameters import interpret
+from quarl.runs.run_folder import BEST
+from quarl.runs.session import Session
+from quarl.runs.trained_agent import file_of
 
 FP32 = "fp32"
 LOG, RUNS = "sweep.log", "runs"

@@ -38,7 +38,7 @@ def check_training(work: Mapping[str, Any]) -> None:
     if not config.params:
         return
     from quarl.algorithms.learners import constructor  # here: loading learners takes a second
-    from quarl.training.hyperparameters import interpret
+    from quarl.runs.hyperparameters import interpret
 
     recipe = interpret({"n_timesteps": config.n_timesteps or 1, **config.written()}, Path("params"))
     constructor(config.algo, recipe.arguments)

@@ -17,9 +17,9 @@ from quarl.experiments.runs import actorq_config, training_config
 from quarl.interrupt import SIGNALLED
 from quarl.policy import artifact, load
 from quarl.policy.graph import QuantizedPolicy
-from quarl.training import stretches
-from quarl.training.outcome import Row
-from quarl.training.run_folder import BEST, RunFolder
+from quarl.runs import stretches
+from quarl.runs.outcome import Row
+from quarl.runs.run_folder import BEST, RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from quarl.arrays import Array
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.machine import multiplies, usable_cores
-from quarl.training.session import Session
+from quarl.runs.session import Session
 
 ROUNDS = 10
 """Blocks of each precision, in turns."""

@@ -19,9 +19,9 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.training import stretches
-from quarl.training.run_folder import BEST
-from quarl.training.session import Session
+from quarl.runs import stretches
+from quarl.runs.run_folder import BEST
+from quarl.runs.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

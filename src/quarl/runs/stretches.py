@@ -14,15 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.config.base import METERED
 from quarl.config.environment import OPTIONS
 from quarl.envs import resolve
 from quarl.errors import NothingSavedError, QuarlError
-from quarl.training.outcome import Ended
-from quarl.training.run_folder import RunFolder
-from quarl.training.session import Session
+from quarl.runs import checkpoint
+from quarl.runs.outcome import Ended
+from quarl.runs.run_folder import RunFolder
+from quarl.runs.session import Session
 
 ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", "save_freq", "save_minutes", *METERED)
 """Options that say nothing of what is trained. As environments begin anew at every checkpoint, one with another

@@ -10,16 +10,16 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from runs_of_train import QUIET, SMALL, same, train, weights
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-from training_runs import QUIET, SMALL, same, train, weights
 
 import quarl
 from quarl.api import Agent
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.policy.extract import from_model
-from quarl.training.session import Session
+from quarl.runs.session import Session
 from sb3_archives import data_with, kwargs_with, tensors_with, unzipped, zipped
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from runs_of_train import train
 from stable_baselines3 import DQN
-from training_runs import train
 
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
@@ -18,9 +18,9 @@ from quarl.experiments.precisions import EXACT
 from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
-from quarl.training.hyperparameters import interpret
-from quarl.training.judge import Judge, undisturbed
-from quarl.training.run_folder import RunFolder
+from quarl.runs.hyperparameters import interpret
+from quarl.runs.judge import Judge, undisturbed
+from quarl.runs.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
             raise failures.pop()
         return evaluate(*args, **kwargs)
 
-    monkeypatch.setattr("quarl.training.judge.evaluate", flaky)
+    monkeypatch.setattr("quarl.runs.judge.evaluate", flaky)
     assert found.keep(model, found.look(model)) > 0
     failures += [KeyError("lost"), KeyError("lost")]
     assert found.look(model) is None

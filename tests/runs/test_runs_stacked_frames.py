@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from quarl.errors import QuarlError
-from quarl.training import stacked_frames
-from quarl.training.replay import StoredReplay
-from quarl.training.stacked_frames import pack, unpack
+from quarl.runs import stacked_frames
+from quarl.runs.replay import StoredReplay
+from quarl.runs.stacked_frames import pack, unpack
 
 SIDE = 3
 

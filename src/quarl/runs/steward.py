@@ -15,11 +15,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from quarl.algorithms.checkpoint_model import not_finite, suspect
 from quarl.errors import QuarlError
 from quarl.interrupt import Interrupts
-from quarl.training.judge import Judge, Look
-from quarl.training.keeper import Keeper
+from quarl.runs.checkpoint_model import not_finite, suspect
+from quarl.runs.judge import Judge, Look
+from quarl.runs.keeper import Keeper
 
 SHOWN_S = 0.1
 """Between two looks at the progress bar."""

@@ -18,7 +18,6 @@ import numpy as np
 import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from quarl.algorithms import checkpoint
 from quarl.config import TrainConfig
 from quarl.config.options import options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
@@ -29,7 +28,8 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.npz import read_npz
 from quarl.policy.plain_yaml import read_yaml
 from quarl.policy.statistics import own_statistics
-from quarl.training.model import PATCHED
+from quarl.runs import checkpoint
+from quarl.runs.model import PATCHED
 
 ATTEMPTS = 100
 """Runs that may take a number in the moment before we do."""

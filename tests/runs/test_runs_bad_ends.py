@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_runs import train, words
+from runs_of_train import train, words
 
 import difficult_environments
-from quarl.algorithms import checkpoint
 from quarl.cli import main
+from quarl.runs import checkpoint
 
 HERE = "difficult_environments:"
 EARLY = {"a2c": [], "ddpg": ["learning_starts:10"]}

@@ -16,22 +16,21 @@ import pytest
 import yaml
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
+from runs_of_train import same, train, weights, words
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import Logger
-from training_runs import same, train, weights, words
 
 from quarl import qat
-from quarl.algorithms import checkpoint, checkpoint_file
-from quarl.algorithms.checkpoint_model import take
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.policy import load
-from quarl.training import steward, stretches
-from quarl.training.keeper import Keeper
-from quarl.training.replay import StoredReplay
-from quarl.training.run_folder import RunFolder
-from quarl.training.session import Session
+from quarl.runs import checkpoint, checkpoint_file, steward, stretches
+from quarl.runs.checkpoint_model import take
+from quarl.runs.keeper import Keeper
+from quarl.runs.replay import StoredReplay
+from quarl.runs.run_folder import RunFolder
+from quarl.runs.session import Session
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +261,7 @@ def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, m
         skipped_s = 1e6
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("quarl.training.judge.Judge.look", look)
+    monkeypatch.setattr("quarl.runs.judge.Judge.look", look)
     assert main(words("ppo", "CartPole-v1", 256, "--eval-freq", "64", evaluations=True)) == 130
     assert checkpoint.load_latest(tmp_path / "logs/ppo/CartPole-v1_1").state["clock_s"] < 1e6
 
@@ -271,7 +270,7 @@ def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys,
     def conclude(self, model, integers):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("quarl.training.judge.Judge.conclude", conclude)
+    monkeypatch.setattr("quarl.runs.judge.Judge.conclude", conclude)
     assert main(words("a2c", "CartPole-v1", 128)) == 130
     assert "stopped in its last evaluation; agent and checkpoint are in" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ from quarl.algorithms.precision import Precision, learned
 from quarl.algorithms.replay_size import check_replay
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
-from quarl.training.hyperparameters import Recipe
+from quarl.runs.hyperparameters import Recipe
 
 PATCHED = ("train", "_sample_action", CLOCK)
 """Attributes that training puts on a model, which are not saved with it."""

@@ -6,7 +6,7 @@ import pytest
 
 from quarl.cli import main
 from quarl.config import TrainConfig
-from quarl.training.session import Session
+from quarl.runs.session import Session
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl import qat
-from quarl.algorithms import checkpoint
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.errors import QuarlError
 from quarl.folder import Dispensable
 from quarl.quant.training import QatSpec
-from quarl.training.replay import StoredReplay
-from quarl.training.run_folder import RunFolder
+from quarl.runs import checkpoint
+from quarl.runs.replay import StoredReplay
+from quarl.runs.run_folder import RunFolder
 
 
 class Keeper:

@@ -7,7 +7,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.training import stacked_frames
+from quarl.runs import stacked_frames
 
 IMAGES = ("observations", "next_observations")
 FIELDS = (*IMAGES, "actions", "rewards", "dones", "timeouts")

@@ -17,7 +17,6 @@ import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl import engines, qat, stats
-from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.config import TrainConfig
 from quarl.envs import make_for, resolve
 from quarl.envs.checked import held
@@ -30,8 +29,9 @@ from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.zoo import samples_actions
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.training.hyperparameters import Recipe
-from quarl.training.run_folder import RunFolder
+from quarl.runs.checkpoint_random import give_random, take_random
+from quarl.runs.hyperparameters import Recipe
+from quarl.runs.run_folder import RunFolder
 
 NUMBERS = ("mean", "std", "ci_low", "ci_high")
 COMPARED = ("mean", "ci_low", "ci_high", "measured")

@@ -17,7 +17,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from quarl import qat
 from quarl.algorithms import tuned
-from quarl.algorithms.checkpoint_model import not_finite
 from quarl.algorithms.clocks import check_updates, hold, standing
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.d4pg import D4PG
@@ -33,16 +32,17 @@ from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 from quarl.policy.graph import Provenance, QuantizedPolicy
 from quarl.qat.delay import check_delay
-from quarl.training.environments import check_spaces, make_environments
-from quarl.training.hyperparameters import interpret
-from quarl.training.judge import Judge
-from quarl.training.keeper import Keeper
-from quarl.training.model import build, learn_in
-from quarl.training.outcome import Ended, Row
-from quarl.training.resume import resumed
-from quarl.training.run_folder import RunFolder
-from quarl.training.steward import Progress, Steward, Stopped, check_finite, diverged
-from quarl.training.trained_agent import TrainedAgent, act_before_learning
+from quarl.runs.checkpoint_model import not_finite
+from quarl.runs.environments import check_spaces, make_environments
+from quarl.runs.hyperparameters import interpret
+from quarl.runs.judge import Judge
+from quarl.runs.keeper import Keeper
+from quarl.runs.model import build, learn_in
+from quarl.runs.outcome import Ended, Row
+from quarl.runs.resume import resumed
+from quarl.runs.run_folder import RunFolder
+from quarl.runs.steward import Progress, Steward, Stopped, check_finite, diverged
+from quarl.runs.trained_agent import TrainedAgent, act_before_learning
 
 Say = Callable[[str], None]
 

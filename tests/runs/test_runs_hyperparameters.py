@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quarl.errors import QuarlError
-from quarl.training.hyperparameters import interpret
+from quarl.runs.hyperparameters import interpret
 
 BASE = {"n_timesteps": 1000}
 WHERE = Path("config.yml")

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from quarl.algorithms import checkpoint_file, checkpoint_model
-from quarl.algorithms.checkpoint_file import CheckpointError as CheckpointError
-from quarl.algorithms.checkpoint_file import DamagedError
-from quarl.algorithms.checkpoint_random import give_random, take_random
 from quarl.arrays import Array
 from quarl.errors import NothingSavedError, QuarlError, in_one_line
+from quarl.runs import checkpoint_file, checkpoint_model
+from quarl.runs.checkpoint_file import CheckpointError as CheckpointError
+from quarl.runs.checkpoint_file import DamagedError
+from quarl.runs.checkpoint_random import give_random, take_random
 
 NAME = re.compile(r"checkpoint-(\d{10,18})\.safetensors")
 REPLAY = "replay/"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
-from training_runs import train, words
+from runs_of_train import train, words
 
 from quarl import folder
-from quarl.algorithms import checkpoint, checkpoint_file
 from quarl.cli import main
-from quarl.training.run_folder import RunFolder
+from quarl.runs import checkpoint, checkpoint_file
+from quarl.runs.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_an_environment_that_raises_is_not_taken_for_divergence_and_what_was_lea
     assert main(words(algo, "CartPole-v1", 256)) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(
-        'quarl: CartPole-v1 raised KeyError: "a fault of the user\'s environment" (test_training_faults.'
+        'quarl: CartPole-v1 raised KeyError: "a fault of the user\'s environment" (test_runs_faults.'
     )
     assert said.endswith(
         f"after {saved} steps, which are saved: go on with quarl train --resume --algo {algo} --env CartPole-v1 -f logs"

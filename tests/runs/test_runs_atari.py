@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from training_runs import same, weights
+from runs_of_train import same, weights
 
 from quarl import engines
-from quarl.algorithms import checkpoint
 from quarl.cli import main, parse
 from quarl.evaluate import IMAGE_INTERVAL, evaluate, record_observations
 from quarl.policy import artifact, load
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.training.session import Session
+from quarl.runs import checkpoint
+from quarl.runs.session import Session
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

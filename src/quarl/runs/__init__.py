@@ -1,0 +1,1 @@
+"""A run: a learner, its evaluations, its checkpoints and its folder."""
