@@ -21,7 +21,8 @@ from onnx import helper, numpy_helper
 import fuzz_mutate as mutate
 import fuzz_seeds as seeds
 from fuzz_frozen import graph, protobuf
-from quarl.engines import litert, onnx_graph
+from quarl.engines import litert
+from quarl.engines.onnx import write
 from quarl.policy import container
 from quarl.policy.foreign.wire import Wire
 from quarl.ptq import quantize
@@ -55,7 +56,7 @@ def onnx_files() -> tuple[bytes, ...]:
     ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x", "y")]
     constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     other = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], constants))
-    return (*(onnx_graph.write(policy, 1) for policy in policies()), other.SerializeToString())
+    return (*(write(policy, 1) for policy in policies()), other.SerializeToString())
 
 
 def onnx_opens(data: bytes) -> None:

@@ -17,7 +17,7 @@ import contracts
 import networks
 from quarl.cli import main, parse
 from quarl.config import InspectConfig
-from quarl.engines import litert, onnx_graph
+from quarl.engines import litert, onnx
 from quarl.policy import artifact
 from quarl.ptq import quantize
 from quarl.quant.spec import SCHEMES, QuantSpec
@@ -33,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exact = quantize(policy, QuantSpec.parse("fp32"))
     artifact.write(policy, folder / "policy.safetensors")
     artifact.write(quantize(policy, QuantSpec.parse("int4", scheme="per-channel")), folder / "int4.quarl")
-    (folder / "p.onnx").write_bytes(onnx_graph.write(exact))
+    (folder / "p.onnx").write_bytes(onnx.write(exact))
     (folder / "p.tflite").write_bytes(litert.write(exact))
     named = {f"{op.name}.{part}": getattr(op, part) for op in policy.linear for part in ("weight", "bias")}
     (folder / "p.safetensors").write_bytes(safetensors.numpy.save(named))

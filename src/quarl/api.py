@@ -31,8 +31,8 @@ KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""
 OWN = ("", ".safetensors", ".quarl")
 """Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
-WRITERS = {".tflite": "tflite_graph", ".onnx": "onnx_graph"}
-"""By suffix, the module that writes the format."""
+WRITERS = {".tflite": "litert", ".onnx": "onnx"}
+"""By suffix, the engine whose format it is."""
 
 
 CALLED = {

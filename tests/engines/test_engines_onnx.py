@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import networks
 from quarl import engines
-from quarl.engines import onnx_file
-from quarl.engines.onnx import write
+from quarl.engines.onnx import file, write
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.load import read
@@ -191,7 +190,7 @@ def test_an_older_version_of_a_file_has_the_numbers_of_the_newest():
         made, x = quantized(policy), networks.observations(policy, 5)
         old = write(made)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(onnx_file, "OLDEST_OPSET", 21)
+            patch.setattr(file, "OLDEST_OPSET", 21)
             new = write(made)
         assert [onnx.load_from_string(data).opset_import[0].version for data in (old, new)] == [13, 21]
         onnx.checker.check_model(onnx.load_from_string(new), full_check=True)

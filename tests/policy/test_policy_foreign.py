@@ -16,9 +16,9 @@ from onnx import helper, numpy_helper
 
 import networks
 import quarl
-from quarl.engines import litert, onnx_graph
+from quarl.engines import litert
+from quarl.engines.onnx import tool, write
 from quarl.errors import QuarlError
-from quarl.experiments.methods import onnx_tool
 from quarl.policy import artifact, budget, foreign, weights
 from quarl.policy.foreign import models
 from quarl.policy.layers import of_policy
@@ -61,7 +61,7 @@ def refusal(path: Path) -> str:
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_onnx_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, name: str, batch, precision: str):
     policy = quantized(name, precision)
-    path = put(tmp_path / "p.onnx", onnx_graph.write(policy, batch))
+    path = put(tmp_path / "p.onnx", write(policy, batch))
     found = {layer.name.removesuffix(".weight"): layer for layer in foreign.read(path)}
     assert list(found) == [op.name for op in policy.linear]
     for op in policy.linear:
@@ -73,9 +73,9 @@ def test_an_onnx_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, n
 
 def test_files_of_onnx_runtime_s_own_quantiser_are_on_its_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = []
-    monkeypatch.setattr(onnx_tool, "Onnx", lambda policy, data, *_, **__: kept.append(data))
+    monkeypatch.setattr(tool, "Onnx", lambda policy, data, *_, **__: kept.append(data))
     policy = quantized("relu", "fp32")
-    onnx_tool.load(policy, 1)
+    tool.load(policy, 1)
     layers = foreign.read(put(tmp_path / "p.onnx", kept[0]))
     assert len(layers) == len(policy.linear)
     for op, layer in zip(policy.linear, layers, strict=True):

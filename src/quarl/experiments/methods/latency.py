@@ -17,8 +17,8 @@ import numpy as np
 from quarl import engines
 from quarl.arrays import Array
 from quarl.engines import Engine
+from quarl.engines.onnx import tool
 from quarl.errors import QuarlError
-from quarl.experiments.methods import onnx_tool
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.policy.graph import Policy
 from quarl.ptq import quantize
@@ -170,5 +170,5 @@ def _load(
         spec = QuantSpec.parse("fp32" if by_tool else precision, scheme=scheme)
         plain = replace(spec, scheme=replace(spec.scheme, rounding="nearest"))
         quantized = quantize(policy, plain, observations)
-        loaded.append(onnx_tool.load(quantized, batch) if by_tool else engines.load(quantized, name, batch=batch))
+        loaded.append(tool.load(quantized, batch) if by_tool else engines.load(quantized, name, batch=batch))
     return loaded

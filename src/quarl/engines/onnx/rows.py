@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quarl.engines.onnx_file import File
+from quarl.engines.onnx.file import File
 from quarl.quant.affine import TINY
 
 SHIFT = 128

@@ -9,7 +9,7 @@ import pytest
 
 import networks
 from quarl import engines
-from quarl.engines import tflite_graph
+from quarl.engines.litert import graph
 from quarl.evaluate import record_observations
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.load import read
@@ -79,7 +79,7 @@ def test_files_act_there_or_say_that_they_cannot(name, precision, mode):
     policy, said = networks.EVERY[name](), []
     x = networks.observations(policy, 32)
     made = quantize(policy, QuantSpec.parse(precision, scheme="per-channel", mode=mode), x)
-    content = tflite_graph.write(made, acts=True, say=said.append)
+    content = graph.write(made, acts=True, say=said.append)
     if said:
         with pytest.raises(RuntimeError, match="failed to allocate"):
             in_micro(content, x)
@@ -102,7 +102,7 @@ def test_a_first_convolution_of_large_stride_is_for_litert_and_says_so():
     policy = Policy(observation_shape=(4, 20, 20), observation_dtype="uint8", ops=tuple(ops), head=ActionHead("argmax"))
     x, said = networks.observations(policy, 8), []
     made = quantize(policy, QuantSpec.parse("int8", mode="static"), x)
-    content = tflite_graph.write(made, acts=True, say=said.append)
+    content = graph.write(made, acts=True, say=said.append)
     assert "transposing six axes" in said[0]
     with pytest.raises(RuntimeError, match="failed to allocate"):
         in_micro(content, x)
@@ -113,8 +113,8 @@ def test_activations_that_are_looked_up_act_there_too(kind, monkeypatch):
     policy = networks.dense([5, 33, 21, 3], kind)
     x = networks.observations(policy, 64)
     made = quantize(policy, QuantSpec.parse("int8", mode="static"), x)
-    monkeypatch.setattr(tflite_graph, "steady_scale", lambda *_: None)
-    np.testing.assert_allclose(in_micro(tflite_graph.write(made, acts=True), x), reference(made, x), atol=0.03)
+    monkeypatch.setattr(graph, "steady_scale", lambda *_: None)
+    np.testing.assert_allclose(in_micro(graph.write(made, acts=True), x), reference(made, x), atol=0.03)
 
 
 def test_sac_s_means_are_taken_out_there_too():
@@ -123,7 +123,7 @@ def test_sac_s_means_are_taken_out_there_too():
     policy = dataclasses.replace(networks.dense([4, 12, 6]), head=head)
     x = networks.observations(policy, 64)
     made = quantize(policy, QuantSpec.parse("int8", mode="static"), x)
-    np.testing.assert_allclose(in_micro(tflite_graph.write(made, acts=True), x), reference(made, x), atol=0.03)
+    np.testing.assert_allclose(in_micro(graph.write(made, acts=True), x), reference(made, x), atol=0.03)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -139,7 +139,7 @@ def test_codes_that_a_layer_norm_reads_are_the_same_there(seed):
     policy = Policy(observation_shape=(8,), ops=(*ops, *mlp([last], "relu", "norm")), head=ActionHead("argmax"))
     x = networks.observations(policy, 400)
     made = quantize(policy, QuantSpec.parse("int8", mode="static"), x)
-    np.testing.assert_allclose(in_micro(tflite_graph.write(made, acts=True), x), reference(made, x), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(in_micro(graph.write(made, acts=True), x), reference(made, x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -149,7 +149,7 @@ def test_static_int8_agents_act_there_as_the_reference_does(agents, agent):
     exact = engines.load(quantize(policy, QuantSpec.parse("fp32")), batch=2)
     x = record_observations(policy, exact, 1024, seed=0, stream="calibration", min_episodes=2)
     made = quantize(policy, QuantSpec.parse("int8", mode="static"), x[::2])
-    found, expected = in_micro(tflite_graph.write(made, acts=True), x[1::2]), reference(made, x[1::2])
+    found, expected = in_micro(graph.write(made, acts=True), x[1::2]), reference(made, x[1::2])
     assert len(found) == 512
     if policy.head.kind == "argmax":
         assert (found.argmax(axis=1) == expected.argmax(axis=1)).mean() >= 0.99

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.tflite import Model, Operator
+from quarl.engines.litert.file import Model, Operator
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, Shape
 
 KERNEL_CHANNELS = 8

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.onnx_file import File
-from quarl.engines.onnx_float import action, apply, layer_norm_of_codes
-from quarl.engines.onnx_rows import SHIFT, Rows, down_rows, quantized_rows
+from quarl.engines.onnx.elementwise import action, apply, layer_norm_of_codes
+from quarl.engines.onnx.file import File
+from quarl.engines.onnx.rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
 from quarl.engines.sums import check_int32, fits, reach
-from quarl.engines.tflite_tables import table
+from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy.foreign.names import MULTIPLIERS
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes

@@ -9,9 +9,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
+from quarl.engines.litert.elementwise import binary, centred, rounded
+from quarl.engines.litert.file import Model, Operator
 from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, reach
-from quarl.engines.tflite import Model, Operator
-from quarl.engines.tflite_elementwise import binary, centred, rounded
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import EXACT

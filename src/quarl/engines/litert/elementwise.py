@@ -11,8 +11,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
+from quarl.engines.litert.file import Model, Operator
 from quarl.engines.reference import norm_constants
-from quarl.engines.tflite import Model, Operator
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize
 from quarl.quant.spec import integer_range

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quarl.engines.onnx_file import File
+from quarl.engines.onnx.file import File
 from quarl.engines.reference import norm_constants
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Flatten, LayerNorm, Normalize, Op, Scale

@@ -11,8 +11,8 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
 from quarl.arrays import Array
-from quarl.engines.tflite import Model, Operator
-from quarl.engines.tflite_graph import Lowering, write
+from quarl.engines.litert.file import Model, Operator
+from quarl.engines.litert.graph import Lowering, write
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.reference import norms_codes
-from quarl.engines.tflite import Model, Operator
-from quarl.engines.tflite_elementwise import (
+from quarl.engines.litert.elementwise import (
     action,
     activation,
     binary,
@@ -29,9 +27,11 @@ from quarl.engines.tflite_elementwise import (
     normalize,
     quantized,
 )
-from quarl.engines.tflite_layout import flat_order, reshape, transpose, turned, wider_than_a_pixel, with_weight
-from quarl.engines.tflite_linear import dynamic, floating, hidden, last, wide
-from quarl.engines.tflite_tables import steady_scale, table
+from quarl.engines.litert.file import Model, Operator
+from quarl.engines.litert.layout import flat_order, reshape, transpose, turned, wider_than_a_pixel, with_weight
+from quarl.engines.litert.linear import dynamic, floating, hidden, last, wide
+from quarl.engines.reference import norms_codes
+from quarl.engines.tables import steady_scale, table
 from quarl.errors import UnsupportedError
 from quarl.policy.foreign.names import MULTIPLIERS
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
