@@ -23,7 +23,7 @@ from quarl.cli import main as quarl
 from quarl.cli import parse
 from quarl.config import SweepConfig
 from quarl.experiments.bits import num_cells
-from quarl.interrupt import SIGNALLED
+from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import QuantSpec
 
 ALL = ("8", "7", "6", "5", "4", "3", "2")

@@ -30,7 +30,6 @@ from quarl.actorq import judge, metrics, watch  # noqa: E402
 from quarl.actorq.build import build  # noqa: E402
 from quarl.actorq.channel import LocalChannel  # noqa: E402
 from quarl.actorq.environments import RETRIES, Environments  # noqa: E402
-from quarl.actorq.family import MISTAKE  # noqa: E402
 from quarl.actorq.ledger import Actor, Control, Learner, Publisher  # noqa: E402
 from quarl.actorq.memory import Memory  # noqa: E402
 from quarl.actorq.pace import Pace  # noqa: E402
@@ -40,6 +39,7 @@ from quarl.actorq.versions import RESERVED, Versions  # noqa: E402
 from quarl.cli import parse  # noqa: E402
 from quarl.config import ActorQConfig  # noqa: E402
 from quarl.errors import QuarlError  # noqa: E402
+from quarl.processes.child import MISTAKE  # noqa: E402
 from quarl.runs import checkpoint  # noqa: E402
 from waiting import PATIENCE_S, until  # noqa: E402
 
@@ -130,7 +130,7 @@ def test_a_slow_learner_makes_actors_wait_and_no_memory_grow(tmp_path):
 def test_children_die_with_a_supervisor_that_is_killed():
     code = (
         "import os, signal, time\n"
-        "from quarl.actorq.family import Child, Family\n"
+        "from quarl.processes.child import Child, Family\n"
         "if __name__ == '__main__':\n"
         "    family, child = Family(print), Child('actor 7', time.sleep, 3600)\n"
         "    family.start(child)\n"
@@ -167,9 +167,9 @@ def test_what_is_not_finite_is_neither_published_nor_saved(tmp_path, capsys):
 def test_a_second_signal_leaves_at_once():
     code = (
         "import os, signal, time\n"
-        "from quarl import interrupt\n"
-        "interrupt.AGAIN_S = 0\n"
-        "with interrupt.Interrupts(lambda: print('killed', flush=True)) as interrupts:\n"
+        "from quarl.processes import signals\n"
+        "signals.AGAIN_S = 0\n"
+        "with signals.Interrupts(lambda: print('killed', flush=True)) as interrupts:\n"
         "    assert not interrupts.attempt(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
         "    assert interrupts.number == signal.SIGTERM\n"
         "    assert not interrupts.attempt(lambda: print('never'))\n"

@@ -21,11 +21,11 @@ from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
-from quarl.actorq.process import Worker, give_way, note
 from quarl.actorq.segment import SegmentWriter
 from quarl.arrays import Array
 from quarl.envs.options import EnvironmentOptions
 from quarl.policy.graph import ActionHead, QuantizedPolicy
+from quarl.processes.inside import Worker, give_way, note
 
 AT_ONCE = 64
 BLOCK_S = 0.005

@@ -9,7 +9,6 @@ from quarl.actorq import actor, learner, publisher
 from quarl.actorq.actor import ActorSpec
 from quarl.actorq.environments import world_of
 from quarl.actorq.exploration import ladder
-from quarl.actorq.family import Child
 from quarl.actorq.learner import LearnerSpec
 from quarl.actorq.memory import Memory
 from quarl.actorq.publisher import PublisherSpec
@@ -17,6 +16,7 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
+from quarl.processes.child import Child
 
 
 class Crew:

@@ -25,7 +25,6 @@ from quarl.actorq.keeper import Keeper
 from quarl.actorq.ledger import Control, Learner, Ledger, Publisher
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.pace import Pace
-from quarl.actorq.process import Worker, die_with_parent, give_way
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
@@ -36,6 +35,7 @@ from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError
 from quarl.policy.statistics import own_statistics
+from quarl.processes.inside import Worker, die_with_parent, give_way
 from quarl.runs import checkpoint
 from quarl.runs.checkpoint_model import not_finite
 

@@ -15,7 +15,6 @@ from quarl.actorq.actor import ActorSpec
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.environments import world_of
 from quarl.actorq.exploration import ladder
-from quarl.actorq.family import Child, Family
 from quarl.actorq.ledger import Actor, Learner, Ledger
 from quarl.actorq.memory import Memory
 from quarl.actorq.quantizer import REFRESH_INTERVAL
@@ -23,6 +22,7 @@ from quarl.actorq.weights import Template
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
+from quarl.processes.child import Child, Family
 
 Arm = tuple[str, str]
 """(precision, engine) of an actor."""

@@ -16,12 +16,12 @@ import numpy as np
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.ledger import Control, Ledger, Publisher
 from quarl.actorq.memory import Block, Memory
-from quarl.actorq.process import Worker
 from quarl.actorq.weights import Template
 from quarl.actorq.wire import Packer
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
+from quarl.processes.inside import Worker
 
 NAP_S = 0.003
 """A look at the board costs 65 us beside two busy cores; a push comes every second or so where packing takes long."""

@@ -14,7 +14,6 @@ from quarl.actorq import metrics
 from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.crew import Crew
-from quarl.actorq.family import MISTAKE, Family
 from quarl.actorq.judge import Judge
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
@@ -26,8 +25,9 @@ from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line, note
 from quarl.folder import Dispensable, locked
-from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
+from quarl.processes.child import MISTAKE, Family
+from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 
 RING_ROWS = 4096
 """Segments that an actor may be ahead of the learner's reading; fewer where observations are large."""

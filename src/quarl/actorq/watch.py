@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from quarl.actorq.crew import Crew
-from quarl.actorq.family import Child
 from quarl.actorq.ledger import Actor, Ledger, Publisher
+from quarl.processes.child import Child
 
 START_S = 120.0
 """For a new process until its first sign of life: a slow import is no hang."""

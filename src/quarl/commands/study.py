@@ -19,7 +19,7 @@ from quarl.experiments.plan import plan
 from quarl.experiments.runner import Runner
 from quarl.experiments.store import COLUMNS, NAME, Record, Store
 from quarl.folder import locked
-from quarl.interrupt import SIGNALLED
+from quarl.processes.signals import SIGNALLED
 from quarl.report import schema
 
 SOME_FAILED = 2

@@ -14,7 +14,7 @@ from typing import Any
 
 from quarl.errors import QuarlError
 from quarl.experiments.processes import Outcome, attempt, end_with, ended, kill_group, print_to, settle
-from quarl.leaving import leave
+from quarl.processes.leaving import leave
 
 EXIT_S = 2.0
 """For a process to exit after its last word."""

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from quarl.actorq.process import die_with_parent
 from quarl.errors import QuarlError
+from quarl.processes.inside import die_with_parent
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """For libraries that read it when they are loaded: a cell has one core, and equal cells equal bits."""

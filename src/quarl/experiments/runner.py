@@ -19,8 +19,8 @@ from quarl.experiments.household import Home, Play
 from quarl.experiments.processes import Outcome
 from quarl.experiments.store import Finished, Store
 from quarl.experiments.trainings import Training
-from quarl.interrupt import Interrupts
 from quarl.policy import zoo
+from quarl.processes.signals import Interrupts
 from quarl.quant.spec import QuantSpec
 
 Progress = Callable[[str, int], None]

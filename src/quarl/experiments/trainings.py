@@ -14,9 +14,9 @@ from quarl.errors import QuarlError
 from quarl.experiments.cells import ACTORQ, QAT, TRAIN
 from quarl.experiments.play import returns, weights
 from quarl.experiments.runs import actorq_config, training_config
-from quarl.interrupt import SIGNALLED
 from quarl.policy import artifact, load
 from quarl.policy.graph import QuantizedPolicy
+from quarl.processes.signals import SIGNALLED
 from quarl.runs import stretches
 from quarl.runs.outcome import Row
 from quarl.runs.run_folder import BEST, RunFolder

@@ -28,9 +28,9 @@ from quarl.envs.checked import BrokenEnvironmentError
 from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions, described
 from quarl.errors import QuarlError
-from quarl.interrupt import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.machine import usable_cores
 from quarl.policy.graph import Provenance, QuantizedPolicy
+from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
 from quarl.runs.checkpoint_model import not_finite
 from quarl.runs.environments import check_spaces, make_environments

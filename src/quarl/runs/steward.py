@@ -16,7 +16,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from quarl.errors import QuarlError
-from quarl.interrupt import Interrupts
+from quarl.processes.signals import Interrupts
 from quarl.runs.checkpoint_model import not_finite, suspect
 from quarl.runs.judge import Judge, Look
 from quarl.runs.keeper import Keeper

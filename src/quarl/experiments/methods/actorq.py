@@ -20,7 +20,7 @@ from quarl.config.base import METERED
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.experiments.methods.cells import Cell, Say
-from quarl.interrupt import SIGNALLED
+from quarl.processes.signals import SIGNALLED
 
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
 """Of the ledger: ages in updates, milliseconds, tenths of a millisecond."""

@@ -9,17 +9,17 @@ import sys
 
 import pytest
 
-from quarl import interrupt
+from quarl.processes import signals
 from waiting import PATIENCE_S
 
 CODE = """
 import os, signal, sys
-from quarl import interrupt
+from quarl.processes import signals
 now = 0.0
-interrupt.time.monotonic = lambda: now
+signals.time.monotonic = lambda: now
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with interrupt.Interrupts(lambda: print("killed", flush=True), "stopping\\n") as interrupts:
+with signals.Interrupts(lambda: print("killed", flush=True), "stopping\\n") as interrupts:
     for word in sys.argv[2:]:
         name, _, after = word.partition("@")
         now += float(after or 0)
@@ -29,7 +29,7 @@ with interrupt.Interrupts(lambda: print("killed", flush=True), "stopping\\n") as
 
 
 @pytest.mark.parametrize(
-    ("start", "signals", "said", "code"),
+    ("start", "sent", "said", "code"),
     [
         ("shell", ["SIGHUP"], ["1"], 0),
         ("nohup", ["SIGHUP", "SIGTERM"], ["None", "15"], 0),
@@ -39,9 +39,9 @@ with interrupt.Interrupts(lambda: print("killed", flush=True), "stopping\\n") as
         ("shell", ["SIGTERM", "SIGHUP@0.02", "SIGTERM@3"], ["15", "15", "killed"], 128 + 15),
     ],
 )
-def test_what_comes_with_the_first_signal_is_the_same_wish_and_a_later_one_ends_the_run(start, signals, said, code):
+def test_what_comes_with_the_first_signal_is_the_same_wish_and_a_later_one_ends_the_run(start, sent, said, code):
     done = subprocess.run(
-        [sys.executable, "-c", CODE, start, *signals], capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", CODE, start, *sent], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.stdout.split(), done.returncode) == (said, code)
     assert done.stderr == "stopping\n"
@@ -51,7 +51,7 @@ def test_what_comes_with_the_first_signal_is_the_same_wish_and_a_later_one_ends_
 def clock(monkeypatch):
     """[seconds], which tests move."""
     now = [0.0]
-    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -65,23 +65,23 @@ def test_what_comes_with_the_first_ctrl_c_does_not_break_the_tidying_off(clock):
             clock[0] = 0.02
             os.kill(os.getpid(), signal.SIGINT)
             tidied.append(True)
-            clock[0] = interrupt.AGAIN_S
+            clock[0] = signals.AGAIN_S
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt), interrupt.ctrl_c():
+    with pytest.raises(KeyboardInterrupt), signals.ctrl_c():
         verb()
     assert tidied
 
 
 def test_a_signal_that_comes_when_the_run_has_just_ended_is_still_the_first_ones(clock):
     before = signal.getsignal(signal.SIGINT)
-    with interrupt.ctrl_c():
-        with interrupt.Interrupts(lambda: None) as interrupts:
+    with signals.ctrl_c():
+        with signals.Interrupts(lambda: None) as interrupts:
             os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.number == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)
-        clock[0] = interrupt.AGAIN_S
+        clock[0] = signals.AGAIN_S
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from quarl.interrupt import SIGNALS
+from quarl.processes.signals import SIGNALS
 
 NAME_BYTES = 15
 """What Linux keeps of a process's name."""

@@ -16,10 +16,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from quarl.actorq.process import note, settle
 from quarl.errors import QuarlError, in_one_line
-from quarl.interrupt import SIGNALS
-from quarl.leaving import leave
+from quarl.processes.inside import note, settle
+from quarl.processes.leaving import leave
+from quarl.processes.signals import SIGNALS
 
 DEATHS, WITHIN_S = 5, 60.0
 """So many deaths in so many seconds at work, and a child is parked. How long it takes to start, on a machine with other

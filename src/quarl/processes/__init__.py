@@ -1,0 +1,1 @@
+"""Child processes: what they do first and last, who starts them, hears them and ends them."""
