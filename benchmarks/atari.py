@@ -27,12 +27,12 @@ from quarl.cli import main as quarl
 from quarl.evaluate import Evaluation, evaluate
 from quarl.experiments.precisions import Settings, measure
 from quarl.folder import write_bytes
+from quarl.inert.npz import read_npz
 from quarl.machine import machine
-from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
-from quarl.policy.npz import read_npz
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers import load
 from quarl.runs import checkpoint
 from quarl.runs.run_folder import RunFolder
 

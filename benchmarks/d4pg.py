@@ -18,7 +18,7 @@ from quarl import Agent
 from quarl.algorithms.d4pg import D4PG
 from quarl.envs import make
 from quarl.machine import machine
-from quarl.policy.extract import from_model
+from quarl.readers.extract import from_model
 
 EPISODES = 20
 SEEDS = (0, 1, 2)

@@ -32,9 +32,9 @@ from quarl.doctor import machine
 from quarl.envs.seeds import episode_seed
 from quarl.evaluate import evaluate
 from quarl.policy.graph import QuantizedPolicy
-from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 
 ENV_ID = "CartPole-v1"
 AGENT = agents.DEFAULT_FOLDER / "sb3" / "dqn" / "CartPole-v1_1" / "CartPole-v1.zip"

@@ -25,8 +25,8 @@ import agents
 from quarl import engines
 from quarl.experiments.precisions import EXACT, Settings, record
 from quarl.machine import machine
-from quarl.policy.load import read
 from quarl.ptq import quantize
+from quarl.readers.load import read
 
 CONSTANTS = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
 TOLERANCE = 1e-5

@@ -23,10 +23,10 @@ import fuzz_seeds as seeds
 from fuzz_frozen import graph, protobuf
 from quarl.engines import litert
 from quarl.engines.onnx import write
-from quarl.policy import container
-from quarl.policy.foreign.wire import Wire
+from quarl.inert import zip as container
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.weights_only.wire import Wire
 
 frozen_inside = onnx_inside = protobuf
 PRECISIONS = ("fp32", "fp16", "int8", "int4")

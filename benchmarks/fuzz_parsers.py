@@ -20,13 +20,16 @@ import fuzz_mutate as mutate
 import fuzz_seeds as seeds
 from quarl.engines import load_fitting, sound
 from quarl.errors import UnsupportedError
+from quarl.inert import npz, pickle
+from quarl.inert import zip as container
 from quarl.inspection import whole
-from quarl.policy import artifact, container, foreign, legacy, load, normalizer, npz, sb3, unpickle, zoo
-from quarl.policy.foreign import models
+from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import LayerWeights, of_policy
 from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import QuantSpec
+from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
+from quarl.readers.weights_only import models
 from quarl.report import figures, tables
 from quarl.runs import checkpoint
 
@@ -84,7 +87,7 @@ def parsers() -> dict[str, Parser]:
         return sb3.read_zip(_put(agent, folder, "agent.zip"))
 
     rows = (
-        Parser("pickle", lambda d, _: unpickle.read_pickle(d, "f"), mutate.pickle_opcodes, opcodes, statistics),
+        Parser("pickle", lambda d, _: pickle.read_pickle(d, "f"), mutate.pickle_opcodes, opcodes, statistics),
         Parser(
             "vecnormalize",
             lambda d, f: normalizer.read_vecnormalize(_put(d, f, "v.pkl")),
@@ -95,12 +98,10 @@ def parsers() -> dict[str, Parser]:
         Parser("zoo-yaml", config, mutate.yaml_text, document, seeds.CONFIGS),
         Parser("sb3-zip", lambda d, f: sb3.read_zip(_put(d, f, "agent.zip")), mutate.member, zip_file, zips),
         Parser("sb3-data", attributes, mutate.json_tree, json.loads, documents),
-        Parser(
-            "sb2-pickle", lambda d, f: legacy.read_sb2(_put(d, f, "a.pkl")), mutate.pickle_opcodes, opcodes, pickles
-        ),
+        Parser("sb2-pickle", lambda d, f: sb2.read_sb2(_put(d, f, "a.pkl")), mutate.pickle_opcodes, opcodes, pickles),
         Parser(
             "sb2-zip",
-            lambda d, f: legacy.read_sb2(_put(d, f, "a.zip")),
+            lambda d, f: sb2.read_sb2(_put(d, f, "a.zip")),
             mutate.member,
             zip_file,
             tuple(map(seeds.sb2_zip, old)),
@@ -109,35 +110,35 @@ def parsers() -> dict[str, Parser]:
         Parser("artefact", lambda d, _: artifact.from_bytes(d, "f"), mutate.safetensors, artifact._open, artefacts),
         Parser(
             "safetensors",
-            lambda d, f: foreign.read(_put(d, f, "m.safetensors"), "safetensors"),
+            lambda d, f: weights_only.read(_put(d, f, "m.safetensors"), "safetensors"),
             other.safetensors_inside,
             other.safetensors_opens,
             other.safetensors_files(),
         ),
         Parser(
             "torch",
-            lambda d, f: foreign.read(_put(d, f, "m.pt"), "torch"),
+            lambda d, f: weights_only.read(_put(d, f, "m.pt"), "torch"),
             other.torch_inside,
             other.torch_opens,
             other.torch_files(),
         ),
         Parser(
             "onnx",
-            lambda d, f: foreign.read(_put(d, f, "m.onnx")),
+            lambda d, f: weights_only.read(_put(d, f, "m.onnx")),
             other.onnx_inside,
             other.onnx_opens,
             other.onnx_files(),
         ),
         Parser(
             "tflite",
-            lambda d, f: foreign.read(_put(d, f, "m.tflite"), "tflite"),
+            lambda d, f: weights_only.read(_put(d, f, "m.tflite"), "tflite"),
             other.tflite_inside,
             other.tflite_opens,
             other.tflite_files(),
         ),
         Parser(
             "frozen",
-            lambda d, f: foreign.read(_put(d, f, "m.pb")),
+            lambda d, f: weights_only.read(_put(d, f, "m.pb")),
             other.frozen_inside,
             other.frozen_opens,
             other.frozen_files(),
@@ -177,8 +178,8 @@ def read_any(path: Path) -> Any:
     """What `quarl inspect` makes of the file or folder: weights where it is no policy; or what `--resume` does."""
     if path.name.startswith("checkpoint-"):
         return checkpoint.restore(checkpoint.load_latest(path.parent), seeds.learner())
-    if kind := foreign.recognise(path):
-        return foreign.read(path, kind)
+    if kind := weights_only.recognise(path):
+        return weights_only.read(path, kind)
     try:
         return load.read(path)
     except UnsupportedError:

@@ -28,8 +28,8 @@ from fuzz import outcome
 from fuzz_pickle import pickled
 from fuzz_seeds import ENV, sb3_agent, zipped, zoo_run
 from hostile_pickles import payloads, system
-from quarl.policy import foreign
-from quarl.policy.load import read as load_policy
+from quarl.readers import weights_only
+from quarl.readers.load import read as load_policy
 
 MEMORY = 2**31
 """Bytes of address space that reading may take beyond what the process starts with."""
@@ -80,8 +80,8 @@ def load(case: Case, canary: Path) -> dict[str, object]:
 
 def _read(path: Path) -> object:
     """Its policy, or its weights where it is of a kind that holds no policy."""
-    kind = foreign.recognise(path)
-    return foreign.read(path, kind) if kind else load_policy(path)
+    kind = weights_only.recognise(path)
+    return weights_only.read(path, kind) if kind else load_policy(path)
 
 
 def _rows(canary: Path) -> Iterator[Row]:

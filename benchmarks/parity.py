@@ -14,10 +14,10 @@ from quarl import engines
 from quarl.experiments.precisions import Settings, record
 from quarl.machine import machine
 from quarl.policy.graph import Policy
-from quarl.policy.load import read
 from quarl.policy.operators import LayerNorm
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 
 ENGINES = ("reference", "litert", "onnx")
 PRECISIONS = (("int8", "dynamic"), ("int8", "static"), ("int4", "dynamic"), ("int4", "static"))

@@ -21,9 +21,9 @@ from quarl.experiments import precisions
 from quarl.experiments.methods.latency import time_engines
 from quarl.experiments.precisions import Cell, Settings, record
 from quarl.machine import machine
-from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 
 BITS = (8, 7, 6, 5, 4, 3, 2)
 SLOW = ("Bullet", "BipedalWalker")

@@ -40,7 +40,7 @@ import agents
 from fidelity import sb3_model
 from quarl.envs import make
 from quarl.machine import machine
-from quarl.policy.load import read
+from quarl.readers.load import read
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BITS = "[fp16, 8, 7, 6, 5, 4, 3, 2]"

@@ -25,10 +25,10 @@ from quarl.evaluate import evaluate
 from quarl.experiments.methods.cells import Cell, Cells
 from quarl.experiments.precisions import EXACT, Settings, record
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.policy.load import read
 from quarl.policy.operators import as_float32
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 from quarl.runs.run_folder import BEST
 from quarl.runs.session import Session
 

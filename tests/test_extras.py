@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quarl.policy.sb3 import contents
+from quarl.readers.sb3 import contents
 
 SCRIPT = """
 import importlib, json, os, sys

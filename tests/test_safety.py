@@ -19,9 +19,9 @@ import torch
 
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
-from quarl.policy import foreign
-from quarl.policy.load import read
 from quarl.policy.operators import as_float32
+from quarl.readers import weights_only
+from quarl.readers.load import read
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -179,7 +179,7 @@ def test_a_parameter_whose_state_shadows_a_method_is_read_as_it_is(name: str, tm
     path = tmp_path / "m.pt"
     path.write_bytes(parameter_with(name))
     assert name.encode() in path.read_bytes()
-    (layer,) = foreign.read(path)
+    (layer,) = weights_only.read(path)
     assert as_float32(layer.weight).tolist() == [[1.0] * 3] * 2
 
 

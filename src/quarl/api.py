@@ -21,11 +21,11 @@ from quarl.evaluate import Evaluation, evaluate, record_observations, sample_siz
 from quarl.folder import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
-from quarl.policy.load import read
-from quarl.policy.normalizer import sentence
-from quarl.policy.spaces import has_channels_last
 from quarl.ptq import quantize
 from quarl.quant.spec import Mode, QuantSpec
+from quarl.readers.load import read
+from quarl.readers.normalizer import sentence
+from quarl.readers.spaces import has_channels_last
 
 KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""

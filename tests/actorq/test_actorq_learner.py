@@ -33,8 +33,8 @@ from quarl.algorithms import d4pg
 from quarl.algorithms.d4pg import D4PG
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
-from quarl.policy import load
 from quarl.qat.policies import tables_of
+from quarl.readers import load
 from quarl.runs import checkpoint
 
 STEPS = 1200

@@ -16,7 +16,7 @@ from quarl.algorithms.tuned import Tuned
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
-from quarl.policy.plain_yaml import read_yaml
+from quarl.inert.yaml import read_yaml
 
 
 def adopted(*words: str) -> tuple[ActorQConfig, list[str]]:

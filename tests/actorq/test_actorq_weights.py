@@ -18,9 +18,9 @@ from quarl.actorq.weights import Template
 from quarl.algorithms.d4pg import D4PG
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.extract import from_model
 from quarl.policy.graph import ActionHead, Policy, final_linear
 from quarl.policy.operators import Normalize, as_float32
+from quarl.readers.extract import from_model
 
 VECTOR = spaces.Box(-3, 3, (5,), np.float32)
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)

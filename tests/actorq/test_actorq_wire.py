@@ -17,10 +17,10 @@ from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import evaluate, record_observations
 from quarl.policy.graph import QuantizedPolicy
-from quarl.policy.load import read
 from quarl.policy.operators import QuantizedTensor, as_float32
 from quarl.ptq import quantize
 from quarl.quant.spec import SCHEMES, QuantSpec, Scheme
+from quarl.readers.load import read
 
 INTEGERS = [f"int{bits}" for bits in range(2, 9)]
 BITS = [None, 2, 3, 4, 5, 6, 7, 8, 11, 16, 20, 24, 32]

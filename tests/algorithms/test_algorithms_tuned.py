@@ -10,8 +10,8 @@ import pytest
 
 from quarl.algorithms import tuned
 from quarl.errors import UnsupportedError
-from quarl.policy.plain_yaml import read_yaml
-from quarl.policy.zoo import PREPROCESSING
+from quarl.inert.yaml import read_yaml
+from quarl.readers.zoo import PREPROCESSING
 from quarl.runs.hyperparameters import interpret
 
 ALGORITHMS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")

@@ -11,9 +11,9 @@ from stable_baselines3 import DQN
 from quarl import engines
 from quarl.algorithms.wide_cnn import WideCNN
 from quarl.errors import QuarlError
-from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 
 
 class Images(gymnasium.Env):

@@ -12,10 +12,10 @@ from quarl import engines
 from quarl.engines.litert import graph
 from quarl.evaluate import record_observations
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
-from quarl.policy.load import read
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, LayerNorm, Scale, mlp
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 
 runtime = pytest.importorskip("tflite_micro.python.tflite_micro.runtime")
 ARENA = 2**20

@@ -16,11 +16,11 @@ from quarl import engines
 from quarl.engines.onnx import file, write
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
-from quarl.policy.load import read
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, QuantizedTensor
 from quarl.ptq import quantize
 from quarl.quant.affine import quantize_rows
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 
 MODES = [("fp32", "dynamic"), ("int8", "dynamic"), ("int4", "dynamic"), ("int8", "static"), ("int4", "static")]
 EXACT_FUNCTIONS = ["relu", "odd", "leaky_relu", "squashed", "convolutional", "padded"]

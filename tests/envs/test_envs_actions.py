@@ -18,11 +18,11 @@ from quarl import engines
 from quarl.actorq.exploration import Explorer
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import play
-from quarl.policy.extract import from_model
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.extract import from_model
 
 Array = NDArray[Any]
 HIGH = 0.1

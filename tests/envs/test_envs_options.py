@@ -21,9 +21,9 @@ from quarl.evaluate import evaluate, played_on, record_observations
 from quarl.policy.artifact import from_bytes, to_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, Flatten
-from quarl.policy.zoo import VEC_FRAME_STACK
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.zoo import VEC_FRAME_STACK
 
 Array = NDArray[Any]
 SKIP = "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv"

@@ -18,9 +18,9 @@ from quarl.cli import main
 from quarl.envs import make_for
 from quarl.envs.rollout import play
 from quarl.envs.seeds import episode_seed
-from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 
 pytest.importorskip("mujoco")
 Array = NDArray[Any]

@@ -9,7 +9,7 @@ import pytest
 
 from quarl.errors import QuarlError
 from quarl.experiments import file
-from quarl.policy.plain_yaml import key_lines
+from quarl.inert.yaml import key_lines
 
 SOUND = """\
 name: two

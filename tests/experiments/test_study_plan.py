@@ -12,7 +12,7 @@ from quarl.experiments import file
 from quarl.experiments.cells import Cell
 from quarl.experiments.plan import plan
 from quarl.experiments.source import digest
-from quarl.policy import hub
+from quarl.readers import hub
 
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
 FP32 = "{method: fp32}"

@@ -27,9 +27,9 @@ from quarl.experiments.precisions import Settings, record
 from quarl.experiments.source import digest
 from quarl.experiments.store import Store
 from quarl.folder import locked
-from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 from waiting import PATIENCE_S
 
 Write = Callable[..., Path]

@@ -19,10 +19,10 @@ from quarl import engines, qat
 from quarl.algorithms.d4pg import D4PG
 from quarl.engines.reference import Reference
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy import load
 from quarl.policy.artifact import read, write
 from quarl.policy.operators import QuantizedTensor
 from quarl.qat.layers import QatConv2d
+from quarl.readers import load
 
 
 def observations(model: Any, num: int = 400) -> np.ndarray:

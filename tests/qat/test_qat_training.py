@@ -16,11 +16,11 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from quarl import qat
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.extract import from_model
 from quarl.qat.layers import QatLinear
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import follow
 from quarl.quant.training import QatSpec
+from quarl.readers.extract import from_model
 
 STEPS = 256
 

@@ -15,10 +15,11 @@ from runs_of_train import same, weights
 from quarl import engines
 from quarl.cli import main, parse
 from quarl.evaluate import IMAGE_INTERVAL, evaluate, record_observations
-from quarl.policy import artifact, load
+from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers import load
 from quarl.runs import checkpoint
 from quarl.runs.session import Session
 

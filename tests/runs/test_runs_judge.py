@@ -15,9 +15,9 @@ from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.experiments.precisions import EXACT
-from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
+from quarl.readers import load
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.judge import Judge, undisturbed
 from quarl.runs.run_folder import RunFolder

@@ -24,7 +24,7 @@ from stable_baselines3.common.logger import Logger
 from quarl import qat
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
-from quarl.policy import load
+from quarl.readers import load
 from quarl.runs import checkpoint, checkpoint_file, steward, stretches
 from quarl.runs.checkpoint_model import take
 from quarl.runs.keeper import Keeper

@@ -22,8 +22,8 @@ import quarl
 from quarl.algorithms.d4pg import D4PG
 from quarl.algorithms.precision import Precision, learned
 from quarl.cli import main
-from quarl.policy import load
 from quarl.policy.graph import QuantizedPolicy
+from quarl.readers import load
 
 CLASSES = {"ppo": PPO, "a2c": A2C, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC, "d4pg": D4PG}
 

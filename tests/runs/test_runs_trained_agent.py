@@ -18,7 +18,7 @@ import quarl
 from quarl.api import Agent
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
-from quarl.policy.extract import from_model
+from quarl.readers.extract import from_model
 from quarl.runs.session import Session
 from sb3_archives import data_with, kwargs_with, tensors_with, unzipped, zipped
 

@@ -28,7 +28,7 @@ from quarl.config.actorq import GIVEN_ONCE
 from quarl.envs import make
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError
-from quarl.policy.spaces import from_live, observation_box
+from quarl.readers.spaces import from_live, observation_box
 
 CRITIC = "qf_arch"
 """The hyper-parameter that names the critic's hidden layers; Stable-Baselines3 has it inside policy_kwargs."""

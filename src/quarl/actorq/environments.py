@@ -21,7 +21,7 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
 from quarl.errors import in_one_line
-from quarl.policy.zoo import PREPROCESSING, wrappers_of
+from quarl.readers.zoo import PREPROCESSING, wrappers_of
 
 OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
 """Hyper-parameters of RL Zoo that say how environments are made."""

@@ -34,8 +34,8 @@ from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError
-from quarl.policy.statistics import own_statistics
 from quarl.processes.inside import Worker, die_with_parent, give_way
+from quarl.readers.statistics import own_statistics
 from quarl.runs import checkpoint
 from quarl.runs.checkpoint_model import not_finite
 

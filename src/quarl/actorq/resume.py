@@ -15,7 +15,7 @@ from quarl.config.environment import OPTIONS
 from quarl.config.options import completed, options_of
 from quarl.errors import QuarlError
 from quarl.folder import write_bytes
-from quarl.policy.plain_yaml import read_yaml
+from quarl.inert.yaml import read_yaml
 
 NEW = ("output", "resume", "json", "plan", *METERED)
 """Options that say which run it is and what to do with it."""

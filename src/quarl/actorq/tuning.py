@@ -18,7 +18,7 @@ from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import described
 from quarl.policy.graph import Provenance
-from quarl.policy.zoo import PREPROCESSING
+from quarl.readers.zoo import PREPROCESSING
 
 OWN = {"use_sde", "sde_sample_freq", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
 """Arguments of Stable-Baselines3's learners that actors have no use for."""

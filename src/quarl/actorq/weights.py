@@ -15,9 +15,9 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
 from quarl.policy.graph import ActivationGrid, Policy
 from quarl.policy.grids import trained_rules
-from quarl.policy.normalizer import NAME as STATISTICS
 from quarl.policy.operators import Conv2d, Dense, LayerNorm, Normalize, Op, Shape
 from quarl.quant.spec import QuantSpec
+from quarl.readers.normalizer import NAME as STATISTICS
 
 if TYPE_CHECKING:
     import torch  # else only where a model is at hand: a publisher has none, and is back the sooner without it
@@ -86,7 +86,7 @@ class Template:
     def of(cls, model: Any) -> Template:
         """The template of a live SB3 model; SAC's has both networks of its distribution."""
         from quarl import qat
-        from quarl.policy.extract import from_model
+        from quarl.readers.extract import from_model
 
         # whoever plays the policies says in what: the learner's own environment is a remembered one
         initial = from_model(model, distribution=True, say=lambda line: None)

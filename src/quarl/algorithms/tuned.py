@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.policy.plain_yaml import read_yaml
-from quarl.policy.zoo import PREPROCESSING
+from quarl.inert.yaml import read_yaml
+from quarl.readers.zoo import PREPROCESSING
 
 PACKAGE = "rl_zoo3"
 FALLBACK: dict[str, Any] = {"n_timesteps": 100_000}

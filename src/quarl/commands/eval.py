@@ -11,9 +11,9 @@ from quarl.commands import model, terminal
 from quarl.config import EvalConfig
 from quarl.evaluate import Evaluation, evaluate
 from quarl.policy.graph import QuantizedPolicy
-from quarl.policy.normalizer import sentence
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.normalizer import sentence
 from quarl.report import schema
 
 

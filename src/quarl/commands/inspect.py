@@ -14,13 +14,13 @@ from quarl.errors import UnsupportedError
 from quarl.experiments import precisions
 from quarl.folder import write_bytes
 from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
-from quarl.policy import foreign, load
-from quarl.policy.foreign import models
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
-from quarl.policy.normalizer import sentence
 from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
+from quarl.readers import load, weights_only
+from quarl.readers.normalizer import sentence
+from quarl.readers.weights_only import models
 from quarl.report import comparison_figure, figures, schema, style
 from quarl.report.staging import staged
 
@@ -50,9 +50,9 @@ def run(config: InspectConfig) -> None:
 
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     path = model.find(words, config.folder)
-    kind = foreign.recognise(path)
+    kind = weights_only.recognise(path)
     if kind:
-        return _Model(path, None, foreign.read(path, kind))
+        return _Model(path, None, weights_only.read(path, kind))
     try:
         policy = load.read(path, words[0] if config.folder is not None else "", config.normalize)
     except UnsupportedError as error:

@@ -9,8 +9,8 @@ from quarl.config import EvalConfig, InspectConfig, ModelConfig, PtqConfig
 from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
 from quarl.errors import note
-from quarl.policy import hub, load, zoo
 from quarl.policy.graph import Policy
+from quarl.readers import hub, load, zoo
 
 
 def locate(config: ModelConfig) -> Path:

@@ -19,8 +19,8 @@ from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
-from quarl.policy.normalizer import sentence
 from quarl.ptq import Calibrated
+from quarl.readers.normalizer import sentence
 from quarl.report import assessment, figures, page, schema, style, tables
 from quarl.report.staging import staged
 

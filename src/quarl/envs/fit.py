@@ -7,8 +7,8 @@ from typing import Any
 from gymnasium import spaces
 
 from quarl.errors import QuarlError
-from quarl.policy.actor import DQN, LAYOUTS
-from quarl.policy.spaces import Box, Discrete, action_head, from_live, observation_box
+from quarl.readers.actor import DQN, LAYOUTS
+from quarl.readers.spaces import Box, Discrete, action_head, from_live, observation_box
 
 ALGORITHMS = tuple(LAYOUTS)
 """In the order in which they are shown."""

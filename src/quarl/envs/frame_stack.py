@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.policy.zoo import MAX_FRAMES
+from quarl.readers.zoo import MAX_FRAMES
 
 
 class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):

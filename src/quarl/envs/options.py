@@ -18,7 +18,7 @@ from quarl.envs.names import is_atari, is_same, resolve
 from quarl.envs.wrappers import dotted
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import Policy, Provenance
-from quarl.policy.zoo import MAX_FRAMES, PREPROCESSING, VEC_FRAME_STACK, wrappers_of
+from quarl.readers.zoo import MAX_FRAMES, PREPROCESSING, VEC_FRAME_STACK, wrappers_of
 
 P = TypeVar("P", bound=Policy)
 Wrappers = tuple[tuple[str, Mapping[str, Any]], ...]

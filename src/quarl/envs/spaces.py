@@ -14,7 +14,7 @@ from quarl.envs.checked import name_of
 from quarl.envs.frame_stack import FrameStack
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, shapes
-from quarl.policy.spaces import Box, from_live
+from quarl.readers.spaces import Box, from_live
 
 WAYS = (
     "choose the environment it was trained on with --env, or say how that was made: --env-kwargs, --wrapper, "

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quarl.envs.bound import check_numbers
 from quarl.errors import QuarlError, first_line
-from quarl.policy.spaces import has_channels_last
+from quarl.readers.spaces import has_channels_last
 
 _SB3_CONTRIB = {"TimeFeatureWrapper": "sb3_contrib.common.wrappers"}
 _ZOO = _SB3_CONTRIB | dict.fromkeys(

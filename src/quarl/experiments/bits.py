@@ -30,9 +30,9 @@ from quarl.experiments.precisions import EXACT, Settings, record
 from quarl.experiments.source import digest, lengths
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.policy.load import read
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 from quarl.runs import stretches
 from quarl.runs.environments import check_environment
 from quarl.runs.hyperparameters import interpret

@@ -26,7 +26,7 @@ from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, did_you_mean
 from quarl.experiments.entries import MARGIN_PCT, MethodEntry, PolicyEntry, Study
-from quarl.policy.plain_yaml import key_lines, read_yaml
+from quarl.inert.yaml import key_lines, read_yaml
 from quarl.quant.spec import QuantSpec
 from quarl.quant.training import QatSpec
 

@@ -25,10 +25,10 @@ from quarl.evaluate import played_on
 from quarl.experiments.play import calibration, play
 from quarl.experiments.processes import Outcome, attempt, end_with, kill_group, settle
 from quarl.experiments.source import digest
-from quarl.policy import load
 from quarl.policy.graph import is_quantized
 from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
+from quarl.readers import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.experiments.precisions import Settings, record
 from quarl.folder import write_bytes
-from quarl.policy.container import read_bytes
+from quarl.inert.npz import read_npz
+from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.policy.npz import read_npz
 from quarl.policy.operators import as_float32
 from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec

@@ -19,9 +19,9 @@ from quarl.experiments.household import Home, Play
 from quarl.experiments.processes import Outcome
 from quarl.experiments.store import Finished, Store
 from quarl.experiments.trainings import Training
-from quarl.policy import zoo
 from quarl.processes.signals import Interrupts
 from quarl.quant.spec import QuantSpec
+from quarl.readers import zoo
 
 Progress = Callable[[str, int], None]
 PLAYED = (FP32, PTQ)

@@ -12,9 +12,9 @@ from quarl.algorithms import tuned
 from quarl.envs.names import is_atari
 from quarl.errors import QuarlError
 from quarl.experiments.entries import PolicyEntry, Study
-from quarl.policy import hub, zoo
-from quarl.policy.container import read_bytes
-from quarl.policy.plain_yaml import read_yaml
+from quarl.inert.yaml import read_yaml
+from quarl.inert.zip import read_bytes
+from quarl.readers import hub, zoo
 
 TRAIN, ZOO, HUB = "train", "zoo", "hub"
 CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}

@@ -14,9 +14,10 @@ from quarl.errors import QuarlError
 from quarl.experiments.cells import ACTORQ, QAT, TRAIN
 from quarl.experiments.play import returns, weights
 from quarl.experiments.runs import actorq_config, training_config
-from quarl.policy import artifact, load
+from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
+from quarl.readers import load
 from quarl.runs import stretches
 from quarl.runs.outcome import Row
 from quarl.runs.run_folder import BEST, RunFolder

@@ -20,8 +20,8 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.folder import write_parts
-from quarl.policy.budget import read_json, reading
-from quarl.policy.container import read_bytes
+from quarl.inert.budget import read_json, reading
+from quarl.inert.zip import read_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.manifest import grid, number, one_of, reals, size, word
 from quarl.policy.operators import (

@@ -14,7 +14,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
+from quarl.inert.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.operators import (
     ACTIVATIONS,
     OBSERVATION,

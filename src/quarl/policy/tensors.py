@@ -16,7 +16,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.policy.budget import read_json
+from quarl.inert.budget import read_json
 
 Bytes = bytes | bytearray | memoryview
 DTYPES = {

@@ -8,13 +8,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.api import Agent
 from quarl.errors import QuarlError
-from quarl.policy.extract import from_model
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules
 from quarl.ptq import on_grids
 from quarl.qat.prepare import is_active, spec_of
 from quarl.qat.quantizer import LayerQuantizer
 from quarl.quant.training import QatSpec
+from quarl.readers.extract import from_model
 
 FIXED = ("fixed", "pixels")
 
@@ -27,7 +27,7 @@ def convert(model: BaseAlgorithm) -> Agent:
 def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> QuantizedPolicy:
     """The model's policy in integers, in static mode: what its fake-quantised forward pass computes.
 
-    distribution: as in policy.extract.from_model. Raises QuarlError where fake quantisation is not active.
+    distribution: as in readers.extract.from_model. Raises QuarlError where fake quantisation is not active.
     """
     spec = spec_of(model)
     if spec is None:

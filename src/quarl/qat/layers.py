@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.actor import TRAINED_RANGES
 from quarl.qat.plan import NetworkPlan
 from quarl.qat.quantizer import LayerQuantizer
 from quarl.qat.table import RangeTable
 from quarl.quant.training import QatSpec
+from quarl.readers.actor import TRAINED_RANGES
 
 
 class QatLinear(nn.Linear):

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from quarl.algorithms.d4pg_policy import CategoricalCritic
-from quarl.policy.actor import LAYOUTS, ON_POLICY
-from quarl.policy.extract import algorithm, from_model, from_module
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import OBSERVATION
-from quarl.policy.spaces import from_live, observation_box
-from quarl.policy.trace import trace
+from quarl.readers.actor import LAYOUTS, ON_POLICY
+from quarl.readers.extract import algorithm, from_model, from_module
+from quarl.readers.spaces import from_live, observation_box
+from quarl.readers.trace import trace
 
 ON_POLICY_NETWORK = ""
 """An on-policy policy is one network: its parts share a features extractor."""

@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from quarl.arrays import Array
 from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
-from quarl.policy.trace import evaluating
 from quarl.qat.fake import rounded_part
 from quarl.qat.plan import LayerPlan
 from quarl.qat.table import RangeTable
 from quarl.quant.affine import TINY, dequantize
 from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends
 from quarl.quant.spec import integer_range
+from quarl.readers.trace import evaluating
 
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
 ROOM = 0.4

@@ -25,8 +25,8 @@ import safetensors
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.inert.budget import read_json
 from quarl.machine import version
-from quarl.policy.budget import read_json
 
 FORMAT = "quarl-checkpoint"
 SCHEMA = 1

@@ -17,7 +17,7 @@ from quarl.envs.fit import fits, fitting
 from quarl.envs.names import ATARI, suite_of
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, note
-from quarl.policy.spaces import Box, from_live, observation_box
+from quarl.readers.spaces import Box, from_live, observation_box
 from quarl.runs.hyperparameters import Recipe
 
 VecEnvName = Literal["auto", "dummy", "native"]

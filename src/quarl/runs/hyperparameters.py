@@ -13,7 +13,7 @@ from typing import Any
 
 from quarl.algorithms.arguments import CODE, OURS, arguments, mapping, whole
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.zoo import vecnormalize_options, wrappers_of
+from quarl.readers.zoo import vecnormalize_options, wrappers_of
 
 POLICIES = ("MlpPolicy", "CnnPolicy")
 NOISES = ("normal", "ornstein-uhlenbeck")

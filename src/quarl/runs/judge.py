@@ -24,11 +24,11 @@ from quarl.envs.seeds import Stream, episode_seed
 from quarl.errors import in_one_line
 from quarl.evaluate import Evaluation, evaluate, once_more
 from quarl.folder import Dispensable
-from quarl.policy.extract import from_model
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.policy.zoo import samples_actions
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.extract import from_model
+from quarl.readers.zoo import samples_actions
 from quarl.runs.checkpoint_random import give_random, take_random
 from quarl.runs.hyperparameters import Recipe
 from quarl.runs.run_folder import RunFolder

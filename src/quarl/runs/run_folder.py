@@ -22,12 +22,13 @@ from quarl.config import TrainConfig
 from quarl.config.options import options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.folder import write_bytes
-from quarl.policy import artifact, zoo
-from quarl.policy.container import read_bytes
+from quarl.inert.npz import read_npz
+from quarl.inert.yaml import read_yaml
+from quarl.inert.zip import read_bytes
+from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.policy.npz import read_npz
-from quarl.policy.plain_yaml import read_yaml
-from quarl.policy.statistics import own_statistics
+from quarl.readers import zoo
+from quarl.readers.statistics import own_statistics
 from quarl.runs import checkpoint
 from quarl.runs.model import PATCHED
 

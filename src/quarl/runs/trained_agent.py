@@ -19,14 +19,14 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from quarl.algorithms.learners import learner_class
 from quarl.errors import QuarlError
+from quarl.inert.yaml import read_yaml
+from quarl.inert.zip import read_bytes, read_members
 from quarl.literals import Name, mapping, spell
-from quarl.policy import hub, sb3, zoo
-from quarl.policy.actor import FUNCTIONS, TRAINED_RANGES
-from quarl.policy.container import read_bytes, read_members
 from quarl.policy.graph import Policy
-from quarl.policy.normalizer import read_options, read_statistics, sentence
-from quarl.policy.plain_yaml import read_yaml
-from quarl.policy.weights import read_tensors
+from quarl.readers import hub, sb3, zoo
+from quarl.readers.actor import FUNCTIONS, TRAINED_RANGES
+from quarl.readers.normalizer import read_options, read_statistics, sentence
+from quarl.readers.torch_file import read_tensors
 
 SHAPING = (
     *("net_arch", "activation_fn", "n_critics", "share_features_extractor", "normalize_images", "squash_output"),

@@ -33,7 +33,6 @@ from quarl.engines.litert.linear import dynamic, floating, hidden, last, wide
 from quarl.engines.reference import norms_codes
 from quarl.engines.tables import steady_scale, table
 from quarl.errors import UnsupportedError
-from quarl.policy.foreign.names import MULTIPLIERS
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import narrowed
 from quarl.policy.operators import (
@@ -51,6 +50,7 @@ from quarl.policy.operators import (
     QuantizedTensor,
     Scale,
 )
+from quarl.readers.weights_only.names import MULTIPLIERS
 
 
 def write(policy: QuantizedPolicy, *, acts: bool = False, say: Callable[[str], None] | None = None) -> bytes:

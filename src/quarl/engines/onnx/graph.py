@@ -20,7 +20,6 @@ from quarl.engines.reference import norms_codes
 from quarl.engines.sums import check_int32, fits, reach
 from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
-from quarl.policy.foreign.names import MULTIPLIERS
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import EXACT, narrowed
 from quarl.policy.operators import (
@@ -37,6 +36,7 @@ from quarl.policy.operators import (
     as_float32,
 )
 from quarl.quant.spec import integer_range
+from quarl.readers.weights_only.names import MULTIPLIERS
 
 OUTPUT = "output"
 NIBBLE_SHIFT = 8

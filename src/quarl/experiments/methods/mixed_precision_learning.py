@@ -16,9 +16,9 @@ from quarl.config.train import TrainConfig
 from quarl.evaluate import evaluate
 from quarl.experiments.methods.cells import Cell, Cells, Say
 from quarl.policy.graph import QuantizedPolicy
-from quarl.policy.load import read
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers.load import read
 from quarl.runs import stretches
 from quarl.runs.run_folder import BEST
 from quarl.runs.session import Session

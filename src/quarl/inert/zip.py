@@ -1,0 +1,154 @@
+"""Members of a zip archive as bytes: bounded in number and size, checked against their CRC, never written to disk."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from quarl.errors import QuarlError
+from quarl.inert.budget import MAX_BYTES, current
+
+MAX_MEMBERS = 4096
+"""A PyTorch archive has one member per tensor; a Stable-Baselines3 zip has about six."""
+MAX_RATIO = 200
+"""Unpacked over packed size. JSON of a real agent reaches 30; deflate itself can reach 1032."""
+SMALL_BYTES = 2**20
+"""Members up to this size may have any ratio: a small array of zeros is no bomb."""
+BULK_BYTES, MAX_GROWTH = 2**24, 8
+"""What takes more than so many bytes is numbers, which neither pack nor lie in holes of the disk: 1.2 is much."""
+LIST_BYTES = 2**16
+"""Of the list at a zip's end, where only names are looked for."""
+
+_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError)
+_DAMAGE = (*_ZIP, LookupError, ArithmeticError, RuntimeError, ValueError)
+"""What zipfile raises on broken archives; it promises only the first."""
+
+
+def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
+    """The contents of a regular file, if it is no larger than `limit_bytes`."""
+    with _opened(path, limit_bytes) as (file, size):
+        current(str(path)).read(size)
+        return file.read()
+
+
+@contextmanager
+def _opened(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
+    """A regular file and its bytes, which the disk really holds."""
+    try:
+        if path.is_dir():
+            raise QuarlError(f"{path} is a folder; name the file in it")
+        if not path.exists():
+            raise QuarlError(f"no file {path}; check the path")
+        if not path.is_file():
+            raise QuarlError(f"{path} is not a regular file; copy it to one")
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
+        if size > BULK_BYTES and size > MAX_GROWTH * 512 * path.stat().st_blocks:
+            raise QuarlError(f"{path} is a file of holes: the disk holds almost none of its {size:,} bytes")
+        with path.open("rb") as file:
+            yield file, size
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
+
+
+def read_members(
+    path: str | Path, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
+) -> dict[str, bytes]:
+    """Contents of the members of the zip file at `path`, by name.
+
+    only: unpack no other members; all names are checked either way. A name of `only` that the archive lacks is left
+    out of the result.
+
+    Raises QuarlError where the file is missing, damaged or encrypted, or where it could not come from a program that
+    saves policies: a name twice, a name that points outside the archive, sizes past the limits.
+    """
+    with _opened(Path(path), limit_bytes) as (file, size):
+        return _unpack(file, size, str(path), only, limit_bytes)
+
+
+def unpack(
+    data: bytes, where: str, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
+) -> dict[str, bytes]:
+    """`read_members` of an archive in memory; `where` names it in errors."""
+    return _unpack(io.BytesIO(data), len(data), where, only, limit_bytes)
+
+
+def _unpack(
+    file: IO[bytes], packed: int, where: str, only: Collection[str] | None, limit_bytes: int
+) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            wanted = _checked(archive.infolist(), where, limit_bytes, only, packed)
+            return {name: archive.read(info) for name, info in wanted.items()}
+    except _DAMAGE as error:
+        cause = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise QuarlError(f"{where} is not a whole zip file ({cause}); fetch it again") from None
+
+
+def member_names(path: Path) -> set[str]:
+    """Names of the members of the zip file at `path` from its last bytes, where an agent's list lies; none of others.
+
+    For a look at whatever lies in a folder: nothing is unpacked, however large the file is.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, io.SEEK_END) - LIST_BYTES, 0))
+            with zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+                return set(archive.namelist())
+    except _DAMAGE:
+        return set()
+
+
+def _checked(
+    infos: list[zipfile.ZipInfo], where: str, limit_bytes: int, only: Collection[str] | None, packed: int
+) -> Mapping[str, zipfile.ZipInfo]:
+    """The members to unpack, after every refusal that needs no unpacking."""
+    if len(infos) > MAX_MEMBERS:
+        raise QuarlError(f"{where} has {len(infos):,} members, more than the {MAX_MEMBERS:,} that are read")
+    if min((info.header_offset for info in infos), default=0):
+        # The list of an archive stored inside is found where the outer one's is cut off.
+        raise QuarlError(f"{where} is not a whole zip file (its first member does not come first); fetch it again")
+    seen: set[str] = set()
+    wanted: dict[str, zipfile.ZipInfo] = {}
+    total = 0
+    for info in infos:
+        name = info.filename
+        if name in seen:
+            raise QuarlError(f"{where} has two members called {name!r:.80}; which one is meant cannot be known")
+        seen.add(name)
+        if escapes(name) or escapes(info.orig_filename):
+            raise QuarlError(f"{where} has a member whose name leads outside the archive: {info.orig_filename!r:.80}")
+        if info.is_dir() or (only is not None and name not in only):
+            continue
+        if info.flag_bits & 0x1:
+            raise QuarlError(f"{where}: member {name!r:.80} is encrypted; save the model without a password")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise QuarlError(f"{where}: member {name!r:.80} is neither stored nor deflated; zip it in the usual way")
+        if info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size):
+            raise QuarlError(
+                f"{where}: member {name!r:.80} unpacks to {info.file_size:,} bytes from {info.compress_size:,}; "
+                "refused as a decompression bomb"
+            )
+        total += info.file_size
+        wanted[name] = info
+    if total > limit_bytes:
+        raise QuarlError(f"{where} unpacks to {total:,} bytes, more than the {limit_bytes:,} that are read")
+    if total > max(BULK_BYTES, MAX_GROWTH * packed):
+        raise QuarlError(f"{where} unpacks to {total:,} bytes from {packed:,}; refused as a decompression bomb")
+    current(where).read(total)
+    return wanted
+
+
+def escapes(name: str) -> bool:
+    """True for absolute names, drive letters, backslashes, NUL and "..": no program that saves policies uses them."""
+    path = PurePosixPath(name)
+    odd = "\\" in name or "\0" in name or name[1:2] == ":"  # numpy's archives of TensorFlow variables end in ":0.npy"
+    return not name or path.is_absolute() or ".." in path.parts or odd

@@ -1,0 +1,1 @@
+"""Trained agents of whatever kind, read as one graph."""

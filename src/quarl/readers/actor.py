@@ -1,0 +1,180 @@
+"""An SB3 actor's operators from its parameters by name: which layers there are, and what lies between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Normalize, Op, Scale, mlp
+from quarl.readers.normalizer import clamp
+from quarl.readers.spaces import Box
+
+NATURE_CNN = ((0, 8, 4), (2, 4, 2), (4, 3, 1))
+"""(index, kernel size, stride) of the convolutions of NatureCNN (Mnih et al. 2015)."""
+FUNCTIONS = {"ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "ELU": "elu", "LeakyReLU": "leaky_relu"}
+"""Torch's class names to the graph's; Stable-Baselines3 makes them with default arguments."""
+SAC_CLIP_MEAN = 2.0
+"""SACPolicy's default for the bound of a gSDE actor's mean."""
+TRAINED_RANGES = "qat_ranges"
+"""The part of a network that quantisation-aware training adds, and of the names of its parameters."""
+EXTRACTORS_IN = r"(?:stable_baselines3\.common\.torch_layers|quarl\.algorithms\.wide_cnn)"
+_VALUE = r"<class '{}\.(\w+)'>"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where an algorithm's actor lies among the parameters."""
+
+    activation: str
+    """The default of the policy class."""
+    extractor: str
+    chains: tuple[str, ...]
+    """Sequential modules: layers at even places, activations between them."""
+    output: str | None
+    """The output layer; None where it is the last of the chain."""
+    ignored: tuple[str, ...]
+    """Prefixes of parameters that do not act."""
+    tanh: bool = False
+    """Actions are tanh of the output, mapped to the bounds."""
+
+
+ON_POLICY = Layout(
+    "tanh",
+    "features_extractor",
+    ("mlp_extractor.shared_net", "mlp_extractor.policy_net"),
+    "action_net",
+    # pi_features_extractor is features_extractor again: one module under two names.
+    ("mlp_extractor.value_net.", "value_net.", "vf_features_extractor.", "pi_features_extractor.", "log_std"),
+)
+CRITICS = ("critic.", "critic_target.")
+TD3 = Layout("relu", "actor.features_extractor", ("actor.mu",), None, (*CRITICS, "actor_target."), tanh=True)
+SAC = Layout("relu", "actor.features_extractor", ("actor.latent_pi",), "actor.mu", (*CRITICS, "actor.log_std"), True)
+DQN = Layout("relu", "q_net.features_extractor", ("q_net.q_net",), None, ("q_net_target.",))
+LAYOUTS = {"ppo": ON_POLICY, "a2c": ON_POLICY, "dqn": DQN, "ddpg": TD3, "td3": TD3, "sac": SAC, "d4pg": TD3}
+
+
+class Parameters:
+    """A policy's tensors by name; every one that is not taken must be known to be unused."""
+
+    def __init__(self, state: Mapping[str, Array]) -> None:
+        self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
+        self.taken: set[str] = set()
+        self.last = ""
+        """The layer that was read last; the output layer, once the network is built."""
+
+    def take(self, name: str, shape: tuple[int, ...] | int) -> Array:
+        """The float32 tensor of that name; shape: its sizes, or the number of them."""
+        if name not in self.state:
+            raise QuarlError(f"parameter {name!r} is missing; the file is damaged or the policy is a custom one")
+        array = self.state[name]
+        if array.ndim != shape if isinstance(shape, int) else array.shape != shape:
+            raise QuarlError(
+                f"parameter {name!r} has shape {array.shape}, expected {shape}; the policy is a custom one"
+            )
+        if not np.isfinite(array).all():
+            raise QuarlError(f"parameter {name!r} holds NaN or infinity; the policy cannot be used")
+        self.taken.add(name)
+        return array.astype(np.float32, copy=False)
+
+    def layer(self, name: str, axes: int) -> tuple[str, Array, Array]:
+        """(name, weight, bias) of one layer."""
+        self.last = name
+        weight = self.take(f"{name}.weight", axes)
+        return name, weight, self.take(f"{name}.bias", weight.shape[:1])
+
+    def chain(self, prefix: str) -> list[tuple[str, Array, Array]]:
+        """The dense layers of a Sequential module, which are every second one of its modules."""
+        pattern = re.compile(rf"{re.escape(prefix)}\.([0-9]{{1,6}})\.weight")
+        places = sorted(int(match[1]) for match in map(pattern.fullmatch, self.state) if match)
+        if places != list(range(0, 2 * len(places), 2)):
+            raise UnsupportedError(
+                f"{prefix} has layers at places {places[:8]}; only dense layers with one activation are known"
+            )
+        return [self.layer(f"{prefix}.{place}", 2) for place in places]
+
+    def refuse_others(self, ignored: tuple[str, ...]) -> None:
+        """Raises for a parameter that was not taken and whose prefix is not among `ignored`."""
+        for name in self.state:
+            if name not in self.taken and not name.startswith(ignored):
+                raise UnsupportedError(
+                    f"parameter {name[:80]!r} belongs to no network that is known; the policy is a custom one"
+                )
+
+
+def network(
+    parameters: Parameters,
+    layout: Layout,
+    observed: Box,
+    normalize: Normalize | None,
+    kwargs: Mapping[str, Any],
+    *,
+    gsde: bool,
+) -> list[Op]:
+    """Operators from the raw observation to the actor's output, before any tanh.
+
+    kwargs: the policy's keyword arguments, classes as the text that Python prints for them. gsde: state-dependent
+    exploration, which bounds the mean of a SAC actor.
+    """
+    ops: list[Op] = []
+    source = OBSERVATION
+    if normalize is not None:
+        ops.append(normalize)
+        source = normalize.name
+    if observed.is_image and kwargs.get("normalize_images") is not False:
+        ops.append(Scale(f"{source}.scale", (source,), np.array(1 / 255, np.float32)))
+        source = ops[-1].name
+    extractor = _class(kwargs, "features_extractor_class", EXTRACTORS_IN)
+    if extractor not in (None, "FlattenExtractor", "NatureCNN", "WideCNN"):
+        raise UnsupportedError(
+            f"features extractor {extractor} is not supported; NatureCNN, WideCNN and FlattenExtractor are"
+        )
+    if f"{layout.extractor}.cnn.0.weight" in parameters.state:
+        ops += _nature_cnn(parameters, layout.extractor, source)
+    elif observed.low.ndim > 1:
+        ops.append(Flatten(f"{source}.flatten", (source,)))
+    source = ops[-1].name if ops else OBSERVATION
+    layers = [layer for chain in layout.chains for layer in parameters.chain(chain)]
+    # gSDE wraps the mean of a SAC actor in Sequential(Linear, Hardtanh).
+    clipped = layout is SAC and gsde and "actor.mu.0.weight" in parameters.state
+    if layout.output is not None:
+        layers.append(parameters.layer(f"{layout.output}.0" if clipped else layout.output, 2))
+    name = _class(kwargs, "activation_fn", r"torch\.nn\.modules\.activation")
+    if name is not None and name not in FUNCTIONS:
+        raise UnsupportedError(f"activation function {name} is not supported; {', '.join(FUNCTIONS)} are")
+    ops += mlp(layers, layout.activation if name is None else FUNCTIONS[name], source)
+    if clipped:
+        bound = kwargs.get("clip_mean", SAC_CLIP_MEAN)
+        if not isinstance(bound, int | float) or not bound > 0:
+            raise QuarlError(f"clip_mean of the policy is {str(bound)[:40]}, not a positive number")
+        ops.append(clamp(ops[-1].name, layers[-1][2].shape, float(bound)))
+    return ops
+
+
+def _nature_cnn(parameters: Parameters, prefix: str, source: str) -> list[Op]:
+    ops: list[Op] = []
+    for place, kernel, stride in NATURE_CNN:
+        name, weight, bias = parameters.layer(f"{prefix}.cnn.{place}", 4)
+        if weight.shape[2:] != (kernel, kernel):
+            raise UnsupportedError(f"{name} has a kernel of {weight.shape[2:]}; only NatureCNN ({kernel}) is known")
+        ops.append(Conv2d(name, (source,), weight, bias, (stride, stride)))
+        ops.append(Activation(f"{name}.relu", (name,), "relu"))
+        source = ops[-1].name
+    ops.append(Flatten(f"{source}.flatten", (source,)))
+    name, weight, bias = parameters.layer(f"{prefix}.linear.0", 2)
+    ops.append(Dense(name, (ops[-1].name,), weight, bias))
+    ops.append(Activation(f"{name}.relu", (name,), "relu"))
+    return ops
+
+
+def _class(kwargs: Mapping[str, Any], key: str, module: str) -> str | None:
+    """The class's name in an entry such as "<class 'torch.nn.modules.activation.ReLU'>"; None where there is none."""
+    if kwargs.get(key) is None:
+        return None
+    match = re.fullmatch(_VALUE.format(module), str(kwargs[key])[:200])
+    return match[1] if match else str(kwargs[key])[:80]

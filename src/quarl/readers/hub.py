@@ -1,0 +1,124 @@
+"""Agents on the Hugging Face hub: the files of a repository that QuaRL reads, fetched into the hub's own cache.
+
+RL Zoo's `push_to_hub` writes a repository ALGO-ENV with ALGO-ENV.zip, config.yml, args.yml, env_kwargs.yml and, where
+observations were normalised, vec_normalize.pkl, all in its top folder; beside them lie videos, metrics and the zip
+unpacked once more. What is fetched is data: the same readers open it that open local files.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from logging import ERROR
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from quarl.errors import QuarlError
+from quarl.inert.zip import escapes
+
+PREFIX = "hub:"
+"""What a model's name begins with where it is one of the hub: hub:ORG/NAME, or hub:ORG/NAME/FILE."""
+BESIDE = ("config.yml", "args.yml", "vec_normalize.pkl", "vecnormalize.pkl")
+"""What is fetched with an agent."""
+STATISTICS = ("*vec*.pkl", "*norm*.pkl", "*stats*.pkl")
+"""And what may be its statistics: any other pickle may be a replay buffer of gigabytes."""
+METRICS = "train_eval_metrics.zip"
+EXAMPLE = "hub:sb3/ppo-CartPole-v1"
+
+
+def local(path: Path) -> Path:
+    """The path itself, or with .zip where only that is there, as Stable-Baselines3 finds it; for hub:ORG/NAME where the
+    agent of that repository has been fetched to."""
+    text = str(path)
+    if text.startswith(PREFIX):
+        return fetch(text.removeprefix(PREFIX))
+    return Path(f"{text}.zip") if os.path.isfile(f"{text}.zip") and not os.path.exists(path) else path
+
+
+@functools.lru_cache
+def fetch(repo_id: str, cache: Path | None = None) -> Path:
+    """The path of the zip in the repository ORG/NAME, or of its file ORG/NAME/FILE, with the settings beside it.
+
+    cache: where huggingface_hub keeps what it fetched; None for its own place, which HF_HUB_CACHE can move. Without a
+    connection, or with HF_HUB_OFFLINE=1, what lies there is used.
+    """
+    parts = repo_id.split("/", 2)
+    repo, file = "/".join(parts[:2]), "/".join(parts[2:])
+    if len(parts) < 2 or not all(parts) or (file and escapes(file)):
+        raise QuarlError(f"{PREFIX}{repo_id} names no repository of the hub; write hub:ORG/NAME, as in {EXAMPLE}")
+    folder = _snapshot(repo, file or "*.zip", cache)
+    return _named(folder, repo, file) if file else _zip(folder, repo)
+
+
+def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
+    """The folder of the repository's newest files, as far as they match `wanted` or say how the agent was trained."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+        from huggingface_hub.utils import logging
+        from huggingface_hub.utils.tqdm import tqdm
+    except ImportError:
+        raise QuarlError(f"{PREFIX}{repo} needs an extra: pip install 'quarl[hub]'") from None
+
+    untyped: Any = tqdm
+
+    class Bar(untyped):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{"disable": None, **kwargs})  # None: shown on a terminal only
+
+    below = ["*/*"] if "/" not in wanted else []  # patterns match across slashes
+    level = logging.get_verbosity()
+    logging.set_verbosity(ERROR)  # what matters is said in one line below
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Path(
+                huggingface_hub.snapshot_download(
+                    repo,
+                    cache_dir=cache,
+                    allow_patterns=[wanted, *BESIDE, *STATISTICS],
+                    ignore_patterns=[METRICS, *below],
+                    tqdm_class=Bar,
+                )
+            )
+    except errors.GatedRepoError:
+        cause = "it is gated: ask for access on its page and log in with `hf auth login`"
+    except errors.RepositoryNotFoundError:
+        cause = "there is no such repository, or it is private; check the name"
+    except errors.LocalEntryNotFoundError:
+        switch = "it is switched off (HF_HUB_OFFLINE)" if huggingface_hub.is_offline_mode() else "it cannot be reached"
+        cause = f"{switch}, and the cache has no whole copy; fetch it once with a connection"
+    except errors.HFValidationError:
+        cause = f"that is no name of a repository; write hub:ORG/NAME, as in {EXAMPLE}"
+    except Exception as error:  # HTTP, TLS, proxies, disks: a download fails in many ways
+        cause = (str(error).splitlines() or [type(error).__name__])[0][:150]
+    finally:
+        logging.set_verbosity(level)
+    raise QuarlError(f"cannot fetch {repo} from the hub: {cause}")
+
+
+def _named(folder: Path, repo: str, file: str) -> Path:
+    path = folder / PurePosixPath(file)
+    if not path.is_file():
+        raise QuarlError(f"the repository {repo} has no file {file}; it has {_listed(_zips(folder))}")
+    return path
+
+
+def _zip(folder: Path, repo: str) -> Path:
+    """The one zip, or among several the one that is called as the repository."""
+    found = _zips(folder)
+    own = f"{repo.partition('/')[2]}.zip"
+    if not found:
+        raise QuarlError(f"the repository {repo} has no zip of a Stable-Baselines3 agent, as {EXAMPLE} has one")
+    if len(found) > 1 and own not in found:
+        raise QuarlError(f"the repository {repo} has {_listed(found)}; name one, as in {PREFIX}{repo}/{found[0]}")
+    return folder / (own if own in found else found[0])
+
+
+def _zips(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.zip") if path.name != METRICS)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "no zip"

@@ -1,0 +1,82 @@
+"""A policy from whatever file or folder holds one: the contents say which kind it is, not the name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from quarl.errors import QuarlError
+from quarl.inert.budget import reading
+from quarl.inert.zip import member_names, read_bytes
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.readers import hub, sb2, sb3, weights_only, zoo
+from quarl.readers.torch_file import read_nested
+
+KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
+MAX_HEADER = 2**32
+"""Bytes; what other kinds of files have in the place of a length is far beyond."""
+
+
+def read(path: str | Path, algo: str = "", normalize: str | Path | None = None) -> Policy | QuantizedPolicy:
+    """The policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
+
+    path: hub:ORG/NAME is fetched from the Hugging Face hub. algo: what the file is said to hold; QuarlError where a
+    training library's file holds another algorithm. normalize: the file of VecNormalize's statistics, or "none"; None
+    finds what lies beside the agent.
+    """
+    path = hub.local(Path(path))
+    with reading(path):
+        return _read(path, algo, normalize)
+
+
+def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | QuantizedPolicy:
+    try:
+        path = _in_folder(path) if path.is_dir() else path
+        start = _start(path)
+    except OSError as error:
+        raise QuarlError(f"cannot read {str(path)[:200]!r}: {error.strerror}") from None
+    # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
+        if normalize is not None:
+            raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
+        return artifact.read(path)
+    kind = weights_only.recognise(path)
+    if kind == "torch" and start.startswith((b"PK", b"\x80")):
+        raise QuarlError(f"{path} {_of_pytorch(path)}")
+    # Both libraries' zips have `data`; only the older one lists its parameters.
+    if start.startswith(b"PK") and "parameter_list" not in member_names(path):
+        return sb3.read_zip(path, algo=algo.lower(), normalize=normalize)
+    if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
+        return sb2.read_sb2(path, algo, normalize)
+    weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
+    raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
+
+
+def _of_pytorch(path: Path) -> str:
+    """What a file of PyTorch holds that no program can act by, and what can be done with it."""
+    if any(name.endswith("/constants.pkl") for name in member_names(path)):
+        return "is TorchScript, whose code is never run: give its nn.Module to from_module"
+    try:
+        read_nested(read_bytes(path), str(path))
+    except QuarlError:
+        saved = "pickles objects, as model.policy.save and torch.save(module) do, which are never run"
+        return f"{saved}: save the whole model with model.save, or give it to from_model, a module to from_module"
+    use = f"load them into their module and give that to from_module; quarl inspect {path.name} shows them"
+    return f"holds tensors by name, not what to compute with them: {use}"
+
+
+def _start(path: Path) -> bytes:
+    if not path.is_file():
+        read_bytes(path)  # says what is wrong with it
+    with path.open("rb") as file:
+        return file.read(16)
+
+
+def _in_folder(folder: Path) -> Path:
+    """The agent of a zoo folder: of a run, ENV_1/ENV.zip, or of the folder ENV of statistics, ENV.zip beside it."""
+    name = folder.resolve().name
+    run = folder / re.sub(r"_[0-9]+$", "", name)
+    stems = (run, folder / "best_model", folder.parent / name)
+    candidates = (stem.parent / f"{stem.name}{suffix}" for stem in stems if stem.name for suffix in (".zip", ".pkl"))
+    return next((path for path in candidates if path.is_file()), None) or zoo.find_in_run(folder)

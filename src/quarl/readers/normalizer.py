@@ -1,0 +1,134 @@
+"""VecNormalize's observation statistics as a Normalize operator: from its pickle, read as data, or from a live one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.inert.objects import Inert
+from quarl.inert.pickle import read_pickle
+from quarl.inert.zip import read_bytes
+from quarl.policy.graph import Policy
+from quarl.policy.operators import OBSERVATION, Normalize
+
+NAME = f"{OBSERVATION}.normalize"
+FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilon")
+"""Arguments of VecNormalize: truths, and numbers."""
+PICKLE_BYTES = 2**28
+"""Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
+
+
+def read_vecnormalize(path: Path) -> Normalize | None:
+    """The operator of the statistics in `path`; None where they normalise rewards only.
+
+    Statistics alone, which the zoo of Stable-Baselines 2 saved as obs_rms.pkl, get VecNormalize's defaults.
+    """
+    saved = _vecnormalize(path, "RunningMeanStd")
+    if saved.name == "RunningMeanStd":
+        return _normalize({"epsilon": 1e-8, "clip_obs": 10.0}.get, saved.attributes.get, saved, str(path))
+    statistics = saved.attributes.get("obs_rms")
+    inner = statistics.attributes if isinstance(statistics, Inert) else {}
+    return _normalize(saved.attributes.get, inner.get, statistics, str(path))
+
+
+def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
+    """(mean, variance, count) of the running statistics in vecnormalize.pkl: obs_rms, and ret_rms of returns.
+
+    What is missing or no number is left out; `read_vecnormalize` says what is wrong with it.
+    """
+    saved = _vecnormalize(path)
+    found: dict[str, tuple[Array, Array, float]] = {}
+    for name in ("obs_rms", "ret_rms"):
+        statistics = saved.attributes.get(name)
+        inner: Mapping[Any, Any] = statistics.attributes if isinstance(statistics, Inert) else {}
+        values: list[Any] = [inner.get(key) for key in ("mean", "var", "count")]
+        if all(_real(value) and np.isfinite(value).all() for value in values) and np.ndim(values[2]) == 0:
+            found[name] = np.array(values[0], np.float64), np.array(values[1], np.float64), float(values[2])
+    return found
+
+
+def read_options(path: Path) -> dict[str, bool | float]:
+    """VecNormalize's arguments in vecnormalize.pkl, but for the discount, which is the learner's."""
+    saved = _vecnormalize(path).attributes
+    found: dict[str, bool | float] = {name: saved[name] for name in FLAGS if isinstance(saved.get(name), bool)}
+    for name in BOUNDS:
+        value: Any = saved.get(name)
+        if not _real(value) or np.ndim(value) != 0:
+            continue
+        if np.isfinite(value) or (name != "epsilon" and value == np.inf):  # which does not clip
+            found[name] = float(value)
+    return found
+
+
+def _vecnormalize(path: Path, *others: str) -> Inert:
+    saved = read_pickle(read_bytes(path, limit_bytes=PICKLE_BYTES), str(path))
+    if not isinstance(saved, Inert) or saved.name not in ("VecNormalize", *others):
+        kind = saved.path[:80] if isinstance(saved, Inert) else type(saved).__name__
+        raise QuarlError(f"{path} holds a {kind}, not the VecNormalize wrapper of Stable-Baselines3")
+    return saved
+
+
+def from_vecnormalize(wrapper: Any) -> Normalize | None:
+    """The operator of a live VecNormalize, its statistics copied; None where it normalises rewards only."""
+    statistics = getattr(wrapper, "obs_rms", None)
+    return _normalize(
+        lambda name: getattr(wrapper, name, None),
+        lambda name: getattr(statistics, name, None),
+        statistics,
+        "the model's VecNormalize",
+    )
+
+
+def check_shape(normalize: Normalize, shape: tuple[int, ...], where: str = "VecNormalize") -> None:
+    """Refuses statistics of something else than the policy's observation; `where` says whose they are."""
+    if normalize.mean.shape != shape:
+        raise QuarlError(
+            f"the statistics of {where} have shape {normalize.mean.shape}, but the policy observes {shape}: they are "
+            "another's, or a wrapper such as frame stacking lies between, which is not supported"
+        )
+
+
+def sentence(policy: Policy) -> str:
+    """What is said of every agent that is read: with which statistics its observations are normalised."""
+    source = policy.provenance.statistics
+    if any(isinstance(op, Normalize) and op.inputs == (OBSERVATION,) for op in policy.ops):
+        return f"observations normalised with {source or 'the statistics inside the file'}"
+    return f"no VecNormalize statistics{f' ({source})' if source else ''}: observations are not normalised"
+
+
+def clamp(source: str, shape: tuple[int, ...], bound: float) -> Normalize:
+    """min(max(x, -bound), bound) of the value `source`: a Normalize by mean 0 and variance 1."""
+    return Normalize(f"{source}.clamp", (source,), np.zeros(shape), np.ones(shape), 0.0, bound)
+
+
+def _normalize(
+    wrapper: Callable[[str], Any], statistics: Callable[[str], Any], kind: Any, where: str
+) -> Normalize | None:
+    """wrapper, statistics: attributes by name; None where there is none."""
+    norm_obs = wrapper("norm_obs")
+    if norm_obs is False:
+        return None
+    if isinstance(kind, dict):
+        raise UnsupportedError(f"{where} normalises a Dict observation; only Box observations are supported")
+    mean, variance = statistics("mean"), statistics("var")
+    epsilon, clip = wrapper("epsilon"), wrapper("clip_obs")
+    if not _real(mean) or not _real(variance) or np.shape(mean) != np.shape(variance):
+        raise QuarlError(f"{where} has no mean and variance of observations; save it again")
+    if not _real(epsilon) or not _real(clip) or np.ndim(epsilon) or np.ndim(clip) or epsilon < 0 or not clip > 0:
+        raise QuarlError(f"{where} has no usable epsilon and clip_obs; save it again")
+    mean, variance = np.array(mean, np.float64), np.array(variance, np.float64)
+    if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+        raise QuarlError(f"{where}: the observation statistics hold NaN or infinity; they cannot be used")
+    if (variance < 0).any() or not (variance + epsilon > 0).all():
+        raise QuarlError(f"{where}: the observations' variance is negative, or 0 with epsilon 0")
+    return Normalize(NAME, (OBSERVATION,), mean, variance, float(epsilon), float(clip))
+
+
+def _real(value: Any) -> bool:
+    """True for real numbers and arrays of them."""
+    return isinstance(value, int | float | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "iuf"

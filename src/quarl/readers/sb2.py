@@ -1,0 +1,224 @@
+"""Stable-Baselines 2 agents to a Policy, executing nothing from the file.
+
+Two formats carry the same content. The older is a cloudpickle of (attributes, arrays without names), in .pkl files;
+the later one a zip, called .zip or .pkl, of `data` (JSON with pickles as base64 text), `parameters` (an .npz) and
+`parameter_list` (JSON). The zoo keeps statistics of the observations beside either, in ENV/obs_rms.pkl.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.inert.budget import read_json
+from quarl.inert.npz import read_npz
+from quarl.inert.objects import Inert
+from quarl.inert.pickle import read_pickle
+from quarl.inert.zip import read_bytes, unpack
+from quarl.policy.graph import Policy, Provenance, shapes
+from quarl.readers import sb2_names, sb2_network, zoo
+from quarl.readers.normalizer import check_shape
+from quarl.readers.spaces import Box, Discrete, action_head, from_inert, observation_box
+
+MEMBERS = ("data", "parameters", "parameter_list")
+MARKS = {
+    "ppo2": {"noptepochs", "cliprange"},
+    "a2c": {"alpha", "lr_schedule"},
+    "dqn": {"exploration_final_eps", "target_network_update_freq"},
+    "ddpg": {"observation_range", "actor_lr"},
+    "acktr": {"kfac_clip"},
+    "acer": {"rprop_alpha"},
+    "trpo": {"max_kl"},
+    "sac": {"target_update_interval", "ent_coef"},
+    "td3": {"policy_delay"},
+}
+"""Attributes that only this algorithm saves. A2C comes after ACKTR and ACER, which have some of its own."""
+SUPPORTED = ("a2c", "ddpg", "dqn", "ppo2")
+DEFAULT_ACTIVATION = {"a2c": "tanh", "ppo2": "tanh", "dqn": "relu", "ddpg": "relu"}
+FUNCTIONS = ("relu", "tanh", "sigmoid", "elu")
+"""TensorFlow's names, which are ours. Its leaky_relu has another slope."""
+ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
+"""The classes in the zoo's own module utils; like the library's, they keep the default activation."""
+
+
+def read_sb2(path: str | Path, algo: str | None = None, normalize: str | Path | None = None) -> Policy:
+    """The policy in a Stable-Baselines 2 file; the environment and its statistics come from the zoo's files beside it.
+
+    algo: what the file is said to hold; QuarlError where it holds another algorithm. normalize: as of `load.read`.
+    """
+    path = Path(path)
+    data, arrays = contents(path)
+    try:
+        with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
+            return _policy(data, arrays, zoo.read_settings(path, normalize), algo and algo.lower())
+    except QuarlError as error:
+        text = str(error)
+        raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
+
+
+def contents(path: Path) -> tuple[Mapping[Any, Any], list[Array] | dict[str, Array]]:
+    """The model's attributes, and its arrays: in order from a pickle, by name from a zip."""
+    raw = read_bytes(path)
+    if raw.startswith(b"PK"):
+        return _unzipped(raw, str(path))
+    content = read_pickle(raw, str(path))
+    if not isinstance(content, tuple) or len(content) != 2 or not isinstance(content[0], dict):
+        raise QuarlError(f"{path} is a pickle, but not of a Stable-Baselines 2 model (attributes, parameters)")
+    data, arrays = content
+    if isinstance(arrays, dict):  # 2.7 pickles on request, with names
+        return data, _by_name(arrays, str(path))
+    if not isinstance(arrays, list) or not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+        raise QuarlError(f"{path} has parameters that are no arrays of numbers; the file is damaged")
+    return data, [_real(np.asarray(array), str(path)) for array in arrays]
+
+
+def _unzipped(raw: bytes, where: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    members = unpack(raw, where, only=MEMBERS)
+    if missing := {"data", "parameters"} - members.keys():
+        raise QuarlError(f"{where} has no member {min(missing)!r}; it is no Stable-Baselines 2 model")
+    entries = read_json(members["data"], f"{where}: member 'data'")
+    data = {key: _value(entry, f"{where}: {key[:80]!r}") for key, entry in entries.items()}
+    return data, _by_name(read_npz(members["parameters"], f"{where}: parameters"), where)
+
+
+def _value(entry: Any, where: str) -> Any:
+    """An attribute: plain JSON, or what the pickle in it describes."""
+    if not isinstance(entry, dict) or ":serialized:" not in entry:
+        return entry
+    try:
+        blob = base64.b64decode(entry[":serialized:"], validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise QuarlError(f"{where} is not base64 text; the file is damaged") from None
+    return read_pickle(blob, where)
+
+
+def _by_name(arrays: Mapping[Any, Any], where: str) -> dict[str, Array]:
+    """TensorFlow's variable names without the ":0" of their output."""
+    if not all(isinstance(name, str) and isinstance(array, np.ndarray) for name, array in arrays.items()):
+        raise QuarlError(f"{where} has parameters that are no arrays by name; the file is damaged")
+    return {name.removesuffix(":0"): _real(array, where) for name, array in arrays.items()}
+
+
+def _real(array: Array, where: str) -> Array:
+    if array.dtype.kind not in "fiu":
+        raise QuarlError(f"{where} has parameters of type {array.dtype}, which are no real numbers")
+    return array
+
+
+def _policy(
+    data: Mapping[Any, Any],
+    arrays: list[Array] | dict[str, Array],
+    settings: zoo.Settings,
+    asked: str | None,
+) -> Policy:
+    algo = _algorithm(data, asked)
+    kwargs = data.get("policy_kwargs")
+    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    activation = _activation(data.get("policy"), kwargs, algo)
+    observed = observation_box(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
+    actions = from_inert(data.get("action_space"), "action_space")
+    if algo == ("ddpg" if isinstance(actions, Discrete) else "dqn"):
+        raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
+    width = actions.n if isinstance(actions, Discrete) else actions.low.size
+    named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, observed, actions, width)
+    image = observed.is_image and any(name.endswith("/c1/w") for name in named)
+    network = sb2_network.Network(named, observed.low.shape, image=image)
+    if settings.normalize is not None:
+        check_shape(settings.normalize, network.shape, settings.statistics)
+        network.append(settings.normalize)
+    if algo == "ddpg" and _flag(data, "normalize_observations", default=False):
+        network.running_normalize(*_observation_range(data))
+    if algo == "dqn":
+        sb2_network.dqn(network, activation, dueling=_flag(kwargs, "dueling", default=True))
+    elif algo == "ddpg":
+        sb2_network.ddpg(network, activation)
+    else:
+        sb2_network.actor_critic(network, activation)
+    log_std = None
+    if isinstance(actions, Box) and algo != "ddpg":
+        log_std = network.take("model/pi/logstd").reshape(-1).astype(np.float32)
+        if log_std.size != width or not np.isfinite(log_std).all():
+            raise QuarlError(f"pi/logstd has {log_std.size} numbers for {width} actions, or some are not finite")
+    policy = Policy(
+        observation_shape=network.shape,
+        observation_dtype="uint8" if image else "float32",
+        ops=tuple(network.ops),
+        head=action_head(actions, "action_space", squashed=algo == "ddpg", log_std=log_std),
+        provenance=Provenance(
+            algo=algo,
+            env_id=settings.env_id,
+            env_kwargs=settings.env_kwargs,
+            wrappers=settings.wrappers,
+            statistics=settings.statistics,
+            stochastic=algo in ("a2c", "ppo2"),  # the zoo's enjoy.py: value-based agents act greedily, others sample
+            origin="sb2-zip" if isinstance(arrays, dict) else "sb2-pickle",
+        ),
+    )
+    if shapes(policy)[policy.output] != (width,):
+        raise QuarlError(f"the network's last layer is not one for {width} actions; the file is damaged")
+    return policy
+
+
+def _named(
+    arrays: list[Array], algo: str, kwargs: Mapping[str, Any], observed: Box, actions: Box | Discrete, width: int
+) -> dict[str, Array]:
+    shape = observed.low.shape
+    if algo == "dqn":
+        return sb2_names.dqn(arrays, width, math.prod(shape), dueling=_flag(kwargs, "dueling", default=True))
+    if algo == "ddpg":
+        return sb2_names.ddpg(arrays, width, shape)
+    return sb2_names.actor_critic(arrays, width, kwargs, gaussian=isinstance(actions, Box))
+
+
+def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:
+    """The algorithm by the attributes that only it saves."""
+    found = [algo for algo, marks in MARKS.items() if marks <= data.keys()]
+    algo = found[0] if len(found) == 1 else next((name for name in ("acktr", "acer") if name in found), "")
+    if not algo:
+        raise QuarlError("the attributes are those of no Stable-Baselines 2 algorithm; is it a trained model?")
+    if asked and asked != algo:
+        raise QuarlError(f"the file holds {algo}, not {asked}; name {algo}")
+    if algo not in SUPPORTED:
+        raise UnsupportedError(f"the file holds {algo}; of Stable-Baselines 2, {', '.join(SUPPORTED)} are supported")
+    return algo
+
+
+def _activation(policy: Any, kwargs: Mapping[Any, Any], algo: str) -> str:
+    """The hidden layers' function: policy_kwargs, or what the policy class has as default."""
+    if not isinstance(policy, Inert):
+        raise QuarlError("the policy class is missing; the file is damaged")
+    if "lstm" in policy.name.lower():
+        raise UnsupportedError(f"policy {policy.name[:80]} is recurrent, which is not supported")
+    package = policy.module.split(".")[0]
+    known = package == "stable_baselines" or (package == "utils" and policy.name in ZOO_POLICIES)
+    if not known or policy.called:
+        raise UnsupportedError(f"policy {policy.path[:80]} is the author's own class, so its activation is not known")
+    chosen = kwargs.get("act_fun")
+    if chosen is None:
+        return DEFAULT_ACTIVATION[algo]
+    if not isinstance(chosen, Inert) or chosen.called or chosen.name not in FUNCTIONS:
+        named = chosen.path[:80] if isinstance(chosen, Inert) else type(chosen).__name__
+        raise UnsupportedError(f"act_fun {named} is not one of {', '.join(FUNCTIONS)}")
+    return chosen.name
+
+
+def _flag(data: Mapping[Any, Any], name: str, *, default: bool) -> bool:
+    value = data.get(name, default)
+    if not isinstance(value, bool):
+        raise QuarlError(f"{name} is a {type(value).__name__}, not true or false; the file is damaged")
+    return value
+
+
+def _observation_range(data: Mapping[Any, Any]) -> tuple[float, float]:
+    bounds = data.get("observation_range")
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(isinstance(b, int | float) for b in bounds):
+        raise QuarlError("observation_range is no pair of numbers; the file is damaged")
+    return float(bounds[0]), float(bounds[1])

@@ -1,0 +1,113 @@
+"""Stable-Baselines3 zips and RL Zoo folders to a Policy, executing nothing from them.
+
+A zip holds `data` (JSON, with pickles as base64 text) and `policy.pth` (the parameters by name). The names say which
+algorithm it is and how its layers follow each other; only the activation function has to be looked up in `data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.inert.budget import read_json
+from quarl.inert.zip import read_members
+from quarl.policy.graph import Policy, Provenance
+from quarl.readers import zoo
+from quarl.readers.actor import DQN, LAYOUTS, Parameters, network
+from quarl.readers.normalizer import check_shape
+from quarl.readers.spaces import Box, Discrete, action_head, from_blob, observation_box
+from quarl.readers.torch_file import read_tensors
+
+
+def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None = None) -> Policy:
+    """The policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
+
+    algo: what the zip is said to hold; QuarlError where it holds another algorithm. normalize: as of `load.read`.
+    """
+    path = Path(path)
+    data, state = contents(path)
+    settings = zoo.read_settings(path, normalize)
+    try:
+        return _policy(data, state, settings, algo)
+    except QuarlError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The model's attributes, pickles in them as text, and its parameters by name; QuarlError for any other file."""
+    members = read_members(path, only=("data", "policy.pth"))
+    if missing := {"data", "policy.pth"} - members.keys():
+        raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
+    data = read_json(members["data"], f"{path}: member 'data'")
+    return data, read_tensors(members["policy.pth"], f"{path}: policy.pth")
+
+
+def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.Settings, asked: str) -> Policy:
+    module = data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None
+    if not str(module).startswith(("stable_baselines3.", "quarl.algorithms.", "quarl.qat.")):
+        raise UnsupportedError(
+            f"the policy class is from {str(module)[:80]}; only Stable-Baselines3's and D4PG's own are known"
+        )
+    kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
+    algo = algorithm(data, state, asked)
+    layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
+    observed = observation_box(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
+    actions = from_blob(data.get("action_space"), "action_space")
+    if (layout is DQN and isinstance(actions, Box)) or (layout.tanh and isinstance(actions, Discrete)):
+        raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
+    squashed = layout.tanh or (gsde and kwargs.get("squash_output") is True)
+    head = action_head(actions, "action_space", squashed=squashed)
+    parameters = Parameters(state)
+    if settings.normalize is not None:
+        check_shape(settings.normalize, observed.low.shape, settings.statistics)
+    ops = network(parameters, layout, observed, settings.normalize, kwargs, gsde=gsde)
+    if isinstance(actions, Discrete):
+        if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.n:
+            raise QuarlError(f"the network scores {scores} actions, action_space has {actions.n}; the file is damaged")
+    elif not squashed and not gsde:
+        head = replace(head, log_std=parameters.take("log_std", (actions.low.size,)))
+    parameters.refuse_others(layout.ignored)
+    return Policy(
+        observation_shape=observed.low.shape,
+        observation_dtype=observed.observation_dtype,
+        ops=tuple(ops),
+        head=head,
+        provenance=Provenance(
+            algo=algo,
+            env_id=settings.env_id,
+            env_kwargs=settings.env_kwargs,
+            wrappers=settings.wrappers,
+            statistics=settings.statistics,
+            stochastic=zoo.samples_actions(algo, settings.env_id),
+            origin="sb3-zip",
+        ),
+    )
+
+
+def algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str = "") -> str:
+    """The algorithm, from parameter names and, where two share them, from the model's attributes."""
+    if "action_net.weight" in state:
+        if "cg_max_steps" in data:
+            raise UnsupportedError("it is a trpo agent; only ppo, a2c, dqn, ddpg, td3, sac and d4pg are supported")
+        algo = "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
+    elif any(name.startswith("q_net.q_net.") for name in state):
+        algo = "dqn"
+    elif any(name.startswith("actor.log_std") for name in state):
+        algo = "sac"
+    elif "actor.mu.0.weight" in state and "critic.atoms" in state:
+        algo = "d4pg"
+    elif "actor.mu.0.weight" in state:
+        algo = "ddpg" if data.get("policy_delay") == 1 and not data.get("target_noise_clip") else "td3"
+        algo = asked if asked in ("ddpg", "td3") else algo  # one network; they differ in how it was trained
+    else:
+        first = min(state, default="nothing")
+        raise UnsupportedError(
+            f"its parameters ({first[:60]}, ...) are those of no ppo, a2c, dqn, ddpg, td3, sac or d4pg agent"
+        )
+    if asked not in ("", algo):
+        raise QuarlError(f"it is a {algo} agent, not {asked}; name the algorithm that trained it")
+    return algo

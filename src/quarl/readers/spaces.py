@@ -1,0 +1,122 @@
+"""Observation and action spaces as plain numbers: from a saved model's inert pickle or from a live gymnasium space."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.inert.objects import Inert
+from quarl.inert.pickle import read_pickle
+from quarl.policy.graph import ActionHead
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Box:
+    """low <= x <= high, elementwise; the arrays have the space's shape and dtype."""
+
+    low: Array
+    high: Array
+
+    @property
+    def is_image(self) -> bool:
+        """True where Stable-Baselines3 divides by 255: three axes of bytes from 0 to 255."""
+        full = self.low.ndim == 3 and self.low.dtype == np.uint8
+        return full and not self.low.any() and bool((self.high == 255).all())
+
+    @property
+    def observation_dtype(self) -> Literal["float32", "uint8"]:
+        """What engines are fed: images stay bytes, every other kind of number becomes float32."""
+        return "uint8" if self.is_image else "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Discrete:
+    """Whole numbers; Stable-Baselines3 counts actions from 0 whatever the space's start is."""
+
+    n: int
+
+
+def has_channels_last(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether images of `shape` are those of `wanted` [C, H, W] in the other order of axes."""
+    return len(shape) == 3 and shape != wanted == (shape[2], *shape[:2])
+
+
+def from_blob(entry: Any, where: str) -> Box | Discrete:
+    """The space of a Stable-Baselines3 `data` entry: its ":serialized:" pickle, read as data.
+
+    The JSON beside the pickle is for human eyes: it rounds, and abbreviates long arrays with "...".
+    """
+    text = entry.get(":serialized:") if isinstance(entry, Mapping) else None
+    if not isinstance(text, str):
+        raise QuarlError(f"{where} is missing or malformed; the file is no Stable-Baselines3 model")
+    try:
+        blob = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise QuarlError(f"{where} is not base64 text; the file is damaged") from None
+    return from_inert(read_pickle(blob, where), where)
+
+
+def from_inert(space: Any, where: str) -> Box | Discrete:
+    """The numbers of a space that `read_pickle` gave."""
+    if not isinstance(space, Inert):
+        raise QuarlError(f"{where} is a {type(space).__name__}, not a space")
+    if space.module.split(".")[0] not in ("gym", "gymnasium"):
+        raise UnsupportedError(f"{where} is a {space.path:.80}, not a space of gym or gymnasium")
+    return _space(space.name, space.attributes, where)
+
+
+def from_live(space: Any, where: str) -> Box | Discrete:
+    """The numbers of a gymnasium space."""
+    return _space(type(space).__name__, vars(space), where)
+
+
+def _space(kind: str, attributes: Mapping[Any, Any], where: str) -> Box | Discrete:
+    if kind == "Box":
+        low, high = attributes.get("low"), attributes.get("high")
+        if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or low.shape != high.shape:
+            raise QuarlError(f"{where} is a Box without bounds; the file is damaged")
+        if low.dtype.kind not in "biuf" or high.dtype.kind not in "biuf":
+            raise QuarlError(f"{where} has bounds of type {low.dtype}, which are no real numbers")
+        if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
+            raise QuarlError(f"{where} has bounds that no number satisfies (NaN, or low above high)")
+        return Box(low, high)
+    if kind == "Discrete":
+        n = attributes.get("n")
+        if not isinstance(n, int | np.integer) or n < 1:
+            raise QuarlError(f"{where} is a Discrete space without a number of values; the file is damaged")
+        return Discrete(int(n))
+    raise UnsupportedError(f"{where} is a {kind[:80]}; only Box and Discrete spaces are supported")
+
+
+def observation_box(space: Box | Discrete, where: str) -> Box:
+    """The space, if a network can read its observations as they come."""
+    if isinstance(space, Discrete):
+        raise UnsupportedError(f"{where} is Discrete, which needs one-hot encoding; only Box is supported")
+    if not space.low.ndim or not space.low.size:
+        raise QuarlError(f"{where} has shape {space.low.shape}; an observation needs at least one number")
+    return space
+
+
+def action_head(
+    space: Box | Discrete, where: str, *, squashed: bool = False, log_std: Array | None = None
+) -> ActionHead:
+    """The head for actions of `space`.
+
+    squashed: actions are tanh of the output, mapped to the bounds. log_std: of state-independent noise.
+    """
+    if isinstance(space, Discrete):
+        return ActionHead("argmax")
+    if space.low.ndim != 1:
+        raise UnsupportedError(f"{where} has shape {space.low.shape}; only vectors of actions are supported")
+    with np.errstate(over="ignore"):  # bounds beyond float32 become infinite, which bounds nothing either
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    if squashed and not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise QuarlError(f"{where} is unbounded, but the policy's output is a fraction of its range")
+    return ActionHead("tanh" if squashed else "clip", low, high, log_std=log_std)

@@ -1,0 +1,107 @@
+"""Which file of VecNormalize's statistics an agent observed with: found by contents, whatever the file is called."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from quarl.errors import QuarlError
+from quarl.inert.zip import member_names
+
+NAMES = ("vec_normalize.pkl", "vecnormalize.pkl")
+"""As the zoo calls the file, on the hub and in a run's folder."""
+RUNNING = "obs_rms.pkl"
+"""The zoo of Stable-Baselines 2 saved the statistics alone."""
+WORDS = {"vec", "normalize", "vecnormalize", "norm", "vecnorm", "env", "venv", "obs", "rms", "stats", "model"}
+"""Parts of file names that do not say whose the statistics are."""
+SB2_START = 2**14
+"""Bytes of a pickle in which an agent of Stable-Baselines 2 has named its observation_space."""
+_CALLED = re.compile(r"vec_?norm.*\.pkl", re.IGNORECASE)
+"""What is called so is read or refused, whatever it holds: the pointer of a file that was not fetched, for one."""
+_PICKLED = re.compile(
+    rb"(?s)(\x80.)?(\x95.{8})?(ccopy_reg\n_reconstructor\n.{1,4}?\()?(c|\x8c.)[\w.]+(\n|\x94?\x8c.)\w*VecNormalize"
+)
+"""How a pickle of a VecNormalize begins, in protocols 0 to 5: with the module and the name of the class."""
+
+
+def own_statistics(model: Path) -> Path:
+    """Where statistics lie that belong to the agent `model` and to no other of its run."""
+    return model.with_name(f"{model.stem}_vecnormalize.pkl")
+
+
+def choose(model: Path, settings: Sequence[Path]) -> Path | None:
+    """The file of statistics that the agent `model` observed with; None where none lies there that may be its.
+
+    settings: folders that belong to its run, whose statistics are the run's newest: those called after the agent come
+    first. Elsewhere an agent alone has the one file beside it, or in the folder above where no other agent lies in
+    either. Among several, names pair them, as Stable-Baselines3's callbacks make them: PREFIX_N_steps.zip with
+    PREFIX_vecnormalize_N_steps.pkl. QuarlError where that leaves a choice: another's statistics change actions.
+    """
+    if own_statistics(model).is_file():
+        return own_statistics(model)
+    if called := [file for file in _statistics(model.parent) if _subject(file) == _subject(model) != ()]:
+        return _one(model, called, [])
+    for folder in settings:
+        standard = [folder / name for name in NAMES if (folder / name).is_file()]
+        if found := standard or ([] if folder == model.parent else _statistics(folder)):
+            return _one(model, found, [])
+    for folder in (model.parent, Path(os.path.normpath(model.parent / ".."))):
+        if files := _statistics(folder):
+            lying = [path for place in {model.parent, folder} for path in _files(place) if path != model]
+            return _of_several(model, files, [path for path in lying if _is_agent(path)])
+    return None
+
+
+def _of_several(model: Path, files: list[Path], agents: list[Path]) -> Path | None:
+    """The one of `files` that is called after no other agent, where no other agent may have observed with it too."""
+    subjects, paired = {_subject(agent) for agent in agents} - {()}, {_subject(file) for file in files} - {()}
+    left = [file for file in files if _subject(file) not in subjects]
+    if model.stem == "best_model" and not left:  # EvalCallback saves none: those of the run are of other moments
+        left, paired = files, set()
+    return _one(model, left, [agent for agent in agents if _subject(agent) not in paired])
+
+
+def _one(model: Path, files: list[Path], others: list[Path]) -> Path | None:
+    """The only file, where there are no other agents that may be meant; None of no files."""
+    if not files or (len(files) == 1 and not others):
+        return files[0] if files else None
+    names, beside = ", ".join(map(str, files[:4])), ", ".join(path.name for path in others[:4])
+    cause = f"{names} lies beside {beside} too, so whose it is" if others else f"which of {names} is {model.name}'s"
+    raise QuarlError(
+        f"{cause} is not known: say --normalize FILE or --normalize none, or call it {own_statistics(model).name}"
+    )
+
+
+def _subject(path: Path) -> tuple[str, ...]:
+    """What a name says besides that it is an agent or statistics: rl, 500, steps of rl_model_vecnormalize_500_steps."""
+    return tuple(word for word in re.split(r"[_. -]+", path.stem.lower()) if word not in WORDS)
+
+
+def _statistics(folder: Path) -> list[Path]:
+    """Files of VecNormalize's statistics in the folder."""
+    files = _files(folder)
+    found = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(_start(path))]
+    return found or [path for path in files if path.name == RUNNING]
+
+
+def _is_agent(path: Path) -> bool:
+    start = _start(path, SB2_START)
+    if start.startswith(b"PK"):
+        names = member_names(path)
+        return "data" in names and bool(names & {"policy.pth", "parameters"})
+    return start.startswith(b"\x80") and b"observation_space" in start and b"}" in (start[2:3], start[11:12])  # a dict
+
+
+def _files(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):  # a folder that cannot be listed holds nothing that could be read
+        return sorted(path for path in folder.iterdir() if path.is_file())
+    return []
+
+
+def _start(path: Path, size: int = 256) -> bytes:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(size)
+    return b""

@@ -1,0 +1,88 @@
+"""Weights of files that hold no policy: safetensors, PyTorch, ONNX, TensorFlow Lite, frozen TensorFlow graphs.
+
+Nothing says what such a network observes or how its output becomes an action, so it cannot be run; its weights can be
+looked at. Each reader gives layers with their outputs along axis 0, as a policy has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from quarl.errors import QuarlError, printable
+from quarl.inert.budget import reading
+from quarl.inert.zip import MAX_MEMBERS, member_names, read_bytes
+from quarl.policy import artifact
+from quarl.policy.layers import LayerWeights
+from quarl.policy.operators import as_float32
+from quarl.readers.torch_file import LEGACY_START
+
+SUFFIXES = {".onnx": "onnx", ".pb": "frozen", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".bin": "torch"}
+"""Readers by suffix, where the first bytes do not tell."""
+NAMES = "a .safetensors, .pt, .onnx, .tflite or frozen TensorFlow .pb file"
+MAX_AXES = 8
+
+
+def recognise(path: Path) -> str:
+    """The name of the reader for the file at `path`; "" where it is a policy, a folder, or nothing that is known."""
+    if not path.is_file():
+        return ""
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError:
+        return ""  # whoever reads it says why that fails
+    if start.startswith(LEGACY_START[:14], 2):
+        return "torch"
+    if start[4:8] == b"TFL3":
+        return "tflite"
+    if path.suffix in (".onnx", ".pb"):
+        return SUFFIXES[path.suffix]
+    if start.startswith(b"PK"):
+        names = member_names(path)
+        return "" if not names or "data" in names or path.suffix == ".zip" else "torch"
+    if start[8:9] == b"{":
+        return "" if _is_artefact(path) else "safetensors"
+    return SUFFIXES.get(path.suffix, "")
+
+
+def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
+    """The layers of the file at `path`, in its order; QuarlError where it is damaged or holds no weights.
+
+    kind: what `recognise` said, where that is known already.
+    """
+    kind = kind or recognise(path)
+    if not kind:
+        raise QuarlError(f"{path} is not {NAMES}; check the path")
+    reader = importlib.import_module(f"quarl.readers.weights_only.{kind}")
+    with reading(path):
+        return checked(reader.layers(read_bytes(path), path), path)
+
+
+def checked(layers: Sequence[LayerWeights], path: Path) -> tuple[LayerWeights, ...]:
+    """The layers, if they can be looked at: some weights, not too many tensors, all numbers finite.
+
+    Their names, which are the file's, become names that a terminal only shows.
+    """
+    if not layers:
+        raise QuarlError(f"{path} holds no weights of layers, that is, no matrices of real numbers")
+    if len(layers) > MAX_MEMBERS:
+        raise QuarlError(f"{path} has {len(layers):,} layers, more than the {MAX_MEMBERS:,} that are read")
+    for layer in layers:
+        if not 2 <= len(layer.weight.shape) <= MAX_AXES or layer.weight.size == 0:
+            raise QuarlError(f"{path}: the weight of layer {layer.name[:80]!r} has shape {layer.weight.shape}")
+        for array in (as_float32(layer.weight), layer.bias):
+            if array is not None and not np.isfinite(array).all():
+                raise QuarlError(f"{path}: layer {layer.name[:80]!r} holds NaN or infinity; nothing can be said of it")
+    return tuple(replace(layer, name=printable(layer.name)) for layer in layers)
+
+
+def _is_artefact(path: Path) -> bool:
+    """True for a policy that QuaRL saved, sound or not: its reader knows best what is wrong with it."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return artifact.FORMAT.encode() in file.read(min(length, artifact.SMALL))

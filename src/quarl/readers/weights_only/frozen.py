@@ -1,0 +1,226 @@
+"""Layers of a frozen TensorFlow graph: a GraphDef, read as data without TensorFlow.
+
+Freezing turns a variable into a Const node "model/pi/w" and what read it into an Identity node "model/pi/w/read"; the
+operators that use it say which axis holds the outputs. Field numbers: tensorflow/core/framework/{graph, node_def,
+attr_value, tensor, tensor_shape}.proto.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError
+from quarl.inert.budget import current
+from quarl.policy.layers import LayerWeights
+from quarl.readers.weights_only import names
+from quarl.readers.weights_only.wire import Malformed, Value, Wire, signed
+
+FLOATS: Mapping[int, tuple[Any, int]] = {
+    1: (np.float32, 5),
+    2: (np.float64, 6),
+    14: (ml_dtypes.bfloat16, 13),
+    19: (np.float16, 13),
+}
+"""By DataType: the numpy type, and the field of TensorProto that lists numbers of it. Others are no weights."""
+SIXTEEN_BITS = 13
+"""The field whose numbers are varints, not bytes."""
+MAX_HOPS = 16
+"""Nodes between a constant and its reader that pass it on."""
+KINDS = {
+    "MatMul": "Dense",
+    "Conv2D": "Conv2d",
+    "DepthwiseConv2dNative": "Conv2d",
+    "Conv2DBackpropInput": "ConvTranspose2d",
+    "Conv3D": "Conv3d",
+}
+"""Operators whose second input is a weight."""
+PASSING = ("Identity", "StopGradient", "Enter", "Snapshot")
+ADDING = ("BiasAdd", "Add", "AddV2")
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    operator: str
+    inputs: list[str]
+    attributes: list[memoryview]
+
+
+def layers(data: bytes, path: Path) -> list[LayerWeights]:
+    """The constants that matrix products and convolutions read; where there are none, those that are called weights."""
+    try:
+        return _Graph(memoryview(data)).layers()
+    except Malformed as error:
+        cause = str(error)
+    except (ValueError, OverflowError) as error:
+        cause = str(error)[:100]
+    raise QuarlError(f"{path} is not a frozen TensorFlow graph ({cause}); export the graph again")
+
+
+class _Graph:
+    def __init__(self, data: memoryview) -> None:
+        if bytes(data[:1]) == b"\x08":
+            raise Malformed("it is a SavedModel, whose variables lie in other files; freeze it first")
+        self.wire = Wire()
+        self.nodes: dict[str, _Node] = {}
+        for message in self.wire.messages(data, 1):
+            node = self._node(message)
+            self.nodes.setdefault(node.name, node)
+        self.values: dict[str, Array | None] = {}
+
+    def layers(self) -> list[LayerWeights]:
+        found: dict[str, LayerWeights] = {}
+        added = self._added()
+        for node in self.nodes.values():
+            source = self._constant(node.inputs[1]) if len(node.inputs) > 1 else None
+            if source is None or source.name in found or node.operator not in KINDS:
+                continue
+            weight = self._weight(node, source)
+            if weight is not None:
+                bias = self._bias(added.get(node.name, ()), len(weight))
+                operator = "LSTM" if "lstm" in source.name.lower() else KINDS[node.operator]
+                found[source.name] = LayerWeights(source.name, operator, weight, bias)
+        if found:
+            return list(found.values())
+        constants = {node.name: self._value(node) for node in self.nodes.values() if node.operator == "Const"}
+        return names.layers({name: array for name, array in constants.items() if array is not None})
+
+    def _node(self, message: memoryview) -> _Node:
+        node = _Node("", "", [], [])
+        for number, value in self.wire.fields(message):
+            match number:
+                case 1:
+                    node.name = _text(value)
+                case 2:
+                    node.operator = _text(value)
+                case 3:
+                    node.inputs.append(_text(value).partition(":")[0])  # of a node's outputs only the first is meant
+                case 5:
+                    node.attributes.append(_bytes(value))
+        return node
+
+    def _constant(self, name: str) -> _Node | None:
+        """The Const node whose value `name` is, passed on or not."""
+        for _ in range(MAX_HOPS):
+            node = self.nodes.get(name)
+            if node is None or node.operator not in PASSING or not node.inputs:
+                return node if node is not None and node.operator == "Const" else None
+            name = node.inputs[0]
+        return None
+
+    def _added(self) -> dict[str, list[str]]:
+        """By node: the names of what is added to it."""
+        added: dict[str, list[str]] = {}
+        for node in self.nodes.values():
+            if node.operator in ADDING and len(node.inputs) > 1:
+                for one, other in (node.inputs[:2], node.inputs[1::-1]):
+                    added.setdefault(one, []).append(other)
+        return added
+
+    def _weight(self, node: _Node, source: _Node) -> Array | None:
+        """The weight that `node` reads, outputs first; None where it is no weight of such an operator."""
+        value = self._value(source)
+        axes = {"MatMul": 2, "Conv3D": 5}.get(node.operator, 4)
+        if value is None or value.size == 0 or value.ndim != axes:
+            return None
+        match node.operator:
+            case "MatMul":
+                flag = self._attribute(node, "transpose_b", 5)
+                return names.as_numbers(value) if flag else names.outputs_first(value)
+            case "DepthwiseConv2dNative":  # [height, width, in, multiplier]: each output reads one input
+                outputs = value.transpose(2, 3, 0, 1).reshape(-1, 1, *value.shape[:2])
+                return names.as_numbers(outputs)
+            case "Conv2DBackpropInput":  # [height, width, out, in]
+                return names.as_numbers(value.transpose(2, 3, 0, 1))
+        return names.outputs_first(value)
+
+    def _bias(self, candidates: Sequence[str], size: int) -> Array | None:
+        for name in candidates:
+            source = self._constant(name)
+            value = None if source is None else self._value(source)
+            if value is not None and value.shape == (size,):
+                return names.as_numbers(value)
+        return None
+
+    def _attribute(self, node: _Node, name: str, field: int) -> Value | None:
+        """Field `field` of the attribute's AttrValue."""
+        for entry in node.attributes:
+            parts = dict(self.wire.fields(entry))
+            if _text(parts.get(1, memoryview(b""))) == name:
+                return dict(self.wire.fields(_bytes(parts.get(2, memoryview(b""))))).get(field)
+        return None
+
+    def _value(self, node: _Node) -> Array | None:
+        """Real numbers of a Const node; None where it holds others."""
+        if node.name not in self.values:
+            tensor = self._attribute(node, "value", 8)
+            self.values[node.name] = None if tensor is None else self._tensor(_bytes(tensor), node.name)
+        return self.values[node.name]
+
+    def _tensor(self, message: memoryview, name: str) -> Array | None:
+        kind, content = 0, memoryview(b"")
+        shape: tuple[int, ...] = ()
+        listed: dict[int, list[Value]] = {}
+        for number, value in self.wire.fields(message):
+            match number:
+                case 1 if isinstance(value, int):
+                    kind = value
+                case 2:
+                    shape = self._shape(_bytes(value), name)
+                case 4:
+                    content = _bytes(value)
+                case _:
+                    listed.setdefault(number, []).append(value)
+        if kind not in FLOATS:
+            return None
+        dtype, field = FLOATS[kind]
+        size = math.prod(shape)
+        if content:
+            if len(content) != size * np.dtype(dtype).itemsize:
+                raise Malformed(f"constant {name[:80]!r} claims shape {shape}, which is not what it holds")
+            return np.frombuffer(content, dtype).reshape(shape)
+        return self._fill(self._numbers(listed.get(field, []), dtype, field), size, name).reshape(shape)
+
+    def _shape(self, message: memoryview, name: str) -> tuple[int, ...]:
+        sizes = []
+        for axis in self.wire.messages(message, 2):
+            size = dict(self.wire.fields(axis)).get(1, 0)
+            sizes.append(signed(size) if isinstance(size, int) else -1)
+        if len(sizes) > 8 or min(sizes, default=1) < 0 or math.prod(sizes) >= 2**31:
+            raise Malformed(f"constant {name[:80]!r} has no shape that a weight can have")
+        return tuple(sizes)
+
+    def _numbers(self, parts: Sequence[Value], dtype: Any, field: int) -> Array:
+        """The numbers of a repeated field, packed or one by one."""
+        if field == SIXTEEN_BITS:
+            codes = [code for part in parts for code in ([part] if isinstance(part, int) else self.wire.varints(part))]
+            return (np.array(codes, np.uint64) & np.uint64(0xFFFF)).astype(np.uint16).view(dtype)
+        return np.frombuffer(b"".join(map(_bytes, parts)), dtype) if parts else np.zeros(0, dtype)
+
+    def _fill(self, numbers: Array, size: int, name: str) -> Array:
+        """As many numbers as the shape asks for: the last one stands for those that are left out."""
+        if len(numbers) == size:
+            return numbers
+        missing = size - len(numbers)
+        if missing < 0:
+            raise Malformed(f"constant {name[:80]!r} has {len(numbers):,} numbers, and its shape {size:,}")
+        current().copy(missing * numbers.itemsize)  # shapes can ask for terabytes
+        return np.concatenate([numbers, np.full(missing, numbers[-1] if len(numbers) else 0, numbers.dtype)])
+
+
+def _bytes(value: Value) -> memoryview:
+    if isinstance(value, int):
+        raise Malformed("a number stands where bytes belong")
+    return value
+
+
+def _text(value: Value) -> str:
+    return str(_bytes(value), "utf-8", "replace")

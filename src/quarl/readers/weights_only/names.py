@@ -1,0 +1,73 @@
+"""Layers among tensors that only have names: what libraries call a weight says where its outputs are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError
+from quarl.policy.layers import LayerWeights
+
+OUTPUTS_LAST = {"kernel": "bias", "weights": "biases", "w": "b", "wx": "b", "wh": "b"}
+"""What TensorFlow, Keras and Flax call weights [in, out] or [height, width, in, out], and the biases beside them."""
+MULTIPLIERS = "statically quantised by QuaRL: its scales are multipliers of sums"
+"""What QuaRL's own .tflite and .onnx files say of themselves where their scales are not those of the weights."""
+
+
+def layers(tensors: Mapping[str, Array]) -> list[LayerWeights]:
+    """Tensors of two or more axes that are called weights, in order; all such tensors where none is."""
+    matrices = {name: array for name, array in tensors.items() if array.ndim >= 2 and array.size and _is_real(array)}
+    called = {name: array for name, array in matrices.items() if _is_weight(_leaf(name))}
+    return [_layer(name, array, tensors) for name, array in (called or matrices).items()]
+
+
+def check_scales(about: str) -> None:
+    """Refuses a file whose scales say nothing of its weights."""
+    if about == MULTIPLIERS:
+        raise QuarlError(f"{MULTIPLIERS}, not scales of weights; inspect the policy that was exported")
+
+
+def outputs_first(weight: Array) -> Array:
+    """[in, out] to [out, in], and [height, width, in, out] to [out, in, height, width]."""
+    return as_numbers(np.moveaxis(weight, (-1, -2), (0, 1)))
+
+
+def operator_of(weight: Array) -> str:
+    """What a weight of that many axes usually belongs to."""
+    return "Dense" if weight.ndim == 2 else f"Conv{weight.ndim - 2}d"
+
+
+def _layer(name: str, array: Array, tensors: Mapping[str, Array]) -> LayerWeights:
+    leaf = _leaf(name)
+    weight = outputs_first(array) if leaf in OUTPUTS_LAST else as_numbers(array)
+    bias = tensors.get(name[: len(name) - len(leaf)] + _bias_of(leaf))
+    fits = bias is not None and _is_real(bias) and bias.shape == weight.shape[:1]
+    recurrent = re.search(r"_[ih]h_l\d", leaf) is not None
+    operator = "LSTM" if "lstm" in name.lower() else "Recurrent" if recurrent else operator_of(weight)
+    return LayerWeights(name, operator, weight, as_numbers(bias) if bias is not None and fits else None)
+
+
+def as_numbers(array: Array) -> Array:
+    """float32; numbers beyond it become infinite, which `weights_only.checked` refuses."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, np.float32)
+
+
+def _bias_of(leaf: str) -> str:
+    return OUTPUTS_LAST.get(leaf) or leaf.replace("weight", "bias")
+
+
+def _is_weight(leaf: str) -> bool:
+    return leaf in OUTPUTS_LAST or "weight" in leaf or "kernel" in leaf
+
+
+def _is_real(array: Array) -> bool:
+    """True for floating-point numbers, those that numpy does not know among them."""
+    return array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat16", "float8"))
+
+
+def _leaf(name: str) -> str:
+    return name[max(name.rfind("."), name.rfind("/")) + 1 :]

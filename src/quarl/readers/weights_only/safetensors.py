@@ -1,0 +1,43 @@
+"""Layers of a .safetensors file that is no policy of QuaRL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, deserialize
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.layers import LayerWeights
+from quarl.readers.weights_only import names
+
+FLOATS: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
+"""By the format's names. Tensors of integers are counters and indices, not weights."""
+
+
+def layers(data: bytes, path: Path) -> list[LayerWeights]:
+    """Layers by the names of the tensors; the library checks the header and every offset before it gives any."""
+    try:
+        found: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]  # a stub without types
+    except SafetensorError as error:
+        raise QuarlError(f"{path} is not a whole safetensors file ({str(error)[:100]}); fetch it again") from None
+    tensors: dict[str, Array] = {}
+    for name, entry in sorted(found, key=lambda item: item[0]):
+        kind, shape = str(entry["dtype"]), tuple(entry["shape"])
+        if kind in FLOATS and entry["data"]:
+            tensors[name] = np.frombuffer(entry["data"], FLOATS[kind]).reshape(shape)
+        elif kind.startswith("F") and kind not in FLOATS:
+            raise UnsupportedError(
+                f"{path}: tensor {name[:80]!r} has {kind[:20]} numbers; save them as F32, F16 or BF16"
+            )
+    return names.layers(tensors)

@@ -1,0 +1,83 @@
+"""Fields of a protocol buffer, read as data: no message types, no recursion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quarl.inert.budget import current
+
+MAX_VARINT = 10
+"""Bytes of a 64-bit number, seven bits in each."""
+
+Value = int | memoryview
+"""A varint, or the bytes of anything else."""
+
+
+class Malformed(Exception):
+    """Why a message is refused; the reader of the file adds the place."""
+
+
+class Wire:
+    """Splits the messages of one file into fields, on the file's budget."""
+
+    def __init__(self) -> None:
+        self._budget = current()
+
+    def fields(self, data: memoryview) -> Iterator[tuple[int, Value]]:
+        """(number, value) of every field of the message, in the file's order.
+
+        Source: protobuf.dev/programming-guides/encoding. Groups, which it deprecates, are refused.
+        """
+        at = 0
+        while at < len(data):
+            self._budget.parse()
+            tag, at = varint(data, at)
+            number, kind = tag >> 3, tag & 7
+            if number == 0 or kind not in (0, 1, 2, 5):
+                raise Malformed("a field has a number or a kind that there is not")
+            if kind == 0:
+                value, at = varint(data, at)
+                yield number, value
+                continue
+            size = {1: 8, 5: 4}.get(kind, 0)
+            if kind == 2:
+                size, at = varint(data, at)
+            if size > len(data) - at:
+                raise Malformed("a field is longer than the message that it is in")
+            yield number, data[at : at + size]
+            at += size
+
+    def messages(self, data: memoryview, number: int) -> Iterator[memoryview]:
+        """The fields of that number, which are bytes: text, messages or packed numbers."""
+        for found, value in self.fields(data):
+            if found == number:
+                if isinstance(value, int):
+                    raise Malformed(f"field {number} is a number, where bytes belong")
+                yield value
+
+    def varints(self, data: memoryview) -> list[int]:
+        """The numbers of a packed field."""
+        found, at = [], 0
+        while at < len(data):
+            self._budget.parse()
+            value, at = varint(data, at)
+            found.append(value)
+        return found
+
+
+def varint(data: memoryview, at: int) -> tuple[int, int]:
+    """(number 0..2**64 - 1, place after it) of the varint at `at`."""
+    value = 0
+    for index in range(MAX_VARINT):
+        if at + index >= len(data):
+            raise Malformed("it ends within a number")
+        byte = data[at + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1
+    raise Malformed("a number has more than 64 bits")
+
+
+def signed(value: int) -> int:
+    """The int64 that a varint stands for: negative numbers are written as their two's complement."""
+    return value - 2**64 if value >= 2**63 else value

@@ -1,0 +1,411 @@
+"""Stable-Baselines 2 files: the graph computes what the library's own formulas give, from either format."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quarl.engines.reference import as_float
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.graph import Policy
+from quarl.policy.operators import Dense, Normalize
+from quarl.readers.load import read
+from quarl.readers.sb2 import read_sb2
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from fuzz_pickle import Call, Name, pickled  # it lies beside the package, in no package of its own
+from fuzz_seeds import box, discrete, npy, running_mean_std, sb2_arrays, sb2_data, serialized, zipped
+
+Array = NDArray[Any]
+Named = dict[str, Array]
+ALGORITHMS = ("a2c", "ppo2", "dqn", "ddpg")
+OBSERVED = 3
+
+
+def drawn(arrays: Named, seed: int = 0) -> Named:
+    """The same variables with random numbers; statistics stay possible ones."""
+    rng = np.random.default_rng(seed)
+    named = {name: rng.standard_normal(a.shape).astype(a.dtype) for name, a in arrays.items()}
+    for name in named:
+        if name.endswith("runningsumsq:0"):
+            named[name] = 40 + 10 * rng.random(OBSERVED)
+        if name.endswith("count:0"):
+            named[name] = np.array(10.0)
+    return named
+
+
+def as_pickle(folder: Path, data: dict[str, Any], named: Named) -> Path:
+    path = folder / "Env-v0.pkl"
+    path.write_bytes(pickled((data, list(named.values())), 4))
+    return path
+
+
+def as_zip(folder: Path, data: dict[str, Any], named: Named, name: str = "Env-v0.zip") -> Path:
+    plain = {key: v if isinstance(v, int | float | str | tuple | dict) else serialized(v) for key, v in data.items()}
+    path = folder / name
+    path.write_bytes(
+        zipped(
+            {
+                "data": json.dumps(plain).encode(),
+                "parameters": zipped({f"{key}.npy": npy(array) for key, array in named.items()}),
+                "parameter_list": json.dumps(list(named)).encode(),
+            }
+        )
+    )
+    return path
+
+
+def output(policy: Policy, observations: Array) -> Array:
+    return as_float(policy, observations)[policy.output]
+
+
+def observations(*shape: int) -> Array:
+    return np.random.default_rng(1).standard_normal((16, *shape)).astype(np.float32) * 3
+
+
+def layer_norm(x: Array, beta: Array, gamma: Array) -> Array:
+    mean, variance = x.mean(axis=1, keepdims=True), x.var(axis=1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-12) * gamma + beta
+
+
+def expected(algo: str, named: Named, x: Array) -> Array:
+    """The library's own formula over its own variables, in float64."""
+    v = {name.removesuffix(":0"): array.astype(np.float64) for name, array in named.items()}
+    if algo in ("a2c", "ppo2"):
+        return np.tanh(x @ v["model/pi_fc0/w"] + v["model/pi_fc0/b"]) @ v["model/pi/w"] + v["model/pi/b"]
+    if algo == "dqn":
+
+        def stream(scope: str) -> Array:
+            fc, ln = f"deepq/model/{scope}/fully_connected", f"deepq/model/{scope}/LayerNorm"
+            hidden = layer_norm(x @ v[f"{fc}/weights"] + v[f"{fc}/biases"], v[f"{ln}/beta"], v[f"{ln}/gamma"])
+            return np.maximum(hidden, 0) @ v[f"{fc}_1/weights"] + v[f"{fc}_1/biases"]
+
+        advantage = stream("action_value")
+        return stream("state_value") + advantage - advantage.mean(axis=1, keepdims=True)
+    count = v["input/obs_rms/count"]
+    mean = v["input/obs_rms/runningsum"] / count
+    std = np.sqrt(np.maximum(v["input/obs_rms/runningsumsq"] / count - mean**2, 1e-2))
+    x = np.clip((x - mean) / std, -5, 5)
+    pi = "model/pi"
+    hidden = x @ v[f"{pi}/fc0/kernel"] + v[f"{pi}/fc0/bias"]
+    hidden = np.maximum(layer_norm(hidden, v[f"{pi}/LayerNorm/beta"], v[f"{pi}/LayerNorm/gamma"]), 0)
+    return hidden @ v[f"{pi}/pi/kernel"] + v[f"{pi}/pi/bias"]  # its tanh is the head's
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("write", [as_pickle, as_zip])
+def test_outputs_are_those_of_the_librarys_formula(algo: str, write: Any, tmp_path: Path):
+    named = drawn(sb2_arrays(algo))
+    policy = read_sb2(write(tmp_path, sb2_data(algo), named))
+    x = observations(OBSERVED)
+    np.testing.assert_allclose(output(policy, x), expected(algo, named, x), rtol=2e-5, atol=2e-5)
+    assert policy.provenance.algo == algo
+    assert policy.provenance.env_id == "Env-v0"
+    assert policy.provenance.stochastic == (algo in ("a2c", "ppo2"))
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ddpg"])
+def test_what_follows_the_networks_in_a_pickle_does_not_change_them(algo: str, tmp_path: Path):
+    """Critics, targets, noisy copies and the second list of everything that DDPG used to save."""
+    named = drawn(sb2_arrays(algo))
+    networks = {name: a for name, a in named.items() if "obs_rms" not in name and "eps" not in name}
+    others = {f"target/{name}": array for name, array in drawn(networks, 5).items()}
+    rms = {name: a for name, a in named.items() if "obs_rms" in name}
+    eps = {name: a for name, a in named.items() if "eps" in name}
+    (tmp_path / "long").mkdir()
+    long = read_sb2(as_pickle(tmp_path / "long", sb2_data(algo), {**eps, **networks, **others, **rms}))
+    short = read_sb2(as_pickle(tmp_path, sb2_data(algo), named))
+    x = observations(OBSERVED)
+    np.testing.assert_array_equal(output(long, x), output(short, x))
+
+
+def test_dqn_without_dueling_is_its_advantages(tmp_path: Path):
+    named = {name: a for name, a in drawn(sb2_arrays("dqn")).items() if "state_value" not in name}
+    target = {f"target/{name}": a for name, a in named.items() if "eps" not in name}
+    data = {**sb2_data("dqn"), "policy_kwargs": {"dueling": False}}
+    plain = read_sb2(as_pickle(tmp_path, data, named | target))
+    assert plain.output == "deepq/model/action_value/fully_connected_1"
+    x = observations(OBSERVED)
+    by_name = read_sb2(as_zip(tmp_path, data, named))
+    np.testing.assert_array_equal(output(plain, x), output(by_name, x))
+
+
+def test_the_mean_advantage_is_folded_into_the_last_layer(tmp_path: Path):
+    policy = read_sb2(as_pickle(tmp_path, sb2_data("dqn"), drawn(sb2_arrays("dqn"))))
+    last = next(op for op in policy.ops if op.name == "deepq/model/action_value/fully_connected_1")
+    assert isinstance(last, Dense)
+    np.testing.assert_allclose(last.weight.sum(axis=0), 0, atol=1e-6)
+    assert abs(last.bias.sum()) < 1e-6
+
+
+def mlp_arrays(layers: list[str], sizes: dict[str, tuple[int, int]], outputs: int, latent: tuple[int, int]) -> Named:
+    """Variables of an actor-critic MLP: hidden layers by name, then vf, pi and q."""
+    shapes = {name: sizes[name] for name in layers}
+    shapes |= {"vf": (latent[1], 1), "pi": (latent[0], outputs), "q": (latent[1], outputs)}
+    zeros = {
+        f"model/{name}/{part}:0": np.zeros(shape[2 * (part == "b") - 1 :] if part == "b" else shape, np.float32)
+        for name, shape in shapes.items()
+        for part in ("w", "b")
+    }
+    return drawn(zeros, 3)
+
+
+def test_net_arch_tells_shared_from_separate_layers(tmp_path: Path):
+    sizes = {"shared_fc0": (3, 6), "pi_fc0": (6, 5), "vf_fc0": (6, 6), "vf_fc1": (6, 4)}
+    named = mlp_arrays(list(sizes), sizes, 2, (5, 4))
+    data = {**sb2_data("a2c"), "policy_kwargs": {"net_arch": [6, {"pi": [5], "vf": [6, 4]}]}}
+    policy = read_sb2(as_pickle(tmp_path, data, named))
+    x = observations(OBSERVED)
+    hidden = np.tanh(
+        np.tanh(x @ named["model/shared_fc0/w:0"] + named["model/shared_fc0/b:0"]) @ named["model/pi_fc0/w:0"]
+        + named["model/pi_fc0/b:0"]
+    )
+    np.testing.assert_allclose(output(policy, x), hidden @ named["model/pi/w:0"] + named["model/pi/b:0"], atol=1e-5)
+    by_name = read_sb2(as_zip(tmp_path, data, named))
+    np.testing.assert_array_equal(output(by_name, x), output(policy, x))
+
+
+def test_an_activation_in_policy_kwargs_replaces_the_default(tmp_path: Path):
+    named = drawn(sb2_arrays("a2c"))
+    kwargs = {"act_fun": Name("tensorflow.python.ops.gen_nn_ops", "relu")}
+    policy = read_sb2(as_pickle(tmp_path, {**sb2_data("a2c"), "policy_kwargs": kwargs}, named))
+    x = observations(OBSERVED)
+    hidden = np.maximum(x @ named["model/pi_fc0/w:0"] + named["model/pi_fc0/b:0"], 0)
+    np.testing.assert_allclose(output(policy, x), hidden @ named["model/pi/w:0"] + named["model/pi/b:0"], atol=1e-5)
+
+
+def image_space(shape: tuple[int, ...]) -> Call:
+    low = np.zeros(shape, np.uint8)
+    state = {"low": low, "high": low + 255, "shape": shape, "dtype": low.dtype}
+    return Call(Name("gym.spaces.box", "Box"), (), state, pickle.NEWOBJ)
+
+
+def cnn_arrays(actions: int, shape: tuple[int, int, int]) -> Named:
+    height, width, channels = shape
+    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    zeros = {}
+    for name, (kernel, inputs, outputs) in {"c1": (8, channels, 4), "c2": (4, 4, 5), "c3": (3, 5, 6)}.items():
+        zeros[f"model/{name}/w:0"] = np.zeros((kernel, kernel, inputs, outputs), np.float32)
+        zeros[f"model/{name}/b:0"] = np.zeros((1, outputs, 1, 1), np.float32)
+    for name, (inputs, outputs) in {
+        "fc1": (height * width * 6, 7),
+        "vf": (7, 1),
+        "pi": (7, actions),
+        "q": (7, actions),
+    }.items():
+        zeros[f"model/{name}/w:0"] = np.zeros((inputs, outputs), np.float32)
+        zeros[f"model/{name}/b:0"] = np.zeros(outputs, np.float32)
+    return {name: a * 0.2 for name, a in drawn(zeros).items()}
+
+
+@pytest.mark.parametrize("write", [as_pickle, as_zip])
+def test_convolutions_see_channels_first_and_give_what_they_gave_channels_last(write: Any, tmp_path: Path):
+    shape = (40, 44, 2)
+    named = cnn_arrays(3, shape)
+    spaces = {"observation_space": image_space(shape), "action_space": discrete(3)}
+    policy = read_sb2(write(tmp_path, {**sb2_data("a2c"), **spaces}, named))
+    assert (policy.observation_shape, policy.observation_dtype) == ((2, 40, 44), "uint8")
+    images = np.random.default_rng(2).integers(0, 256, (3, *shape)).astype(np.uint8)
+    x = images / 255
+    for name, stride in (("c1", 4), ("c2", 2), ("c3", 1)):
+        w, b = named[f"model/{name}/w:0"], named[f"model/{name}/b:0"].reshape(-1)
+        k = len(w)
+        rows, columns = ((n - k) // stride + 1 for n in x.shape[1:3])
+        x = np.array(
+            [
+                [
+                    [
+                        np.tensordot(image[r * stride : r * stride + k, c * stride : c * stride + k], w, 3) + b
+                        for c in range(columns)
+                    ]
+                    for r in range(rows)
+                ]
+                for image in x
+            ]
+        )
+        x = np.maximum(x, 0)
+    hidden = np.maximum(x.reshape(3, -1) @ named["model/fc1/w:0"] + named["model/fc1/b:0"], 0)
+    wanted = hidden @ named["model/pi/w:0"] + named["model/pi/b:0"]
+    np.testing.assert_allclose(output(policy, images.transpose(0, 3, 1, 2)), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_variance_of_the_running_statistics_has_a_floor(tmp_path: Path):
+    named = drawn(sb2_arrays("ddpg"))
+    named["input/obs_rms/runningsum:0"] = np.array([10.0, 20.0, 30.0])
+    named["input/obs_rms/runningsumsq:0"] = np.array([10.0, 45.0, 90.0])
+    policy = read_sb2(as_pickle(tmp_path, sb2_data("ddpg"), named))
+    first = policy.ops[0]
+    assert isinstance(first, Normalize)
+    np.testing.assert_allclose(first.mean, [1, 2, 3])
+    np.testing.assert_allclose(first.variance, [0.01, 0.5, 0.01], rtol=1e-5)
+    assert (first.epsilon, first.clip) == (0.0, 5.0)
+
+
+def test_actions_of_ddpg_fill_the_bounds(tmp_path: Path):
+    data = {**sb2_data("ddpg"), "action_space": box(2, 4.0)}
+    policy = read_sb2(as_pickle(tmp_path, data, drawn(sb2_arrays("ddpg"))))
+    actions = policy.head(np.array([[-99.0, np.arctanh(0.5)]], np.float32))
+    np.testing.assert_allclose(actions, [[-4.0, 2.0]], rtol=1e-6)
+
+
+def test_ppo2_keeps_its_deviation_for_sampling(tmp_path: Path):
+    named = drawn(sb2_arrays("ppo2"))
+    policy = read_sb2(as_pickle(tmp_path, sb2_data("ppo2"), named))
+    np.testing.assert_array_equal(policy.head.log_std, named["model/pi/logstd:0"][0])
+
+
+def test_statistics_beside_the_file_normalise_the_observation(tmp_path: Path):
+    named = drawn(sb2_arrays("ppo2"))
+    path = as_pickle(tmp_path, sb2_data("ppo2"), named)
+    (tmp_path / "Env-v0").mkdir()
+    statistics = running_mean_std(OBSERVED)
+    statistics.state["mean"], statistics.state["var"] = np.full(3, 2.0), np.full(3, 4.0)
+    (tmp_path / "Env-v0/obs_rms.pkl").write_bytes(pickled(statistics, 3))
+    x = observations(OBSERVED)
+    wanted = expected("ppo2", named, np.clip((x - 2) / np.sqrt(4 + 1e-8), -10, 10))
+    np.testing.assert_allclose(output(read_sb2(path), x), wanted, rtol=1e-5, atol=1e-5)
+    (tmp_path / "Env-v0/config.yml").write_text("normalize: false\n")
+    np.testing.assert_allclose(output(read_sb2(path), x), expected("ppo2", named, x), rtol=1e-5, atol=1e-5)
+
+
+def test_wrappers_of_the_zoo_are_kept(tmp_path: Path):
+    path = as_pickle(tmp_path, sb2_data("ppo2"), drawn(sb2_arrays("ppo2")))
+    (tmp_path / "Env-v0").mkdir()
+    (tmp_path / "Env-v0/config.yml").write_text("env_wrapper: utils.wrappers.TimeFeatureWrapper\n")
+    assert read_sb2(path).provenance.wrappers == (("utils.wrappers.TimeFeatureWrapper", {}),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "cause"),
+    [
+        ({"policy": Name("stable_baselines.common.policies", "MlpLstmPolicy")}, UnsupportedError, "recurrent"),
+        ({"policy": Name("__main__", "Mine")}, UnsupportedError, "author's own"),
+        ({"policy": Name("utils.my_policies", "ReluPolicy")}, UnsupportedError, "author's own"),
+        ({"policy": None}, QuarlError, "class is missing"),
+        ({"policy_kwargs": {"act_fun": Name("tensorflow", "leaky_relu")}}, UnsupportedError, "act_fun"),
+        ({"observation_space": None}, QuarlError, "observation_space"),
+        ({"action_space": Call(Name("gym.spaces.multi_discrete", "MultiDiscrete"))}, UnsupportedError, "MultiDiscrete"),
+        ({"action_space": discrete(5)}, QuarlError, "5 actions"),
+        ({"observation_space": box(7, 1.0)}, QuarlError, "model/pi_fc0"),
+        ({"noptepochs": 4, "cliprange": 0.2}, QuarlError, "no Stable-Baselines 2 algorithm"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(changes: dict[str, Any], error: type, cause: str, tmp_path: Path):
+    path = as_pickle(tmp_path, {**sb2_data("a2c"), **changes}, sb2_arrays("a2c"))
+    with pytest.raises(error, match=cause) as caught:
+        read_sb2(path)
+    assert str(caught.value).startswith(str(path))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("write", [as_pickle, as_zip])
+def test_a_missing_or_misshapen_variable_is_refused(algo: str, write: Any, tmp_path: Path):
+    named = sb2_arrays(algo)
+    needed = [name for name in named if "vf" not in name and "/q/" not in name and "eps" not in name]
+    for name in needed:
+        with pytest.raises(QuarlError):
+            read_sb2(write(tmp_path, sb2_data(algo), {key: a for key, a in named.items() if key != name}))
+        with pytest.raises(QuarlError):
+            read_sb2(write(tmp_path, sb2_data(algo), {**named, name: np.zeros((2, 9, 3), np.float32)}))
+        with pytest.raises(QuarlError):
+            read_sb2(write(tmp_path, sb2_data(algo), {**named, name: named[name] * np.nan}))
+
+
+def test_the_wrong_algorithm_is_named(tmp_path: Path):
+    path = as_pickle(tmp_path, sb2_data("dqn"), sb2_arrays("dqn"))
+    with pytest.raises(QuarlError, match="holds dqn, not ppo2"):
+        read_sb2(path, "ppo2")
+    assert read_sb2(path, "DQN").provenance.algo == "dqn"
+    trpo = as_pickle(tmp_path, {**sb2_data("a2c"), "max_kl": 0.01}, sb2_arrays("a2c"))
+    with pytest.raises(QuarlError, match=r"no Stable-Baselines 2 algorithm|trpo"):
+        read_sb2(trpo)
+
+
+def test_either_format_is_found_by_its_contents(tmp_path: Path):
+    named = drawn(sb2_arrays("a2c"))
+    zip_called_pkl = as_zip(tmp_path, sb2_data("a2c"), named, "Env-v0.pkl")
+    assert read(zip_called_pkl).provenance.origin == "sb2-zip"
+    as_pickle(tmp_path, sb2_data("a2c"), named)
+    assert read(tmp_path / "Env-v0.pkl").provenance.origin == "sb2-pickle"
+    (tmp_path / "Env-v0").mkdir()
+    assert read(tmp_path / "Env-v0").provenance.origin == "sb2-pickle"
+
+
+def test_load_refuses_what_is_no_policy(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("hello, this is text")
+    (tmp_path / "empty").touch()
+    buffer = io.BytesIO()
+    zipfile.ZipFile(buffer, "w").close()
+    (tmp_path / "empty.zip").write_bytes(buffer.getvalue())
+    for name in ("notes.txt", "empty", "empty.zip", "missing", ""):
+        with pytest.raises(QuarlError) as caught:
+            read(tmp_path / name)
+        assert str(caught.value).isprintable()
+
+
+def episode(policy: Policy, env_id: str, seed: int) -> float:
+    env = gymnasium.make(env_id)
+    observation, _ = env.reset(seed=seed)
+    total, over = 0.0, False
+    while not over:
+        action = policy.head(output(policy, np.asarray(observation, np.float32)[None]))[0]
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, over = total + float(reward), terminated or truncated
+    env.close()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("agent", "env_id", "least"),
+    [
+        ("a2c/CartPole-v1", "CartPole-v1", 495),
+        ("dqn/CartPole-v1", "CartPole-v1", 495),
+        ("ddpg/MountainCarContinuous-v0", "MountainCarContinuous-v0", 88),
+    ],
+)
+def test_real_agents_reach_their_published_returns(agent: str, env_id: str, least: float, agents: Path):
+    policy = read_sb2(agents / "sb2" / f"{agent}.pkl")
+    assert min(episode(policy, env_id, seed) for seed in range(2)) >= least
+
+
+def test_all_real_agents_load(agents: Path):
+    layers = {}
+    for path in sorted(agents.glob("sb2/*/*.pkl")):
+        policy = read(path)
+        assert isinstance(policy, Policy)
+        assert policy.provenance.algo == path.parent.name
+        layers[f"{path.parent.name}/{path.stem}"] = [op.weight.shape for op in policy.linear]
+    assert layers["ddpg/BipedalWalker-v2"] == [(64, 24), (64, 64), (4, 64)]
+    assert layers["ppo2/HopperBulletEnv-v0"] == [(64, 15), (64, 64), (3, 64)]
+    assert layers["dqn/CartPole-v1"] == [(64, 4), (2, 64), (64, 4), (1, 64)]
+
+
+def test_values_that_no_learner_wrote_are_one_line(tmp_path: Path):
+    data = {**sb2_data("dqn"), "policy_kwargs": {"dueling": np.zeros(3)}}
+    with pytest.raises(QuarlError, match="dueling is a ndarray, not true or false"):
+        read_sb2(as_pickle(tmp_path, data, sb2_arrays("dqn")))
+
+
+def test_what_is_refused_is_not_written_out_first(tmp_path: Path):
+    """Tuples that share their members are written in a few bytes, and out in gigabytes."""
+    shared: Any = ()
+    for _ in range(60):
+        shared = (shared, shared)
+    data = {**sb2_data("a2c"), "policy_kwargs": {"act_fun": shared}}
+    path = tmp_path / "Env-v0.pkl"
+    path.write_bytes(pickled((data, list(sb2_arrays("a2c").values())), 4))
+    with pytest.raises(UnsupportedError, match="act_fun tuple is not one of"):
+        read_sb2(path)

@@ -1,0 +1,236 @@
+"""Whatever is wrong with a saved agent, the reader says so in one line and runs none of it."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quarl.errors import QuarlError
+from quarl.policy.operators import Normalize
+from quarl.readers import load
+from sb3_archives import (
+    Change,
+    blob,
+    data_with,
+    edit,
+    kwargs_with,
+    saved,
+    space,
+    tensors_with,
+    unzipped,
+    write_run,
+    zipped,
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("ppo"))
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / whole.name))
+
+
+def poison(state: dict[str, Any]) -> None:
+    state["action_net.weight"][0, 0] = float("nan")
+
+
+def rename(old: str, new: str) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state.update({new: state.pop(old)})
+
+
+class Evil:
+    """Unpickling it would create the file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.canary), "w")
+
+
+def refusal(run: Path, change: Change | None = None) -> str:
+    if change is not None:
+        edit(run, change)
+    with pytest.raises(QuarlError) as caught:
+        load.read(run / "Still-v0.zip")
+    text = str(caught.value)
+    assert "\n" not in text
+    assert str(run) in text
+    assert len(text) < len(str(run)) + 300
+    return text
+
+
+CHANGES: list[tuple[str, Change, str]] = [
+    ("no parameters", lambda m: m.pop("policy.pth"), "no member 'policy.pth'"),  # type: ignore[arg-type, return-value]
+    ("no data", lambda m: m.pop("data"), "no member 'data'"),  # type: ignore[arg-type, return-value]
+    ("no json", lambda m: m.update(data=b"\x80\x04"), "not JSON"),
+    ("deep json", lambda m: m.update(data=b"[" * 100_000), "not JSON"),
+    ("json list", lambda m: m.update(data=b"[]"), "holds a list"),
+    ("NaN", tensors_with(poison), "'action_net.weight' holds NaN"),
+    ("a list of tensors", lambda m: m.update({"policy.pth": saved([torch.ones(1)])}), "holds a list"),
+    ("text for a tensor", tensors_with(lambda s: s.update(action_net="x")), "is a str"),
+    ("sparse", tensors_with(lambda s: s.update(x=torch.eye(3).to_sparse())), "not a plain dense tensor"),
+    ("complex", tensors_with(lambda s: s.update(x=torch.ones(1) * 1j)), "complex"),
+    ("expanded", tensors_with(lambda s: s.update(x=torch.ones(1).expand(10**9, 10**9))), "more numbers"),
+    ("not a zip inside", lambda m: m.update({"policy.pth": b"\x80\x02"}), "older than 1.6"),
+    ("unknown parameter", tensors_with(lambda s: s.update({"attention.weight": torch.ones(1)})), "'attention.weight'"),
+    ("missing bias", tensors_with(lambda s: s.pop("action_net.bias")), "'action_net.bias' is missing"),
+    ("wrong shape", tensors_with(lambda s: s.update({"action_net.bias": torch.ones(7)})), "shape (7,)"),
+    (
+        "gap",
+        tensors_with(rename("mlp_extractor.policy_net.0.weight", "mlp_extractor.policy_net.3.weight")),
+        "places [3]",
+    ),
+    (
+        "quantiles",
+        tensors_with(lambda s: (s.clear(), s.update({"quantile_net.0.weight": torch.ones(1)}))),
+        "quantile_net",
+    ),
+    ("function", kwargs_with(activation_fn="<class 'torch.nn.modules.activation.SiLU'>"), "SiLU"),
+    ("own function", kwargs_with(activation_fn="<class '__main__.ReLU'>"), "__main__.ReLU"),
+    ("lambda", kwargs_with(activation_fn="<function <lambda> at 0x7f>"), "lambda"),
+    ("extractor", kwargs_with(features_extractor_class="<class 'mine.Resnet'>"), "mine.Resnet"),
+    ("policy class", data_with(policy_class={"__module__": "sb3_contrib.qrdqn.policies"}), "sb3_contrib.qrdqn"),
+    ("no policy class", data_with(policy_class=None), "policy class"),
+    ("trpo", data_with(cg_max_steps=15), "trpo"),
+    ("no space", data_with(action_space=None), "action_space is missing"),
+    ("not base64", data_with(action_space={":serialized:": "§"}), "base64"),
+    ("not a space", data_with(action_space=blob(pickle.dumps(3))), "action_space is a int"),
+    ("own space", data_with(action_space=blob(pickle.dumps(Path("x")))), "not a space"),
+    ("multi-discrete", data_with(action_space=space(spaces.MultiDiscrete([2, 3]))), "MultiDiscrete"),
+    ("dict", data_with(observation_space=space(spaces.Dict(a=spaces.Discrete(2)))), "Dict"),
+    ("one-hot", data_with(observation_space=space(spaces.Discrete(3))), "one-hot"),
+    ("empty observation", data_with(observation_space=space(spaces.Box(0, 1, (0,)))), "at least one number"),
+    ("matrix of actions", data_with(action_space=space(spaces.Box(0, 1, (1, 2)))), "only vectors"),
+    ("more actions", data_with(action_space=space(spaces.Box(0, 1, (3,)))), "shape (2,), expected (3,)"),
+    ("more choices", data_with(action_space=space(spaces.Discrete(3))), "scores 2 actions"),
+    ("other observation", data_with(observation_space=space(spaces.Box(0, 1, (5,)))), "shape (3,)"),
+]
+
+
+@pytest.mark.parametrize(("change", "word"), [pytest.param(c, w, id=name) for name, c, w in CHANGES])
+def test_what_is_wrong_is_said_in_one_line(run: Path, change: Change, word: str):
+    assert word in refusal(run, change)
+
+
+def test_what_is_missing_or_damaged_is_said_in_one_line(run: Path):
+    path = run / "Still-v0.zip"
+    data = path.read_bytes()
+    for size, said in (
+        (0, "is not a Stable-B"),
+        (10, "not a whole"),
+        (len(data) // 2, "not a whole"),
+        (-1, "not a whole"),
+    ):
+        path.write_bytes(data[:size])
+        assert said in refusal(run)
+    path.unlink()
+    assert "no file" in refusal(run)
+    with pytest.raises(QuarlError, match=r"has neither Still-v0\.zip nor best_model\.zip"):
+        load.read(run)
+    path.write_bytes(data)
+    (run / "Still-v0/vecnormalize.pkl").unlink()
+    assert "vecnormalize.pkl" in refusal(run)
+
+
+def test_a_bomb_inside_the_parameters_is_refused_before_torch_unpacks_it(run: Path):
+    members = {f"archive/{name}": b"" for name in ("data.pkl", "version")} | {"archive/data/0": bytes(5_000_000)}
+    assert "bomb" in refusal(run, lambda m: m.update({"policy.pth": zipped(members, zipfile.ZIP_DEFLATED)}))
+
+
+@pytest.mark.parametrize("where", ["policy.pth", "observation_space", "lr_schedule", "vecnormalize"])
+def test_code_in_a_file_is_never_run(run: Path, where: str):
+    canary = run / "canary"
+    payload = pickle.dumps(Evil(canary))
+    path = run / "Still-v0.zip"
+    members = unzipped(path.read_bytes())
+    if where == "policy.pth":
+        members["policy.pth"] = zipped({"archive/data.pkl": payload, "archive/version": b"3\n"})
+    elif where == "vecnormalize":
+        (run / "Still-v0/vecnormalize.pkl").write_bytes(payload)
+    else:
+        data_with(**{where: blob(payload)})(members)
+    path.write_bytes(zipped(members))
+    if where == "lr_schedule":  # nothing needs it, so nothing reads it
+        load.read(path)
+    else:
+        refusal(run)
+    assert not canary.exists()
+
+
+def test_statistics_must_be_finite_and_of_the_observation_s_shape(run: Path):
+    path = run / "Still-v0/vecnormalize.pkl"
+    with path.open("rb") as file:
+        normalizer = pickle.load(file)
+    normalizer.class_attributes, normalizer.returns = {}, None  # which it expects to drop when it is saved again
+    mean = normalizer.obs_rms.mean
+    for value, word in ((np.full(3, np.inf), "infinity"), (np.zeros(2), "no mean"), ("x", "no mean")):
+        normalizer.obs_rms.mean = value
+        path.write_bytes(pickle.dumps(normalizer))
+        assert word in refusal(run)
+    normalizer.obs_rms.mean = mean
+    for variance, word in ((np.full(3, -1.0), "negative"), (np.full(3, np.nan), "NaN")):
+        normalizer.obs_rms.var = variance
+        path.write_bytes(pickle.dumps(normalizer))
+        assert word in refusal(run)
+    normalizer.obs_rms.mean, normalizer.obs_rms.var = np.zeros(5), np.ones(5)
+    path.write_bytes(pickle.dumps(normalizer))
+    assert "shape (5,), but the policy observes (3,)" in refusal(run)
+    normalizer.norm_obs = False
+    path.write_bytes(pickle.dumps(normalizer))
+    assert not any(isinstance(op, Normalize) for op in load.read(run).ops)
+
+
+MEMBERS = ("data", "policy.pth", "archive/data.pkl", "vecnormalize.pkl", "config.yml")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(MEMBERS),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
+)
+def test_mutated_files_with_right_checksums_give_a_policy_or_one_line(
+    whole: Path, tmp_path: Path, member: str, changes: list[tuple[float, int]]
+):
+    run = tmp_path / whole.name
+    shutil.copytree(whole, run, dirs_exist_ok=True)
+
+    def mutate(data: bytes) -> bytes:
+        mutated = bytearray(data)
+        for place, byte in changes:
+            mutated[int(place * len(mutated))] = byte
+        return bytes(mutated)
+
+    if member in ("vecnormalize.pkl", "config.yml"):
+        path = run / "Still-v0" / member
+        path.write_bytes(mutate(path.read_bytes()))
+    else:
+        members = unzipped((run / "Still-v0.zip").read_bytes())
+        if member in members:
+            members[member] = mutate(members[member])
+        else:
+            inner = unzipped(members["policy.pth"])
+            name = next(name for name in inner if name.endswith("/data.pkl"))
+            inner[name] = mutate(inner[name])
+            members["policy.pth"] = zipped(inner)
+        (run / "Still-v0.zip").write_bytes(zipped(members))
+    message = ""
+    try:
+        load.read(run)
+    except QuarlError as error:
+        message = str(error)
+    assert "\n" not in message

@@ -1,0 +1,146 @@
+"""Any module over the operator set becomes the same function; what is outside is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quarl.engines.reference import as_float
+from quarl.errors import UnsupportedError
+from quarl.policy.graph import ActionHead
+from quarl.policy.operators import Concat, LayerNorm, Normalize
+from quarl.readers.extract import from_module
+
+
+class Branches(nn.Module):
+    """Every operator of the set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=1)
+        self.left = nn.Sequential(nn.Linear(72, 6), nn.LayerNorm(6), nn.ELU(), nn.Dropout(0.5))
+        self.right = nn.Sequential(nn.Linear(72, 6, bias=False), nn.Sigmoid(), nn.LeakyReLU())
+        self.twice = nn.Linear(6, 6)
+        self.register_buffer("gain", torch.tensor([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]))
+        self.out = nn.Linear(12, 3)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(self.conv(x.float() / 255.0)).flatten(1)
+        left, right = self.left(features), self.right(features) * self.gain
+        left = self.twice(self.twice(left)).tanh()
+        joined = torch.cat([left + right, torch.clamp(right, -1, 1)], dim=-1)
+        return self.out(joined).reshape(len(x), -1) * 2
+
+
+def test_any_module_over_the_set_becomes_the_same_function():
+    torch.manual_seed(0)
+    module = Branches().train()
+    policy = from_module(module, (2, 8, 5), head=ActionHead("argmax"), observation_dtype="uint8")
+    assert module.left[3].training
+    kinds = {type(op) for op in policy.ops}
+    assert kinds >= {LayerNorm, Concat, Normalize}
+    assert [op.name for op in policy.linear] == ["conv", "left.0", "right.0", "twice", "twice.2", "out"]
+    images = np.random.default_rng(0).integers(0, 256, (50, 2, 8, 5), np.uint8)
+    with torch.no_grad():
+        expected = module.eval()(torch.as_tensor(images)).numpy()
+    np.testing.assert_allclose(as_float(policy, images)[policy.output], expected, rtol=0, atol=1e-5)
+
+
+class Calls(nn.Module):
+    """A layer followed by any function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.other = nn.Linear(4, 4)
+        self.register_buffer("narrow", torch.tensor([[1.0], [2.0]]))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.layer(x), self)
+
+
+def overwritten(x: torch.Tensor, _: nn.Module) -> torch.Tensor:
+    kept = x
+    torch.relu_(x.view(-1, 4))
+    return kept + 1 * kept
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("softmax", lambda x, m: torch.softmax(x, -1), "aten.softmax.int"),
+    (
+        "in a module",
+        nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.GELU())),
+        r"module '1\.0' \(GELU\) calls aten\.gelu.*; use nn\.ReLU, nn\.LeakyReLU, nn\.ELU",
+    ),
+    ("mish", nn.Sequential(nn.Linear(4, 4), nn.Mish()), r"module '1' \(Mish\).*; use nn\.ReLU"),
+    (
+        "batch norm",
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        r"'1' \(BatchNorm1d\).*; use nn\.LayerNorm, or fold",
+    ),
+    ("sine", lambda x, m: torch.sin(x), r"aten\.sin.*; use nn\.Linear, nn\.Conv2d"),
+    (
+        "slope",
+        nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.2)),
+        r"LeakyReLU\) calls aten\.leaky.*slope is 0\.2",
+    ),
+    ("alpha", nn.Sequential(nn.Linear(4, 4), nn.ELU(0.5)), r"ELU\) calls aten\.elu.*with alpha 1"),
+    ("mean of the batch", lambda x, m: x - x.mean(0, keepdim=True), "one row per observation"),
+    ("rows swapped", lambda x, m: x.flatten(), "one row per observation"),
+    ("constant added", lambda x, m: x + 1, "constant"),
+    ("product", lambda x, m: x * m.other(x), "only a constant can scale"),
+    ("division by zero", lambda x, m: x / 0, "is 0"),
+    ("scale of another shape", lambda x, m: x * m.narrow, "of another shape"),
+    ("one-sided clamp", lambda x, m: torch.clamp(x, 0, 1), "opposite"),
+    ("clamp at one end", lambda x, m: torch.clamp(x, min=-1.0), "opposite"),
+    ("relu6", nn.Sequential(nn.Linear(4, 4), nn.ReLU6()), "opposite"),
+    ("reshape", lambda x, m: x.reshape(-1, 2, 2), "only flattening"),
+    ("computed weight", lambda x, m: nn.functional.linear(x, m.other.weight * 2), r"aten\.mul.*one row"),
+    ("overwriting", overwritten, "overwrites"),
+    ("two outputs", lambda x, m: (x, x), "returns 2 values"),
+    ("data-dependent", lambda x, m: x if x.sum() > 0 else -x, "torch.export cannot follow Calls"),
+    ("half precision", lambda x, m: x.half(), "aten.to.dtype"),
+    ("weight of a computation", lambda x, m: m.other(x) @ m.other.weight, "matmul"),
+]
+
+
+@pytest.mark.parametrize(("function", "word"), [pytest.param(f, w, id=name) for name, f, w in REFUSED])
+def test_what_is_outside_the_set_is_refused_by_name(function: Any, word: str):
+    module = function if isinstance(function, nn.Module) else Calls(function)
+    with pytest.raises(UnsupportedError, match=word) as caught:
+        from_module(module, (4,), head=ActionHead("argmax"))
+    assert "\n" not in str(caught.value)
+
+
+def test_arithmetic_of_bytes_is_refused():
+    """It wraps around."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).float()
+
+    with pytest.raises(UnsupportedError, match=r"torch\.uint8; convert to float32 before it"):
+        from_module(Doubled(), (4,), head=ActionHead("argmax"), observation_dtype="uint8")
+
+
+@pytest.mark.parametrize("options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}])
+def test_convolutions_beyond_stride_and_padding_are_refused(options: dict[str, Any]):
+    module = nn.Sequential(nn.Conv2d(2, 2, 3, **options), nn.Flatten())
+    with pytest.raises(UnsupportedError, match="dilation, groups and padding"):
+        from_module(module, (2, 8, 8), head=ActionHead("argmax"))
+
+
+def test_an_activation_in_place_is_followed_where_nothing_else_reads_its_input():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+    policy = from_module(module, (4,), head=ActionHead("argmax"))
+    rows = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+    with torch.no_grad():
+        expected = module(torch.as_tensor(rows)).numpy()
+    np.testing.assert_allclose(as_float(policy, rows)[policy.output], expected, rtol=0, atol=1e-6)

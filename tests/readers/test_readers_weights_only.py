@@ -1,0 +1,535 @@
+"""Weights of files that are no policies: a policy written in any format gives its own weights back."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+import torch
+from onnx import helper, numpy_helper
+
+import networks
+import quarl
+from quarl.engines import litert
+from quarl.engines.onnx import tool, write
+from quarl.errors import QuarlError
+from quarl.inert import budget
+from quarl.policy import artifact
+from quarl.policy.layers import of_policy
+from quarl.policy.operators import as_float32
+from quarl.ptq import quantize
+from quarl.quant.spec import QuantSpec
+from quarl.readers import torch_file, weights_only
+from quarl.readers.load import read as read_policy
+from quarl.readers.weights_only import models
+
+RNG = np.random.default_rng(0)
+POLICIES = ("relu", "odd", "tanh-normalized", "convolutional", "padded", "dueling")
+
+
+def random(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def quantized(name: str, precision: str):
+    return quantize(networks.EVERY[name](), QuantSpec.parse(precision, scheme="per-channel"))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(QuarlError) as caught:
+        weights_only.read(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert path.name in text
+    return text
+
+
+# ONNX
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("batch", [1, None])
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_onnx_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, name: str, batch, precision: str):
+    policy = quantized(name, precision)
+    path = put(tmp_path / "p.onnx", write(policy, batch))
+    found = {layer.name.removesuffix(".weight"): layer for layer in weights_only.read(path)}
+    assert list(found) == [op.name for op in policy.linear]
+    for op in policy.linear:
+        layer = found[op.name]
+        assert layer.operator == type(op).__name__
+        np.testing.assert_allclose(layer.weight, as_float32(op.weight), rtol=1e-6, atol=0)
+        assert np.array_equal(layer.bias, op.bias)
+
+
+def test_files_of_onnx_runtime_s_own_quantiser_are_on_its_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = []
+    monkeypatch.setattr(tool, "Onnx", lambda policy, data, *_, **__: kept.append(data))
+    policy = quantized("relu", "fp32")
+    tool.load(policy, 1)
+    layers = weights_only.read(put(tmp_path / "p.onnx", kept[0]))
+    assert len(layers) == len(policy.linear)
+    for op, layer in zip(policy.linear, layers, strict=True):
+        step = np.abs(op.weight).max() / 127
+        np.testing.assert_allclose(layer.weight, op.weight, atol=1.01 * step)
+        levels = layer.weight / step
+        np.testing.assert_allclose(levels, np.rint(levels), atol=0.01)
+        assert np.unique(np.rint(levels)).size > 2
+
+
+def onnx_file(nodes, initializers, **options) -> bytes:
+    ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializers)
+    return helper.make_model(graph, **options).SerializeToString()
+
+
+def initializer(name: str, array: np.ndarray):
+    return numpy_helper.from_array(array, name)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_matrix_product_has_its_outputs_last_whatever_turned_the_weight(tmp_path: Path, turned: bool):
+    weight, offset = random(3, 5), random(5)
+    nodes = [helper.make_node("MatMul", ["x", "t" if turned else "w"], ["p"])]
+    nodes += [helper.make_node("Add", ["p", "b"], ["y"])]
+    if turned:
+        nodes = [helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]), *nodes]
+    stored = weight.T.copy() if turned else weight
+    data = onnx_file(nodes, [initializer("w", stored), initializer("b", offset)])
+    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    assert (layer.name, layer.operator) == ("w", "Dense")
+    assert np.array_equal(layer.weight, weight.T)
+    assert np.array_equal(layer.bias, offset)
+
+
+def test_dequantised_weights_are_scaled_along_their_axis(tmp_path: Path):
+    codes, scale, zero = np.int8([[1, 2], [3, 4], [5, 6]]), np.float32([0.5, 2]), np.int8([1, 0])
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
+        helper.make_node("Gemm", ["x", "d"], ["y"]),
+    ]
+    data = onnx_file(nodes, [initializer("w", codes), initializer("s", scale), initializer("z", zero)])
+    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    assert layer.weight.tolist() == [[0, 1, 2], [4, 8, 12]]
+
+
+@pytest.mark.parametrize("operator", ["Gemm", "FusedGemm"])
+def test_a_gemm_s_factors_are_part_of_weight_and_bias(tmp_path: Path, operator: str):
+    node = helper.make_node(operator, ["x", "w", "b"], ["y"], alpha=0.5, beta=2.0, transB=1)
+    node.domain = "com.microsoft" if operator == "FusedGemm" else ""
+    data = onnx_file(
+        [node], [initializer("w", np.float32([[2, 4], [6, 8], [0, 2]])), initializer("b", np.ones(3, "f"))]
+    )
+    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    assert layer.weight.tolist() == [[1, 2], [3, 4], [0, 1]]
+    assert layer.bias.tolist() == [2, 2, 2]
+
+
+def test_products_that_a_runtime_fused_are_read_as_what_they_were(tmp_path: Path):
+    dense, image = random(3, 5), random(4, 3, 2, 2)
+    nodes = [
+        helper.make_node("FusedConv", ["x", "c", "o"], ["h"], domain="com.microsoft", activation="Relu"),
+        helper.make_node("FusedMatMul", ["h", "w"], ["p"], domain="com.microsoft", transB=1, alpha=2.0),
+        helper.make_node("FusedMatMul", ["p", "v"], ["y"], domain="com.microsoft"),
+    ]
+    arrays = {"c": image, "o": random(4), "w": dense, "v": dense}
+    conv, turned, plain = weights_only.read(
+        put(tmp_path / "m.onnx", onnx_file(nodes, [initializer(*entry) for entry in arrays.items()]))
+    )
+    assert (conv.operator, turned.operator, plain.operator) == ("Conv2d", "Dense", "Dense")
+    assert np.array_equal(conv.weight, image)
+    assert np.array_equal(conv.bias, arrays["o"])
+    assert np.array_equal(turned.weight, 2 * dense)
+    assert np.array_equal(plain.weight, dense.T)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "domain"),
+    [("QLinearConv", (2, 3, 1, 1), ""), ("QGemm", (3, 2), "com.microsoft"), ("QLinearMatMul", (3, 2), "")],
+)
+def test_products_of_codes_are_read_on_the_scales_beside_them(tmp_path: Path, operator: str, shape, domain: str):
+    codes = np.arange(6, dtype=np.int8).reshape(2, 3)
+    arrays = {
+        "xs": np.float32(0.5),
+        "xz": np.int8(3),
+        "w": np.reshape(codes if operator == "QLinearConv" else codes.T, shape),
+        "ws": np.float32([0.5, 2]),
+        "wz": np.int8([0, 1]),
+        "b": np.int32([4, -2]),
+        "ys": np.float32(1),
+        "yz": np.int8(0),
+    }
+    order = {
+        "QLinearConv": ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"],
+        "QGemm": ["x", "xs", "xz", "w", "ws", "wz", "b", "ys", "yz"],
+        "QLinearMatMul": ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"],
+    }[operator]
+    node = helper.make_node(operator, order, ["y"], domain=domain)
+    (layer,) = weights_only.read(
+        put(tmp_path / "m.onnx", onnx_file([node], [initializer(name, np.asarray(a)) for name, a in arrays.items()]))
+    )
+    assert (layer.name, layer.operator) == ("w", "Conv2d" if operator == "QLinearConv" else "Dense")
+    assert layer.weight.reshape(2, 3).tolist() == [[0, 0.5, 1], [4, 6, 8]]
+    if operator == "QLinearMatMul":
+        assert layer.bias is None
+    else:
+        assert layer.bias.tolist() == [1, -2]  # on the product of both scales
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "said"),
+    [
+        ("Conv", "com.microsoft.nchwc", r"com\.microsoft\.nchwc\.Conv reads 'w'"),
+        ("MatMulIntegerToFloat", "com.microsoft", r"com\.microsoft\.MatMulIntegerToFloat reads 'w'"),
+        ("Einsum", "", "Einsum reads 'w'"),
+    ],
+)
+def test_weights_of_an_operator_that_is_not_known_are_missed_aloud(tmp_path: Path, operator, domain: str, said: str):
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["h"]),
+        helper.make_node(operator, ["h", "w"], ["y"], domain=domain),
+    ]
+    data = onnx_file(nodes, [initializer("v", random(2, 2)), initializer("w", random(2, 2))])
+    with pytest.raises(QuarlError, match=said):
+        weights_only.read(put(tmp_path / "m.onnx", data))
+
+
+def test_tables_and_offsets_are_no_weights_that_are_missed(tmp_path: Path):
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["e"]),
+        helper.make_node("MatMul", ["e", "w"], ["p"]),
+        helper.make_node("QLinearAdd", ["p", "s", "z", "row", "s", "z", "s", "z"], ["q"], domain="com.microsoft"),
+        helper.make_node("Mul", ["q", "mask"], ["y"]),
+    ]
+    arrays = {"table": random(9, 4), "w": random(4, 2), "row": np.int8([[1, 2]]), "mask": random(2, 2)}
+    arrays |= {"s": np.float32(1), "z": np.int8(0)}
+    data = onnx_file(nodes, [initializer(name, np.asarray(array)) for name, array in arrays.items()])
+    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    assert layer.name == "w"
+
+
+def test_weights_that_only_functions_of_the_file_read_are_known_by_name(tmp_path: Path):
+    inner = [helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "linear", ["x", "w"], ["y"], inner, opsets[:1])
+    node = helper.make_node("linear", ["x", "fc.weight"], ["y"], domain="own")
+    data = onnx_file([node], [initializer("fc.weight", random(2, 3))], functions=[function], opset_imports=opsets)
+    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    assert (layer.name, layer.weight.shape) == ("fc.weight", (2, 3))
+
+
+def test_recurrent_weights_lose_their_axis_of_directions(tmp_path: Path):
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], hidden_size=4)
+    arrays = {"w": random(1, 16, 3), "r": random(1, 16, 4), "b": random(1, 32)}
+    data = onnx_file([node], [initializer(name, array) for name, array in arrays.items()])
+    layers = weights_only.read(put(tmp_path / "m.onnx", data))
+    assert [(layer.name, layer.operator, layer.weight.shape) for layer in layers] == [
+        ("w", "LSTM", (16, 3)),
+        ("r", "LSTM", (16, 4)),
+    ]
+
+
+def external(tmp_path: Path, location: str, **entries: str) -> Path:
+    """A model whose weight is said to lie in another file."""
+    weight = initializer("w", np.zeros((4, 2), np.float32))
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        weight.external_data.add(key=key, value=value)
+    folder = tmp_path / "model"
+    folder.mkdir(exist_ok=True)
+    return put(folder / "m.onnx", onnx_file([helper.make_node("MatMul", ["x", "w"], ["y"])], [weight]))
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "parts/weights.bin"])
+def test_weights_in_a_file_beside_the_model_are_read(tmp_path: Path, location: str):
+    path = external(tmp_path, location, offset="4", length="32")
+    target = path.parent / location
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(bytes(4) + np.arange(8, dtype=np.float32).tobytes())
+    (layer,) = weights_only.read(path)
+    assert layer.weight.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("location", "entries", "said"),
+    [
+        ("../secret.bin", {}, "outside its folder"),
+        ("a/../../secret.bin", {}, "outside its folder"),
+        ("{tmp}/secret.bin", {}, "outside its folder"),
+        ("..\\secret.bin", {}, "outside its folder"),
+        ("", {}, "outside its folder"),
+        ("link.bin", {}, "no file of its folder"),
+        ("loop.bin", {}, "no file of its folder|cannot read"),
+        ("absent.bin", {}, "no file"),
+        (".", {}, "is a folder"),
+        ("x" * 5000, {}, "cannot read|no file"),
+        ("own.bin", {"offset": "1"}, "has no bytes"),
+        ("own.bin", {"offset": "-4"}, "has no bytes"),
+        ("own.bin", {"length": "9" * 30}, "has no bytes"),
+        ("own.bin", {"length": "many"}, "not a sound ONNX file"),
+        ("own.bin", {"length": "28"}, "not a sound ONNX file"),
+    ],
+)
+def test_weights_anywhere_else_are_refused(tmp_path: Path, location: str, entries: dict[str, str], said: str):
+    put(tmp_path / "secret.bin", np.ones(8, np.float32).tobytes())
+    path = external(tmp_path, location.replace("{tmp}", str(tmp_path)), **{"length": "32", **entries})
+    (path.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
+    (path.parent / "loop.bin").symlink_to("loop.bin")
+    put(path.parent / "own.bin", bytes(32))
+    with pytest.raises(QuarlError, match=said) as caught:
+        weights_only.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_small_onnx_file_cannot_ask_for_many_copies(tmp_path: Path):
+    weight = initializer("w", np.ones((64, 64), np.int8))
+    nodes = []
+    for number in range(400):
+        nodes.append(helper.make_node("DequantizeLinear", ["w", "s"], [f"d{number}"]))
+        nodes.append(helper.make_node("Transpose", [f"d{number}"], [f"t{number}"]))
+        nodes.append(helper.make_node("MatMul", ["x", f"t{number}"], [f"y{number}"]))
+    data = onnx_file(nodes, [weight, initializer("s", np.float32(1))])
+    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))  # one weight, however often it is read
+    assert layer.name == "w"
+
+
+# TensorFlow Lite
+
+
+@pytest.mark.parametrize("acts", [False, True])  # weights behind the flatbuffer, or inside it
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int6", "int4"])
+@pytest.mark.parametrize("name", ["relu", "odd", "tanh-normalized", "dueling"])
+def test_a_tflite_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, name: str, precision: str, acts: bool):
+    policy = quantized(name, precision)
+    layers = weights_only.read(put(tmp_path / "p.tflite", litert.write(policy, acts=acts)))
+    assert len(layers) == len(policy.linear)
+    for op, layer in zip(policy.linear, layers, strict=True):
+        assert layer.operator == type(op).__name__
+        assert not acts or layer.name == f"{op.name}.weight"
+        assert np.array_equal(layer.weight, as_float32(op.weight))
+        assert np.array_equal(layer.bias, op.bias)
+
+
+@pytest.mark.parametrize("name", ["convolutional", "padded"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_images_turned_for_the_runtime_leave_each_output_its_weights(tmp_path: Path, name: str, precision: str):
+    policy = quantized(name, precision)
+    layers = weights_only.read(put(tmp_path / "p.tflite", litert.write(policy)))
+    for op, layer in zip(policy.linear, layers, strict=True):
+        ours, theirs = as_float32(op.weight), layer.weight
+        if layer.operator == "Conv2d" and name == "padded":  # else a first layer's pixels are folded into channels
+            assert np.array_equal(ours, theirs)
+        assert np.array_equal(*(np.sort(weight.reshape(len(op.bias), -1), axis=1) for weight in (ours, theirs)))
+
+
+@pytest.mark.parametrize("suffix", ["tflite", "onnx"])
+def test_files_whose_scales_are_not_of_the_weights_are_refused(tmp_path: Path, suffix: str):
+    policy = networks.dense([5, 16, 3])
+    static = quantize(policy, QuantSpec.parse("int8", mode="static"), networks.observations(policy, 64))
+    quarl.Agent(static).save(tmp_path / f"p.{suffix}")
+    with pytest.raises(QuarlError, match=r"p\.\w+: statically quantised by QuaRL.*inspect the policy that was"):
+        weights_only.read(tmp_path / f"p.{suffix}")
+
+
+@pytest.mark.parametrize("acts", [False, True])
+def test_every_truncation_of_a_tflite_file_is_read_or_refused(tmp_path: Path, acts: bool):
+    data = litert.write(quantized("relu", "int4"), acts=acts)
+    for size in range(8, len(data), 37):
+        assert "damaged" not in refusal(put(tmp_path / "p.tflite", data[:size]))
+
+
+# Tensors by name
+
+
+def state() -> dict[str, np.ndarray]:
+    return {"net.0.weight": random(4, 3), "net.0.bias": random(4), "net.1.weight": random(4), "log_std": random(1, 4)}
+
+
+def test_a_safetensors_file_gives_its_weights_by_name(tmp_path: Path):
+    tensors = state()
+    (layer,) = weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
+    assert (layer.name, layer.operator) == ("net.0.weight", "Dense")
+    assert np.array_equal(layer.weight, tensors["net.0.weight"])
+    assert np.array_equal(layer.bias, tensors["net.0.bias"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_real_numbers_of_any_width_become_float32(tmp_path: Path, dtype: torch.dtype):
+    weight = torch.from_numpy(random(2, 3)).to(dtype)
+    from safetensors.torch import save
+
+    (layer,) = weights_only.read(
+        put(tmp_path / "m.safetensors", save({"w.weight": weight, "n": torch.zeros(2, 2).int()}))
+    )
+    assert np.array_equal(layer.weight, weight.float().numpy())
+
+
+def test_a_policy_that_quarl_saved_is_not_foreign(tmp_path: Path):
+    artifact.write(networks.dense([4, 2]), tmp_path / "p.safetensors")
+    assert weights_only.recognise(tmp_path / "p.safetensors") == ""
+
+
+def saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".cleanrl_model"])
+def test_a_state_dict_gives_its_weights(tmp_path: Path, suffix: str):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4), torch.nn.Flatten(), torch.nn.Linear(8, 2, bias=False))
+    layers = weights_only.read(put(tmp_path / f"m{suffix}", saved(model.state_dict())))
+    assert [(layer.name, layer.operator) for layer in layers] == [("0.weight", "Conv2d"), ("2.weight", "Dense")]
+    assert np.array_equal(layers[0].bias, model[0].bias.detach().numpy())
+    assert layers[1].bias is None
+
+
+def test_recurrent_layers_of_a_state_dict_are_named_as_such(tmp_path: Path):
+    model = torch.nn.ModuleDict({"lstm": torch.nn.LSTM(3, 4), "rnn": torch.nn.GRU(3, 4)})
+    layers = weights_only.read(put(tmp_path / "m.pt", saved(model.state_dict())))
+    assert [layer.operator for layer in layers] == ["LSTM", "LSTM", "Recurrent", "Recurrent"]
+    assert np.array_equal(layers[0].bias, model["lstm"].bias_ih_l0.detach().numpy())
+
+
+def test_a_checkpoint_gives_the_weights_of_the_state_dict_in_it(tmp_path: Path):
+    tensors = {name: torch.from_numpy(array) for name, array in state().items()}
+    checkpoint = {"epoch": 3, "model": {"actor": tensors}, "optimizer": {"state": {0: {"exp_avg": torch.ones(4, 3)}}}}
+    (layer,) = weights_only.read(put(tmp_path / "m.ckpt", saved(checkpoint)))
+    assert layer.name == "model.actor.net.0.weight"
+
+
+def test_weights_with_outputs_last_are_turned_by_their_names(tmp_path: Path):
+    tensors = {"params.Dense_0.kernel": random(3, 4), "params.Dense_0.bias": random(4)}
+    tensors |= {"params.Conv_0.kernel": random(5, 6, 3, 8)}
+    dense, conv = sorted(
+        weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors))), key=lambda x: x.weight.ndim
+    )
+    assert np.array_equal(dense.weight, tensors["params.Dense_0.kernel"].T)
+    assert np.array_equal(dense.bias, tensors["params.Dense_0.bias"])
+    assert conv.weight.shape == (8, 3, 5, 6)
+
+
+def test_where_nothing_is_called_a_weight_every_matrix_is_one(tmp_path: Path):
+    tensors = {"a": random(2, 3), "b": random(3), "c": random(4, 4)}
+    layers = weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
+    assert [layer.name for layer in layers] == ["a", "c"]
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("executed",)
+
+
+def torch_zip(pickled: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("m/data.pkl", pickled)
+        file.writestr("m/version", "3")
+    return buffer.getvalue()
+
+
+SHARED: dict = {}
+for _ in range(4):
+    SHARED = {str(number): SHARED for number in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("m.pt", saved({"w.weight": Code()}), "holds code, which is never run"),
+        ("m.pt", saved([1, 2]), "holds a list"),
+        ("m.pt", saved({"weight": torch.zeros(2, 2, dtype=torch.complex64)}), "complex"),
+        ("m.pt", saved({"weight": torch.zeros(1, 1).expand(4096, 4096).to_sparse()}), "not a plain dense tensor|bytes"),
+        ("m.pt", saved({"w": torch.full((2, 2), float("inf"))}), "NaN or infinity"),
+        ("m.pt", saved({"epoch": 3}), "no weights"),
+        ("m.pt", saved(SHARED), "200,000 values"),
+        ("m.pt", b"\x80\x02}q\x00.", "is no zip"),
+        ("m.pt", torch_zip(b"\x80\x02]q\x00."), "holds a list"),
+        ("m.pt", torch_zip(b"\x80\x02cbuiltins\nbytearray\n\x8a\x04\x00\x00\x00\x10\x85R0}."), "builtins.bytearray"),
+        ("m.pt", torch_zip(b"\x80\x02ctorch\nTensor\n\x8a\x04\x00\x00\x00\x10\x85R0}."), "torch.Tensor"),
+        ("m.onnx", b"onnx", "not a sound ONNX file"),
+        ("m.onnx", b"", "no weights"),
+        ("m.tflite", b"\x1c\x00\x00\x00TFL3" + bytes(30), "no weights|not a sound .tflite"),
+        ("m.tflite", b"\xff\xff\xff\xffTFL3" + bytes(30), "not a sound .tflite file"),
+        ("m.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{" + b" " * 63, "not a whole safetensors"),
+        ("m.safetensors", (2**60).to_bytes(8, "little") + b"{}" + bytes(20), "not a whole safetensors"),
+        ("m.safetensors", safetensors.numpy.save({"n": np.zeros((2, 2), np.int64)}), "no weights"),
+        ("m.txt", b"hello, this is text", "is not a .safetensors"),
+    ],
+)
+def test_broken_and_unfit_files_are_refused_in_one_line(tmp_path: Path, capsys, name: str, data: bytes, said: str):
+    path = put(tmp_path / name, data)
+    with pytest.raises(QuarlError, match=said) as caught:
+        weights_only.read(path)
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_one_tensor_under_many_names_is_counted_as_often_as_it_is_read(monkeypatch: pytest.MonkeyPatch):
+    one = torch.zeros(4, 4)
+    data = saved({f"w{number}": one for number in range(10)})
+    assert len(torch_file.read_tensors(data, "m.pth")) == 10
+    monkeypatch.setattr(budget, "SPELT_OUT", 0)
+    monkeypatch.setattr(budget, "SMALL_COPIES", 9 * 64)
+    for read in (torch_file.read_tensors, torch_file.read_nested):
+        with pytest.raises(QuarlError, match=r"m\.pth: it has more than 576 bytes to be made"):
+            read(data, "m.pth")
+
+
+def test_terminal_codes_in_the_names_of_tensors_are_spelt_out(tmp_path: Path):
+    tensors = {"\x1b]0;title\x07\x1b[31mnet.weight": random(2, 3), "層.weight": random(2, 3)}
+    layers = weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
+    assert [layer.name for layer in layers] == [r"\x1b]0;title\x07\x1b[31mnet.weight", "層.weight"]
+
+
+def test_numbers_that_no_format_of_ours_has_are_named(tmp_path: Path):
+    header = b'{"a":{"dtype":"F8_E8M0","shape":[2,2],"data_offsets":[0,4]}}'
+    data = len(header).to_bytes(8, "little") + header + bytes(4)
+    assert "F8_E8M0" in refusal(put(tmp_path / "m.safetensors", data))
+    assert ml_dtypes.float8_e4m3fn(1.5) == 1.5
+
+
+# Stable-Baselines models
+
+
+def test_a_bare_pickle_of_stable_baselines_2_is_a_policy(agents: Path, tmp_path: Path):
+    path = put(tmp_path / "agent.pkl", (agents / "sb2/dqn/CartPole-v1.pkl").read_bytes())
+    assert weights_only.recognise(path) == ""
+    assert read_policy(path).provenance.algo == "dqn"
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo2"])
+def test_parameters_of_a_model_are_those_of_its_policy_and_more(agents: Path, algo: str):
+    path = agents / ("sb2/dqn/CartPole-v1.pkl" if algo == "dqn" else "sb2/ppo2/HopperBulletEnv-v0.pkl")
+    everything = [layer.weight for layer in models.read(path)]
+    policy = read_policy(path)
+    dueling = {"deepq/model/action_value/fully_connected_1"}  # its mean over the outputs was taken out
+    for layer in of_policy(policy):
+        if layer.name not in dueling and layer.weight.shape != (2, 64):
+            assert any(x.shape == layer.weight.shape and np.array_equal(x, layer.weight) for x in everything)
+    assert len(everything) > len(policy.linear)
+
+
+def test_parameters_of_a_stable_baselines3_zip_include_its_critic(agents: Path):
+    names = [layer.name for layer in models.read(agents / "sb3/ppo/CartPole-v1_1/CartPole-v1.zip")]
+    assert "value_net.weight" in names
+    assert "action_net.weight" in names
+
+
+def test_a_long_name_is_read_in_a_time_in_proportion_to_it(tmp_path: Path):
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors.numpy.save({"a" * 2_000_000 + ".weight": random(2, 3)}))
+    (layer,) = weights_only.read(path)
+    assert len(layer.name) == 2_000_007  # a search for the last part that began at every letter would take hours
