@@ -22,27 +22,20 @@ from quarl.errors import QuarlError
 from quarl.policy.operators import as_float32
 from quarl.readers import weights_only
 from quarl.readers.load import read
+from stress.fuzz import campaign, costly, seeds
+from stress.fuzz.pickles import pickled
+from stress.hostile import pickles, sizes
+from waiting import PATIENCE_S
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import fuzz  # noqa: E402  # it lies beside the package, in no package of its own
-import fuzz_costly  # noqa: E402
-import fuzz_seeds as seeds  # noqa: E402
-import hostile_pickles  # noqa: E402
-import hostile_sizes  # noqa: E402
-from fuzz_pickle import pickled  # noqa: E402
-from waiting import PATIENCE_S  # noqa: E402
-
-PARSERS = fuzz.parsers()
+PARSERS = campaign.parsers()
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came of reading every hostile file, in a process with bounded memory."""
     folder = tmp_path_factory.mktemp("hostile")
-    command = [sys.executable, str(BENCHMARKS / "hostile.py"), str(folder), "--load"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    command = [sys.executable, "-m", "stress.hostile.corpus", str(folder), "--load"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not (folder / "canary").exists()
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -107,11 +100,11 @@ def test_a_wrapper_that_a_file_names_is_never_imported(name: str, outcomes: list
 def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path):
     """Otherwise the tests above would prove nothing."""
     armed = []
-    for name in hostile_pickles.payloads(tmp_path):
+    for name in pickles.payloads(tmp_path):
         canary = tmp_path / name
-        if name not in hostile_pickles.UNARMED:
+        if name not in pickles.UNARMED:
             armed.append(canary)
-            canary.with_suffix(".pkl").write_bytes(hostile_pickles.payloads(canary)[name])
+            canary.with_suffix(".pkl").write_bytes(pickles.payloads(canary)[name])
     script = (
         "import pathlib, pickle, sys, time\n"
         "for path in sys.argv[1:]:\n"
@@ -127,7 +120,7 @@ def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_broken_files_load_cleanly_or_are_refused_in_one_line(name: str, tmp_path: Path):
-    row = fuzz.run_parser(PARSERS[name], 400, 20, tmp_path)
+    row = campaign.run_parser(PARSERS[name], 400, 20, tmp_path)
     assert row["failures"] == []
     assert row["clean"] + row["refused"] == 400
     assert row["clean"] > 0
@@ -143,19 +136,19 @@ def test_the_files_that_are_mutated_are_valid(name: str, tmp_path: Path):
 
 
 def test_an_input_depends_on_seed_parser_and_number_only():
-    forward = [fuzz.make_input(PARSERS["sb3-data"], 0, n) for n in range(30)]
-    backward = [fuzz.make_input(PARSERS["sb3-data"], 0, n) for n in reversed(range(30))]
+    forward = [campaign.make_input(PARSERS["sb3-data"], 0, n) for n in range(30)]
+    backward = [campaign.make_input(PARSERS["sb3-data"], 0, n) for n in reversed(range(30))]
     assert forward == backward[::-1]
-    assert forward[0] != fuzz.make_input(PARSERS["sb3-data"], 1, 0)
+    assert forward[0] != campaign.make_input(PARSERS["sb3-data"], 1, 0)
 
 
 def test_an_error_that_is_not_one_line_is_a_failure():
     def two_lines() -> None:
         raise ValueError("a\nb")
 
-    assert fuzz.outcome(lambda: None) == "clean"
-    assert fuzz.outcome(two_lines).startswith("builtins.ValueError")
-    assert fuzz.outcome(lambda: pickle.loads(b"")).startswith("builtins.EOFError")
+    assert campaign.outcome(lambda: None) == "clean"
+    assert campaign.outcome(two_lines).startswith("builtins.ValueError")
+    assert campaign.outcome(lambda: pickle.loads(b"")).startswith("builtins.EOFError")
 
 
 def test_whatever_a_message_quotes_it_is_one_line_without_terminal_codes():
@@ -208,10 +201,10 @@ DEEP = b'{"format": "quarl-policy", "x": ' + b"[" * 50_000
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "json-of-lists": (
         "agent.zip",
-        fuzz_costly.deflated({"data": LISTS, "policy.pth": seeds.sb3_weights()}),
+        costly.deflated({"data": LISTS, "policy.pth": seeds.sb3_weights()}),
         "more than 200,000 values",
     ),
-    "json-that-is-deep": ("policy.quarl", hostile_sizes.edited(None, DEEP), "not JSON"),
+    "json-that-is-deep": ("policy.quarl", sizes.edited(None, DEEP), "not JSON"),
     "keys-of-one-hash": ("agent.zip", data_of(observation_space=BLOB, action_space=BLOB), "is a key"),
     "keys-in-statistics": ("CartPole-v1.pkl", colliding(33_000), "is a key"),
     "float4": ("m.pt", float4(), "numbers; save it as float32"),
@@ -229,10 +222,10 @@ def test_small_files_of_large_costs_are_refused_in_one_line(name: str, tmp_path:
     (tmp_path / file).write_bytes(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        outcome = fuzz.outcome(lambda: fuzz.read_any(tmp_path / file))
+        outcome = campaign.outcome(lambda: campaign.read_any(tmp_path / file))
     assert outcome == "refused"
     with pytest.raises(QuarlError, match=said):
-        fuzz.read_any(tmp_path / file)
+        campaign.read_any(tmp_path / file)
 
 
 @pytest.mark.parametrize("file", ["policy.quarl", "m.safetensors", "m.pt", "m.tflite", "CartPole-v1.pkl", "m.onnx"])
@@ -242,11 +235,11 @@ def test_a_file_of_twenty_gigabytes_that_the_disk_does_not_hold_is_refused_unrea
     with (tmp_path / file).open("r+b") as opened:
         opened.truncate(20 * 10**9)
     with pytest.raises(QuarlError, match=r"20,000,000,000 bytes, more than|is not a"):
-        fuzz.read_any(tmp_path / file)
+        campaign.read_any(tmp_path / file)
 
 
-@pytest.mark.parametrize("kind", fuzz.KINDS)
+@pytest.mark.parametrize("kind", campaign.KINDS)
 def test_costly_files_load_cleanly_or_are_refused_in_one_line(kind: str, tmp_path: Path):
-    row = fuzz.run_costly(kind, 4, 7, tmp_path)
+    row = campaign.run_costly(kind, 4, 7, tmp_path)
     assert row["failures"] == []
     assert row["clean"] + row["refused"] == 4

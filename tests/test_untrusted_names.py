@@ -17,11 +17,7 @@ from quarl.config import ActorQConfig, TrainConfig
 from quarl.config.options import options_of
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import fuzz_seeds as seeds  # noqa: E402  # it lies beside the package, in no package of its own
+from stress.fuzz import seeds
 
 ENV, EVIL = "CartPole-v1", "evil:CartPole-v1"
 

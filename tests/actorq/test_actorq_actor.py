@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import chaos_poison  # it lies beside the package, in no package of its own
 from quarl.actorq.actor import ActorLoop, ActorSpec
 from quarl.actorq.clock import Clock
 from quarl.actorq.ledger import Actor, Learner
+from stress.chaos import poison
 
 INTERVAL = 100
 
@@ -19,7 +15,7 @@ INTERVAL = 100
 @pytest.fixture
 def acting(tmp_path):
     """(rig, the loop of an actor that has the first weights, its clock)"""
-    with chaos_poison.rig(tmp_path) as rig:
+    with poison.rig(tmp_path) as rig:
         rig.publish()
         options = {"update_interval": INTERVAL, "max_staleness": 10**9}
         spec = ActorSpec(index=0, num_actors=1, incarnation=0, env_id="CartPole-v1", **options, **rig.shared)

@@ -316,9 +316,11 @@ def test_an_interrupt_leaves_no_temporary_file(tmp_path, monkeypatch):
 
 def test_a_tenth_of_the_chaos_is_survived(tmp_path):
     counts = "--cuts 20 --flips 100 --rebuilt 100 --kills 10 --stride 5 --saves 0 --seed 1"
-    command = [sys.executable, "-W", "error", ROOT / "benchmarks" / "chaos_checkpoint.py", *counts.split()]
+    command = [sys.executable, "-W", "error", "-m", "stress.chaos.checkpoint", *counts.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([*command, "-o", tmp_path / "rows.json"], env=environment, check=True, timeout=PATIENCE_S)
+    subprocess.run(
+        [*command, "-o", tmp_path / "rows.json"], cwd=ROOT / "tests", env=environment, check=True, timeout=PATIENCE_S
+    )
     rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     assert rows["cuts"]["detected"] == 20
     assert rows["flips"]["detected"] == 100

@@ -1,4 +1,4 @@
-"""Faults that runs survive: a tenth of benchmarks/chaos.py on real processes, and the parts that notice them."""
+"""Faults that runs survive: a tenth of stress.chaos on real processes, and the parts that notice them."""
 
 from __future__ import annotations
 
@@ -19,35 +19,30 @@ import gymnasium
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import chaos_faults  # noqa: E402  # it lies beside the package, in no package of its own
-import chaos_kills  # noqa: E402
-import chaos_poison  # noqa: E402
-from chaos_run import Run  # noqa: E402
-from quarl.actorq import judge, metrics, watch  # noqa: E402
-from quarl.actorq.build import build  # noqa: E402
-from quarl.actorq.channel import LocalChannel  # noqa: E402
-from quarl.actorq.environments import RETRIES, Environments  # noqa: E402
-from quarl.actorq.ledger import Actor, Control, Learner, Publisher  # noqa: E402
-from quarl.actorq.memory import Memory  # noqa: E402
-from quarl.actorq.pace import Pace  # noqa: E402
-from quarl.actorq.segment import segment_dtype  # noqa: E402
-from quarl.actorq.supervisor import Supervisor  # noqa: E402
-from quarl.actorq.versions import RESERVED, Versions  # noqa: E402
-from quarl.cli import parse  # noqa: E402
-from quarl.config import ActorQConfig  # noqa: E402
-from quarl.errors import QuarlError  # noqa: E402
-from quarl.processes.child import MISTAKE  # noqa: E402
-from quarl.runs import checkpoint  # noqa: E402
-from waiting import PATIENCE_S, until  # noqa: E402
+from quarl.actorq import judge, metrics, watch
+from quarl.actorq.build import build
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.environments import RETRIES, Environments
+from quarl.actorq.ledger import Actor, Control, Learner, Publisher
+from quarl.actorq.memory import Memory
+from quarl.actorq.pace import Pace
+from quarl.actorq.segment import segment_dtype
+from quarl.actorq.supervisor import Supervisor
+from quarl.actorq.versions import RESERVED, Versions
+from quarl.cli import parse
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+from quarl.processes.child import MISTAKE
+from quarl.runs import checkpoint
+from stress.chaos import faults, kills, poison
+from stress.chaos.run import Run
+from waiting import PATIENCE_S, until
 
 
 def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
     """One run that is started twice: SIGKILL of its learner ends the first start, Ctrl-C the second."""
     words = ("--actors", "3", "-n", "60000", "--save-replay-buffer", "--save-freq", "200")
-    words += ("--max-staleness", str(chaos_kills.BOUND))
+    words += ("--max-staleness", str(kills.BOUND))
     chaos = {"step_s": 0.004, "raise_p": 0.01}
     with Run(tmp_path, *words, chaos=chaos) as run:
         frozen = run.ready().rows()[-1]
@@ -62,7 +57,7 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         pid = run.send("publisher", signal.SIGKILL)
         run.until(lambda: run.pid("publisher") not in (None, pid))
         run.until(lambda: run.rows()[-1]["published_version"] > frozen["published_version"] + 2)
-        assert run.rows()[-1]["staleness_max"] <= chaos_kills.BOUND
+        assert run.rows()[-1]["staleness_max"] <= kills.BOUND
         assert [actor["incarnation"] for actor in run.rows()[-1]["actors"]] == [0, 0, 0]
         time.sleep(random.Random(0).uniform(0, 1))
         run.send("learner", signal.SIGKILL)
@@ -85,7 +80,7 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         last = run.rows()[-1]
         assert last["learner"]["duplicates"] == 0
         assert "Traceback" not in run.text()
-    found = chaos_faults.links(run.output)
+    found = faults.links(run.output)
     assert found["rows"] == last["timesteps"]
     assert found["links"] > 0.9 * found["rows"]
     assert found["links_across"] == found["transitions_across"] == 0
@@ -123,7 +118,7 @@ def test_an_actor_that_hangs_and_one_that_is_slow_do_not_hold_the_others(tmp_pat
 
 
 def test_a_slow_learner_makes_actors_wait_and_no_memory_grow(tmp_path):
-    found = chaos_faults.slow_learner(tmp_path, seconds=6.0)
+    found = faults.slow_learner(tmp_path, seconds=6.0)
     assert found["failed"] == []
 
 
@@ -148,7 +143,7 @@ def test_children_die_with_a_supervisor_that_is_killed():
 
 
 def test_a_learner_without_a_supervisor_saves_and_leaves(tmp_path, monkeypatch):
-    with chaos_poison.rig(tmp_path) as rig:
+    with poison.rig(tmp_path) as rig:
         rig.train(7)
         monkeypatch.setattr(rig.learner, "orphaned", lambda: True)
         rig.learner.run()
@@ -157,7 +152,7 @@ def test_a_learner_without_a_supervisor_saves_and_leaves(tmp_path, monkeypatch):
 
 
 def test_what_is_not_finite_is_neither_published_nor_saved(tmp_path, capsys):
-    found = chaos_poison.poisoned(tmp_path, poisons=6)
+    found = poison.poisoned(tmp_path, poisons=6)
     assert not found["failed"]
     assert (found["rollbacks"], found["not_finite"], found["saved_not_finite"]) == (6, 0, 0)
     assert found["refused"] > 0
@@ -536,7 +531,7 @@ def test_incarnations_go_on_after_resume(tmp_path):
         return supervisor.crew.actors[0].spec.incarnation
 
     assert first() == 0
-    with chaos_poison.rig(tmp_path) as rig:
+    with poison.rig(tmp_path) as rig:
         rig.train(3)
     assert first() >= 1000
 
@@ -681,12 +676,12 @@ def test_the_learner_has_a_core_for_each_of_its_threads(tmp_path, monkeypatch, t
 
 
 def test_a_finished_run_that_is_resumed_is_finished(tmp_path):
-    with chaos_poison.rig(tmp_path, n_timesteps=300) as rig:
+    with poison.rig(tmp_path, n_timesteps=300) as rig:
         while not rig.learner.finished():
             rig.send()
             rig.learner.step()
         rig.learner._save()
-    with chaos_poison.rig(tmp_path, n_timesteps=300, resume=True) as rig:
+    with poison.rig(tmp_path, n_timesteps=300, resume=True) as rig:
         assert rig.learner.finished()
         assert rig.learner.model.num_timesteps == 300
 
@@ -702,11 +697,11 @@ def test_a_finished_run_that_is_resumed_is_finished(tmp_path):
 )
 def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, message):
     params = ("batch_size:16",)
-    with chaos_poison.rig(tmp_path, params=params):
+    with poison.rig(tmp_path, params=params):
         pass
     with (
         pytest.raises(QuarlError, match=message) as caught,
-        chaos_poison.rig(tmp_path, params=params, resume=True, **changed),
+        poison.rig(tmp_path, params=params, resume=True, **changed),
     ):
         pass
     assert "\n" not in str(caught.value)
@@ -714,16 +709,16 @@ def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, mes
 
 def test_resume_for_other_bits_is_refused_though_all_shapes_agree(tmp_path):
     trained = {"qat": "w8a8", "actor_precision": "int8", "quant_delay": 300}
-    with chaos_poison.rig(tmp_path, **trained) as rig:
+    with poison.rig(tmp_path, **trained) as rig:
         rig.learner.keeper.float_updates = 7
         rig.learner._save()
-    with chaos_poison.rig(tmp_path, resume=True, **trained) as rig:
+    with poison.rig(tmp_path, resume=True, **trained) as rig:
         assert rig.learner.model.num_timesteps == 0
         assert rig.learner.keeper.float_updates == 7
     other = trained | {"qat": "w4a8", "actor_precision": "int4"}
     with (
         pytest.raises(QuarlError, match="was trained with other --qat options"),
-        chaos_poison.rig(tmp_path, resume=True, **other),
+        poison.rig(tmp_path, resume=True, **other),
     ):
         pass
 
@@ -738,7 +733,7 @@ def test_a_bound_of_staleness_that_would_stop_the_run_is_refused(tmp_path):
 
 def test_an_idle_learner_shows_its_newest_weights(tmp_path):
     """Or actors at the bound and a learner without experience would wait for each other for ever."""
-    with chaos_poison.rig(tmp_path, publish_interval=1000) as rig:
+    with poison.rig(tmp_path, publish_interval=1000) as rig:
         rig.train(5)
         before = rig.channel.floats.version
         until(lambda: rig.learner.step() or rig.channel.floats.version != before)

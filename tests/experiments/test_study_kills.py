@@ -1,4 +1,4 @@
-"""A tenth of benchmarks/study_kills.py: kills inside cells, and rows that do not show them."""
+"""A tenth of stress.kills.study: kills inside cells, and rows that do not show them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 
 from waiting import PATIENCE_S
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "study_kills.py"
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_a_study_that_is_killed_inside_its_cells_ends_in_the_rows_of_one_that_is_not(tmp_path: Path):
     words = ["--kills", "2", "--episodes", "100", "--n-timesteps", "5000", "--out", str(tmp_path / "found.json")]
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        [sys.executable, "-m", "stress.kills.study", *words],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["kills"], found["resumed"], found["rows_equal"], found["returns_equal"]) == (2, 2, True, True)

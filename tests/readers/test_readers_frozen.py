@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -13,10 +12,7 @@ import pytest
 from quarl.errors import QuarlError
 from quarl.readers import weights_only
 from quarl.readers.weights_only import frozen, wire
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from fuzz_frozen import (  # it lies beside the package, in no package of its own
+from stress.fuzz.frozen import (
     attribute,
     constant,
     dense,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,8 @@ from quarl.policy.graph import Policy
 from quarl.policy.operators import Dense, Normalize
 from quarl.readers.load import read
 from quarl.readers.sb2 import read_sb2
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from fuzz_pickle import Call, Name, pickled  # it lies beside the package, in no package of its own
-from fuzz_seeds import box, discrete, npy, running_mean_std, sb2_arrays, sb2_data, serialized, zipped
+from stress.fuzz.pickles import Call, Name, pickled
+from stress.fuzz.seeds import box, discrete, npy, running_mean_std, sb2_arrays, sb2_data, serialized, zipped
 
 Array = NDArray[Any]
 Named = dict[str, Array]

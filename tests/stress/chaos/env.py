@@ -1,6 +1,6 @@
 """Chaos-v0: an environment that sleeps, raises, hangs or exits where it is told to, and counts what it did.
 
-Import it by `--env chaos_env:Chaos-v0`. The environment variable QUARL_CHAOS holds JSON:
+Import it by `--env stress.chaos.env:Chaos-v0`. The environment variable QUARL_CHAOS holds JSON:
 
     folder      where each process counts, in a file named after it: steps, time of the first step, of the last one
     step_s      how long a step sleeps; slow: {process: seconds} for some

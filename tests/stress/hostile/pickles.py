@@ -6,7 +6,7 @@ import marshal
 import pickle
 from pathlib import Path
 
-from fuzz_pickle import Call, Name, pickled
+from stress.fuzz.pickles import Call, Name, pickled
 
 UNARMED = ("extension", "persistent-id")
 """These need a registry or a loader that has been prepared; a bare unpickler refuses them."""

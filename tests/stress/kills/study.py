@@ -1,6 +1,6 @@
 """A study that is killed at random moments inside its cells and resumed, against one that nobody disturbs.
 
-python benchmarks/study_kills.py [--kills 20]
+python -m stress.kills.study [--kills 20]
 
 The study trains an agent, plays it in float32 and quantised, and trains another for a precision; each cell takes 20
 seconds and more. Half of the kills hit the whole process group, as a terminal or a scheduler does, half the runner
@@ -26,8 +26,7 @@ from typing import Any
 
 from quarl.machine import machine
 
-RESULTS = Path(__file__).resolve().parent / "results"
-SOURCE = Path(__file__).resolve().parents[1] / "src"
+ROOT = Path(__file__).resolve().parents[3]
 STUDY = """\
 name: kills
 episodes: {episodes}
@@ -55,7 +54,7 @@ class Run:
         self.folder, self.rows = folder, folder.with_suffix(".json")
         code = "import sys; from quarl.cli import main; sys.exit(main(sys.argv[1:]))"
         words = ["study", "run", str(study), "-o", str(folder), "--json", str(self.rows)]
-        path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *words],
             stdout=subprocess.DEVNULL,
@@ -196,7 +195,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4000, help="of a cell: 20 seconds and more")
     parser.add_argument("--n-timesteps", type=int, default=120_000, help="of a training: 20 seconds and more")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS / "study-kills.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "study-kills.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quarl-study-kills-") as folder:
         found = measure(
@@ -206,7 +205,7 @@ def main() -> None:
             n_timesteps=options.n_timesteps,
             seed=options.seed,
         )
-    result = {"benchmark": "study killed", "command": "make bench-study-kills", "machine": machine(), **found}
+    result = {"benchmark": "study killed", "command": "make kills", "machine": machine(), **found}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: value for key, value in found.items() if key != "moments"}))

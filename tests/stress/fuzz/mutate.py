@@ -14,8 +14,8 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from fuzz_pickle import pickle_opcodes
-from fuzz_seeds import zipped
+from stress.fuzz.pickles import pickle_opcodes
+from stress.fuzz.seeds import zipped
 
 Mutator = Callable[[random.Random, bytes], bytes]
 NUMBERS = (0, 1, -1, 2, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, 1e308)

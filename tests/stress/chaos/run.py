@@ -14,14 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from chaos_env import COUNTS
 from quarl.actorq.memory import PREFIX
+from stress.chaos.env import COUNTS
 
 Row = dict[str, Any]
 """With `failed`: the laws that did not hold, in words."""
-ENV = "chaos_env:Chaos-v0"
+ENV = "stress.chaos.env:Chaos-v0"
 SMALL = ("learning_starts:200", "buffer_size:20000", "batch_size:32", "train_freq:4", "target_update_interval:500")
-HERE = Path(__file__).parent
+TESTS = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600.0
 """For anything to happen, on a machine with other things to do; what has to be faster than that says so."""
 
@@ -61,7 +61,7 @@ class Run:
             "--preset",
             "none",
         )
-        path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
         settings = json.dumps({"folder": str(self.counts), **(chaos or {})})
         self._file = self.log.open("wb")
         self.process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Damages checkpoints and kills their writers; counts how many are noticed and how many load.
 
-    python benchmarks/chaos_checkpoint.py -o benchmarks/results/chaos-checkpoint.json
+    python -m stress.chaos.checkpoint -o benchmarks/results/chaos-checkpoint.json
 
 cuts, flips   the newest checkpoint is cut short, or one of its bits turned (half of them in its header): the load must
               say so and go back to the one before it
@@ -265,7 +265,7 @@ def main() -> int:
     cli.add_argument("--stride", type=int, default=1, help="kill at one in so many steps of a save")
     cli.add_argument("--saves", type=int, default=9, help="timed saves of a large model; 0: none")
     cli.add_argument("--seed", type=int, default=0)
-    results = Path(__file__).parent / "results" / "chaos-checkpoint.json"
+    results = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "chaos-checkpoint.json"
     cli.add_argument("-o", "--json", type=Path, default=results, help="where the rows are written")
     args = cli.parse_args()
     root = Path(tempfile.mkdtemp(prefix="quarl-chaos-"))
@@ -283,7 +283,7 @@ def main() -> int:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     named = ("cuts", "flips", "rebuilt", "kills", "stride", "saves", "seed")
     counts = " ".join(f"--{name} {getattr(args, name)}" for name in named)
-    report = {"command": f"python benchmarks/chaos_checkpoint.py {counts}", "machine": machine(), "rows": rows}
+    report = {"command": f"python -m stress.chaos.checkpoint {counts}", "machine": machine(), "rows": rows}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(report, indent=1) + "\n")
     return int(any(row.get("failed") for row in rows))

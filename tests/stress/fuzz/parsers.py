@@ -15,9 +15,6 @@ import numpy as np
 import yaml
 from rich.console import Console
 
-import fuzz_foreign as other
-import fuzz_mutate as mutate
-import fuzz_seeds as seeds
 from quarl.engines import load_fitting, sound
 from quarl.errors import UnsupportedError
 from quarl.inert import npz, pickle
@@ -32,6 +29,8 @@ from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
 from quarl.readers.weights_only import models
 from quarl.report import figures, tables
 from quarl.runs import checkpoint
+from stress.fuzz import foreign as other
+from stress.fuzz import mutate, seeds
 
 ENV = "CartPole-v1"
 SPEC = QuantSpec.parse("int8", scheme="per-channel")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import fuzz_seeds as seeds
-from fuzz_pickle import pickled
-from fuzz_seeds import ENV, sb3_agent, zoo_run
 from quarl.policy.tensors import DTYPES, parse, pieces
+from stress.fuzz import seeds
+from stress.fuzz.pickles import pickled
+from stress.fuzz.seeds import ENV, sb3_agent, zoo_run
 
 Files = dict[str, bytes]
 Row = tuple[str, str, Files]

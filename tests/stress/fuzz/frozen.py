@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-import fuzz_mutate as mutate
 from quarl.readers.weights_only.wire import Malformed, Value, Wire
+from stress.fuzz import mutate
 
 DTYPES = {"float32": 1, "float64": 2, "int32": 3, "bfloat16": 14, "float16": 19}
 

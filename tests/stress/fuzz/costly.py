@@ -21,14 +21,12 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
-import fuzz_foreign as other
-import fuzz_frozen as frozen
-import fuzz_mutate as mutate
-import fuzz_seeds as seeds
-from fuzz_pickle import Call, Name, pickled
-from fuzz_seeds import ENV, unzipped, zipped
-from hostile_sizes import edited
 from quarl.runs import checkpoint, checkpoint_file
+from stress.fuzz import foreign as other
+from stress.fuzz import frozen, mutate, seeds
+from stress.fuzz.pickles import Call, Name, pickled
+from stress.fuzz.seeds import ENV, unzipped, zipped
+from stress.hostile.sizes import edited
 
 Generator = Callable[[random.Random, Path], Path]
 

@@ -1,7 +1,7 @@
 """Malicious model files: each tries to write a canary file, to eat the machine, or to leave its folder.
 
-    python benchmarks/hostile.py FOLDER          # writes the corpus there
-    python benchmarks/hostile.py FOLDER --load   # and reads every file, one JSON line each
+    python -m stress.hostile.corpus FOLDER          # writes the corpus there
+    python -m stress.hostile.corpus FOLDER --load   # and reads every file, one JSON line each
 
 The canary is FOLDER/canary; nothing that is read may create it.
 """
@@ -21,15 +21,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import fuzz_seeds as seeds
-import hostile_foreign
-import hostile_sizes
-from fuzz import outcome
-from fuzz_pickle import pickled
-from fuzz_seeds import ENV, sb3_agent, zipped, zoo_run
-from hostile_pickles import payloads, system
 from quarl.readers import weights_only
 from quarl.readers.load import read as load_policy
+from stress.fuzz import seeds
+from stress.fuzz.campaign import outcome
+from stress.fuzz.pickles import pickled
+from stress.fuzz.seeds import ENV, sb3_agent, zipped, zoo_run
+from stress.hostile import foreign, sizes
+from stress.hostile.pickles import payloads, system
 
 MEMORY = 2**31
 """Bytes of address space that reading may take beyond what the process starts with."""
@@ -93,8 +92,8 @@ def _rows(canary: Path) -> Iterator[Row]:
     yield from _yaml(canary)
     yield from _arrays(canary)
     yield from _archives(canary)
-    yield from hostile_sizes.rows(canary)
-    yield from hostile_foreign.rows(canary)
+    yield from sizes.rows(canary)
+    yield from foreign.rows(canary)
 
 
 def _blob(payload: bytes) -> dict[str, str]:

@@ -11,12 +11,12 @@ import onnx
 from ai_edge_litert import schema_py_generated as schema
 from onnx import helper, numpy_helper
 
-import fuzz_foreign as other
-import fuzz_seeds as seeds
-from fuzz_frozen import constant, field, floats, listed, node, varint
-from fuzz_pickle import pickled
-from fuzz_seeds import zipped
-from hostile_pickles import payloads
+from stress.fuzz import foreign as other
+from stress.fuzz import seeds
+from stress.fuzz.frozen import constant, field, floats, listed, node, varint
+from stress.fuzz.pickles import pickled
+from stress.fuzz.seeds import zipped
+from stress.hostile.pickles import payloads
 
 Files = dict[str, bytes]
 Row = tuple[str, str, Files]

@@ -1,6 +1,6 @@
 """Kills, stops, hangs and poisons real runs of `quarl actorq`, and counts what is lost.
 
-    python benchmarks/chaos.py -o benchmarks/results/chaos.json
+    python -m stress.chaos.campaign -o benchmarks/results/chaos.json
 
 Times are of the machine as it was: a process that comes back needs one or two seconds of processor time. Actors are
 killed in turn at moments drawn uniformly over the run from the seed (for goodput every ten seconds); the learner at one
@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import chaos_faults as faults
-import chaos_kills as kills
-from chaos_poison import poisoned
-from chaos_run import Row
 from quarl.machine import machine
+from stress.chaos import faults, kills
+from stress.chaos.poison import poisoned
+from stress.chaos.run import Row
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 
 def main() -> int:
@@ -32,9 +33,7 @@ def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     cli.add_argument("--only", nargs="*", default=[], help="names of rows; the others stay as they are in the file")
     cli.add_argument("--seed", type=int, default=0)
-    cli.add_argument(
-        "-o", "--json", type=Path, default=Path(__file__).parent / "results" / "chaos.json", help="where the rows go"
-    )
+    cli.add_argument("-o", "--json", type=Path, default=RESULTS / "chaos.json", help="where the rows go")
     args = cli.parse_args()
     unknown = set(args.only) - set(ROWS)
     if unknown:
@@ -57,7 +56,7 @@ def main() -> int:
         print("  ".join(f"{key} {value}" for key, value in row.items() if key != "machine"), flush=True)
         kept = {entry["what"]: entry for entry in report["rows"]} | {name: row}
         report = {
-            "command": f"python benchmarks/chaos.py --seed {args.seed}",
+            "command": f"python -m stress.chaos.campaign --seed {args.seed}",
             "rows": [kept[name] for name in ROWS if name in kept],
         }
         args.json.parent.mkdir(parents=True, exist_ok=True)

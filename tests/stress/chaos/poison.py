@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from chaos_run import SMALL, Laws, Row
 from quarl.actorq import wire
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
@@ -25,6 +24,7 @@ from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.runs import checkpoint
+from stress.chaos.run import SMALL, Laws, Row
 
 KINDS = ("weight before an update", "weight after an update", "reward", "weight before a save")
 

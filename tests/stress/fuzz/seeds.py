@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3 import A2C
 
-from fuzz_pickle import Call, Name, pickled
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.operators import Activation, Add, Dense, LayerNorm, Normalize, QuantizedTensor
 from quarl.quant.spec import QuantSpec
+from stress.fuzz.pickles import Call, Name, pickled
 
 Array = NDArray[Any]
 OBSERVED, HIDDEN, ACTIONS = 3, 4, 2

@@ -1,6 +1,6 @@
 """Feeds every reader of files with broken ones: a clean load or one typed line, never a crash, a hang or a traceback.
 
-    python benchmarks/fuzz.py --inputs 100000 --costly 500 -o benchmarks/results/fuzz.json
+    python -m stress.fuzz.campaign --inputs 100000 --costly 500 -o benchmarks/results/fuzz.json
 
 Files of costly kinds ask for much work or memory; they get 20 seconds and 1 GiB above what was there before. Of the
 other inputs of each parser 60 % are valid files changed inside their container with every length and checksum made
@@ -32,11 +32,11 @@ from typing import Any
 import rich.progress
 import torch
 
-import fuzz_mutate as mutate
-from fuzz_costly import KINDS
-from fuzz_parsers import Parser, parsers, read_any, use
 from quarl.errors import QuarlError
 from quarl.machine import machine
+from stress.fuzz import mutate
+from stress.fuzz.costly import KINDS
+from stress.fuzz.parsers import Parser, parsers, read_any, use
 
 HANG_S, COSTLY_S = 2.0, 20.0
 """Seconds of processor time for an input and for a costly one, or five times as many of the clock's, which other work
@@ -248,7 +248,7 @@ def main() -> int:
     every = [*known, *KINDS]
     cli.add_argument("--only", nargs="+", choices=every, default=every, metavar="PARSER")
     cli.add_argument("--replay", metavar="PARSER:NUMBER", help="read one input again, without catching anything")
-    results = Path(__file__).parent / "results" / "fuzz.json"
+    results = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "fuzz.json"
     cli.add_argument("-o", "--json", type=Path, default=results, help="where the rows are written")
     args = cli.parse_args()
     if args.replay:
@@ -269,7 +269,7 @@ def main() -> int:
             for failure in row["failures"]:
                 progress.console.print(f"    {failure}", markup=False, soft_wrap=True)
     report = {
-        "command": f"python benchmarks/fuzz.py --inputs {args.inputs} --costly {args.costly} --seed {args.seed}",
+        "command": f"python -m stress.fuzz.campaign --inputs {args.inputs} --costly {args.costly} --seed {args.seed}",
         "machine": machine(),
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)

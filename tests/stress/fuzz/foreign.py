@@ -18,15 +18,14 @@ import torch
 from ai_edge_litert import schema_py_generated as schema
 from onnx import helper, numpy_helper
 
-import fuzz_mutate as mutate
-import fuzz_seeds as seeds
-from fuzz_frozen import graph, protobuf
 from quarl.engines import litert
 from quarl.engines.onnx import write
 from quarl.inert import zip as container
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.weights_only.wire import Wire
+from stress.fuzz import mutate, seeds
+from stress.fuzz.frozen import graph, protobuf
 
 frozen_inside = onnx_inside = protobuf
 PRECISIONS = ("fp32", "fp16", "int8", "int4")

@@ -1,4 +1,4 @@
-"""Environments that fail, a learner that is slow, signals; what comes of it goes into a row of benchmarks/chaos.py."""
+"""Environments that fail, a learner that is slow, signals; what comes of it goes into a row of the campaign."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from chaos_env import STEP
-from chaos_run import SMALL, Laws, Row, Run, resident_mb
 from quarl.actorq.learner import AT_ONCE
 from quarl.actorq.supervisor import RING_ROWS
 from quarl.runs import checkpoint
+from stress.chaos.env import STEP
+from stress.chaos.run import SMALL, Laws, Row, Run, resident_mb
 
 
 def crash_loop(folder: Path) -> Row:

@@ -1,4 +1,4 @@
-"""Processes of real runs that are killed or stopped; what comes back goes into a row of benchmarks/chaos.py."""
+"""Processes of real runs that are killed or stopped; what comes back goes into a row of the campaign."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
-from chaos_run import Laws, Row, Run
 from quarl.runs import checkpoint
+from stress.chaos.run import Laws, Row, Run
 
 BOUND = 60
 """--max-staleness of the runs whose publisher stands still."""

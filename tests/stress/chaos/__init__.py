@@ -1,0 +1,1 @@
+"""Real runs of `quarl actorq` and their checkpoints, killed, stopped, poisoned and damaged."""

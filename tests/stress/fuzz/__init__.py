@@ -1,0 +1,1 @@
+"""Every parser against inputs that are mutated from valid ones."""

@@ -1,0 +1,1 @@
+"""Files that mean harm, of every mechanism that is known."""

@@ -1,0 +1,1 @@
+"""Real studies, killed inside their cells."""
