@@ -92,7 +92,7 @@ def test_the_zoo_s_short_options_are_understood():
     words = "train --algo sac --env Pendulum-v1 -n 5 -f here -i a.zip --hyperparams gamma:0.9 tau:1"
     config = parse(words.split())
     assert (config.n_timesteps, str(config.folder), str(config.trained_agent)) == (5, "here", "a.zip")
-    assert config.written() == {"gamma": 0.9, "tau": 1}
+    assert config.hyperparameters() == {"gamma": 0.9, "tau": 1}
     assert parse(["train", "--log-folder", "there"]).folder.name == "there"
 
 
@@ -119,7 +119,7 @@ def test_every_option_of_quantisation_reaches_the_spec():
 def test_values_are_read_as_data_in_both_verbs_that_train():
     params = ("gamma:0.9", "net:[64, 64]", "clip:None")
     expected = {"gamma": 0.9, "net": [64, 64], "clip": None}
-    assert TrainConfig(params=params).written() == ActorQConfig(params=params).hyperparameters() == expected
+    assert TrainConfig(params=params).hyperparameters() == ActorQConfig(params=params).hyperparameters() == expected
 
 
 def test_help_names_what_training_from_a_file_changes(capsys):

@@ -496,7 +496,7 @@ def test_a_run_goes_on_with_its_own_options(tmp_path):
     assert default.n_timesteps == 100_000
     assert first.max_staleness == 900
     assert resumed(tmp_path, "--max-staleness", "1000")[0].max_staleness == 1000  # the default, and asked for
-    assert longer.delay() == first.delay() == 500  # of the length that the run had when it began
+    assert longer.delay(longer.steps) == first.delay(first.steps) == 500  # of the length that the run had when it began
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
             f"--params train_freq: {model.gradient_steps} updates an episode are no ratio that actors could keep; "
             "count steps, as in train_freq:1, or set gradient_steps:-1"
         )
-    if (spec := config.training_spec()) is not None:
+    if (spec := config.spec()) is not None:
         qat.prepare(model, spec)
     return model
 

@@ -70,7 +70,7 @@ class LearnerLoop(Worker):
         self.channel = LocalChannel(memory, config.actors)
         self.model = build(config, spec.world)
         self.template = Template.of(self.model)
-        self.delay = config.delay()
+        self.delay = config.delay(config.steps)
         self.precision = Precision(config.learner_dtype, self.model.device)
         self.learned = learned(self.model)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
@@ -87,7 +87,7 @@ class LearnerLoop(Worker):
         self.evaluations = self.pushed_step = self.sound_version = 0
         self.last_insert = time.monotonic()
         self.inserts_before = self.model.num_timesteps
-        self.next_evaluation = self._next(config.eval_freq) if config.eval_freq and config.eval_episodes else math.inf
+        self.next_evaluation = self._next(config.eval_freq if config.eval_episodes else 0)
         self.next_save = self._next(config.save_freq)
         self.save_s, self.saved = 60 * config.save_minutes or math.inf, time.monotonic()
         self.started: float | None = None
@@ -247,8 +247,8 @@ class LearnerLoop(Worker):
         self.cells[Learner.SAVING_S], self.saved = 0, time.monotonic()
         self.cells[Learner.CHECKPOINT_S] += time.perf_counter() - start
 
-    def _next(self, interval: int) -> int:
-        return (self.model.num_timesteps // interval + 1) * interval if interval else 0
+    def _next(self, interval: int) -> float:
+        return (self.model.num_timesteps // interval + 1) * interval if interval else math.inf
 
     def finished(self) -> bool:
         """True when steps or updates are done, or someone wants an end."""

@@ -56,7 +56,7 @@ def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if not resume:
         config = adopt(config, say)
     # a longer run does not move the delay
-    return replace(config, resume=resume, n_timesteps=config.steps, quant_delay=config.delay())
+    return replace(config, resume=resume, n_timesteps=config.steps, quant_delay=config.delay(config.steps))
 
 
 def write_options(config: ActorQConfig) -> None:

@@ -9,23 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from quarl.config.base import (
-    SAVE_MINUTES,
-    Flag,
-    MeteredConfig,
-    Output,
-    Steps,
-    at_least_one,
-    check_device,
-    check_folder,
-    hyperparameters,
-    zero_is_off,
-)
-from quarl.config.environment import EnvironmentConfig
+from quarl.config.base import Flag, Output, at_least_one, check_folder
+from quarl.config.learner import LearnerOptions
 from quarl.config.values import check_types, layer_widths
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
-from quarl.quant.training import QatSpec
 
 ALGORITHMS = ("dqn", "ddpg", "td3", "sac", "d4pg")
 STEPS = 100_000
@@ -33,26 +21,22 @@ STEPS = 100_000
 GIVEN_ONCE = ("n_steps", "batch_size")
 """Hyper-parameters that are options too."""
 COUNTS = (
-    *("actors", "envs_per_actor", "actor_update_interval", "publish_interval", "max_staleness", "save_freq"),
-    *("min_actors", "learner_threads", "n_timesteps", "updates", "max_times_sampled", "batch_size", "n_steps"),
+    *("actors", "envs_per_actor", "actor_update_interval", "publish_interval", "max_staleness"),
+    *("min_actors", "learner_threads", "updates", "max_times_sampled", "batch_size", "n_steps"),
 )
 """Options from 1 on."""
 ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorQConfig(EnvironmentConfig, MeteredConfig):
+class ActorQConfig(LearnerOptions):
     """Train with a full-precision learner and quantised actor processes."""
 
     verb: ClassVar[str] = "actorq"
+    learners: ClassVar[tuple[str, ...]] = ALGORITHMS
 
     algo: Annotated[str, arg(metavar="NAME")] = "dqn"
     """Off-policy learner: dqn, ddpg, td3, sac or d4pg."""
-    env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
-    """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
-    my_module first, which registers it."""
-    n_timesteps: Steps = None
-    """Environment steps of all actors together; with --resume the run's, unless there are to be others."""
     updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
     """Learner updates after which training ends, if that comes first."""
     actors: int = 2
@@ -61,8 +45,6 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
     """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations."""
     qat: Annotated[str | None, arg(metavar="BITS", help_behavior_hint="(default: off)")] = None
     """Train with fake quantisation for these bits, as in w8a8: those of --actor-precision, which actors run."""
-    quant_delay: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: half of --n-timesteps)")] = None
-    """Environment steps before fake quantisation acts; until then actors run plainly quantised weights."""
     comm_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: those of --actor-precision)")] = (
         None
     )
@@ -93,8 +75,6 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
     """Steps of a return before bootstrapping."""
     normalize: Flag = False
     """Normalise observations and rewards as VecNormalize does; the statistics travel with the weights."""
-    params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
-    """Hyper-parameters by Stable-Baselines3's names, as in learning_rate:lin_1e-3 gamma:0.98."""
     preset: Literal["tuned", "none", "quarl-2020"] = "tuned"
     """Hyper-parameters below those that are given: RL Zoo's tuned ones for the task, where there are any; the
     algorithm's own defaults; or those of the original ActorQ's learners, whose exploration stays that of --sigma, which
@@ -103,8 +83,6 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
     sigma: float = 0.2
     """Largest exploration noise of ddpg, td3 and d4pg in the scaled action space; actors stand on a ladder below it.
     Those of dqn stand on powers of its epsilon, from 1 to 8, and those of sac sample its distribution."""
-    learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast of the learner's matrix products; fp16 with loss scaling."""
     error_buffer: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: see below)")] = None
     """Samples by which learner and actors may be apart before the faster one waits; without it twice what the ratio
     needs, and a tenth of the warm-up's at least."""
@@ -119,43 +97,28 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
     nothing is evaluated."""
     target: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: train to the end)")] = None
     """Stop when two evaluations running reach this mean return."""
-    save_freq: int = 50_000
-    """Environment steps between checkpoints."""
-    save_minutes: float = SAVE_MINUTES
-    """Minutes after a checkpoint within which there is another, however slow the environment; 0: steps alone count."""
     save_replay_buffer: bool = True
     """Keep replay in the checkpoints too; without it a resumed run gathers learning_starts steps anew."""
-    resume: Flag = False
-    """Go on from the last checkpoint in the output folder."""
     min_actors: int = 1
     """With fewer actors alive the run ends with exit code 4."""
     env_timeout: float = 60.0
     """Seconds without a step after which an actor counts as hung and is replaced."""
-    track: Literal["none", "tensorboard"] = "none"
-    """Also write the metrics as TensorBoard events."""
     plan: Flag = False
     """Measure the parts for some seconds, predict throughput at fp32, fp16, int8, int4 and --actor-precision, and train
     nothing."""
-    seed: int = 0
-    """Seed of learner, environments and exploration."""
     output: Output = Path("quarl-actorq")
     """Folder for metrics.jsonl, checkpoints, model.zip and the quantised policy."""
 
     def check(self) -> None:
         check_types(self)
-        super().check()
         if self.algo in ON_POLICY:
             raise UnsupportedError(
                 f"{self.algo} learns on-policy: actors cannot run ahead of it; use one of {', '.join(ALGORITHMS)}"
             )
-        if self.algo not in ALGORITHMS:
-            raise UnsupportedError(f"unknown algorithm {self.algo!r}; use one of {', '.join(ALGORITHMS)}")
-        check_device(self.device)
+        super().check()
         at_least_one(**{name: getattr(self, name) for name in COUNTS})
         self._check_precision()
         self.hidden()
-        self.hyperparameters()
-        zero_is_off(eval_freq=self.eval_freq, eval_episodes=self.eval_episodes, save_minutes=self.save_minutes)
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
         if self.samples_per_insert is not None and self.max_times_sampled is not None:
@@ -176,7 +139,7 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
 
     def _check_precision(self) -> None:
         spec = QuantSpec.parse(self.actor_precision)
-        trained = self.training_spec()
+        trained = self.spec()
         if trained is not None and (trained.weight_bits, trained.activation_bits) != (spec.weight_bits, 8):
             raise QuarlError(
                 f"--qat {self.qat} trains for other kernels than --actor-precision {self.actor_precision}; "
@@ -184,10 +147,9 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
             )
         if trained is not None and self.comm_bits is not None:
             raise QuarlError("--comm-bits would round weights further than --qat trains for: keep one")
-        if self.quant_delay is not None and (trained is None or not 0 <= self.quant_delay < self.steps):
-            raise QuarlError(
-                f"--quant-delay {self.quant_delay:,} goes with --qat and lies below --n-timesteps {self.steps:,}"
-            )
+        if trained is None:
+            self.refuse(("quant_delay",), "is about quantisation-aware training", "say which precision with --qat")
+        self.delay(self.steps)
         known = spec.float_type in ("fp32", "fp16") or (
             spec.float_type is None and spec.weight_bits <= 8 and spec.activation_bits == 8
         )
@@ -203,23 +165,13 @@ class ActorQConfig(EnvironmentConfig, MeteredConfig):
         """`n_timesteps`, or what stands for it."""
         return STEPS if self.n_timesteps is None else self.n_timesteps
 
-    def training_spec(self) -> QatSpec | None:
-        """What `qat` asks for."""
-        return None if self.qat is None else QatSpec.parse(self.qat)
-
-    def delay(self) -> int | None:
-        """Environment steps before fake quantisation acts; None where none is asked for."""
-        if self.qat is None:
-            return None
-        return self.steps // 2 if self.quant_delay is None else self.quant_delay
-
     def hidden(self) -> list[int] | None:
         """`net_arch` as numbers."""
         return None if self.net_arch is None else layer_widths(self.net_arch, "--net-arch")
 
     def hyperparameters(self) -> dict[str, Any]:
         """`params` by name."""
-        found = hyperparameters(self.params)
+        found = super().hyperparameters()
         if twice := [name for name in GIVEN_ONCE if name in found and getattr(self, name) is not None]:
             raise QuarlError(f"--params {twice[0]} is given by --{twice[0].replace('_', '-')} too: drop one")
         return found

@@ -86,8 +86,6 @@ STDOUT = (Path("-"), Path("/dev/stdout"))
 """Names of --json that mean: print the rows as JSON, and everything else on stderr."""
 SEEDS = 2**32
 """Numbers that every generator takes as a seed."""
-SAVE_MINUTES = 5.0
-"""What a crash may cost at most where nothing else is said."""
 METERED = ("energy", "energy_watts", "energy_country")
 """Options of MeteredConfig, on which no result depends but the energy itself."""
 

@@ -117,7 +117,7 @@ def _steps(config: SweepConfig) -> int:
     """Of each training."""
     if config.n_timesteps is not None:
         return config.n_timesteps
-    given = config.training(config.seed, None, None, config.output).written()
+    given = config.training(config.seed, None, None, config.output).hyperparameters()
     found = tuned.read(config.algo, env_id(config), atari=is_atari(env_id(config))).written
     return interpret(found | given, Path("hyper-parameters")).n_timesteps
 

@@ -21,7 +21,8 @@ from typing import Any
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED, SEEDS
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
-from quarl.config.train import LEARNERS, unknown_algorithm
+from quarl.config.learner import unknown_algorithm
+from quarl.config.train import LEARNERS
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, did_you_mean
@@ -112,7 +113,7 @@ class _Reader:
         self.keys(entry, POLICY, at, "a policy")
         algo, env = self.text(entry, "algo", at), self.text(entry, "env", at)
         if algo not in LEARNERS:
-            raise self.wrong((*at, "algo"), unknown_algorithm(algo))
+            raise self.wrong((*at, "algo"), unknown_algorithm(algo, LEARNERS))
         sources = self.words(entry, "source", at)
         for source in sources:
             kind, colon, rest = source.partition(":")

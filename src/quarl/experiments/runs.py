@@ -40,7 +40,7 @@ def check_training(work: Mapping[str, Any]) -> None:
     from quarl.algorithms.learners import constructor  # here: loading learners takes a second
     from quarl.runs.hyperparameters import interpret
 
-    recipe = interpret({"n_timesteps": config.n_timesteps or 1, **config.written()}, Path("params"))
+    recipe = interpret({"n_timesteps": config.n_timesteps or 1, **config.hyperparameters()}, Path("params"))
     constructor(config.algo, recipe.arguments)
 
 

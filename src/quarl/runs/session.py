@@ -54,7 +54,7 @@ class Session:
         self._say, self._notes = say, list[str]()  # said when nothing was wrong: a mistake is one line
         self.env_id = resolve(config.env, trusted=True)
         self._folder: RunFolder | None = None
-        given = config.written()
+        given = config.hyperparameters()
         path, agent = config.trained_agent, None
         if path is not None:
             agent = TrainedAgent(path, config.algo, config.normalize)
