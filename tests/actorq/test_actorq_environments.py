@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from quarl.actorq import parts
 from quarl.actorq.build import build
 from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.ledger import Actor
-from quarl.actorq.segment import segment_dtype
 from quarl.actorq.tuning import adopt
 from quarl.config import ActorQConfig
 from quarl.policy.graph import ActionHead
@@ -55,19 +53,6 @@ def test_images_reach_the_policy_in_its_order_of_axes(monkeypatch):
     assert np.array_equal(found.observations[0], np.moveaxis(image, -1, 0))
     found.reset(1)
     assert np.array_equal(found.observations[1], np.moveaxis(image, -1, 0))
-
-
-def test_parts_are_measured_of_images_in_the_policy_s_order_of_axes(monkeypatch):
-    image = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
-    env = Fixed(spaces.Box(0, 255, (2, 4, 3), np.uint8), image, image)
-    monkeypatch.setattr(parts, "make", lambda *args, **kwargs: env)
-    learnt_from = spaces.Box(0, 255, (3, 2, 4), np.uint8)
-    rows = np.zeros(20, segment_dtype(learnt_from, env.action_space))
-    bounds = np.ones(2, np.float32)
-    explorer = Explorer(ActionHead("tanh", -bounds, bounds), env.action_space, 0.1, np.random.default_rng(0))
-    played, _ = parts._play(ActorQConfig(env="CartPole-v1"), rows, explorer, 0.0)
-    assert len(played) == parts.MIN_ROWS
-    assert np.array_equal(played["next_observation"][0], np.moveaxis(image, -1, 0))
 
 
 def test_games_of_atari_are_preprocessed_for_learner_and_actors_unless_the_user_says_otherwise():

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import contracts
-from quarl.actorq.parts import Parts
-from quarl.actorq.parts_actor import ArmParts
+from quarl.actorq.plan import Rates, Step
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, BenchActorQConfig, LatencyConfig
 from quarl.errors import QuarlError
@@ -114,17 +113,8 @@ def window(config, *, warm_up, seconds, say, meter=None):
 
 
 def measured(config, arms):
-    found = [ArmParts(precision=p, engine=e, inference_us=80.0, pull_ms=0.0, pack_ms=0.0) for p, e in arms]
-    return Parts(
-        batch_size=100,
-        samples_per_insert=1.0,
-        env_us=10.0,
-        overhead_us=10.0,
-        train_ms=20.0,
-        insert_us=0.0,
-        push_ms=0.0,
-        arms=tuple(found),
-    )
+    steps = tuple(Step(*arm, 10e-6, 80e-6, 10e-6) for arm in arms)
+    return Rates(batch_size=100, samples_per_insert=1.0, update_s=0.020, insert_s=0.0, steps=steps)
 
 
 @pytest.fixture
@@ -136,7 +126,7 @@ def made_up(monkeypatch):
         return window(config, **options)
 
     monkeypatch.setattr(actorq_throughput, "watch", record)
-    monkeypatch.setattr(actorq_throughput.parts, "measure", measured)
+    monkeypatch.setattr(actorq_throughput.plan, "measure", measured)
     return asked
 
 

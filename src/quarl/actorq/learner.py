@@ -137,9 +137,9 @@ class LearnerLoop(Worker):
     def step(self) -> None:
         """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them."""
         if self.limiter.updates_allowed():
-            self._receive()  # nothing, but where actors keep no ratio
-            self._update()
-        elif not self._receive():
+            self.receive()  # nothing, but where actors keep no ratio
+            self.update()
+        elif not self.receive():
             self._wait()
         self._show()
         steps = self.model.num_timesteps
@@ -158,7 +158,7 @@ class LearnerLoop(Worker):
         if time.monotonic() - self.last_insert > IDLE_S and self.pushed_step < self.model._n_updates:
             self._push()
 
-    def _receive(self) -> int:
+    def receive(self) -> int:
         """Takes segments in, as many as there are and the limiter wants; how many there were."""
         start = time.perf_counter()
         received = 0
@@ -177,7 +177,7 @@ class LearnerLoop(Worker):
             self.last_insert = time.monotonic()
         return received
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """One gradient step, its clocks and checks, and a push of weights where one is due."""
         start = time.perf_counter()
         model = self.model

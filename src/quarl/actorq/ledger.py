@@ -7,6 +7,7 @@ missing from them, nothing is counted twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, auto
 from typing import Any
 
@@ -17,6 +18,7 @@ from quarl.arrays import Array
 
 CLASSES = 2048
 """Classes of a histogram of whole numbers; the last one holds everything from there on."""
+NO_OVERHEAD = ("inference_s", "environment_s", "pull_s", "deserialize_s", "load_s", "wait_s", "stale_s")
 
 
 class _Column(IntEnum):
@@ -177,6 +179,11 @@ class Ledger:
             "ledger.latency_ms": Block(whole, (num_actors, CLASSES)),
             "ledger.blocked_ms": Block(whole, (num_actors, CLASSES)),
         }
+
+
+def overhead_s(times: Mapping[str, float]) -> float:
+    """Of an actor's seconds, by the names of its columns, what is neither its work, nor new weights, nor a wait."""
+    return times["loop_s"] - sum(times[name] for name in NO_OVERHEAD)
 
 
 def percentile(histogram: Array, share: float) -> float:

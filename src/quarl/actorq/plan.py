@@ -1,27 +1,87 @@
-"""Plan: updates a second at every precision and the side that everything waits for, predicted from measured parts.
+"""The plan of a run: three rates that are timed on this machine, and which of them the others wait for.
 
-A run in balance makes batch_size / samples_per_insert environment steps for every update. So one update costs the
-learner, the actors and the publisher a known time each, and the slowest resource sets the pace: the learner's core, the
-actors' cores, or all cores together.
+A run in balance makes batch_size / samples_per_insert environment steps for every update. Steps are timed in a real
+actor process, inserts and updates in a real learner. What the publisher does and taking in what it publishes are left
+out: a few per cent, where a network is large enough to be worth quantising.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import contextlib
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from quarl.actorq.parts import Parts
-from quarl.actorq.parts_actor import ArmParts
+import numpy as np
+
+from quarl.actorq.build import samples_per_insert
+from quarl.actorq.learner import LearnerLoop
+from quarl.actorq.ledger import Actor, Learner, overhead_s
+from quarl.actorq.supervisor import Supervisor
+from quarl.actorq.wire import Packer
+from quarl.algorithms.cpu import threads
+from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.machine import usable_cores
 
+Arm = tuple[str, str]
+"""(precision, engine) of an actor."""
 Bottleneck = Literal["actors", "learner", "even"]
+TORCH, FLOAT, PLAIN = ("fp32", "torch"), ("fp32", "litert"), ("fp32", "stable-baselines3")
+ARMS: tuple[Arm, ...] = (TORCH, FLOAT, ("fp16", "litert"), ("int8", "litert"), ("int4", "litert"))
+SECONDS, ROUNDS, MIN_CALLS = 2.0, 4, 4
+"""For each rate; turns that precisions take, so that a slow moment meets all; calls of what is slow, at least."""
+START_S = 60.0
+"""For an actor to come up, or to make a step on other weights."""
+KEPT = 500
+"""Blocks of segments that are kept for the learner."""
 EVEN = 1.1
-"""Sides whose rates are within this factor of each other are even."""
-WORTHWHILE = 1.1
+"""Rates within this factor of each other are even."""
 WAITS = {"actors": "actors are the bottleneck", "learner": "the learner is the bottleneck", "even": "sides even"}
+
+
+class Step(NamedTuple):
+    """Seconds of one environment step of an actor."""
+
+    precision: str
+    engine: str
+    environment_s: float
+    inference_s: float
+    """A call, divided by the environments that it serves."""
+    overhead_s: float
+    """Exploration, books and ring."""
+
+    @property
+    def arm(self) -> Arm:
+        return self.precision, self.engine
+
+    @property
+    def seconds(self) -> float:
+        return self.environment_s + self.inference_s + self.overhead_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What was timed, in seconds, and what of the learner goes with it."""
+
+    batch_size: int
+    samples_per_insert: float
+    """The ratio of the configuration."""
+    update_s: float
+    insert_s: float
+    """The learner's time for one segment."""
+    steps: tuple[Step, ...]
+    """Of every arm, and of plain Stable-Baselines3: its `predict` between an actor's environment and overhead."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Rates:
+        """What `dataclasses.asdict` made of one."""
+        return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,137 +90,185 @@ class Row:
 
     precision: str
     engine: str
+    """stable-baselines3: its own loop, in which environment, `predict` and learner take turns in one process."""
     env_us: float
     inference_us: float
     """Of one environment step: a call, divided by the environments that it serves."""
     overhead_us: float
-    """Exploration, books and ring of a step, and its share of taking in new weights."""
+    """Exploration, books and ring of a step."""
     steps_per_s: float
     """Of one actor that never waits: 1e6 over the sum of the three, times its share of a core."""
     learner_ms: float
-    """One update, with its inserts and its share of a push."""
+    """One update, with its inserts."""
     predicted_updates_per_s: float
     predicted_speedup_vs_torch_fp32: float | None
     predicted_speedup_vs_litert_fp32: float | None
     bottleneck: Bottleneck
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a prediction is for."""
+def measure(
+    config: ActorQConfig,
+    arms: Sequence[Arm] = ARMS,
+    *,
+    seconds: float = SECONDS,
+    say: Callable[[str], None] = lambda line: None,
+) -> Rates:
+    """The rates of the run that `config` describes; `say` hears what is being timed."""
+    with tempfile.TemporaryDirectory(prefix="quarl-plan-") as folder, threads(config.learner_threads):
+        supervisor = Supervisor(replace(config, output=Path(folder), resume=False), lambda line: None)
+        with contextlib.closing(supervisor):
+            segments: list[Array] = []
+            steps: list[Step] = []
+            for engine in dict.fromkeys(engine for _, engine in arms):
+                say(f"actor, {engine}")
+                steps += _steps(supervisor, [arm for arm in arms if arm[1] == engine], seconds, segments)
+            say("learner")
+            rows = np.concatenate(segments)
+            learner = LearnerLoop(replace(supervisor.crew.learner.spec, cores=None))
+            model = learner.model
+            ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
+            update_s, insert_s = _learning(learner, rows, model.batch_size / ratio, seconds)
+            predict_s, calls, start = 0.0, 0, time.perf_counter()
+            while calls < MIN_CALLS or predict_s < seconds / 4:
+                model.predict(rows["observation"][0], deterministic=True)
+                predict_s, calls = time.perf_counter() - start, calls + 1
+    steps.append(Step(*PLAIN, steps[0].environment_s, predict_s / calls, steps[0].overhead_s))
+    return Rates(
+        batch_size=model.batch_size,
+        samples_per_insert=ratio,
+        update_s=update_s,
+        insert_s=insert_s,
+        steps=tuple(steps),
+    )
 
-    samples_per_insert: float
-    actors: int
-    actor_update_interval: int
-    publish_interval: int
-    learner_threads: int = 1
-    cores: int
 
-    @property
-    def actor_cores(self) -> int:
-        """Those that the learner's threads leave to actors, who fill one each."""
-        return min(self.actors, max(self.cores - self.learner_threads, 1))
+def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
+    """A step of each arm, all of one engine, in one actor process that never waits; keeps some of its segments."""
+    config, ledger, child = supervisor.config, supervisor.ledger, supervisor.crew.actors[0]
+    cells = ledger.actors[0]
 
-    @classmethod
-    def of(cls, config: ActorQConfig, parts: Parts, samples_per_insert: float | None = None) -> Setting:
-        """The configuration's, on this machine."""
-        return cls(
-            samples_per_insert=samples_per_insert or parts.samples_per_insert,
-            actors=config.actors,
-            actor_update_interval=config.actor_update_interval,
-            publish_interval=config.publish_interval,
-            learner_threads=config.learner_threads,
-            cores=usable_cores(),
-        )
+    def booked(column: Actor, above: float, until: float = 0.0) -> Array:
+        """The actor's books when it has more than `above` in that column, and the time has come."""
+        deadline = max(time.monotonic() + START_S, until)
+        while cells[column] <= above or time.monotonic() < until:
+            if not child.alive():
+                raise QuarlError(f"an actor died while it was timed ({child.reason()})")
+            if time.monotonic() > deadline:
+                raise QuarlError(f"an actor made no step of {config.env} in {START_S:g} s")
+            for rows in supervisor.channel.receive(2**20):  # as the learner would, so that there is always room
+                if len(segments) < KEPT:
+                    segments.append(rows.copy())
+            time.sleep(0.001)
+        books: Array = cells.copy()
+        return books
+
+    child.kill()  # another engine's
+    child.spec = replace(child.spec, engine=arms[0][1], incarnation=child.spec.incarnation + 1)
+    ledger.learner[Learner.INSERT_LIMIT] = 2**53
+    supervisor.family.start(child)
+    packers = [Packer(precision, config.comm_bits, config.weight_compress) for precision, _ in arms]
+    spent = np.zeros((len(arms), len(cells)))
+    for place in list(range(len(arms))) * ROUNDS:
+        data = packers[place].pack(supervisor.template.initial, segments[-1]["observation"] if segments else None)
+        version = supervisor.channel.packed.version
+        supervisor.channel.packed.publish(data, version=version + 1, step=0)
+        loaded = booked(Actor.VERSION, version)
+        before = booked(Actor.LOOP_S, loaded[Actor.LOOP_S])  # until taking in the weights is in the books
+        until = time.monotonic() + seconds / ROUNDS
+        spent[place] += booked(Actor.ENVIRONMENT_S, before[Actor.ENVIRONMENT_S], until) - before
+    for arm, sums in zip(arms, spent, strict=True):
+        times = {column.name.lower(): float(sums[column] / sums[Actor.STEPS]) for column in Actor}
+        yield Step(*arm, times["environment_s"], times["inference_s"], overhead_s(times))
 
 
-def predict(parts: Parts, setting: Setting) -> list[Row]:
-    """A row for every arm of the parts, in their order."""
-    paces = [_Pace(parts, arm, setting) for arm in parts.arms]
-    rates = {(arm.precision, arm.engine): pace.updates_per_s for arm, pace in zip(parts.arms, paces, strict=True)}
+def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: float) -> tuple[float, float]:
+    """Seconds of an update, and of an insert of one segment, where so many of `rows` come in between two updates."""
+    blocks = itertools.cycle(np.array_split(rows, np.clip(len(rows) / num_inserts, 1, len(rows)).astype(int)))
+    span = rows["sequence"].max() + 1
+    inserts, insert_s, updates, update_s = 0, 0.0, 0, 0.0
+    deadline = time.perf_counter() + seconds
+    while updates < MIN_CALLS or time.perf_counter() < deadline:
+        segments = next(blocks)
+        segments["sequence"] += span  # of the same stream once more
+        start, trained_s = time.perf_counter(), float(learner.cells[Learner.TRAIN_S])
+        learner.intake.take(segments)
+        insert_s += time.perf_counter() - start
+        learner.update()
+        if inserts:  # the first update makes the optimiser's state
+            updates, update_s = updates + 1, update_s + float(learner.cells[Learner.TRAIN_S]) - trained_s
+        inserts += len(segments)
+    return update_s / updates, insert_s / inserts
 
-    def speedup(pace: _Pace, engine: str) -> float | None:
-        base = rates.get(("fp32", engine))
-        return None if base is None else round(pace.updates_per_s / base, 3)
+
+def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> list[Row]:
+    """A row for every step of the rates, in their order, on so many cores; None: on this machine's."""
+    cores = usable_cores() if cores is None else cores
+    num_steps = rates.batch_size / (config.samples_per_insert or rates.samples_per_insert)
+    learner_s = rates.update_s + num_steps * rates.insert_s
+    # An actor fills one core; the learner's threads have theirs before them.
+    actor_cores = min(config.actors, max(cores - config.learner_threads, 1))
+    costs = {}  # of an update, by arm: seconds that its steps take the actors, and until the next one
+    for step in rates.steps:
+        busy_s = num_steps * step.seconds
+        together_s = (learner_s * config.learner_threads + busy_s) / cores
+        costs[step.arm] = busy_s / actor_cores, max(learner_s, busy_s / actor_cores, together_s)
+        if step.arm == PLAIN:
+            costs[step.arm] = busy_s, busy_s + learner_s
+
+    def speedup(update_s: float, base: Arm) -> float | None:
+        return round(costs[base][1] / update_s, 3) if base in costs else None
 
     return [
         Row(
-            precision=arm.precision,
-            engine=arm.engine,
-            env_us=round(parts.env_us, 2),
-            inference_us=round(arm.inference_us, 2),
-            overhead_us=round(pace.overhead_us, 2),
-            steps_per_s=round(pace.steps_per_s, 1),
-            learner_ms=round(1e3 * pace.learner_s, 3),
-            predicted_updates_per_s=round(pace.updates_per_s, 3),
-            predicted_speedup_vs_torch_fp32=speedup(pace, "torch"),
-            predicted_speedup_vs_litert_fp32=speedup(pace, "litert"),
-            bottleneck=pace.bottleneck,
+            precision=step.precision,
+            engine=step.engine,
+            env_us=round(1e6 * step.environment_s, 2),
+            inference_us=round(1e6 * step.inference_s, 2),
+            overhead_us=round(1e6 * step.overhead_s, 2),
+            steps_per_s=round(num_steps / actors_s / (1 if step.arm == PLAIN else config.actors), 1),
+            learner_ms=round(1e3 * learner_s, 3),
+            predicted_updates_per_s=round(1 / update_s, 6),
+            predicted_speedup_vs_torch_fp32=speedup(update_s, TORCH),
+            predicted_speedup_vs_litert_fp32=speedup(update_s, FLOAT),
+            bottleneck=_bottleneck(learner_s / actors_s),
         )
-        for arm, pace in zip(parts.arms, paces, strict=True)
+        for step, (actors_s, update_s) in zip(rates.steps, costs.values(), strict=True)
     ]
 
 
-class _Pace:
-    """What one update costs each side with one arm's actors, in seconds, and what follows from it."""
-
-    def __init__(self, parts: Parts, arm: ArmParts, setting: Setting) -> None:
-        steps = parts.batch_size / setting.samples_per_insert
-        # Every actor looks for weights once an interval, and finds new ones once a publish.
-        pulls = min(steps / setting.actors / setting.actor_update_interval, 1 / setting.publish_interval)
-        self.overhead_us = parts.overhead_us + 1e3 * arm.pull_ms * pulls * setting.actors / steps
-        step_s = 1e-6 * (parts.env_us + arm.inference_us + self.overhead_us)
-        self.learner_s = 1e-3 * (parts.train_ms + parts.push_ms / setting.publish_interval)
-        self.learner_s += 1e-6 * steps * parts.insert_us
-        actors_s, publisher_s = steps * step_s, 1e-3 * arm.pack_ms / setting.publish_interval
-        cores, actor_cores = setting.cores, setting.actor_cores
-        busy_s = self.learner_s * setting.learner_threads + actors_s
-        # The publisher runs where there is room, and fills one core at most.
-        together = max(cores / (busy_s + publisher_s), (cores - 1) / busy_s)
-        learner, actors = 1 / self.learner_s, actor_cores / actors_s
-        self.steps_per_s = actor_cores / setting.actors / step_s
-        self.updates_per_s = min(learner, actors, together)
-        ratio = actors / learner
-        self.bottleneck: Bottleneck = "actors" if ratio < 1 / EVEN else "learner" if ratio > EVEN else "even"
+def _bottleneck(ratio: float) -> Bottleneck:
+    """ratio: the actors' rate over the learner's."""
+    return "actors" if ratio < 1 / EVEN else "learner" if ratio > EVEN else "even"
 
 
-def even_ratio(parts: Parts, arm: ArmParts, setting: Setting) -> float:
-    """The samples per insert at which this arm's actors and the learner are equally fast, pulls left out."""
-    step_s = 1e-6 * (parts.env_us + arm.inference_us + parts.overhead_us)
-    # batch / ratio steps take the actors as long as train_ms and the inserts take the learner
-    spare_s = step_s / setting.actor_cores - 1e-6 * parts.insert_us
-    return parts.batch_size * spare_s / (1e-3 * parts.train_ms) if spare_s > 0 else 0.0
+def even_ratio(rates: Rates, row: Row, config: ActorQConfig) -> float:
+    """The samples per insert at which the learner is as fast as the actors of a row."""
+    spare_s = 1 / (row.steps_per_s * config.actors) - rates.insert_s  # of a step, for its share of an update
+    return rates.batch_size * max(spare_s, 0.0) / rates.update_s
 
 
-def sentences(rows: Sequence[Row], parts: Parts, setting: Setting, precision: str) -> Iterator[str]:
-    """What the rows mean for actors of this precision, in plain words."""
+def sentences(rows: Sequence[Row], rates: Rates, config: ActorQConfig) -> Iterator[str]:
+    """What the rows mean for actors of the run's precision, in plain words, and what to do where they do not pay."""
     by_arm = {(row.precision, row.engine): row for row in rows}
-    own = by_arm.get((precision, "litert"))
-    base = by_arm.get(("fp32", "litert"))
-    if own is None or base is None:
-        raise QuarlError(f"the plan needs {precision} and fp32 on litert")
-    ratio = setting.samples_per_insert
-    gain = own.predicted_updates_per_s / base.predicted_updates_per_s
-    torch_gain = own.predicted_speedup_vs_torch_fp32
-    beside = "" if torch_gain is None else f" and {torch_gain:.2f} times as many as on torch fp32"
-    float_arm = next(arm for arm in parts.arms if (arm.precision, arm.engine) == ("fp32", "litert"))
-    limit = even_ratio(parts, float_arm, setting)
+    precision, base = config.actor_precision, by_arm[FLOAT]
+    row = by_arm[precision, "litert"]
+    gain, torch_gain, plain_gain = (
+        row.predicted_updates_per_s / by_arm[arm].predicted_updates_per_s for arm in (FLOAT, TORCH, PLAIN)
+    )
     if precision == "fp32":
-        yield f"fp32 actors: {own.predicted_updates_per_s:.3g} updates/s, {WAITS[own.bottleneck]}"
-    elif gain >= WORTHWHILE:
+        yield f"fp32 actors: {row.predicted_updates_per_s:.3g} updates/s, {WAITS[row.bottleneck]}"
+    elif gain >= EVEN:
         yield (
-            f"{precision} actors will make {gain:.2f} times as many updates as fp32 ones{beside}: "
-            f"at {ratio:g} samples per insert fp32 actors are the bottleneck"
-        )
-    elif base.bottleneck != "actors":
-        yield (
-            f"{precision} actors will not help here ({gain:.2f} times fp32's updates{beside}): the learner is the "
-            f"bottleneck; they begin to where there are fewer than {limit:.2g} samples per insert (now {ratio:g})"
+            f"{precision} actors will make {gain:.2f} times as many updates as fp32 ones and {torch_gain:.2f} times as "
+            f"many as on torch fp32: with fp32 {WAITS[base.bottleneck]}"
         )
     else:
-        yield (
-            f"{precision} actors will not help here ({gain:.2f} times fp32's updates{beside}): "
-            "inference is a small part of an actor's step"
-        )
-    if own.bottleneck == "actors":
+        why = "inference is a small part of an actor's step"
+        if base.bottleneck != "actors":
+            limit, now = even_ratio(rates, base, config), config.samples_per_insert or rates.samples_per_insert
+            why = f"the learner is the bottleneck; they begin to below {limit:.2g} samples per insert (now {now:g})"
+        yield f"{precision} actors will not help here ({gain:.2f} times the updates of fp32 ones): {why}"
+    if row.bottleneck == "actors":
         yield f"with {precision} actors too the learner waits for them: raise --actors or --samples-per-insert"
+    if plain_gain < EVEN:
+        yield f"ActorQ does not pay here ({plain_gain:.2f} times plain Stable-Baselines3): use `quarl train` instead"

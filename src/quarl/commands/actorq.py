@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from quarl import energy
-from quarl.actorq import parts, plan
+from quarl.actorq import plan
 from quarl.actorq.environments import world_of
 from quarl.actorq.resume import new_run
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
@@ -24,7 +24,7 @@ from quarl.folder import write_bytes
 from quarl.report import schema
 from quarl.runs.environments import check_environment
 
-PLAN_STAGES = 4
+PLAN_STAGES = 3
 
 
 def run(config: ActorQConfig) -> int:
@@ -74,15 +74,13 @@ def _train(config: ActorQConfig) -> Supervisor:
 
 
 def _plan(config: ActorQConfig) -> int:
-    """Measures the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
+    """Times the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
     config = adopt(config, terminal.note)
-    own = (config.actor_precision, "litert")
-    arms = dict.fromkeys((*parts.ARMS, own))
+    arms = tuple(dict.fromkeys((*plan.ARMS, (config.actor_precision, "litert"))))
     with energy.meter(config) as meter, terminal.progress(PLAN_STAGES) as progress:
-        measured = parts.measure(config, tuple(arms), say=lambda label: progress(label, int(label != "environment")))
+        rates = plan.measure(config, arms, say=lambda label: progress(label, 1))
     warn_about_cores(config)
-    setting = plan.Setting.of(config, measured)
-    rows = plan.predict(measured, setting)
+    rows = plan.predict(rates, config)
     document = schema.document(
         "actorq plan",
         rows,
@@ -91,9 +89,9 @@ def _plan(config: ActorQConfig) -> int:
         seed=config.seed,
         energy=meter.cost,
     )
-    title = f"{config.algo} {config.env}: {config.actors} actors, {setting.samples_per_insert:g} samples per insert"
+    title = f"{config.algo} {config.env}: {config.actors} actors, {rates.samples_per_insert:g} samples per insert"
     terminal.show("actorq plan", document["rows"], title)
-    terminal.say(*plan.sentences(rows, measured, setting, config.actor_precision))
+    terminal.say(*plan.sentences(rows, rates, config))
     terminal.finish(config, document)
     return 0
 

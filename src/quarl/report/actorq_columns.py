@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from quarl.report.columns import Column, digits_of, field_of, judged, number, number_of, times_of
 
 ARM = Column(
-    "actor", lambda row: row["precision"] if row["engine"] == "litert" else f"torch {row['precision']}", left=True
+    "actor",
+    lambda row: row["precision"] if row["engine"] == "litert" else f"{row['engine']} {row['precision']}",
+    left=True,
 )
 RATIO = Column("samples per insert", lambda row: f"{row['samples_per_insert']:g}", "{} samples per insert")
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from quarl.actorq import parts, plan
-from quarl.actorq.ledger import percentile
-from quarl.actorq.parts_actor import overhead_s
+from quarl.actorq import plan
+from quarl.actorq.ledger import overhead_s, percentile
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm
@@ -114,11 +113,11 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
                 found.setdefault((network, ratio, arm), []).append(cell)
     rows: list[Row] = []
     for network in config.networks():
-        measured = _parts(config, cells, network)
+        rates = _rates(config, cells, network)
         for ratio in config.ratios():
             group = {arm: found[network, ratio, arm] for arm in config.arms if (network, ratio, arm) in found}
-            if group and measured is not None:
-                rows += _rows(config, group, ratio, network, measured)
+            if group and rates is not None:
+                rows += _rows(config, group, ratio, network, rates)
     return rows
 
 
@@ -147,34 +146,33 @@ def _window(config: BenchActorQConfig, cells: Cells, arm: str, training: ActorQC
     )
 
 
-def _parts(config: BenchActorQConfig, cells: Cells, network: str) -> parts.Parts | None:
+def _rates(config: BenchActorQConfig, cells: Cells, network: str) -> plan.Rates | None:
     """What predictions for this width are made of."""
     arms = tuple(dict.fromkeys(split_arm(arm) for arm in (*BASELINES, *config.arms)))
     training = config.training(config.arms[-1], config.ratios()[0], network, config.intervals()[0])
     cell = cells.get(
-        f"parts-{network.replace(',', 'x')}",
+        f"rates-{network.replace(',', 'x')}",
         settings_of(training, arms=arms),
-        lambda: {"parts": parts.measure(training, arms).to_json()},
+        lambda: {"rates": asdict(plan.measure(training, arms))},
         group="throughput",
     )
-    return None if cell is None else parts.Parts.from_json(cell["parts"])
+    return None if cell is None else plan.Rates.from_json(cell["rates"])
 
 
 def _rows(
-    config: BenchActorQConfig, group: dict[str, list[Cell]], ratio: float, network: str, measured: parts.Parts
+    config: BenchActorQConfig, group: dict[str, list[Cell]], ratio: float, network: str, rates: plan.Rates
 ) -> Iterator[Row]:
     by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in group.values())
-    rates = {arm: _rates(cells, 2 if by_updates else 1) for arm, cells in group.items()}
+    paces = {arm: _paces(cells, 2 if by_updates else 1) for arm, cells in group.items()}
     training = config.training(next(iter(group)), ratio, network, config.intervals()[0])
-    predicted = plan.predict(measured, plan.Setting.of(training, measured, ratio))
-    foreseen = {(row.precision, row.engine): row for row in predicted}
+    predicted = {(row.precision, row.engine): row for row in plan.predict(rates, training)}
     for arm, cells in group.items():
         precision, engine = split_arm(arm)
         seconds, steps, updates = (sum(cell[key] for cell in cells) for key in ("clock_s", "env_steps", "updates"))
         actors = _summed(cells)
         waits = actors["wait_s"] + actors["stale_s"]
         per_step = 1e6 / max(actors["steps"], 1)
-        torch, litert = (_speedup(rates, arm, base) for base in BASELINES)
+        torch, litert = (_speedup(paces, arm, base) for base in BASELINES)
         joules, joules_by = _joules(cells)
         ages = [cell["updates_per_version"] for cell in cells]
         slowest = None if None in ages else max(ages)
@@ -188,8 +186,8 @@ def _rows(
             env_steps_per_s=steps / seconds,
             speedup_vs_torch_fp32=torch[0],
             speedup_vs_litert_fp32=litert[0],
-            predicted_speedup=foreseen[precision, engine].predicted_speedup_vs_torch_fp32,
-            predicted_updates_per_s=foreseen[precision, engine].predicted_updates_per_s,
+            predicted_speedup=predicted[precision, engine].predicted_speedup_vs_torch_fp32,
+            predicted_updates_per_s=predicted[precision, engine].predicted_updates_per_s,
             vs_torch_low=torch[1],
             vs_torch_high=torch[2],
             vs_litert_low=litert[1],
@@ -215,7 +213,7 @@ def _rows(
         )
 
 
-def _rates(cells: Sequence[Cell], column: int) -> Array:
+def _paces(cells: Sequence[Cell], column: int) -> Array:
     """Rates of slices of the windows, of environment steps (column 1) or updates (2) a second."""
     found = []
     for cell in cells:
@@ -226,15 +224,15 @@ def _rates(cells: Sequence[Cell], column: int) -> Array:
     return np.concatenate(found)
 
 
-def _speedup(rates: dict[str, Array], arm: str, base: str) -> tuple[float | None, float | None, float | None]:
+def _speedup(paces: dict[str, Array], arm: str, base: str) -> tuple[float | None, float | None, float | None]:
     """(mean rate over the base's, and the ends of its 95 % interval)."""
-    if base not in rates or not rates[base].mean():
+    if base not in paces or not paces[base].mean():
         return None, None, None
     rng = np.random.default_rng(0)
     over, under = (
-        one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in (rates[arm], rates[base])
+        one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in (paces[arm], paces[base])
     )
-    point = float(rates[arm].mean() / rates[base].mean())
+    point = float(paces[arm].mean() / paces[base].mean())
     if arm == base or not under.all():
         return point, point, point
     low, high = np.quantile(over / under, [0.025, 0.975])
