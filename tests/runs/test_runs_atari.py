@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from runs_of_train import same, weights
+from training_runs import same, weights
 
 from quarl import engines
 from quarl.cli import main, parse

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs_of_train import train, words
+from training_runs import train, words
 
 import difficult_environments
 from quarl.cli import main

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
-from runs_of_train import train, words
+from training_runs import train, words
 
 from quarl import folder
 from quarl.cli import main

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from runs_of_train import train
 from stable_baselines3 import DQN
+from training_runs import train
 
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError

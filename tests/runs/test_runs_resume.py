@@ -16,10 +16,10 @@ import pytest
 import yaml
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from runs_of_train import same, train, weights, words
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import Logger
+from training_runs import same, train, weights, words
 
 from quarl import qat
 from quarl.cli import main, parse

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from runs_of_train import Threads, same, train, weights, words
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from training_runs import Threads, same, train, weights, words
 
 import quarl
 from quarl.algorithms.d4pg import D4PG

@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from runs_of_train import QUIET, SMALL, same, train, weights
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from training_runs import QUIET, SMALL, same, train, weights
 
 import quarl
 from quarl.api import Agent
