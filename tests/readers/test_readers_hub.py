@@ -17,7 +17,7 @@ import pytest
 
 from quarl.errors import QuarlError
 from quarl.policy.operators import Normalize
-from quarl.readers import hub, zoo
+from quarl.readers import find, hub
 from quarl.readers.load import read
 from sb3_archives import write_run
 from waiting import PATIENCE_S
@@ -70,7 +70,7 @@ def test_a_repository_in_the_cache_is_an_agent_with_its_settings(tmp_path: Path,
     folder = lay_out(tmp_path, "org/ppo-Still-v0", files)
     path = hub.fetch("org/ppo-Still-v0", tmp_path)
     assert path == folder / "ppo-Still-v0.zip"
-    assert zoo.settings_folder(path) == folder
+    assert find.settings_folder(path) == folder
     policy = read(path)
     assert (policy.provenance.algo, policy.provenance.env_id) == ("ppo", "Still-v0")
     assert any(isinstance(op, Normalize) for op in policy.ops)
@@ -136,16 +136,16 @@ def test_what_cannot_be_had_is_one_line(tmp_path: Path, capsys, offline, repo: s
 
 
 def test_other_paths_are_left_alone(tmp_path: Path):
-    assert hub.local(tmp_path / "agent.zip") == tmp_path / "agent.zip"
-    assert hub.local(Path("hubris.zip")) == Path("hubris.zip")
+    assert find.named([str(tmp_path / "agent.zip")]) == tmp_path / "agent.zip"
+    assert find.named(["hubris.zip"]) == Path("hubris.zip")
 
 
 def test_a_name_without_zip_means_the_zip_where_nothing_else_is_called_so(tmp_path: Path):
-    assert hub.local(tmp_path / "ppo-v1.5") == tmp_path / "ppo-v1.5"
+    assert find.named([str(tmp_path / "ppo-v1.5")]) == tmp_path / "ppo-v1.5"
     (tmp_path / "ppo-v1.5.zip").touch()
-    assert hub.local(tmp_path / "ppo-v1.5") == tmp_path / "ppo-v1.5.zip"
+    assert find.named([str(tmp_path / "ppo-v1.5")]) == tmp_path / "ppo-v1.5.zip"
     (tmp_path / "ppo-v1.5").mkdir()
-    assert hub.local(tmp_path / "ppo-v1.5") == tmp_path / "ppo-v1.5"
+    assert find.named([str(tmp_path / "ppo-v1.5")]) == tmp_path / "ppo-v1.5"
 
 
 def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ from quarl.engines.reference import as_float
 from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
 from quarl.policy.operators import Normalize
-from quarl.readers import load, sb3, zoo
+from quarl.readers import find, load, sb3
 from sb3_archives import Still, data_with, edit, space, tensors_with, write_run
 
 AGENTS = [
@@ -48,7 +48,7 @@ def actions(policy: Policy, observations: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_trained_agent_acts_as_sb3_does(agents: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     algo, env_id = name.split("/")
-    policy = sb3.read_zip(zoo.find(agents / "sb3", algo, env_id), algo=algo)
+    policy = sb3.read_zip(find.in_zoo(agents / "sb3", algo, env_id), algo=algo)
     for module in ("", ".spaces", ".spaces.box", ".spaces.discrete"):  # the oracle unpickles gym's old names
         monkeypatch.setitem(sys.modules, f"gym{module}", sys.modules[f"gymnasium{module}"])
     run = agents / "sb3" / algo / f"{env_id}_1"
@@ -91,7 +91,7 @@ def test_the_best_model_of_a_run_shares_its_statistics(agents: Path):
 def test_the_wrong_algorithm_is_named(agents: Path, tmp_path: Path):
     shutil.copytree(agents / "sb3/ppo/CartPole-v1_1", tmp_path / "dqn/CartPole-v1_1")
     with pytest.raises(QuarlError, match="it is a ppo agent, not dqn"):
-        sb3.read_zip(zoo.find(tmp_path, "dqn", "CartPole-v1"), algo="dqn")
+        sb3.read_zip(find.in_zoo(tmp_path, "dqn", "CartPole-v1"), algo="dqn")
 
 
 @pytest.fixture

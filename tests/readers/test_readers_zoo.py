@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from quarl.errors import QuarlError
+from quarl.policy.graph import Provenance
 from quarl.policy.operators import Normalize
-from quarl.readers import zoo
+from quarl.readers import find, zoo
 from sb3_archives import zipped
 
 
@@ -27,7 +28,7 @@ def agents(folder: Path, *names: str) -> None:
         (folder / name).write_bytes(zipped({"data": b"{}", "policy.pth": b""}))
 
 
-def settings(tmp_path: Path, config: str = "", args: str = "") -> zoo.Settings:
+def settings(tmp_path: Path, config: str = "", args: str = "") -> tuple[Provenance, Normalize | None]:
     make(tmp_path / "Env-v0_1", "Env-v0.zip", "Env-v0/config.yml", "Env-v0/args.yml")
     (tmp_path / "Env-v0_1/Env-v0/config.yml").write_text(config or "{}")
     (tmp_path / "Env-v0_1/Env-v0/args.yml").write_text(args or "{}")
@@ -44,37 +45,37 @@ def refusal(tmp_path: Path, config: str) -> str:
 
 def test_the_highest_run_number_is_the_latest_run(tmp_path: Path):
     make(tmp_path, "ppo/Env-v0_2/Env-v0.zip", "ppo/Env-v0_10/Env-v0.zip", "ppo/Env-v0Longer_11/Env-v0Longer.zip")
-    assert zoo.find(tmp_path, "ppo", "Env-v0") == tmp_path / "ppo/Env-v0_10/Env-v0.zip"
+    assert find.in_zoo(tmp_path, "ppo", "Env-v0") == tmp_path / "ppo/Env-v0_10/Env-v0.zip"
 
 
 def test_a_slash_in_an_environment_id_is_a_dash_in_the_folder(tmp_path: Path):
     make(tmp_path, "dqn/ALE-Pong-v5_1/ALE-Pong-v5.zip")
-    assert zoo.find(tmp_path, "dqn", "ALE/Pong-v5").name == "ALE-Pong-v5.zip"
+    assert find.in_zoo(tmp_path, "dqn", "ALE/Pong-v5").name == "ALE-Pong-v5.zip"
 
 
 def test_best_model_stands_in_for_an_unfinished_run(tmp_path: Path):
     make(tmp_path, "ppo/Env-v0_1/best_model.zip")
-    assert zoo.find(tmp_path, "ppo", "Env-v0").name == "best_model.zip"
+    assert find.in_zoo(tmp_path, "ppo", "Env-v0").name == "best_model.zip"
 
 
 def test_a_missing_agent_lists_those_that_are_there(tmp_path: Path):
     make(tmp_path, "ppo/CartPole-v1_1/CartPole-v1.zip")
     with pytest.raises(QuarlError, match=r"it has CartPole-v1$"):
-        zoo.find(tmp_path, "ppo", "Acrobot-v1")
+        find.in_zoo(tmp_path, "ppo", "Acrobot-v1")
     with pytest.raises(QuarlError, match=r"has ppo$"):
-        zoo.find(tmp_path, "dqn", "CartPole-v1")
+        find.in_zoo(tmp_path, "dqn", "CartPole-v1")
     with pytest.raises(QuarlError, match="cannot list"):
-        zoo.find(tmp_path / "absent", "dqn", "CartPole-v1")
+        find.in_zoo(tmp_path / "absent", "dqn", "CartPole-v1")
 
 
 def test_a_lone_zip_is_named_after_its_environment_or_nothing(tmp_path: Path):
-    assert zoo.read_settings(tmp_path / "CartPole-v1.zip").env_id == "CartPole-v1"
-    assert zoo.read_settings(tmp_path / "my_agent.zip") == zoo.Settings()
+    assert zoo.read_settings(tmp_path / "CartPole-v1.zip")[0].env_id == "CartPole-v1"
+    assert zoo.read_settings(tmp_path / "my_agent.zip") == (Provenance(), None)
 
 
 def test_an_ordered_dict_of_pairs_is_read_as_the_mapping_it_spells(tmp_path: Path):
     pairs = "!!python/object/apply:collections.OrderedDict\n- - - {}\n    - {}\n"
-    found = settings(
+    found, _ = settings(
         tmp_path,
         pairs.format("env_wrapper", "sb3_contrib.common.wrappers.TimeFeatureWrapper"),
         pairs.format("env", "Other-v3"),
@@ -85,7 +86,7 @@ def test_an_ordered_dict_of_pairs_is_read_as_the_mapping_it_spells(tmp_path: Pat
 
 def test_wrappers_are_listed_from_the_inside_out_with_their_arguments(tmp_path: Path):
     config = "env_wrapper: [a.B, {c.D: {skip: 4}}]\nvec_env_wrapper: e.F\nframe_stack: 4"
-    assert settings(tmp_path, config).wrappers == (
+    assert settings(tmp_path, config)[0].wrappers == (
         ("a.B", {}),
         ("c.D", {"skip": 4}),
         ("e.F", {}),
@@ -95,14 +96,14 @@ def test_wrappers_are_listed_from_the_inside_out_with_their_arguments(tmp_path: 
 
 def test_arguments_given_in_training_win_over_the_configuration(tmp_path: Path):
     config = "env_kwargs: {gravity: -5.0}"
-    assert settings(tmp_path, config).env_kwargs == {"gravity": -5.0}
-    assert settings(tmp_path, config, "env_kwargs: {gravity: -3.0}").env_kwargs == {"gravity": -3.0}
-    assert settings(tmp_path, config, "env_kwargs: null").env_kwargs == {"gravity": -5.0}
+    assert settings(tmp_path, config)[0].env_kwargs == {"gravity": -5.0}
+    assert settings(tmp_path, config, "env_kwargs: {gravity: -3.0}")[0].env_kwargs == {"gravity": -3.0}
+    assert settings(tmp_path, config, "env_kwargs: null")[0].env_kwargs == {"gravity": -5.0}
 
 
 @pytest.mark.parametrize("value", ["false", "\"{'norm_obs': False}\"", '"dict(norm_obs=False, norm_reward=True)"'])
 def test_observations_that_were_not_normalised_need_no_statistics(tmp_path: Path, value: str):
-    assert settings(tmp_path, f"normalize: {value}").normalize is None
+    assert settings(tmp_path, f"normalize: {value}")[1] is None
 
 
 @pytest.mark.parametrize("value", ["true", "\"{'norm_reward': False}\"", '"dict(norm_obs=True)"', "{norm_obs: true}"])
@@ -113,7 +114,7 @@ def test_statistics_that_are_missing_are_missed(tmp_path: Path, value: str):
 def test_statistics_of_the_older_zoo_get_the_wrapper_s_defaults(tmp_path: Path):
     path = make(tmp_path, "Env-v0_1/Env-v0/obs_rms.pkl") / "Env-v0_1/Env-v0/obs_rms.pkl"
     path.write_bytes(pickle.dumps(RunningMeanStd()))
-    found = settings(tmp_path, "normalize: true").normalize
+    found = settings(tmp_path, "normalize: true")[1]
     assert isinstance(found, Normalize)
     assert (found.mean.tolist(), found.variance.tolist(), found.clip) == ([1.0, 2.0], [3.0, 4.0], 10.0)
 
@@ -132,7 +133,7 @@ class VecNormalize:
 def test_statistics_beside_a_lone_zip_are_its_own(tmp_path: Path, name: str):
     make(tmp_path, "model.zip")
     (tmp_path / name).write_bytes(pickle.dumps(VecNormalize()))
-    found = zoo.read_settings(tmp_path / "model.zip").normalize
+    found = zoo.read_settings(tmp_path / "model.zip")[1]
     assert isinstance(found, Normalize)
     assert found.mean.tolist() == [1.0, 2.0]
 
@@ -143,28 +144,28 @@ def test_statistics_among_several_agents_belong_to_the_one_they_are_called_after
     with pytest.raises(QuarlError, match=r"beside a\.zip too, .*call it b_vecnormalize\.pkl"):
         zoo.read_settings(tmp_path / "b.zip")
     (tmp_path / "vecnormalize.pkl").rename(tmp_path / "b_vecnormalize.pkl")
-    assert zoo.read_settings(tmp_path / "b.zip").normalize is not None
-    assert zoo.read_settings(tmp_path / "a.zip").normalize is None
+    assert zoo.read_settings(tmp_path / "b.zip")[1] is not None
+    assert zoo.read_settings(tmp_path / "a.zip")[1] is None
 
 
 def test_statistics_of_a_checkpoint_callback_are_those_of_its_step(tmp_path: Path):
     agents(tmp_path, "rl_model_500_steps.zip", "rl_model_1000_steps.zip")
     (tmp_path / "rl_model_vecnormalize_1000_steps.pkl").write_bytes(pickle.dumps(VecNormalize()))
-    assert zoo.read_settings(tmp_path / "rl_model_1000_steps.zip").normalize is not None
-    assert zoo.read_settings(tmp_path / "rl_model_500_steps.zip").normalize is None
+    assert zoo.read_settings(tmp_path / "rl_model_1000_steps.zip")[1] is not None
+    assert zoo.read_settings(tmp_path / "rl_model_500_steps.zip")[1] is None
 
 
 def test_folders_are_called_as_in_the_zoo():
-    assert zoo.folder_name("ALE/Pong-v5") == "ALE-Pong-v5"
-    assert zoo.folder_name("my.envs:Walk-v0") == "Walk-v0"
+    assert find.folder_name("ALE/Pong-v5") == "ALE-Pong-v5"
+    assert find.folder_name("my.envs:Walk-v0") == "Walk-v0"
 
 
 def test_a_zip_unpacked_beside_itself_is_no_folder_of_settings(tmp_path: Path):
     make(tmp_path, "ppo-Env-v0.zip", "ppo-Env-v0/data", "ppo-Env-v0/policy.pth")
-    assert zoo.settings_folder(tmp_path / "ppo-Env-v0.zip") is None
-    assert zoo.read_settings(tmp_path / "ppo-Env-v0.zip").env_id == "Env-v0"
+    assert find.settings_folder(tmp_path / "ppo-Env-v0.zip") is None
+    assert zoo.read_settings(tmp_path / "ppo-Env-v0.zip")[0].env_id == "Env-v0"
     (tmp_path / "ppo-Env-v0/config.yml").write_text("normalize: false\n")
-    assert zoo.read_settings(tmp_path / "ppo-Env-v0.zip").env_id == "Env-v0"
+    assert zoo.read_settings(tmp_path / "ppo-Env-v0.zip")[0].env_id == "Env-v0"
 
 
 @pytest.mark.parametrize(

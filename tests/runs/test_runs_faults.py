@@ -85,7 +85,7 @@ def test_a_full_disk_costs_evaluations_and_the_best_agent_and_not_the_run(tmp_pa
 def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch):
     train(tmp_path, "a2c", "CartPole-v1", 64)
     # as if the other run had not been there when the numbers were looked at
-    monkeypatch.setattr("quarl.readers.zoo.numbered_runs", lambda folder, env_id: {})
+    monkeypatch.setattr("quarl.readers.find.numbered_runs", lambda folder, env_id: {})
     row = train(tmp_path, "a2c", "CartPole-v1", 64)
     assert row["folder"].endswith("CartPole-v1_2")
 

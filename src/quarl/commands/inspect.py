@@ -18,7 +18,7 @@ from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
 from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
-from quarl.readers import load, weights_only
+from quarl.readers import find, load, weights_only
 from quarl.readers.normalizer import sentence
 from quarl.readers.weights_only import models
 from quarl.report import comparison_figure, figures, schema, style
@@ -49,7 +49,7 @@ def run(config: InspectConfig) -> None:
 
 
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
-    path = model.find(words, config.folder)
+    path = find.named(words, config.folder)
     kind = weights_only.recognise(path)
     if kind:
         return _Model(path, None, weights_only.read(path, kind))

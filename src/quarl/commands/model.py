@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from quarl.config import EvalConfig, InspectConfig, ModelConfig, PtqConfig
@@ -10,17 +9,12 @@ from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
 from quarl.errors import note
 from quarl.policy.graph import Policy
-from quarl.readers import hub, load, zoo
+from quarl.readers import find, load
 
 
 def locate(config: ModelConfig) -> Path:
     """The path that MODEL means: itself, or the latest run of ALGO ENV under the folder."""
-    return find(config.model, config.folder)
-
-
-def find(words: Sequence[str], folder: Path | None) -> Path:
-    """The path that `words` mean: one path, hub:ORG/NAME as fetched, or ALGO ENV under `folder`."""
-    return hub.local(Path(words[0])) if folder is None else zoo.find(folder, words[0], words[1])
+    return find.named(config.model, config.folder)
 
 
 def read(config: ModelConfig) -> Policy:

@@ -32,13 +32,13 @@ from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
+from quarl.readers import find
 from quarl.readers.load import read
 from quarl.runs import stretches
 from quarl.runs.environments import check_environment
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.run_folder import BEST
 from quarl.runs.session import Session
-from quarl.runs.trained_agent import file_of
 
 FP32 = "fp32"
 LOG, RUNS = "sweep.log", "runs"
@@ -101,7 +101,7 @@ def sweep(
 def check(config: SweepConfig) -> SweepConfig:
     """Refuses at once what every training would fail by; `config` with the file of its trained agent, found once."""
     if config.trained_agent is not None:
-        config = replace(config, trained_agent=file_of(config.trained_agent))
+        config = replace(config, trained_agent=find.file(config.trained_agent))
     bits = config.bits[0] if "qat" in config.methods else None
     if bits is not None or config.trained_agent is None:
         env = Session(config.training(config.seed, bits, _steps(config), config.output), lambda line: None).model.env

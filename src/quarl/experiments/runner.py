@@ -184,5 +184,5 @@ def _wrappers(cells: Iterable[Cell]) -> list[str]:
     found: dict[str, None] = {}
     for path in paths:
         with contextlib.suppress(QuarlError):  # its cells will say it
-            found |= dict.fromkeys(name for name, _ in zoo.read_settings(path).wrappers)
+            found |= dict.fromkeys(name for name, _ in zoo.read_settings(path)[0].wrappers)
     return list(found)

@@ -14,7 +14,7 @@ from quarl.errors import QuarlError
 from quarl.experiments.entries import PolicyEntry, Study
 from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes
-from quarl.readers import hub, zoo
+from quarl.readers import find, hub, zoo
 
 TRAIN, ZOO, HUB = "train", "zoo", "hub"
 CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}
@@ -57,12 +57,15 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
         if kind == TRAIN:
             recipe = training(entry, env_id, seed)
             return Agent(source=source, identity=recipe, algo=entry.algo, n_timesteps=recipe["n_timesteps"])
-        if kind == HUB:
-            return _on_hub(study, entry, source, rest)
-        try:
-            return _in_zoo(study.agents / rest, entry, source)
-        except QuarlError as error:
-            missing = missing or error
+        for algo in (entry.algo,) if kind == HUB else CALLED.get(entry.algo, (entry.algo,)):
+            try:
+                path = hub.fetch(rest) if kind == HUB else find.in_zoo(study.agents / rest, algo, entry.env)
+                steps = _steps(entry, path)
+                return Agent(source=source, identity=_identity(path), path=path, algo=algo, n_timesteps=steps)
+            except QuarlError as error:
+                if kind == HUB:
+                    raise QuarlError(f"{study.at(entry.line)}: {error}") from None
+                missing = missing or error
     if entry.na:
         return None
     raise QuarlError(f"{study.at(entry.line)}: {missing}; say where agents are with --agents")
@@ -92,29 +95,6 @@ def lengths(n_timesteps: int) -> dict[str, int]:
     }
 
 
-def _on_hub(study: Study, entry: PolicyEntry, source: str, repository: str) -> Agent:
-    try:
-        path = hub.fetch(repository)
-        return Agent(
-            source=source, identity=_identity(path), path=path, algo=entry.algo, n_timesteps=_steps(entry, path)
-        )
-    except QuarlError as error:
-        raise QuarlError(f"{study.at(entry.line)}: {error}") from None
-
-
-def _in_zoo(folder: Path, entry: PolicyEntry, source: str) -> Agent:
-    missing: QuarlError | None = None
-    for name in CALLED.get(entry.algo, (entry.algo,)):
-        try:
-            path = zoo.find(folder, name, entry.env)
-        except QuarlError as error:
-            missing = missing or error
-            continue
-        return Agent(source=source, identity=_identity(path), path=path, algo=name, n_timesteps=_steps(entry, path))
-    assert missing is not None
-    raise missing
-
-
 def _identity(path: Path) -> dict[str, Any]:
     return {"sha256": digest(path), "format": path.suffix}
 
@@ -122,8 +102,8 @@ def _identity(path: Path) -> dict[str, Any]:
 def digest(path: Path, normalize: str | Path | None = None) -> str:
     """Of the agent's file and what lies beside it."""
     total = hashlib.sha256(read_bytes(path))
-    settings = zoo.settings_folder(path)
-    beside = [] if settings is None else [settings / name for name in zoo.BESIDE]
+    settings = find.settings_folder(path)
+    beside = [] if settings is None else [settings / name for name in find.BESIDE]
     chosen, _ = zoo.find_statistics(path, normalize)
     for file in dict.fromkeys([*beside, *([chosen] if chosen else [])]):
         if file.is_file():
@@ -135,7 +115,7 @@ def _steps(entry: PolicyEntry, path: Path) -> int | None:
     """Environment steps of its training, as the study or its config.yml says."""
     if entry.n_timesteps is not None:
         return entry.n_timesteps
-    beside = zoo.settings_folder(path)
+    beside = find.settings_folder(path)
     if beside is None or not (beside / "config.yml").is_file():
         return None
     steps = read_yaml(beside / "config.yml").get("n_timesteps")

@@ -8,7 +8,6 @@ unpacked once more. What is fetched is data: the same readers open it that open 
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from logging import ERROR
 from pathlib import Path, PurePosixPath
@@ -25,15 +24,6 @@ STATISTICS = ("*vec*.pkl", "*norm*.pkl", "*stats*.pkl")
 """And what may be its statistics: any other pickle may be a replay buffer of gigabytes."""
 METRICS = "train_eval_metrics.zip"
 EXAMPLE = "hub:sb3/ppo-CartPole-v1"
-
-
-def local(path: Path) -> Path:
-    """The path itself, or with .zip where only that is there, as Stable-Baselines3 finds it; for hub:ORG/NAME where the
-    agent of that repository has been fetched to."""
-    text = str(path)
-    if text.startswith(PREFIX):
-        return fetch(text.removeprefix(PREFIX))
-    return Path(f"{text}.zip") if os.path.isfile(f"{text}.zip") and not os.path.exists(path) else path
 
 
 @functools.lru_cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from quarl.errors import QuarlError
@@ -10,7 +9,7 @@ from quarl.inert.budget import reading
 from quarl.inert.zip import member_names, read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.readers import hub, sb2, sb3, weights_only, zoo
+from quarl.readers import find, sb2, sb3, weights_only
 from quarl.readers.torch_file import read_nested
 
 KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
@@ -25,14 +24,14 @@ def read(path: str | Path, algo: str = "", normalize: str | Path | None = None) 
     training library's file holds another algorithm. normalize: the file of VecNormalize's statistics, or "none"; None
     finds what lies beside the agent.
     """
-    path = hub.local(Path(path))
+    path = find.named([str(path)])
     with reading(path):
         return _read(path, algo, normalize)
 
 
 def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | QuantizedPolicy:
     try:
-        path = _in_folder(path) if path.is_dir() else path
+        path = find.in_folder(path) if path.is_dir() else path
         start = _start(path)
     except OSError as error:
         raise QuarlError(f"cannot read {str(path)[:200]!r}: {error.strerror}") from None
@@ -71,12 +70,3 @@ def _start(path: Path) -> bytes:
         read_bytes(path)  # says what is wrong with it
     with path.open("rb") as file:
         return file.read(16)
-
-
-def _in_folder(folder: Path) -> Path:
-    """The agent of a zoo folder: of a run, ENV_1/ENV.zip, or of the folder ENV of statistics, ENV.zip beside it."""
-    name = folder.resolve().name
-    run = folder / re.sub(r"_[0-9]+$", "", name)
-    stems = (run, folder / "best_model", folder.parent / name)
-    candidates = (stem.parent / f"{stem.name}{suffix}" for stem in stems if stem.name for suffix in (".zip", ".pkl"))
-    return next((path for path in candidates if path.is_file()), None) or zoo.find_in_run(folder)

@@ -11,6 +11,7 @@ import base64
 import binascii
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_pickle
 from quarl.inert.zip import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
+from quarl.policy.operators import Normalize
 from quarl.readers import sb2_names, sb2_network, zoo
 from quarl.readers.normalizer import check_shape
 from quarl.readers.spaces import Box, Discrete, action_head, from_inert, observation_box
@@ -58,7 +60,7 @@ def read_sb2(path: str | Path, algo: str | None = None, normalize: str | Path | 
     data, arrays = contents(path)
     try:
         with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
-            return _policy(data, arrays, zoo.read_settings(path, normalize), algo and algo.lower())
+            return _policy(data, arrays, *zoo.read_settings(path, normalize), algo and algo.lower())
     except QuarlError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
@@ -116,7 +118,8 @@ def _real(array: Array, where: str) -> Array:
 def _policy(
     data: Mapping[Any, Any],
     arrays: list[Array] | dict[str, Array],
-    settings: zoo.Settings,
+    environment: Provenance,
+    statistics: Normalize | None,
     asked: str | None,
 ) -> Policy:
     algo = _algorithm(data, asked)
@@ -131,9 +134,9 @@ def _policy(
     named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, observed, actions, width)
     image = observed.is_image and any(name.endswith("/c1/w") for name in named)
     network = sb2_network.Network(named, observed.low.shape, image=image)
-    if settings.normalize is not None:
-        check_shape(settings.normalize, network.shape, settings.statistics)
-        network.append(settings.normalize)
+    if statistics is not None:
+        check_shape(statistics, network.shape, environment.statistics)
+        network.append(statistics)
     if algo == "ddpg" and _flag(data, "normalize_observations", default=False):
         network.running_normalize(*_observation_range(data))
     if algo == "dqn":
@@ -152,12 +155,9 @@ def _policy(
         observation_dtype="uint8" if image else "float32",
         ops=tuple(network.ops),
         head=action_head(actions, "action_space", squashed=algo == "ddpg", log_std=log_std),
-        provenance=Provenance(
+        provenance=replace(
+            environment,
             algo=algo,
-            env_id=settings.env_id,
-            env_kwargs=settings.env_kwargs,
-            wrappers=settings.wrappers,
-            statistics=settings.statistics,
             stochastic=algo in ("a2c", "ppo2"),  # the zoo's enjoy.py: value-based agents act greedily, others sample
             origin="sb2-zip" if isinstance(arrays, dict) else "sb2-pickle",
         ),

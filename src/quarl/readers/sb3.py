@@ -16,6 +16,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.budget import read_json
 from quarl.inert.zip import read_members
 from quarl.policy.graph import Policy, Provenance
+from quarl.policy.operators import Normalize
 from quarl.readers import zoo
 from quarl.readers.actor import DQN, LAYOUTS, Parameters, network
 from quarl.readers.normalizer import check_shape
@@ -30,9 +31,9 @@ def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None =
     """
     path = Path(path)
     data, state = contents(path)
-    settings = zoo.read_settings(path, normalize)
+    environment, statistics = zoo.read_settings(path, normalize)
     try:
-        return _policy(data, state, settings, algo)
+        return _policy(data, state, environment, statistics, algo)
     except QuarlError as error:
         raise type(error)(f"{path}: {error}") from None
 
@@ -46,7 +47,13 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     return data, read_tensors(members["policy.pth"], f"{path}: policy.pth")
 
 
-def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.Settings, asked: str) -> Policy:
+def _policy(
+    data: Mapping[str, Any],
+    state: Mapping[str, Array],
+    environment: Provenance,
+    statistics: Normalize | None,
+    asked: str,
+) -> Policy:
     module = data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None
     if not str(module).startswith(("stable_baselines3.", "quarl.algorithms.", "quarl.qat.")):
         raise UnsupportedError(
@@ -62,9 +69,9 @@ def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.S
     squashed = layout.tanh or (gsde and kwargs.get("squash_output") is True)
     head = action_head(actions, "action_space", squashed=squashed)
     parameters = Parameters(state)
-    if settings.normalize is not None:
-        check_shape(settings.normalize, observed.low.shape, settings.statistics)
-    ops = network(parameters, layout, observed, settings.normalize, kwargs, gsde=gsde)
+    if statistics is not None:
+        check_shape(statistics, observed.low.shape, environment.statistics)
+    ops = network(parameters, layout, observed, statistics, kwargs, gsde=gsde)
     if isinstance(actions, Discrete):
         if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.n:
             raise QuarlError(f"the network scores {scores} actions, action_space has {actions.n}; the file is damaged")
@@ -76,14 +83,8 @@ def _policy(data: Mapping[str, Any], state: Mapping[str, Array], settings: zoo.S
         observation_dtype=observed.observation_dtype,
         ops=tuple(ops),
         head=head,
-        provenance=Provenance(
-            algo=algo,
-            env_id=settings.env_id,
-            env_kwargs=settings.env_kwargs,
-            wrappers=settings.wrappers,
-            statistics=settings.statistics,
-            stochastic=zoo.samples_actions(algo, settings.env_id),
-            origin="sb3-zip",
+        provenance=replace(
+            environment, algo=algo, stochastic=zoo.samples_actions(algo, environment.env_id), origin="sb3-zip"
         ),
     )
 

@@ -27,7 +27,7 @@ from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.readers import zoo
+from quarl.readers import find
 from quarl.readers.statistics import own_statistics
 from quarl.runs import checkpoint
 from quarl.runs.model import PATCHED
@@ -42,7 +42,7 @@ class RunFolder:
 
     def __init__(self, path: Path, env_id: str) -> None:
         self.path = path
-        self.name = zoo.folder_name(env_id)
+        self.name = find.folder_name(env_id)
         self.settings = path / self.name
         self.agent = path / f"{self.name}.zip"
         self.integers = path / f"{self.name}.quarl"
@@ -53,8 +53,8 @@ class RunFolder:
         runs = folder / algo
         try:
             runs.mkdir(parents=True, exist_ok=True)
-            number = max(zoo.numbered_runs(runs, env_id), default=0) + 1
-            for path in (runs / f"{zoo.folder_name(env_id)}_{number + k}" for k in range(ATTEMPTS)):
+            number = max(find.numbered_runs(runs, env_id), default=0) + 1
+            for path in (runs / f"{find.folder_name(env_id)}_{number + k}" for k in range(ATTEMPTS)):
                 try:
                     path.mkdir()
                 except FileExistsError:  # another run has just taken it
@@ -70,7 +70,7 @@ class RunFolder:
     def latest(cls, folder: Path, algo: str, env_id: str) -> RunFolder:
         """The newest run; NothingSavedError where there is none, or where it has no checkpoint."""
         runs = folder / algo
-        numbered = zoo.numbered_runs(runs, env_id) if runs.is_dir() else {}
+        numbered = find.numbered_runs(runs, env_id)
         if not numbered:
             raise NothingSavedError(f"no run of {algo} on {env_id} in {folder} to resume; start without --resume")
         run = cls(numbered[max(numbered)], env_id)

@@ -23,7 +23,7 @@ from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes, read_members
 from quarl.literals import Name, mapping, spell
 from quarl.policy.graph import Policy
-from quarl.readers import hub, sb3, zoo
+from quarl.readers import find, sb3, zoo
 from quarl.readers.actor import FUNCTIONS, TRAINED_RANGES
 from quarl.readers.normalizer import read_options, read_statistics, sentence
 from quarl.readers.torch_file import read_tensors
@@ -41,18 +41,12 @@ ALIASES = ("pi_features_extractor.", "vf_features_extractor.")
 """Of features_extractor, in files of releases that saved it once."""
 
 
-def file_of(path: Path) -> Path:
-    """The file that -i names: itself, that of a zoo run folder, or what has been fetched of hub:ORG/NAME."""
-    path = hub.local(path)
-    return zoo.find_in_run(path) if path.is_dir() else path
-
-
 class TrainedAgent:
     """What a zip holds."""
 
     def __init__(self, path: Path, algo: str, normalize: str | None = None) -> None:
         """Reads it; QuarlError where it is another algorithm's, or no model that QuaRL knows."""
-        path = file_of(path)
+        path = find.file(path)
         if not read_bytes(path).startswith(b"PK"):
             raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
         self.path = path
@@ -67,7 +61,7 @@ class TrainedAgent:
         self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
         self.gsde = bool(data.get("use_sde"))
         self.kwargs: Mapping[str, Any] = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
-        self.settings = zoo.settings_folder(path)
+        self.settings = find.settings_folder(path)
 
     def adapt(self, tuned: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
         """Hyper-parameters: the tuned ones with the file's architecture and wrappers, and over them those given."""
