@@ -34,7 +34,7 @@ from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import checkpoint
-from quarl.runs.run_folder import RunFolder
+from quarl.runs.folder import RunFolder
 
 STEPS = {"ppo": 2_500_000, "a2c": 8_000_000, "dqn": 1_000_000}
 """Less than the zoo's 10 million: enough for Pong, where A2C has hardly begun to score after 3 million."""

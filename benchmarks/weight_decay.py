@@ -29,8 +29,8 @@ from quarl.policy.operators import as_float32
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
-from quarl.runs.run_folder import BEST
-from quarl.runs.session import Session
+from quarl.runs.folder import BEST
+from quarl.runs.train import Training
 
 Array = NDArray[Any]
 TASKS = ("CartPole-v1", "Acrobot-v1")
@@ -63,7 +63,7 @@ def training(task: str, decay: float, seed: int, folder: Path) -> TrainConfig:
 def measure(task: str, decay: float, seed: int, folder: Path) -> Cell:
     """One training, and the returns of its best agent in float32 and quantised."""
     shutil.rmtree(folder, ignore_errors=True)  # what is there was broken off
-    session = Session(training(task, decay, seed, folder), lambda line: None)
+    session = Training(training(task, decay, seed, folder), lambda line: None)
     ended = session.run(lambda label, done: None)
     if ended.row is None:
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quarl.actorq import judge, metrics, watch
+from quarl.actorq import evaluator, metrics, watch
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.environments import RETRIES, Environments
@@ -220,14 +220,14 @@ def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(
         supervisor.family.alive = list
         supervisor._catch_up = supervisor._evaluate = lambda: True
         for clock_s, done in enumerate(trained_for):
-            supervisor.judge._add({"return": 10.0 + clock_s, "clock_s": clock_s, "trained_for": done})
+            supervisor.evaluator._add({"return": 10.0 + clock_s, "clock_s": clock_s, "trained_for": done})
         supervisor.ledger.learner[Learner.EVALUATIONS] = 2
         supervisor._tick()
         assert supervisor.ledger.control[Control.FINISH] == finish
         assert supervisor.ledger.control[Control.EVALUATED] == 2
-        assert supervisor.judge.reached_s == (1.0 if finish else None)
-        supervisor.judge.entries = [{"return": 10.0, "last": False}, {"return": 11.0, "last": False}]
-        assert not supervisor.judge.reached  # a file of before does not say it
+        assert supervisor.evaluator.reached_s == (1.0 if finish else None)
+        supervisor.evaluator.entries = [{"return": 10.0, "last": False}, {"return": 11.0, "last": False}]
+        assert not supervisor.evaluator.reached  # a file of before does not say it
     finally:
         supervisor.memory.remove()
 
@@ -366,20 +366,20 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, m
     supervisor, said = crew
     at_work(supervisor)
     failures = [KeyError("lost")]
-    play = judge.evaluate
+    play = evaluator.evaluate
 
     def evaluate(*args, **kwargs):
         if failures:
             raise failures.pop()
         return play(*args, **kwargs | {"episodes": 1})
 
-    monkeypatch.setattr(judge, "evaluate", evaluate)
+    monkeypatch.setattr(evaluator, "evaluate", evaluate)
     assert supervisor._evaluate()
     again = "an evaluation begins again (KeyError: 'lost')"
-    assert (len(supervisor.judge.entries), said) == (1, [again])
+    assert (len(supervisor.evaluator.entries), said) == (1, [again])
     failures += [KeyError("lost"), KeyError("lost")]
     assert supervisor._evaluate()
-    assert (len(supervisor.judge.entries), failures) == (1, [])
+    assert (len(supervisor.evaluator.entries), failures) == (1, [])
     assert said == [again, again, "an evaluation is left out (KeyError: 'lost'); training goes on"]
     failures.append(QuarlError("no such thing"))
     assert supervisor._evaluate()  # of a mistake there is no second try
@@ -553,20 +553,20 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
         return supervisor
 
     found = picked_up(350, 7.0)
-    assert (found.judge.reached_s, found.judge.entries) == (30.0, entries[:3])
+    assert (found.evaluator.reached_s, found.evaluator.entries) == (30.0, entries[:3])
     assert found.ledger.control[Control.FINISH] == 1
     assert [json.loads(line) for line in path.read_text().splitlines()] == entries[:3]
-    assert picked_up(350, 8.5).judge.reached_s is None
+    assert picked_up(350, 8.5).evaluator.reached_s is None
     path.write_text("".join(json.dumps(entry | {"last": entry["timesteps"] == 300}) + "\n" for entry in entries))
-    assert picked_up(350, 7.0).judge.reached_s is None  # the closing one plays the weights of the one before
+    assert picked_up(350, 7.0).evaluator.reached_s is None  # the closing one plays the weights of the one before
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     found = picked_up(200, 7.0)
-    assert (found.judge.reached_s, found.judge.entries) == (None, entries[:2])
+    assert (found.evaluator.reached_s, found.evaluator.entries) == (None, entries[:2])
     assert found.ledger.control[Control.FINISH] == 0
-    assert not found.judge.has_concluded(200)
-    found.judge.entries[-1]["last"] = True
-    assert found.judge.has_concluded(200)
-    assert not found.judge.has_concluded(300)
+    assert not found.evaluator.has_concluded(200)
+    found.evaluator.entries[-1]["last"] = True
+    assert found.evaluator.has_concluded(200)
+    assert not found.evaluator.has_concluded(300)
 
 
 def test_a_full_disk_costs_rows_and_not_the_run(crew, monkeypatch):
@@ -625,7 +625,7 @@ def test_a_last_evaluation_that_raises_twice_is_one_line(crew, monkeypatch):
     def evaluate(*args, **kwargs):
         raise RuntimeError("simulator exploded")
 
-    monkeypatch.setattr(judge, "evaluate", evaluate)
+    monkeypatch.setattr(evaluator, "evaluate", evaluate)
     code, message = supervisor._conclude()
     assert code == 1
     assert message == ("the last evaluation failed (RuntimeError: simulator exploded); model and checkpoint are there")
@@ -634,10 +634,10 @@ def test_a_last_evaluation_that_raises_twice_is_one_line(crew, monkeypatch):
 def test_without_episodes_nothing_is_evaluated_and_the_policy_is_kept(crew, monkeypatch):
     supervisor, _ = crew
     at_work(supervisor)
-    supervisor.judge.config = dataclasses.replace(supervisor.config, eval_episodes=0)
-    monkeypatch.setattr(judge, "evaluate", None)
+    supervisor.evaluator.config = dataclasses.replace(supervisor.config, eval_episodes=0)
+    monkeypatch.setattr(evaluator, "evaluate", None)
     assert supervisor._conclude() == (0, "")
-    assert supervisor.judge.entries == []
+    assert supervisor.evaluator.entries == []
     assert [path.name for path in supervisor.config.output.glob("policy-*")] == ["policy-fp32.safetensors"]
     assert supervisor._summary(collections.defaultdict(float))["final"] is None
 
@@ -710,11 +710,11 @@ def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, mes
 def test_resume_for_other_bits_is_refused_though_all_shapes_agree(tmp_path):
     trained = {"qat": "w8a8", "actor_precision": "int8", "quant_delay": 300}
     with poison.rig(tmp_path, **trained) as rig:
-        rig.learner.keeper.float_updates = 7
+        rig.learner.checkpointer.float_updates = 7
         rig.learner._save()
     with poison.rig(tmp_path, resume=True, **trained) as rig:
         assert rig.learner.model.num_timesteps == 0
-        assert rig.learner.keeper.float_updates == 7
+        assert rig.learner.checkpointer.float_updates == 7
     other = trained | {"qat": "w4a8", "actor_precision": "int4"}
     with (
         pytest.raises(QuarlError, match="was trained with other --qat options"),

@@ -373,14 +373,14 @@ def test_schedules_of_a_resumed_run_end_where_it_ends_now_and_never_rise(rig, ca
     if longer > STEPS:
         said += "; schedules do not rise again in the longer run: learning_rate at most 0.0005, epsilon at most 0.05"
     assert f"quarl: {said}\n" in capsys.readouterr().err
-    assert second.loop.keeper.learning_rate() == pytest.approx(1e-3 * min(1 - 600 / longer, 0.5))
+    assert second.loop.checkpointer.learning_rate() == pytest.approx(1e-3 * min(1 - 600 / longer, 0.5))
     second.send()
     second.loop.step()
     assert second.loop.model.exploration_rate == pytest.approx(0.05)  # as where it stopped, halfway through the first
-    second.loop.keeper.roll_back()  # to a checkpoint that knows the old end
+    second.loop.checkpointer.roll_back()  # to a checkpoint that knows the old end
     second.send()
     second.loop.step()
-    assert second.loop.keeper.learning_rate() == pytest.approx(0.5e-3 * min(1 - 602 / longer, 0.5))
+    assert second.loop.checkpointer.learning_rate() == pytest.approx(0.5e-3 * min(1 - 602 / longer, 0.5))
 
 
 def test_an_agent_that_learnt_from_normalised_observations_keeps_their_statistics(rig, tmp_path):
@@ -404,7 +404,7 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
         loop.step()
     sound = chosen.channels[0].floats.pull().data.view(np.float32)
     assert np.isfinite(sound).all()
-    rate = loop.keeper.learning_rate()
+    rate = loop.checkpointer.learning_rate()
     with torch.no_grad():
         next(loop.model.policy.parameters())[0, 0] = float("nan")
     updates = loop.model._n_updates
@@ -412,8 +412,8 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
         chosen.send()
         loop.step()
     assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
-    assert loop.keeper.learning_rate() == pytest.approx(rate / 2)
-    assert loop.keeper.rollbacks == 1
+    assert loop.checkpointer.learning_rate() == pytest.approx(rate / 2)
+    assert loop.checkpointer.rollbacks == 1
     assert "not finite" in capsys.readouterr().err
 
 
@@ -433,7 +433,7 @@ def test_nan_that_a_distribution_refuses_sends_training_back_too(rig, capsys):
     with torch.no_grad():
         loop.model.actor.mu.bias[0] = float("nan")
     train()
-    assert loop.keeper.rollbacks == 1
+    assert loop.checkpointer.rollbacks == 1
     assert "actor.mu.bias was not finite" in capsys.readouterr().err
     assert all(bool(torch.isfinite(parameter).all()) for parameter in loop.model.policy.parameters())
 
@@ -486,7 +486,7 @@ def test_poisoned_weights_are_not_evaluated(rig):
     chosen.ledger.control[Control.EVALUATED] = 1
     loop._evaluate()
     assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
-    assert loop.keeper.rollbacks == 1
+    assert loop.checkpointer.rollbacks == 1
 
 
 def test_the_fourth_divergence_ends_the_run_and_names_the_layer(rig):
@@ -588,7 +588,7 @@ def test_fake_quantisation_acts_in_the_learner_from_its_step_on(rig):
 def test_quantisation_that_acts_after_the_last_update_is_no_result(rig):
     loop = rig(qat="w8a8", quant_delay=300).loop
     loop.begin()
-    loop.keeper.float_updates = loop.model._n_updates = 7
+    loop.checkpointer.float_updates = loop.model._n_updates = 7
     loop.delay = 0
     for table in tables_of(loop.model.policy).values():
         table.seen_range[:] = torch.tensor([0.0, 1.0])
@@ -610,8 +610,8 @@ def test_a_resumed_learner_goes_on_with_its_rate_its_clock_and_its_counts(rig, t
         first.send()
         while first.loop.step() or first.loop.limiter.updates_allowed():
             pass
-    first.loop.keeper.roll_back()
-    first.loop.keeper.save(123.0)
+    first.loop.checkpointer.roll_back()
+    first.loop.checkpointer.save(123.0)
     rate = first.loop.model.lr_schedule(1.0)
     again = rig(resume=True).loop
     again.begin()

@@ -25,7 +25,7 @@ from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import Updates, take_turns, updates
 from quarl.experiments.methods.mixed_precision_learning import learning
 from quarl.report import schema
-from quarl.runs import stretches
+from quarl.runs import resumable
 
 SHORT = """\
 import gymnasium
@@ -194,8 +194,8 @@ def test_a_training_that_a_signal_broke_off_is_gone_on_with(tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         learning(asked, cells(tmp_path))
     thread.join()
-    begun, from_here = [], stretches.from_here
-    monkeypatch.setattr(stretches, "from_here", lambda config, say: begun.append(from_here(config, say)) or begun[-1])
+    begun, from_here = [], resumable.from_here
+    monkeypatch.setattr(resumable, "from_here", lambda config, say: begun.append(from_here(config, say)) or begun[-1])
     other = dataclasses.replace(asked, params=(*params, "gamma:0.9"))
     assert learning(other, cells(tmp_path / "other"))[0].env_steps == 400
     assert not begun[0].resume

@@ -21,7 +21,7 @@ from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import checkpoint
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
@@ -81,10 +81,10 @@ def test_the_last_evaluation_is_of_whole_games_and_comes_back(runs: dict[str, Pa
     assert 90 <= played.lengths[0] <= 100
 
 
-def session(*args: Any) -> Session:
+def session(*args: Any) -> Training:
     config = parse([str(arg) for arg in args])
     config.check()
-    return Session(config, lambda line: None)
+    return Training(config, lambda line: None)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])

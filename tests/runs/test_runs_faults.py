@@ -14,7 +14,7 @@ from training_runs import train, words
 from quarl import folder
 from quarl.cli import main
 from quarl.runs import checkpoint, checkpoint_file
-from quarl.runs.run_folder import RunFolder
+from quarl.runs.folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

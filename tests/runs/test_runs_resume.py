@@ -25,12 +25,12 @@ from quarl import qat
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.readers import load
-from quarl.runs import checkpoint, checkpoint_file, steward, stretches
+from quarl.runs import callback, checkpoint, checkpoint_file, resumable
 from quarl.runs.checkpoint_model import take
-from quarl.runs.keeper import Keeper
+from quarl.runs.checkpointer import Checkpointer
+from quarl.runs.folder import RunFolder
 from quarl.runs.replay import StoredReplay
-from quarl.runs.run_folder import RunFolder
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def elsewhere(tmp_path, monkeypatch):
 def session(*args):
     config = parse([str(arg) for arg in args])
     config.check()
-    return Session(config, lambda line: None)
+    return Training(config, lambda line: None)
 
 
 def resuming(algo, env, *more):
@@ -175,8 +175,8 @@ def stop_at(monkeypatch, steps):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)  # as a wrapper forwards it
 
-    monkeypatch.setattr(steward, "SHOWN_S", -1.0)
-    monkeypatch.setattr(steward.Steward, "show", show)
+    monkeypatch.setattr(callback, "SHOWN_S", -1.0)
+    monkeypatch.setattr(callback.TrainingCallback, "show", show)
 
 
 @pytest.mark.parametrize(("algo", "done"), [("ppo", 512), ("dqn", 699)])
@@ -217,7 +217,7 @@ def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
     ],
 )
 def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved, monkeypatch):
-    now, found, step, save = [0.0], [], CartPoleEnv.step, Keeper.save
+    now, found, step, save = [0.0], [], CartPoleEnv.step, Checkpointer.save
 
     def slow(self, action):
         now[0] += 60.0
@@ -228,8 +228,8 @@ def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved
         save(self, clock_s)
 
     monkeypatch.setattr(CartPoleEnv, "step", slow)
-    monkeypatch.setattr(Keeper, "save", counted)
-    monkeypatch.setattr(steward, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Checkpointer, "save", counted)
+    monkeypatch.setattr(callback, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     assert main(words(algo, "CartPole-v1", 32, *more, "--n-envs", "1")) == 0
     assert found == saved
 
@@ -261,7 +261,7 @@ def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, m
         skipped_s = 1e6
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("quarl.runs.judge.Judge.look", look)
+    monkeypatch.setattr("quarl.runs.evaluator.Evaluator.look", look)
     assert main(words("ppo", "CartPole-v1", 256, "--eval-freq", "64", evaluations=True)) == 130
     assert checkpoint.load_latest(tmp_path / "logs/ppo/CartPole-v1_1").state["clock_s"] < 1e6
 
@@ -270,7 +270,7 @@ def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys,
     def conclude(self, model, integers):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("quarl.runs.judge.Judge.conclude", conclude)
+    monkeypatch.setattr("quarl.runs.evaluator.Evaluator.conclude", conclude)
     assert main(words("a2c", "CartPole-v1", 128)) == 130
     assert "stopped in its last evaluation; agent and checkpoint are in" in capsys.readouterr().err
 
@@ -329,16 +329,16 @@ def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_be
     train(tmp_path, "a2c", "CartPole-v1", 100)
     config = parse(words("a2c", "CartPole-v1", 200))
     said: list[str] = []
-    assert stretches.from_here(config, said.append).resume
+    assert resumable.from_here(config, said.append).resume
     before = sorted(tmp_path.rglob("*"))
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_file, "SCHEMA", checkpoint_file.SCHEMA - 1)
         with pytest.raises(QuarlError, match="schema"):
-            stretches.from_here(config, said.append)
+            resumable.from_here(config, said.append)
     assert (sorted(tmp_path.rglob("*")), said) == (before, [])
     for path in tmp_path.rglob("checkpoint-*"):
         path.write_bytes(path.read_bytes()[:-9])
-    assert stretches.from_here(config, said.append) is config
+    assert resumable.from_here(config, said.append) is config
     assert not (tmp_path / "logs").exists()
     assert len(said) == 1
     assert "trained again from the beginning: all " in said[0]
@@ -411,21 +411,21 @@ def test_rows_of_another_buffer_are_refused():
 def test_the_replay_of_a_stretch_is_gone_when_the_next_begins(tmp_path, monkeypatch):
     models, alive = [], []
 
-    class Watched(Session):
+    class Watched(Training):
         def __init__(self, *args):
             alive.append([model() for model in models if model() is not None])
             super().__init__(*args)
             models.append(weakref.ref(self.model))
 
-    monkeypatch.setattr(stretches, "Session", Watched)
+    monkeypatch.setattr(resumable, "Training", Watched)
     config = parse([*words("dqn", "CartPole-v1", 400, folder=tmp_path / "runs"), "--save-freq", "100"])
-    stretches.train(config, lambda line: None)
+    resumable.train(config, lambda line: None)
     assert alive == [[]] * 4
 
 
 @pytest.mark.parametrize(("algo", "length"), [("ppo", 4096), ("dqn", 512)])
 def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, length, tmp_path, monkeypatch):
-    monkeypatch.setattr(steward, "SHOWN_S", 0.0)
+    monkeypatch.setattr(callback, "SHOWN_S", 0.0)
 
     def stretched(folder, signals):
         config = parse([*words(algo, "CartPole-v1", length, folder=tmp_path / folder), "--save-freq", str(length // 4)])
@@ -438,7 +438,7 @@ def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, l
                 os.kill(os.getpid(), signal.SIGTERM)
 
         while True:
-            session = Session(stretches.from_here(config, print), lambda line: None)
+            session = Training(resumable.from_here(config, print), lambda line: None)
             steps.clear()
             ended = session.run(progress, one_stretch=True)
             if ended.row is not None:

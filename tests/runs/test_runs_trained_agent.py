@@ -19,7 +19,7 @@ from quarl.api import Agent
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.readers.extract import from_model
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 from sb3_archives import data_with, kwargs_with, tensors_with, unzipped, zipped
 
 
@@ -31,7 +31,7 @@ def elsewhere(tmp_path, monkeypatch):
 def session(path, algo, env, *more, say=lambda line: None):
     config = parse(["train", "--algo", algo, "--env", env, "-i", str(path), *QUIET, *map(str, more)])
     config.check()
-    return Session(config, say)
+    return Training(config, say)
 
 
 def observations(model, num=256):

@@ -6,7 +6,7 @@ import pytest
 
 from quarl.cli import main
 from quarl.config import TrainConfig
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def model(algo, kwargs, env="CartPole-v1"):
     config = TrainConfig(algo=algo, env=env, n_timesteps=20_000, params=(f"policy_kwargs:{kwargs}",))
-    session = Session(config, lambda line: None)
+    session = Training(config, lambda line: None)
     session.model.env.close()
     return session.model
 

@@ -20,8 +20,8 @@ from stable_baselines3.common.logger import Logger
 from quarl import qat
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.checkpointer import Checkpointer
 from quarl.actorq.intake import Intake
-from quarl.actorq.keeper import Keeper
 from quarl.actorq.ledger import Control, Learner, Ledger, Publisher
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.pace import Pace
@@ -79,11 +79,11 @@ class LearnerLoop(Worker):
         self.limiter = self.pace.limiter
         self.versions = Versions(config.output)
         self.intake = Intake(self.model, self.limiter, self.versions, self.ledger.staleness, normalize=config.normalize)
-        self.keeper = Keeper(config, self.model, self.limiter, self.versions)
+        self.checkpointer = Checkpointer(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update; nothing is written or accumulated.
         self.model.set_logger(Logger(folder=None, output_formats=[]))
         self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)
-        self.clock_before = self.keeper.resume() if config.resume else 0.0
+        self.clock_before = self.checkpointer.resume() if config.resume else 0.0
         self.evaluations = self.pushed_step = self.sound_version = 0
         self.last_insert = time.monotonic()
         self.inserts_before = self.model.num_timesteps
@@ -120,7 +120,7 @@ class LearnerLoop(Worker):
         """Whether an update was made for what --qat asks."""
         if self.delay is None:
             return True
-        return qat.is_ready(self.model) and self.model._n_updates > self.keeper.float_updates
+        return qat.is_ready(self.model) and self.model._n_updates > self.checkpointer.float_updates
 
     def begin(self) -> None:
         """The first weights for the actors, and a checkpoint: there is always something sound to go back to."""
@@ -206,7 +206,7 @@ class LearnerLoop(Worker):
         if self.delay is not None:
             due = self.model.num_timesteps >= self.delay and self.model._n_updates > 0
             if qat.follow(self.model, active=due):
-                self.keeper.float_updates = self.model._n_updates
+                self.checkpointer.float_updates = self.model._n_updates
         board, version = self.channel.floats, self.versions.next(self.model._n_updates)
         slot = board.begin()[: 4 * self.template.num_floats].view(np.float32)
         self.template.flatten_into(self.model, slot)
@@ -232,18 +232,18 @@ class LearnerLoop(Worker):
 
     def _roll_back(self) -> None:
         """Back to sound weights; what was pushed before no longer counts."""
-        self.keeper.roll_back()
+        self.checkpointer.roll_back()
         self.sound_version = self.versions.newest
-        self.cells[Learner.ROLLBACKS] = self.keeper.rollbacks
+        self.cells[Learner.ROLLBACKS] = self.checkpointer.rollbacks
         self._push()
 
     def _save(self) -> None:
         """A checkpoint, of sound weights."""
         start = time.perf_counter()
         self.cells[Learner.SAVING_S] = time.monotonic()
-        if not self.keeper.save(self._clock()):
+        if not self.checkpointer.save(self._clock()):
             self._roll_back()
-            self.keeper.save(self._clock())
+            self.checkpointer.save(self._clock())
         self.cells[Learner.SAVING_S], self.saved = 0, time.monotonic()
         self.cells[Learner.CHECKPOINT_S] += time.perf_counter() - start
 

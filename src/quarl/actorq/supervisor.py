@@ -14,7 +14,7 @@ from quarl.actorq import metrics
 from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.crew import Crew
-from quarl.actorq.judge import Judge
+from quarl.actorq.evaluator import Evaluator
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.pace import Pace
@@ -75,8 +75,8 @@ class Supervisor:
         try:
             self.ledger = Ledger(self.memory)
             self.channel = LocalChannel(self.memory, config.actors)
-            self.judge = Judge(config, self.template, self.channel, say)
-            self.crew = Crew(config, self.template, self.judge.packer_options, self.memory, world)
+            self.evaluator = Evaluator(config, self.template, self.channel, say)
+            self.crew = Crew(config, self.template, self.evaluator.packer_options, self.memory, world)
         except BaseException:
             self.memory.remove()
             raise
@@ -115,7 +115,7 @@ class Supervisor:
             if began := bool(self.ledger.learner[Learner.READY]):
                 self._log(last)
             code, message = ended
-            if code == 0 and not self.judge.has_concluded(last["timesteps"]):
+            if code == 0 and not self.evaluator.has_concluded(last["timesteps"]):
                 code, message = self._conclude()
             self.result = Result(exit_code=code, message=message, summary=self._summary(last))
             if began:
@@ -153,7 +153,7 @@ class Supervisor:
             )
             return TOO_FEW, f"{left}; {self._go_on()}"
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
-            if self._catch_up() and self._evaluate() and self.judge.reached:
+            if self._catch_up() and self._evaluate() and self.evaluator.reached:
                 control[Control.FINISH] = 1
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
@@ -161,10 +161,10 @@ class Supervisor:
     def _pick_up(self) -> None:
         """Goes on behind the run's evaluations, which may have reached the target."""
         self.picked_up, began_at = True, int(self.ledger.learner[Learner.BEGAN_AT])
-        self.judge.resume(began_at)
+        self.evaluator.resume(began_at)
         with contextlib.suppress(QuarlError):  # of a full disk, on which training goes on
             metrics.cut(self._metrics, began_at)
-        if self.judge.reached_s is not None:
+        if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
             self.ledger.control[Control.FINISH] = 1
 
@@ -196,8 +196,8 @@ class Supervisor:
         """
         cells = self.ledger.learner
 
-        def judge() -> None:
-            self.judge.judge(
+        def play() -> None:
+            self.evaluator.evaluate(
                 last=last,
                 trained_for=bool(cells[Learner.TRAINED_FOR]),
                 clock_s=float(cells[Learner.CLOCK_S]),
@@ -206,7 +206,7 @@ class Supervisor:
             )
 
         try:
-            return self.interrupts.attempt(judge)
+            return self.interrupts.attempt(play)
         except Exception as error:  # whatever a simulator raises
             if last:
                 raise
@@ -267,7 +267,7 @@ class Supervisor:
         self.memory.remove()
 
     def _summary(self, last: dict[str, Any]) -> dict[str, Any]:
-        evaluations = self.judge.entries
+        evaluations = self.evaluator.entries
         return {
             "algo": self.config.algo,
             "env_id": self.config.env,
@@ -275,7 +275,7 @@ class Supervisor:
             "engine": self.config.engine,
             "seed": self.config.seed,
             **{name: last[name] for name in ("clock_s", "wall_s", "timesteps", "updates", "samples_per_insert")},
-            "reached_s": self.judge.reached_s,
+            "reached_s": self.evaluator.reached_s,
             "final": evaluations[-1] if evaluations else None,
             "actor_deaths": sum(child.num_deaths for child in self.crew.actors),
         }

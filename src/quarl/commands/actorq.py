@@ -68,7 +68,7 @@ def _train(config: ActorQConfig) -> Supervisor:
     ):
         warn_about_cores(config)
         for row in rows:
-            show(_table(config, row, supervisor.judge.entries))
+            show(_table(config, row, supervisor.evaluator.entries))
             track(row)
     return supervisor
 

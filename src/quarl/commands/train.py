@@ -11,13 +11,13 @@ from quarl.config import TrainConfig
 from quarl.report import schema
 from quarl.report.columns import number
 from quarl.runs.outcome import Row
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 
 
 def run(config: TrainConfig) -> int:
     """Trains to the end; returns the exit code: 0, or 128 and the number of the signal that ended it."""
     with energy.meter(config) as meter:
-        session = Session(config, terminal.note)
+        session = Training(config, terminal.note)
         with terminal.progress(session.n_timesteps) as progress:
             ended = session.run(progress)
     if ended.message:
@@ -32,7 +32,7 @@ def run(config: TrainConfig) -> int:
     return ended.exit_code
 
 
-def _sentences(session: Session, row: Row) -> Iterator[str]:
+def _sentences(session: Training, row: Row) -> Iterator[str]:
     folder = session.folder()
     yield (
         f"trained {row.algo} on {row.env_id} for {row.clock_s / 60:.1f} min: {row.timesteps:,} environment steps "

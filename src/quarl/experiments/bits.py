@@ -34,11 +34,11 @@ from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import find
 from quarl.readers.load import read
-from quarl.runs import stretches
+from quarl.runs import resumable
 from quarl.runs.environments import check_environment
+from quarl.runs.folder import BEST
 from quarl.runs.hyperparameters import interpret
-from quarl.runs.run_folder import BEST
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 
 FP32 = "fp32"
 LOG, RUNS = "sweep.log", "runs"
@@ -104,7 +104,7 @@ def check(config: SweepConfig) -> SweepConfig:
         config = replace(config, trained_agent=find.file(config.trained_agent))
     bits = config.bits[0] if "qat" in config.methods else None
     if bits is not None or config.trained_agent is None:
-        env = Session(config.training(config.seed, bits, _steps(config), config.output), lambda line: None).model.env
+        env = Training(config.training(config.seed, bits, _steps(config), config.output), lambda line: None).model.env
         assert env is not None
         env.close()
     else:  # nothing is trained
@@ -137,12 +137,12 @@ def _cell(
     name, runs = _name(config, seed, bits), config.output / RUNS
     training = config.training(seed, bits, n_timesteps, runs)
     precisions = list(config.bits) if bits is None and "ptq" in config.methods else []
-    settings = stretches.settings(training) | {"episodes": config.episodes, "ptq": precisions}
+    settings = resumable.settings(training) | {"episodes": config.episodes, "ptq": precisions}
     agent = config.trained_agent
     if agent is not None:
         # a file of that name may be another one tomorrow
         settings |= {"trained_agent": digest(agent, config.normalize)}
-    folder, save_freq = stretches.own_folder(runs, name, settings), lengths(n_timesteps)["save_freq"]
+    folder, save_freq = resumable.own_folder(runs, name, settings), lengths(n_timesteps)["save_freq"]
     work = partial(measure, config, replace(training, folder=folder, save_freq=save_freq), bits)
 
     def measured() -> Cell:
@@ -159,7 +159,7 @@ def measure(config: SweepConfig, training: TrainConfig, bits: str | None) -> Cel
     """One cell, in a process of its own: trains, or goes on with what was broken off, and plays what comes of it."""
     if bits is None and config.trained_agent is not None:
         return {"env_steps": 0, "minutes": 0.0, "played": list(_quantised(config, config.trained_agent, training.seed))}
-    run, ended = stretches.train(training, lambda line: None)
+    run, ended = resumable.train(training, lambda line: None)
     if ended.row is None:
         raise QuarlError(ended.message)
     if bits is None:

@@ -18,9 +18,9 @@ from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
 from quarl.readers import load
-from quarl.runs import stretches
+from quarl.runs import resumable
+from quarl.runs.folder import BEST, RunFolder
 from quarl.runs.outcome import Row
-from quarl.runs.run_folder import BEST, RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def _length(row: Row) -> dict[str, Any]:
 
 def _train(config: TrainConfig) -> tuple[RunFolder, Row]:
     """The run's folder and its row."""
-    run, ended = stretches.train(config, _print)
+    run, ended = resumable.train(config, _print)
     if ended.row is None:
         raise SystemExit(ended.exit_code)
     return run, ended.row

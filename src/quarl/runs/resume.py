@@ -8,7 +8,7 @@ from quarl.config import TrainConfig
 from quarl.config.base import METERED
 from quarl.config.environment import OPTIONS, spelled
 from quarl.config.options import completed
-from quarl.runs.run_folder import RunFolder
+from quarl.runs.folder import RunFolder
 
 FREE = (
     *("n_timesteps", "vec_env", "params", "threads", "device", "track", "eval_freq", "save_freq", "save_minutes"),

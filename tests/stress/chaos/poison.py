@@ -14,7 +14,7 @@ import torch
 from quarl.actorq import wire
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
-from quarl.actorq.keeper import ROLLBACKS
+from quarl.actorq.checkpointer import ROLLBACKS
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
 from quarl.actorq.ledger import Actor, Ledger, Publisher
 from quarl.actorq.memory import Memory
@@ -96,7 +96,7 @@ class Rig:
 
     @property
     def rollbacks(self) -> int:
-        return self.learner.keeper.rollbacks
+        return self.learner.checkpointer.rollbacks
 
     @property
     def published(self) -> int:

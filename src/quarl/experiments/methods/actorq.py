@@ -86,13 +86,13 @@ def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say, meter: Met
         censored = False
         with contextlib.closing(rows):
             for row in rows:
-                if supervisor.judge.reached_s is None and row["clock_s"] >= cap_s:
+                if supervisor.evaluator.reached_s is None and row["clock_s"] >= cap_s:
                     censored = True
                     break
         if not censored and supervisor.result.exit_code:
             raise _ended(supervisor, "")
-        reached_s = supervisor.judge.reached_s
-        entries = supervisor.judge.entries
+        reached_s = supervisor.evaluator.reached_s
+        entries = supervisor.evaluator.entries
         return {
             **{name: row[name] for name in ("clock_s", "timesteps", "updates", "staleness_p50", "staleness_p99")},
             "joules": _since(joules, meter),

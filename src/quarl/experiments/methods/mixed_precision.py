@@ -25,7 +25,7 @@ from quarl.arrays import Array
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.machine import multiplies, usable_cores
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 
 ROUNDS = 10
 """Blocks of each precision, in turns."""
@@ -92,7 +92,7 @@ def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: N
     own = tuple(f"{name}:{value}" for name, value in FIXED.items())
     training = config.training(policy, "fp32", config.seed, Path("unused"))
     # a session makes the learner and its environments as training would, and writes nothing before it runs
-    session = Session(replace(training, params=(*training.params, *own)), say)
+    session = Training(replace(training, params=(*training.params, *own)), say)
     session.say_notes()
     model = session.model
     assert isinstance(model, DQN)

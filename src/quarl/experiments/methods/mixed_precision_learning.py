@@ -19,9 +19,9 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
-from quarl.runs import stretches
-from quarl.runs.run_folder import BEST
-from quarl.runs.session import Session
+from quarl.runs import resumable
+from quarl.runs.folder import BEST
+from quarl.runs.train import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, ce
     name = f"learning-{policy.replace(',', 'x')}-{dtype}-{seed}"
     runs = config.output / "runs"
     training = config.training(policy, dtype, seed, runs)
-    settings = stretches.settings(training) | {"episodes": config.episodes}
-    folder = stretches.own_folder(runs, name, settings)
+    settings = resumable.settings(training) | {"episodes": config.episodes}
+    folder = resumable.own_folder(runs, name, settings)
     cell = cells.get(name, settings, partial(train, config, replace(training, folder=folder), cells.say))
     if cell is not None:
         shutil.rmtree(folder, ignore_errors=True)  # checkpoints hold replay
@@ -84,7 +84,7 @@ def _cell(config: MixedPrecisionConfig, policy: str, dtype: Dtype, seed: int, ce
 def train(config: MixedPrecisionConfig, training: TrainConfig, say: Say = lambda line: None) -> Cell:
     """One training, begun or gone on with, and the returns of its best agent; `say` hears what it is made of."""
     before = _untrained(config, training, say)
-    run, ended = stretches.train(training, lambda line: None)
+    run, ended = resumable.train(training, lambda line: None)
     if ended.row is None:
         raise KeyboardInterrupt
     agent = quantize(read(run.path / f"{BEST}.zip"), QuantSpec.parse("fp32"))
@@ -100,11 +100,11 @@ def train(config: MixedPrecisionConfig, training: TrainConfig, say: Say = lambda
 
 def _untrained(config: MixedPrecisionConfig, training: TrainConfig, say: Say) -> Array:
     """Returns of the networks that the training begins with."""
-    session = Session(training, say)  # writes nothing before it runs
+    session = Training(training, say)  # writes nothing before it runs
     session.say_notes()
     assert session.model.env is not None
     session.model.env.close()
-    return _play(config, session.judge.exact(session.model), training.seed)
+    return _play(config, session.evaluator.exact(session.model), training.seed)
 
 
 def _play(config: MixedPrecisionConfig, policy: QuantizedPolicy, seed: int) -> Array:

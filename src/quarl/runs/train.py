@@ -32,22 +32,22 @@ from quarl.machine import usable_cores
 from quarl.policy.graph import Provenance, QuantizedPolicy
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
+from quarl.runs.callback import Progress, Stopped, TrainingCallback, check_finite, diverged
 from quarl.runs.checkpoint_model import not_finite
+from quarl.runs.checkpointer import Checkpointer
 from quarl.runs.environments import check_spaces, make_environments
+from quarl.runs.evaluator import Evaluator
+from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import interpret
-from quarl.runs.judge import Judge
-from quarl.runs.keeper import Keeper
 from quarl.runs.model import build, learn_in
 from quarl.runs.outcome import Ended, Row
 from quarl.runs.resume import resumed
-from quarl.runs.run_folder import RunFolder
-from quarl.runs.steward import Progress, Steward, Stopped, check_finite, diverged
 from quarl.runs.trained_agent import TrainedAgent, act_before_learning
 
 Say = Callable[[str], None]
 
 
-class Session:
+class Training:
     """Everything is checked and built when it is made; nothing has been written."""
 
     def __init__(self, config: TrainConfig, say: Say) -> None:
@@ -102,11 +102,11 @@ class Session:
             learn_in(self.model, config)
             if isinstance(self.model, D4PG):
                 self.model.say = say
-            self.keeper = Keeper(self.model, self.folder, say)
-            self.judge = Judge(self.config, recipe, self.folder, say)
+            self.checkpointer = Checkpointer(self.model, self.folder, say)
+            self.evaluator = Evaluator(self.config, recipe, self.folder, say)
             if isinstance(env.unwrapped, DummyVecEnv):
-                self.judge.learners = env.unwrapped.envs[0]
-            self.clock_before = self.keeper.resume(asked, config.seed) if config.resume else 0.0
+                self.evaluator.learners = env.unwrapped.envs[0]
+            self.clock_before = self.checkpointer.resume(asked, config.seed) if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
             check_updates(self.model, self.n_timesteps)
             if delay is not None:
@@ -142,9 +142,9 @@ class Session:
         with threads(self.threads), Interrupts(lambda: None, said) as interrupts, ExitStack() as world:
             world.callback(self._close)
             config = self.config
-            steward = Steward(
-                self.judge,
-                self.keeper,
+            callback = TrainingCallback(
+                self.evaluator,
+                self.checkpointer,
                 interrupts,
                 progress,
                 eval_freq=config.eval_freq if config.eval_episodes else 0,
@@ -155,41 +155,43 @@ class Session:
             )
             progress("training", self.steps_before)
             try:
-                self._learn(steward)
-                clock_s = steward.clock_s
-                check_finite(self.model, self.keeper)
-                self.keeper.save(clock_s)
+                self._learn(callback)
+                clock_s = callback.clock_s
+                check_finite(self.model, self.checkpointer)
+                self.checkpointer.save(clock_s)
                 world.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = self._integers()
-                if steward.eval_freq and self.judge.timesteps[-1:] != [self.model.num_timesteps]:
-                    steward.look()
+                if callback.eval_freq and self.evaluator.timesteps[-1:] != [self.model.num_timesteps]:
+                    callback.look()
                 row = self._conclude(interrupts, integers, clock_s, started)
             except Stopped:
                 if not one_stretch or interrupts.number is None:
-                    self.keeper.save(steward.clock_s)
+                    self.checkpointer.save(callback.clock_s)
                 row = None
             if row is None and interrupts.number is not None:
                 return Ended(exit_code=SIGNALLED + interrupts.number, message=self._stopped(), row=None)
             return Ended(exit_code=0, message="", row=row)
 
-    def _learn(self, steward: Steward) -> None:
+    def _learn(self, callback: TrainingCallback) -> None:
         """Stable-Baselines3's own loop."""
         model, delay = self.model, self.config.quant_delay
         outputs: list[KVWriter] = []
         if self.config.track == "tensorboard":
             outputs = [TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))]
         model.set_logger(Logger(folder=None, output_formats=outputs))
-        callbacks: list[BaseCallback] = [steward] if delay is None else [qat.QuantDelay(delay, say=self._say), steward]
+        callbacks: list[BaseCallback] = (
+            [callback] if delay is None else [qat.QuantDelay(delay, say=self._say), callback]
+        )
         steps = self.n_timesteps - model.num_timesteps
         try:
             model.learn(steps, callback=callbacks, reset_num_timesteps=not self.config.resume)
         except BrokenEnvironmentError as error:
             if not_finite(model) is not None:
-                raise diverged(model, self.keeper) from None
-            if self.keeper.newest is None or steward.one_stretch:
+                raise diverged(model, self.checkpointer) from None
+            if self.checkpointer.newest is None or callback.one_stretch:
                 raise
-            steward.leave_rollout()
-            self.keeper.save(steward.clock_s)
+            callback.leave_rollout()
+            self.checkpointer.save(callback.clock_s)
             if not model.num_timesteps:
                 raise
             raise QuarlError(
@@ -199,20 +201,20 @@ class Session:
             raise
         except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
             if not_finite(model) is None:
-                if model.num_timesteps > self.steps_before:  # before that the steward knows no model
-                    steward.leave_rollout()
-                self.keeper.save(steward.clock_s)
+                if model.num_timesteps > self.steps_before:  # before that the callback knows no model
+                    callback.leave_rollout()
+                self.checkpointer.save(callback.clock_s)
                 raise
-            raise diverged(model, self.keeper) from None
+            raise diverged(model, self.checkpointer) from None
         finally:
             model.logger.close()
-        steward.show()
+        callback.show()
 
     def _integers(self) -> QuantizedPolicy | None:
         """What quantisation-aware training was for, written; None in float32."""
         if self.config.qat is None:
             return None
-        integers = self.judge.integers(self.model)
+        integers = self.evaluator.integers(self.model)
         self.folder().write_integers(integers)
         return integers
 
@@ -222,13 +224,13 @@ class Session:
         """The last evaluation and the row; None where a signal breaks it off."""
         returns: dict[str, Any] = {}
         try:
-            if not interrupts.attempt(lambda: returns.update(self.judge.conclude(self.model, integers))):
+            if not interrupts.attempt(lambda: returns.update(self.evaluator.conclude(self.model, integers))):
                 return None
         except QuarlError as error:
             raise QuarlError(
                 f"the last evaluation failed ({error}); the agent is there: {self.folder().agent}"
             ) from None
-        spec, best = qat.spec_of(self.model), self.judge.best
+        spec, best = qat.spec_of(self.model), self.evaluator.best
         steps = self.model.num_timesteps
         return Row(
             algo=self.config.algo,
@@ -251,7 +253,7 @@ class Session:
 
     def _go_on(self) -> None:
         """Picks the thread up: evaluations so far, options from here on; refuses where nothing is left to do."""
-        self.judge.resume(self.model.num_timesteps)
+        self.evaluator.resume(self.model.num_timesteps)
         if self.model.num_timesteps >= self.n_timesteps:
             raise QuarlError(
                 f"{self.folder().path} is trained to its end ({self.model.num_timesteps:,} steps); "
@@ -277,7 +279,7 @@ class Session:
 
     def _close(self) -> None:
         """Ends the learner's environments; one that cannot be closed has done its work."""
-        self.judge.learners = None
+        self.evaluator.learners = None
         assert self.model.env is not None
         with suppress(Exception):
             self.model.env.close()

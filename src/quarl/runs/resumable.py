@@ -20,9 +20,9 @@ from quarl.config.environment import OPTIONS
 from quarl.envs import resolve
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.runs import checkpoint
+from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
-from quarl.runs.run_folder import RunFolder
-from quarl.runs.session import Session
+from quarl.runs.train import Training
 
 ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", "save_freq", "save_minutes", *METERED)
 """Options that say nothing of what is trained. As environments begin anew at every checkpoint, one with another
@@ -62,7 +62,7 @@ def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, E
 
 def _stretch(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended, int]:
     """The run, how its stretch ended, and its environment steps then; nothing here holds the learner any longer."""
-    session = Session(config, say)
+    session = Training(config, say)
     ended = session.run(lambda label, done: None, one_stretch=True)
     return session.folder(), ended, session.model.num_timesteps
 

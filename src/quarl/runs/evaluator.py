@@ -1,4 +1,4 @@
-"""The judge: plays evaluation episodes with what a learner would act with, and keeps the best agent.
+"""The evaluator: plays evaluation episodes with what a learner would act with, and keeps the best agent.
 
 Running evaluations all play the same development episodes, so that they compare; the last word has episodes that
 nothing was chosen by. Nothing that training draws is drawn here.
@@ -30,8 +30,8 @@ from quarl.quant.spec import QuantSpec
 from quarl.readers.extract import from_model
 from quarl.readers.zoo import samples_actions
 from quarl.runs.checkpoint_random import give_random, take_random
+from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import Recipe
-from quarl.runs.run_folder import RunFolder
 
 NUMBERS = ("mean", "std", "ci_low", "ci_high")
 COMPARED = ("mean", "ci_low", "ci_high", "measured")
@@ -46,7 +46,7 @@ class Look:
     played: Evaluation
 
 
-class Judge:
+class Evaluator:
     """Evaluations of one run, in order."""
 
     def __init__(

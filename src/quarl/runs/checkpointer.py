@@ -1,4 +1,4 @@
-"""The keeper: what a run saves, and what it goes on from."""
+"""The checkpointer: what a run saves, and what it goes on from."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from quarl.errors import QuarlError
 from quarl.folder import Dispensable
 from quarl.quant.training import QatSpec
 from quarl.runs import checkpoint
+from quarl.runs.folder import RunFolder
 from quarl.runs.replay import StoredReplay
-from quarl.runs.run_folder import RunFolder
 
 
-class Keeper:
+class Checkpointer:
     """One run's checkpoints: networks, optimisers, clocks, generators, statistics and, off-policy, replay."""
 
     def __init__(self, model: BaseAlgorithm, folder: Callable[[], RunFolder], say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""The steward: what happens between two rollouts of a learner, and what ends them.
+"""The training callback: what happens between two rollouts of a learner, and what ends them.
 
 There weights, clocks and replay agree, so there is where it evaluates and saves, and where a diverged run stops. Both
 stop the training clock.
@@ -18,8 +18,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from quarl.errors import QuarlError
 from quarl.processes.signals import Interrupts
 from quarl.runs.checkpoint_model import not_finite, suspect
-from quarl.runs.judge import Judge, Look
-from quarl.runs.keeper import Keeper
+from quarl.runs.checkpointer import Checkpointer
+from quarl.runs.evaluator import Evaluator, Look
 
 SHOWN_S = 0.1
 """Between two looks at the progress bar."""
@@ -34,7 +34,7 @@ class Diverged(QuarlError):
     """A loss or a weight is NaN or infinite."""
 
 
-class Steward(BaseCallback):
+class TrainingCallback(BaseCallback):
     """Evaluates every `eval_freq` and saves every `save_freq` environment steps, at the next end of a rollout.
 
     Where that takes more than `save_minutes` it saves before; in between an on-policy learner has learnt nothing new.
@@ -42,8 +42,8 @@ class Steward(BaseCallback):
 
     def __init__(
         self,
-        judge: Judge,
-        keeper: Keeper,
+        evaluator: Evaluator,
+        checkpointer: Checkpointer,
         interrupts: Interrupts,
         progress: Progress,
         *,
@@ -58,7 +58,12 @@ class Steward(BaseCallback):
         one_stretch: end where the first checkpoint would be saved, which is one by steps: the clock decides nothing.
         """
         super().__init__()
-        self.judge, self.keeper, self.interrupts, self.progress = judge, keeper, interrupts, progress
+        self.evaluator, self.checkpointer, self.interrupts, self.progress = (
+            evaluator,
+            checkpointer,
+            interrupts,
+            progress,
+        )
         self.eval_freq, self.save_freq = eval_freq, save_freq
         self.save_s = 60 * save_minutes if save_minutes and not one_stretch else math.inf
         self.clock_before, self.one_stretch = clock_s, one_stretch
@@ -76,8 +81,8 @@ class Steward(BaseCallback):
         self.shown_steps = self.rollout_steps = self.model.num_timesteps
         self.next_evaluation = self._next(self.eval_freq)
         self.next_save = self._next(self.save_freq)
-        if self.keeper.newest is None:  # there is always something sound to go back to
-            self.keeper.save(0.0)
+        if self.checkpointer.newest is None:  # there is always something sound to go back to
+            self.checkpointer.save(0.0)
         self.started, self.paused_s = time.perf_counter(), 0.0
         self.saved = self.started
 
@@ -127,15 +132,15 @@ class Steward(BaseCallback):
         """An evaluation, off the clock; Stopped where a signal breaks it off."""
         start = time.perf_counter()
         try:
-            check_finite(self.model, self.keeper)
+            check_finite(self.model, self.checkpointer)
             looked: list[Look | None] = []
-            if not self.interrupts.attempt(lambda: looked.append(self.judge.look(self.model))):
+            if not self.interrupts.attempt(lambda: looked.append(self.evaluator.look(self.model))):
                 raise Stopped
-            if self.judge.has_borrowed:
-                self.keeper.begin_anew(self.judge.config.seed)
+            if self.evaluator.has_borrowed:
+                self.checkpointer.begin_anew(self.evaluator.config.seed)
             if looked[0] is None:
                 return
-            mean = self.judge.keep(self.model, looked[0])  # whole: what is being written is not broken off
+            mean = self.evaluator.keep(self.model, looked[0])  # whole: what is being written is not broken off
             self.label = f"training, return {mean:.1f}"
             self.logger.record("eval/mean_reward", mean)
         finally:
@@ -144,8 +149,8 @@ class Steward(BaseCallback):
     def save(self) -> None:
         """A checkpoint, off the clock."""
         start = time.perf_counter()
-        check_finite(self.model, self.keeper)
-        self.keeper.save(self.clock_s)
+        check_finite(self.model, self.checkpointer)
+        self.checkpointer.save(self.clock_s)
         self.saved = time.perf_counter()
         self.paused_s += self.saved - start
 
@@ -153,24 +158,24 @@ class Steward(BaseCallback):
         """Raises Diverged where the last update had a loss that is no number."""
         values = self.logger.name_to_value
         if not all(math.isfinite(value) for name, value in values.items() if name.endswith("loss")):
-            raise diverged(self.model, self.keeper)
+            raise diverged(self.model, self.checkpointer)
 
     def _next(self, interval: int) -> int:
         return (self.model.num_timesteps // interval + 1) * interval if interval else 0
 
 
-def check_finite(model: BaseAlgorithm, keeper: Keeper) -> None:
+def check_finite(model: BaseAlgorithm, checkpointer: Checkpointer) -> None:
     """Raises Diverged where a weight is NaN or infinite."""
     if not_finite(model) is not None:
-        raise diverged(model, keeper)
+        raise diverged(model, checkpointer)
 
 
-def diverged(model: BaseAlgorithm, keeper: Keeper) -> Diverged:
+def diverged(model: BaseAlgorithm, checkpointer: Checkpointer) -> Diverged:
     """What to raise, naming the layer and the last checkpoint."""
     what = f"training diverged: {suspect(model)} was not finite after update {model._n_updates:,}"
-    if keeper.newest is None:
+    if checkpointer.newest is None:
         return Diverged(f"{what}; use a smaller --params learning_rate")
     return Diverged(
-        f"{what}; the last good checkpoint is {keeper.newest}: go on from it with --resume and a smaller "
+        f"{what}; the last good checkpoint is {checkpointer.newest}: go on from it with --resume and a smaller "
         "--params learning_rate"
     )

@@ -1,4 +1,4 @@
-"""The judge: plays evaluation episodes with the learner's policy and with what the actors run."""
+"""The evaluator: plays evaluation episodes with the learner's policy and with what the actors run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUMBERS = ("clock_s", "timesteps", "updates", "return")
 """What every evaluation in a run's file has."""
 
 
-class Judge:
+class Evaluator:
     """Evaluations of one run, in order."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Judge:
         self.entries: list[dict[str, Any]] = []
         self.reached_s: float | None = None
 
-    def judge(self, *, last: bool, trained_for: bool, **where: float) -> dict[str, Any]:
+    def evaluate(self, *, last: bool, trained_for: bool, **where: float) -> dict[str, Any]:
         """Returns of both policies now; where: clock and counters that belong to them.
 
         trained_for: the learner trains for what --qat asks.

@@ -1,4 +1,4 @@
-"""The keeper: what a learner saves, what it goes on from, and what it goes back to when training diverges."""
+"""The checkpointer: what a learner saves, what it goes on from, and what it goes back to when training diverges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLLBACKS = 3
 """Times that training goes back to sound weights before it gives up."""
 
 
-class Keeper:
+class Checkpointer:
     """One learner's checkpoints."""
 
     def __init__(self, config: ActorQConfig, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions) -> None:

@@ -1,4 +1,4 @@
-"""The judge keeps the best agent, and what was trained with quantisation is never beaten by what was not."""
+"""The evaluator keeps the best agent, and what was trained with quantisation is never beaten by what was not."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from quarl.experiments.precisions import EXACT
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.readers import load
+from quarl.runs.evaluator import Evaluator, undisturbed
+from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import interpret
-from quarl.runs.judge import Judge, undisturbed
-from quarl.runs.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -28,31 +28,31 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def judge(tmp_path, **options):
+def evaluator(tmp_path, **options):
     recipe = interpret({"n_timesteps": 10}, tmp_path)
-    return Judge(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), print)
+    return Evaluator(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), print)
 
 
 def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):
-    found = judge(tmp_path)
+    found = evaluator(tmp_path)
     steps = [(5.0, 10), (4.0, 20), (5.0, 30), (6.0, 40)]
     assert [found._improves(*entry, quantised=False) for entry in steps] == [True, False, False, True]
     assert found.best == (6.0, 40)
 
 
 def test_agents_before_the_delay_do_not_stand_for_the_precision(tmp_path):
-    found = judge(tmp_path, qat="4", quant_delay=100)
+    found = evaluator(tmp_path, qat="4", quant_delay=100)
     steps = [(500.0, 50, False), (30.0, 100, True), (20.0, 150, True), (40.0, 200, True)]
     assert [found._improves(mean, at, quantised=acts) for mean, at, acts in steps] == [True, True, False, True]
 
 
 @pytest.fixture
 def looked(tmp_path, monkeypatch):
-    """A judge of a small model that finds the returns given: looked((steps, return), ...)."""
+    """An evaluator of a small model that finds the returns given: looked((steps, return), ...)."""
     model = DQN("MlpPolicy", "CartPole-v1", buffer_size=1, policy_kwargs={"net_arch": [4]}, device="cpu")
 
     def look(*evaluations):
-        found = judge(tmp_path)
+        found = evaluator(tmp_path)
         for model.num_timesteps, mean in evaluations:
             played = SimpleNamespace(returns=np.full(2, mean), lengths=np.full(2, 5))
             monkeypatch.setattr(found, "_play", lambda policy, stream, played=played: played)
@@ -63,7 +63,7 @@ def looked(tmp_path, monkeypatch):
 
 
 def resumed(tmp_path, timesteps):
-    found = judge(tmp_path)
+    found = evaluator(tmp_path)
     found.resume(timesteps)
     return found
 
@@ -92,7 +92,7 @@ def test_an_agent_that_nothing_is_known_of_is_not_the_best(tmp_path, looked, mon
 def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_path, monkeypatch):
     model = DQN("MlpPolicy", "CartPole-v1", buffer_size=1, policy_kwargs={"net_arch": [4]}, device="cpu")
     said, failures = [], [KeyError("lost")]
-    found = Judge(
+    found = Evaluator(
         TrainConfig(eval_episodes=1),
         interpret({"n_timesteps": 10}, tmp_path),
         lambda: RunFolder(tmp_path, "CartPole-v1"),
@@ -104,7 +104,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
             raise failures.pop()
         return evaluate(*args, **kwargs)
 
-    monkeypatch.setattr("quarl.runs.judge.evaluate", flaky)
+    monkeypatch.setattr("quarl.runs.evaluator.evaluate", flaky)
     assert found.keep(model, found.look(model)) > 0
     failures += [KeyError("lost"), KeyError("lost")]
     assert found.look(model) is None
