@@ -109,7 +109,7 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
     ("words", "message"),
     [
         (["--algo", "ppo"], "ppo learns on-policy"),
-        (["--algo", "cmaes"], "use one of dqn, ddpg, td3, sac, d4pg"),
+        (["--algo", "cmaes"], "known: dqn, ddpg, td3, sac, d4pg"),
         (["--actor-update-interval", "0"], "--actor-update-interval must be at least 1"),
         (["--publish-interval", "0"], "--publish-interval must be at least 1"),
         (["--actor-precision", "int9"], "actors cannot compute in int9"),

@@ -28,16 +28,14 @@ from quarl.actorq.pace import Pace
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
-from quarl.algorithms.clocks import CLOCK
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError
 from quarl.processes.inside import Worker, die_with_parent, give_way
-from quarl.readers.statistics import own_statistics
-from quarl.runs import checkpoint
 from quarl.runs.checkpoint_model import not_finite
+from quarl.runs.folder import RunFolder
 
 NAP_S = 0.0002
 AT_ONCE = 1024
@@ -102,9 +100,7 @@ class LearnerLoop(Worker):
         self._save()
         self._check_quantised()
         # Replay's class is QuaRL's own; without it the zip is read where QuaRL is not installed.
-        left_out = ("replay_buffer_class", "replay_buffer_kwargs", CLOCK)
-        path = checkpoint.export(self.config.output, self.model, exclude=left_out)
-        checkpoint.export_statistics(own_statistics(path), self.model)
+        RunFolder(self.config.output).write_agent(self.model, exclude=("replay_buffer_class", "replay_buffer_kwargs"))
         self._show()
         self.cells[Learner.DONE] = 1
 

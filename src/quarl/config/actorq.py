@@ -34,6 +34,11 @@ class ActorQConfig(LearnerOptions):
 
     verb: ClassVar[str] = "actorq"
     learners: ClassVar[tuple[str, ...]] = ALGORITHMS
+    new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "output", "plan")
+    free: ClassVar[tuple[str, ...]] = (
+        *(*LearnerOptions.free, "updates", "target", "save_replay_buffer", "actors", "min_actors", "max_staleness"),
+        *("env_timeout", "learner_threads"),
+    )
 
     algo: Annotated[str, arg(metavar="NAME")] = "dqn"
     """Off-policy learner: dqn, ddpg, td3, sac or d4pg."""

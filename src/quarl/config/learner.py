@@ -7,8 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from quarl.config.base import Flag, MeteredConfig, Steps, at_least_one, check_device, hyperparameters, zero_is_off
-from quarl.config.environment import EnvironmentConfig
+from quarl.config.base import (
+    METERED,
+    Flag,
+    MeteredConfig,
+    Steps,
+    at_least_one,
+    check_device,
+    hyperparameters,
+    zero_is_off,
+)
+from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.training import QatSpec
 
@@ -22,6 +31,15 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
 
     learners: ClassVar[tuple[str, ...]]
     """Algorithms that the verb trains."""
+    new: ClassVar[tuple[str, ...]] = ("resume", "json", *METERED)
+    """Options that say which run it is and what to do with it."""
+    free: ClassVar[tuple[str, ...]] = (
+        *("n_timesteps", "params", "device", "track", "eval_freq", "save_freq", "save_minutes"),
+        *OPTIONS,
+    )
+    """Options that a run which goes on may have anew; the run's where they are not given."""
+    compared_later: ClassVar[tuple[str, ...]] = ()
+    """Options that are compared with the checkpoint itself."""
 
     algo: Annotated[str, arg(metavar="NAME")]
     """Learner."""

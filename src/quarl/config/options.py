@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quarl.config.base import Config
+from quarl.config.learner import LearnerOptions
 from quarl.config.values import check_types
 from quarl.errors import QuarlError
 
-C = TypeVar("C", bound=Config)
+C = TypeVar("C", bound=LearnerOptions)
 
 
 def plain(value: Any) -> Any:
@@ -28,27 +29,16 @@ def options_of(config: Config) -> dict[str, Any]:
     return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
-def completed(
-    config: C,
-    saved: Mapping[str, Any],
-    where: Path,
-    *,
-    new: Collection[str],
-    free: Collection[str],
-    typed: Collection[str],
-    compared_later: Collection[str] = (),
-) -> C:
+def completed(config: C, saved: Mapping[str, Any], where: Path) -> C:
     """`config` completed by the run's options `saved`; QuarlError where they contradict each other.
 
-    where: the file of these. new: options that are those of `config`, given or not. free: those that may be others now.
-    compared_later: those that somebody else compares with the run, who knows more of it.
-    typed: options that count as given; so does every other one that is not the default.
+    where: the file of these. An option counts as given where it was typed, or is not the default.
     """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         name, here = field.name, getattr(config, field.name)
-        given = name in typed or here != field.default
-        if name == "params" and name in free:
+        given = name in config.typed or here != field.default
+        if name == "params":
             # one by one: those of the run that are not given anew hold on
             before = saved.get(name, [])
             if not isinstance(before, list) or not all(isinstance(word, str) for word in before):
@@ -56,14 +46,14 @@ def completed(
             words = {word.partition(":")[0]: word for word in (*before, *here)}
             found[name] = tuple(words.values())
             continue
-        if name in new or (name in free and given):
+        if name in config.new or (name in config.free and given):
             found[name] = here
             continue
-        if name not in saved and name not in free:
+        if name not in saved and name not in config.free:
             raise QuarlError(f"{where} does not say {name}; it is no run of quarl {config.verb}")
         value = saved.get(name, field.default)
         found[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
-        if given and name not in compared_later and here != found[name]:
+        if given and name not in config.compared_later and here != found[name]:
             flag = f"--{name.replace('_', '-')}"
             raise QuarlError(f"{flag} is {here} here and {found[name]} in {where}; resume without it")
         if name == "env" and here != found[name] and ":" in str(found[name]):  # a module's: to make it is to import it

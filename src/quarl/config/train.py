@@ -22,6 +22,9 @@ class TrainConfig(LearnerOptions):
 
     verb: ClassVar[str] = "train"
     learners: ClassVar[tuple[str, ...]] = LEARNERS
+    new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "algo", "env", "folder")
+    free: ClassVar[tuple[str, ...]] = (*LearnerOptions.free, "vec_env", "threads")
+    compared_later: ClassVar[tuple[str, ...]] = ("qat",)
 
     algo: Annotated[str, arg(metavar="NAME")] = "ppo"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""

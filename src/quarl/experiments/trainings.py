@@ -55,11 +55,10 @@ def train_quantised(job: Training) -> dict[str, Any]:
 
 def run_actorq(job: Training) -> dict[str, Any]:
     """A learner with quantised actors; what is played is the learner's policy, in float."""
-    from quarl.actorq.resume import checkpoints  # here: other trainings need no learner
-    from quarl.actorq.supervisor import Supervisor
+    from quarl.actorq.supervisor import Supervisor  # here: other trainings need no learner
 
     config = actorq_config(job.work, job.folder)
-    if checkpoints(config):
+    if RunFolder(config.output).checkpoints():
         config = replace(config, resume=True)
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to go on from

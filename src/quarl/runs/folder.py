@@ -1,10 +1,12 @@
-"""One run's folder, in the zoo's layout: what its own scripts and QuaRL's readers find an agent by.
+"""One run's folder: of `quarl train` in the zoo's layout, by which its own scripts and QuaRL's readers find an agent.
 
 logs/ppo/CartPole-v1_1/CartPole-v1.zip        the newest agent        best_model.zip    the best in evaluations
                       /CartPole-v1.quarl      in integers (QAT)       best_model_vecnormalize.pkl   its statistics
                       /CartPole-v1/config.yml, args.yml, vecnormalize.pkl
                       /checkpoint-0000000620.safetensors              best_model.yml  when and how good it was
                       /command.txt                                    evaluations.npz   as EvalCallback writes it
+
+Of `quarl actorq` it is the one that -o names: model.zip and args.yml lie beside the checkpoints.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.config import TrainConfig
+from quarl.config.learner import LearnerOptions
 from quarl.config.options import options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.folder import write_bytes
@@ -40,12 +43,14 @@ BEST = "best_model"
 class RunFolder:
     """The files of one run; every one appears whole or not at all."""
 
-    def __init__(self, path: Path, env_id: str) -> None:
+    def __init__(self, path: Path, env_id: str | None = None) -> None:
+        """env_id: of a run in the zoo's layout."""
         self.path = path
-        self.name = find.folder_name(env_id)
-        self.settings = path / self.name
-        self.agent = path / f"{self.name}.zip"
-        self.integers = path / f"{self.name}.quarl"
+        name = "model" if env_id is None else find.folder_name(env_id)
+        self.settings = path if env_id is None else path / name
+        self.options = self.settings / "args.yml"
+        self.agent = path / f"{name}.zip"
+        self.integers = path / f"{name}.quarl"
 
     @classmethod
     def new(cls, folder: Path, algo: str, env_id: str) -> RunFolder:
@@ -74,7 +79,7 @@ class RunFolder:
         if not numbered:
             raise NothingSavedError(f"no run of {algo} on {env_id} in {folder} to resume; start without --resume")
         run = cls(numbered[max(numbered)], env_id)
-        if not any(run.path.glob("checkpoint-*")):
+        if not run.checkpoints():
             raise NothingSavedError(f"no checkpoint in {run.path}; start without --resume")
         return run
 
@@ -83,11 +88,21 @@ class RunFolder:
         # env_kwargs: the zoo's scripts look for it here
         env_kwargs = written.get("env_kwargs") or None
         args = {**options_of(config), "env": env_id, "log_folder": str(config.folder), "env_kwargs": env_kwargs}
-        for name, values in (("config.yml", written), ("args.yml", args)):
-            text = yaml.safe_dump(plain(dict(values)), sort_keys=True)
-            write_bytes(text.encode(), self.settings / name)
+        self._write_yaml(written, self.settings / "config.yml")
+        self.write_options(args)
 
-    def write_command(self, config: TrainConfig) -> None:
+    def write_options(self, options: Mapping[str, Any]) -> None:
+        """Writes args.yml."""
+        self._write_yaml(options, self.options)
+
+    def _write_yaml(self, values: Mapping[str, Any], path: Path) -> None:
+        write_bytes(yaml.safe_dump(plain(dict(values)), sort_keys=True).encode(), path)
+
+    def checkpoints(self) -> list[str]:
+        """Names of those that are there, oldest first."""
+        return sorted(path.name for path in self.path.glob("checkpoint-*"))
+
+    def write_command(self, config: LearnerOptions) -> None:
         """Writes command.txt, which repeats the run."""
         write_bytes(config.command_line().encode() + b"\n", self.path / "command.txt")
 
@@ -96,18 +111,20 @@ class RunFolder:
         return read_yaml(self.settings / "config.yml")
 
     def read_args(self) -> dict[str, Any]:
-        """The options, by their names in TrainConfig."""
-        return read_yaml(self.settings / "args.yml")
+        """The options, by their names in the verb's configuration."""
+        return read_yaml(self.options)
 
-    def write_agent(self, model: BaseAlgorithm, name: str | None = None) -> Path:
+    def write_agent(self, model: BaseAlgorithm, name: str | None = None, exclude: Sequence[str] = ()) -> Path:
         """The model's zip, with its observation statistics beside it; raises as `checkpoint.save` does.
 
         An agent of another name has statistics of its own, which move on no more while the run does.
+        exclude: attributes of the model that are not its own.
         """
-        path = checkpoint.export(self.path, model, name or self.agent.name, exclude=PATCHED)
-        newest = self.settings / "vecnormalize.pkl"
-        for statistics in [newest] if path == self.agent else [newest, own_statistics(path)]:
-            checkpoint.export_statistics(statistics, model)
+        path = checkpoint.export(self.path, model, name or self.agent.name, exclude=(*PATCHED, *exclude))
+        if self.settings != self.path:
+            checkpoint.export_statistics(self.settings / "vecnormalize.pkl", model)
+        if self.settings == self.path or path != self.agent:
+            checkpoint.export_statistics(own_statistics(path), model)
         return path
 
     def write_best(self, model: BaseAlgorithm, mean: float, integers: QuantizedPolicy | None) -> None:

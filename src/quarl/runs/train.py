@@ -22,6 +22,8 @@ from quarl.algorithms.cpu import threads
 from quarl.algorithms.d4pg import D4PG
 from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
+from quarl.config.environment import spelled
+from quarl.config.options import completed
 from quarl.envs import resolve
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.checked import BrokenEnvironmentError
@@ -41,7 +43,6 @@ from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.model import build, learn_in
 from quarl.runs.outcome import Ended, Row
-from quarl.runs.resume import resumed
 from quarl.runs.trained_agent import TrainedAgent, act_before_learning
 
 Say = Callable[[str], None]
@@ -64,7 +65,7 @@ class Training:
             self._folder = RunFolder.latest(config.folder, config.algo, self.env_id)
             spec = config.spec()
             asked = None if spec is None else spec.precision
-            config = resumed(config, self._folder)
+            config = completed(config, _options(self._folder), self._folder.options)
             before = self._folder.read_config()
             written = before | given
         else:
@@ -283,3 +284,12 @@ class Training:
         assert self.model.env is not None
         with suppress(Exception):
             self.model.env.close()
+
+
+def _options(folder: RunFolder) -> dict[str, Any]:
+    """Those that the run in the folder began with."""
+    options = folder.read_args()
+    if isinstance(agent := options.get("trained_agent"), str):
+        options["trained_agent"] = Path(agent)
+    kwargs = options.get("env_kwargs")
+    return {**options, "env_kwargs": spelled(kwargs) if isinstance(kwargs, dict) else ()}
