@@ -9,7 +9,7 @@ import pytest
 
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, TrainConfig
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from quarl.policy.operators import (
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
 from quarl.quant import affine
 from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize_rows
-from quarl.quant.observers import observer
+from quarl.quant.observers import finite_extent
 from quarl.quant.spec import QuantSpec, integer_range
 
 SATURATING = np.geomspace(0.9, 0.02, 24)
@@ -244,9 +244,8 @@ class _Pass:
     def _grid(self, x: Array, function: str = "") -> ActivationGrid:
         """The grid of values x; before a bounded function, the one that leaves the least error behind it."""
         bits = self.spec.activation_bits or 8
-        watch = observer(self.spec.scheme.activation_observer, bits=bits, symmetric=False)
-        watch.update((np.maximum(x, 0) if function == "relu" else x).reshape(1, -1))
-        low, high = (side[0] for side in watch.ranges())
+        seen = (np.maximum(x, 0) if function == "relu" else x).reshape(1, -1)
+        low, high = (side[0].astype(np.float64) for side in finite_extent(seen))
         q = choose_qparams(low, high, bits, symmetric=False)
         if function in RANGES:
             exact, f = FUNCTIONS[function](x), FUNCTIONS[function]

@@ -17,7 +17,7 @@ from quarl.qat.prepare import follow
 from quarl.qat.start import ROOM, remembered
 from quarl.quant.affine import choose_qparams, dequantize, fake_quantize
 from quarl.quant.rounding import gptq, second_moment, to_the_ends
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 
 OFF_POLICY = ("dqn", "ddpg", "td3", "sac", "d4pg")
 

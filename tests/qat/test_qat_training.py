@@ -19,7 +19,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.qat.layers import QatLinear
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import follow
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 from quarl.readers.extract import from_model
 
 STEPS = 256

@@ -7,7 +7,7 @@ import pytest
 
 from quarl.errors import QuarlError
 from quarl.quant.affine import choose_qparams, fake_quantize
-from quarl.quant.observers import MSE, MinMax, MovingAverage, Percentile, observer
+from quarl.quant.observers import MSE, MinMax, Percentile, observer
 
 
 def test_min_max_remembers_every_update_and_skips_what_is_not_finite():
@@ -16,13 +16,6 @@ def test_min_max_remembers_every_update_and_skips_what_is_not_finite():
     watch.update(np.float32([[-3, np.inf], [0, 5]]))
     low, high = watch.ranges()
     assert (low.tolist(), high.tolist()) == ([-3, -1], [2, 5])
-
-
-def test_moving_average_by_hand():
-    watch = MovingAverage(momentum=0.5)
-    for high in (4.0, 8.0, 8.0):
-        watch.update(np.float32([[0, high]]))
-    assert watch.ranges()[1].tolist() == [7.0]
 
 
 def test_percentile_leaves_the_outlier_out():
@@ -43,7 +36,7 @@ def test_mse_range_beats_every_other_shrink_of_the_extent():
     assert high < x.max()
 
 
-@pytest.mark.parametrize("kind", ["minmax", "moving-average", "percentile", "mse"])
+@pytest.mark.parametrize("kind", ["minmax", "percentile", "mse"])
 def test_nothing_seen_or_nothing_finite_is_the_zero_range(kind):
     assert all(side.tolist() == [0] for side in observer(kind).ranges())
     watch = observer(kind)

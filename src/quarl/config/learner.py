@@ -19,7 +19,7 @@ from quarl.config.base import (
 )
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 
 SAVE_MINUTES = 5.0
 """What a crash may cost at most where nothing else is said."""

@@ -14,8 +14,7 @@ from quarl.config.environment import EnvironmentConfig
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.config.values import check_margin
 from quarl.errors import QuarlError
-from quarl.quant.spec import QuantSpec
-from quarl.quant.training import QatSpec, Ranges
+from quarl.quant.spec import QatSpec, QuantSpec, Ranges
 
 METHODS = ("ptq", "qat")
 OF_TRAINING = ("n_timesteps", "params", "eval_freq")

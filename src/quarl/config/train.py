@@ -11,7 +11,7 @@ from tyro.conf import arg
 from quarl.config.base import Flag, Normalize, at_least_one, check_folder
 from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError
-from quarl.quant.training import QatSpec, Ranges
+from quarl.quant.spec import QatSpec, Ranges
 
 LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
 

@@ -28,8 +28,7 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, did_you_mean
 from quarl.experiments.entries import MARGIN_PCT, MethodEntry, PolicyEntry, Study
 from quarl.inert.yaml import key_lines, read_yaml
-from quarl.quant.spec import QuantSpec
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec, QuantSpec
 
 SHIPPED = Path(__file__).with_name("shipped")
 METHODS = ("fp32", "ptq", "qat", "actorq")

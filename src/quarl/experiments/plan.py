@@ -18,8 +18,7 @@ from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, Cell, key_of
 from quarl.experiments.entries import MethodEntry, PolicyEntry, Study
 from quarl.experiments.runs import check_actorq, check_training
 from quarl.experiments.source import Agent
-from quarl.quant.spec import QuantSpec
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec, QuantSpec
 
 EXACT = QuantSpec.parse("fp32")
 

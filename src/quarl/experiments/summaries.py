@@ -15,6 +15,7 @@ from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TR
 from quarl.experiments.groups import Agent, Group, agent_of, bits_of
 from quarl.experiments.rows import returns
 from quarl.experiments.store import Record
+from quarl.quant.spec import QuantSpec
 from quarl.report.schema import Row
 from quarl.stats import NO_VERDICT, as_fields
 
@@ -164,9 +165,9 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
     for one in found:
         if one.method != QAT:
             continue
-        names = [one.precision, *([f"int{one.precision[1:-2]}"] if one.precision.endswith("a8") else [])]
+        name = QuantSpec.parse(one.precision).precision
         grids = (("default", "dynamic"), ("default", "static"))
-        candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids for name in names]
+        candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids]
         best = next((other for other in candidates if other is not None), None)
         columns = _of_the_same_seeds({FP32: _find(found, one.agent, FP32, FP32), PTQ: best, QAT: one})
         exact, ptq, own = columns[FP32], columns[PTQ], columns[QAT]

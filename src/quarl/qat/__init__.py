@@ -15,7 +15,7 @@ between integers count in the steps of these layers' sums, as kernels add them.
 from quarl.qat.convert import convert, layer_bits, quantized_policy, trained_grids
 from quarl.qat.delay import QuantDelay
 from quarl.qat.prepare import follow, is_active, is_ready, prepare, spec_of, switched_at
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 
 __all__ = [
     "QatSpec",

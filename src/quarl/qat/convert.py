@@ -13,7 +13,7 @@ from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules
 from quarl.ptq import on_grids
 from quarl.qat.prepare import is_active, spec_of
 from quarl.qat.quantizer import LayerQuantizer
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 from quarl.readers.extract import from_model
 
 FIXED = ("fixed", "pixels")

@@ -12,7 +12,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.qat.plan import NetworkPlan
 from quarl.qat.quantizer import LayerQuantizer
 from quarl.qat.table import RangeTable
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 from quarl.readers.actor import TRAINED_RANGES
 
 

@@ -11,7 +11,7 @@ from quarl.policy.graph import ActivationGrid, final_linear
 from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules, wide_bits
 from quarl.policy.rewrite import readings, scores
 from quarl.qat.networks import Graph
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from quarl.qat.layers import install
 from quarl.qat.networks import networks_of, optimizer_of
 from quarl.qat.plan import NetworkPlan
 from quarl.qat.table import RangeTable
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 from quarl.readers.actor import TRAINED_RANGES
 
 KEY = "qat"

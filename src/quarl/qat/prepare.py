@@ -16,7 +16,7 @@ from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
 from quarl.qat.plan import layer_name, plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
 from quarl.qat.start import Moved, remembered, start
-from quarl.quant.training import QatSpec, covers
+from quarl.quant.spec import QatSpec, covers
 
 RUNNING = ("running_",)
 COPIED = {

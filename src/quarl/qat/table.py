@@ -16,7 +16,7 @@ from quarl.policy.grids import wide_grid
 from quarl.qat.fake import first_log_step, rounded_part
 from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.quant.affine import choose_qparams
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 
 MOMENTUM = 0.01
 """Weight of the newest batch in the moving average of its extent."""

@@ -60,22 +60,6 @@ class MinMax:
         return self._low.astype(np.float64), self._high.astype(np.float64)
 
 
-class MovingAverage:
-    """Exponential moving average of each update's extent (Jacob et al. 2018, section 3.1)."""
-
-    def __init__(self, momentum: float = 0.01) -> None:
-        self.momentum = momentum
-        """Weight of the newest update."""
-        self._range: Array | None = None
-
-    def update(self, x: Array) -> None:
-        extent = np.stack(finite_extent(x)).astype(np.float64)
-        self._range = extent if self._range is None else self._range + self.momentum * (extent - self._range)
-
-    def ranges(self) -> tuple[Array, Array]:
-        return (np.zeros(1), np.zeros(1)) if self._range is None else (self._range[0], self._range[1])
-
-
 class _Keeping:
     """Keeps what it sees: the base of the observers whose answer needs the whole distribution."""
 
@@ -126,15 +110,13 @@ class MSE(_Keeping):
 
 
 def observer(kind: str, *, bits: int = 8, symmetric: bool = True) -> Observer:
-    """A new observer by its name in a Scheme: minmax, moving-average, percentile or mse."""
+    """A new observer by its name in a Scheme: minmax, percentile or mse."""
     match kind:
         case "minmax":
             return MinMax()
-        case "moving-average":
-            return MovingAverage()
         case "percentile":
             return Percentile()
         case "mse":
             return MSE(bits, symmetric=symmetric)
         case _:
-            raise QuarlError(f"unknown observer {kind!r}; use minmax, moving-average, percentile or mse")
+            raise QuarlError(f"unknown observer {kind!r}; use minmax, percentile or mse")

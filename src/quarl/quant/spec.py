@@ -1,4 +1,8 @@
-"""What to quantise and how: precisions ("int8", "w4a8", "fp16") and schemes, parsed without importing numpy."""
+"""What to quantise and how, after training or in it: precisions and schemes, parsed without importing numpy.
+
+int8, w8a8 and 8 are one precision: weights and activations of 8 bits. w8 leaves activations in float32. Precisions are
+compared by what a QuantSpec calls them, int8; trainings for one are shown as w8a8: a study has a column for each.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from quarl.errors import QuarlError
 
 Mode = Literal["dynamic", "static"]
+Ranges = Literal["minmax", "lsq"]
 FLOAT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16}
+SMALLEST, LARGEST = 2, 16
+"""Bits that are trained for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +29,10 @@ class Scheme:
     """zero_point is 0 and qmin is -qmax; what the integer kernels need of weights."""
     per_channel: bool = True
     """One scale per output channel instead of one per tensor."""
-    observer: Literal["minmax", "moving-average", "percentile", "mse"] = "minmax"
-    """What chooses the range of the weights; activations in static mode use `activation_observer`."""
-    activation_observer: Literal["minmax", "moving-average", "percentile", "mse"] = "minmax"
+    observer: Literal["minmax", "percentile", "mse"] = "minmax"
+    """What chooses the range of the weights."""
+    activation_observer: Literal["minmax"] = "minmax"
+    """And of activations in static mode; it stands in every file, and in the keys of studies."""
     rounding: Literal["nearest", "gptq"] = "nearest"
     """gptq: output-aware rounding from calibration observations (Frantar et al. 2023, algorithm 1)."""
     bias_correction: bool = False
@@ -92,25 +100,12 @@ class QuantSpec:
         """
         if scheme not in SCHEMES:
             raise QuarlError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
-        chosen = SCHEMES[scheme]
-        word = str(text).lower()
-        if word in FLOAT_BITS:
-            return cls(
-                weight_bits=FLOAT_BITS[word],
-                activation_bits=None,
-                float_type=word,  # type: ignore[arg-type]  # the dict's keys are the literal's members
-                mode=mode,
-                scheme=chosen,
-            )
-        match = re.fullmatch(r"(?:int)?(\d{1,4})|w(\d{1,4})(?:a(\d{1,4}))?", word)
-        if match is None:
+        chosen, word = SCHEMES[scheme], str(text).lower()
+        float_type: Any = word if word in FLOAT_BITS else None
+        bits = (FLOAT_BITS[word], None) if float_type else integer_bits(word, None if chosen.original else 8)
+        if bits is None:
             raise QuarlError(f"unknown precision {text!r}; use fp32, fp16, bf16, an integer 2..32, intN or wNaM")
-        same, weights, activations = match.groups()
-        if same is not None:
-            bits, activation_bits = int(same), None if chosen.original else 8
-        else:
-            bits, activation_bits = int(weights), int(activations) if activations else None
-        return cls(weight_bits=bits, activation_bits=activation_bits, mode=mode, scheme=chosen)
+        return cls(weight_bits=bits[0], activation_bits=bits[1], float_type=float_type, mode=mode, scheme=chosen)
 
     @property
     def needs_observations(self) -> bool:
@@ -124,7 +119,7 @@ class QuantSpec:
             return self.float_type
         if self.activation_bits == (None if self.scheme.original else 8):
             return f"int{self.weight_bits}"
-        return f"w{self.weight_bits}" + (f"a{self.activation_bits}" if self.activation_bits else "")
+        return _widths(self)
 
     def to_json(self) -> dict[str, object]:
         """Plain values for a manifest."""
@@ -146,6 +141,143 @@ class QuantSpec:
                     wrong = f"{name} cannot be {str(value)[:60]!r}"
                     raise QuarlError(f"the manifest's quantisation spec is malformed: {wrong}")
         return spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QatSpec:
+    """The precision that a policy is trained for: what its layers compute with once fake quantisation is active."""
+
+    weight_bits: int
+    """2..16, of every layer but the last ones where `output_bits` is given."""
+    activation_bits: int | None = 8
+    """2..16, of what lies between layers; None leaves it in float32."""
+    output_bits: int | None = None
+    """Of the weights of the last layers; None: `weight_bits`."""
+    observation_bits: int | None = None
+    """None: pixels keep their 8, vectors as many as integer sums stay exact with, up to 16, and those of activations at
+    least. The observation is quantised where activations are."""
+    symmetric: bool = True
+    """Of weights; the grids of activations are affine."""
+    per_channel: bool = True
+    """One scale for each output channel of a weight instead of one per tensor."""
+    ranges: Ranges = "minmax"
+    """minmax: weights by their extent, activations by a moving average of it. lsq: steps learned with the weights."""
+    critic: bool = False
+    """Quantise critics and value networks as well, which are not deployed; what reads images in front of an off-policy
+    critic stays in float32."""
+    skip: tuple[str, ...] = ()
+    """Layers left in float32, by their name or the start of it, as in "q_net.q_net.0"."""
+
+    def __post_init__(self) -> None:
+        for name in ("weight_bits", "activation_bits", "output_bits", "observation_bits"):
+            bits = getattr(self, name)
+            if bits is not None and not SMALLEST <= bits <= LARGEST:
+                words = name.replace("_", " ")
+                raise QuarlError(f"{words} of quantisation-aware training must be {SMALLEST}..{LARGEST}, got {bits}")
+        if self.observation_bits is not None and self.activation_bits is None:
+            raise QuarlError(
+                f"observation bits need activation bits: {self.precision} leaves both in float32; "
+                f"{self.precision}a8 quantises both"
+            )
+        if self.ranges not in ("minmax", "lsq"):
+            raise QuarlError(f"ranges are minmax or lsq, got {self.ranges!r}")
+        if self.ranges == "lsq" and not self.symmetric:
+            raise QuarlError("lsq learns the steps of symmetric weights; drop affine, or use ranges minmax")
+        if self.ranges == "lsq" and not self.per_channel:
+            raise QuarlError("lsq learns a step for each output channel; drop per_tensor, or use ranges minmax")
+
+    @classmethod
+    def parse(
+        cls,
+        text: str | int,
+        *,
+        output_bits: int | None = None,
+        observation_bits: int | None = None,
+        ranges: Ranges = "minmax",
+        affine: bool = False,
+        per_tensor: bool = False,
+        critic: bool = False,
+        skip: tuple[str, ...] = (),
+    ) -> QatSpec:
+        """The spec that `text` names: 8 or int8 (activations of 8 bits), w4a6, w4 (float activations).
+
+        >>> QatSpec.parse("w4a8").precision, QatSpec.parse(3).precision
+        ('w4a8', 'w3a8')
+        """
+        bits = integer_bits(text)
+        if bits is None:
+            raise QuarlError(f"unknown precision {text!r} to train for; use an integer 2..16, intN or wNaM")
+        return cls(
+            weight_bits=bits[0],
+            activation_bits=bits[1],
+            output_bits=output_bits,
+            observation_bits=observation_bits,
+            symmetric=not affine,
+            per_channel=not per_tensor,
+            ranges=ranges,
+            critic=critic,
+            skip=skip,
+        )
+
+    @property
+    def precision(self) -> str:
+        """w4a8; w4 where activations are float."""
+        return _widths(self)
+
+    @property
+    def deployed(self) -> QuantSpec:
+        """The spec of the policy that `qat.quantized_policy` makes."""
+        name = f"qat-{self.ranges}"
+        scheme = Scheme(name=name, symmetric=self.symmetric, per_channel=self.per_channel, center_scores=True)
+        return QuantSpec(
+            weight_bits=self.weight_bits, activation_bits=self.activation_bits, mode="static", scheme=scheme
+        )
+
+    def skips(self, layer: str) -> bool:
+        """Whether the layer of that name stays in float32."""
+        return any(covers(name, layer) for name in self.skip)
+
+    def bits_of(self, *, last: bool) -> int:
+        """Bits of the weights of a layer."""
+        return self.output_bits if last and self.output_bits is not None else self.weight_bits
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return {**dataclasses.asdict(self), "skip": list(self.skip)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> QatSpec:
+        """The inverse of `to_json`."""
+        try:
+            return cls(**{**data, "skip": tuple(data.get("skip", ()))})
+        except TypeError as error:
+            raise QuarlError(
+                f"the checkpoint's settings of quantisation-aware training are malformed: {error}"
+            ) from None
+
+
+def covers(name: str, layer: str) -> bool:
+    """Whether a name in `skip` is that of the layer, or of a module around it."""
+    return layer == name or layer.startswith(f"{name}.")
+
+
+def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int | None] | None:
+    """(bits of weights, of activations) that 8, int8, w4a6 or w4 names, which leaves activations float: None.
+
+    activations: bits that go with 8 and int8. None for any other text.
+
+    >>> integer_bits("int4"), integer_bits("w4a8"), integer_bits("w4"), integer_bits("fp16")
+    ((4, 8), (4, 8), (4, None), None)
+    """
+    match = re.fullmatch(r"(?:int)?(\d{1,4})|w(\d{1,4})(?:a(\d{1,4}))?", str(text).lower())
+    if match is None:
+        return None
+    both, weights, apart = match.groups()
+    return (int(both), activations) if both else (int(weights), int(apart) if apart else None)
+
+
+def _widths(spec: QuantSpec | QatSpec) -> str:
+    return f"w{spec.weight_bits}" + (f"a{spec.activation_bits}" if spec.activation_bits else "")
 
 
 def _is_a(value: object, kind: Any) -> bool:

@@ -13,7 +13,7 @@ from quarl import qat
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.errors import QuarlError
 from quarl.folder import Dispensable
-from quarl.quant.training import QatSpec
+from quarl.quant.spec import QatSpec
 from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
 from quarl.runs.replay import StoredReplay
