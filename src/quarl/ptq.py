@@ -13,7 +13,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines import check_values
-from quarl.engines.reference import FUNCTIONS, apply, as_float, fold, on_grid, unfold
+from quarl.engines.reference import FUNCTIONS, apply, as_float, on_grid, unfold
 from quarl.errors import QuarlError
 from quarl.policy.fit import cast, fit, nearest, with_codes
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
@@ -59,7 +59,7 @@ class Calibrated:
         """As `quantize`."""
         policy = self.policy
         if not spec.needs_observations:
-            ops = [_rounded(op, spec) if isinstance(op, Dense | Conv2d) else op for op in policy.ops]
+            ops = [_rounded(op, spec) if isinstance(op, Linear) else op for op in policy.ops]
             return _with(policy, spec, ops, {})
         return _Pass(*self.rewrite(spec), spec, self._observations(spec)).run()
 
@@ -153,7 +153,7 @@ def on_grids(
     """
     ops: list[Op] = []
     for op in (center_scores(policy) if spec.scheme.center_scores else policy).ops:
-        if isinstance(op, Dense | Conv2d) and op.name in bits:
+        if isinstance(op, Linear) and op.name in bits:
             scale = scales.get(op.name)
             if scale is None:
                 op = nearest(op, replace(spec, weight_bits=bits[op.name]))
@@ -178,7 +178,7 @@ class _Pass:
     def run(self) -> QuantizedPolicy:
         ops: list[Op] = []
         for op in self.policy.ops:
-            if isinstance(op, Dense | Conv2d):
+            if isinstance(op, Linear):
                 done, value = self._linear(op)
                 ops.append(done)
             else:
@@ -194,8 +194,7 @@ class _Pass:
         hidden = self.static and op.name in self.rules
         least = least_scales(op, self.grids[op.inputs[0]], self.spec.weight_bits) if hidden else None
         fitted = fit(op, columns, self.spec, least)
-        weight = as_float32(fitted.weight).reshape(fitted.weight.shape[0], -1)
-        value = fold(op, unfold(op, x) @ weight.T + op.bias, x.shape[1:])
+        value = apply(fitted, [x])
         if self.spec.scheme.bias_correction:
             axes = (0, *range(2, value.ndim))
             error = (target - value).mean(axis=axes, dtype=np.float64).astype(np.float32)

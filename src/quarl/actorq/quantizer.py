@@ -17,7 +17,7 @@ from quarl.arrays import Array
 from quarl.engines.reference import as_float, unfold
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.policy.operators import Conv2d, Dense, Linear, Op, QuantizedTensor, as_float32
+from quarl.policy.operators import Linear, Op, QuantizedTensor, as_float32
 from quarl.policy.rewrite import Balance, balances, center_scores, centred, columns, in_order, scores
 from quarl.quant import affine
 from quarl.quant.affine import TINY, choose_qparams
@@ -67,7 +67,7 @@ class Quantizer:
         multiplied = {name: found for found in self._balances for name in found.consumers}
         ops: dict[str, Op] = {}
         for op in policy.ops:
-            if isinstance(op, Dense | Conv2d):
+            if isinstance(op, Linear):
                 found = multiplied.get(op.name)
                 source = op.inputs if found is None or found.chain else (inserted[found.source].name,)
                 coded = self._layer(policy, op, None if found is None else found.scale, divided.get(op.name))

@@ -7,30 +7,14 @@ Integer accumulators are carried in float64, which is exact below 2**53: 32-bit 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
-from quarl.policy.operators import (
-    LEAKY_SLOPE,
-    OBSERVATION,
-    Activation,
-    Add,
-    Concat,
-    Conv2d,
-    Dense,
-    Flatten,
-    LayerNorm,
-    Linear,
-    Normalize,
-    Op,
-    QuantizedTensor,
-    Scale,
-    as_float32,
-    output_shape,
-)
+from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.quant.affine import TINY, QParams, dequantize, fake_quantize, quantize, quantize_rows, requantize
 from quarl.quant.spec import integer_range
 
@@ -83,17 +67,19 @@ class Reference:
         values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
         for op in self.policy.ops:
             inputs = [values[name] for name in op.inputs]
-            values[op.name] = self._linear(op, inputs[0]) if isinstance(op, Dense | Conv2d) else self._other(op, inputs)
+            values[op.name] = self._linear(op, inputs[0]) if isinstance(op, Linear) else self._other(op, inputs)
         return values
 
     def _other(self, op: Op, inputs: list[Array]) -> Array:
-        if isinstance(op, LayerNorm) and norms_codes(op, self.policy.grids):
+        if norms_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
             integers = quantize(inputs[0], grid_qparams(grid)) - np.float32(grid.zero_point)
             return layer_norm_of_codes(op, integers, grid)
         value = apply(op, inputs)
         # Static mode: a function of codes is a table whose entries are codes again.
-        on_codes = isinstance(op, Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids
+        on_codes = (
+            isinstance(op, operators.Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids
+        )
         if on_codes:
             value = on_grid(value, self.policy.grids[op.name])
         return value
@@ -141,55 +127,57 @@ def as_float(policy: Policy, observations: Array) -> dict[str, Array]:
     """
     values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
     for op in policy.ops:
-        inputs = [values[name] for name in op.inputs]
-        if isinstance(op, Dense | Conv2d):
-            weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
-            sums = unfold(op, inputs[0]) @ weight.T
-            sums += op.bias
-            values[op.name] = fold(op, sums, inputs[0].shape[1:])
-        else:
-            values[op.name] = apply(op, inputs)
+        values[op.name] = apply(op, [values[name] for name in op.inputs])
     return values
 
 
 def apply(op: Op, inputs: list[Array]) -> Array:
-    """The float32 value of an operator without weights to quantise."""
-    x = inputs[0]
-    match op:
-        case Activation():
-            return FUNCTIONS[op.kind](x).astype(np.float32, copy=False)
-        case Normalize():
-            return op(x)
-        case Scale():
-            return x * op.factor
-        case Flatten():
-            return x.reshape(len(x), -1)
-        case Concat():
-            return np.concatenate(inputs, axis=-1)
-        case Add():
-            return x + inputs[1]
-        case LayerNorm():
-            centred = x - x.mean(axis=-1, keepdims=True)
-            variance = np.square(centred).mean(axis=-1, keepdims=True)
-            normal = centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon)))
-            return np.asarray(normal * op.weight + op.bias)
-        case _:
-            raise AssertionError(f"no rule for {type(op).__name__}")
+    """The float32 value of an operator; of a layer, with what its weights stand for."""
+    return LOWERINGS[type(op)](op, *inputs)
 
 
-def norms_codes(op: LayerNorm, grids: Mapping[str, ActivationGrid]) -> bool:
-    """Whether a LayerNorm works on int8 codes: sums of them and of their squares are then exact in float32."""
+def _linear(op: Linear, x: Array) -> Array:
+    sums = unfold(op, x) @ as_float32(op.weight).reshape(op.weight.shape[0], -1).T
+    sums += op.bias
+    return fold(op, sums, x.shape[1:])
+
+
+def _layer_norm(op: operators.LayerNorm, x: Array) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = np.square(centred).mean(axis=-1, keepdims=True)
+    normal = centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon)))
+    return np.asarray(normal * op.weight + op.bias)
+
+
+LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
+    operators.Dense: _linear,
+    operators.Conv2d: _linear,
+    operators.Activation: lambda op, x: FUNCTIONS[op.kind](x).astype(np.float32, copy=False),
+    operators.LayerNorm: _layer_norm,
+    operators.Normalize: operators.Normalize.__call__,
+    operators.Scale: lambda op, x: x * op.factor,
+    operators.Flatten: lambda op, x: x.reshape(len(x), -1),
+    operators.Concat: lambda op, *inputs: np.concatenate(inputs, axis=-1),
+    operators.Add: lambda op, x, y: x + y,
+}
+"""What an operator computes of its inputs, in float32."""
+
+
+def norms_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.LayerNorm]:
+    """Whether it is a LayerNorm of int8 codes: sums of them and of their squares are then exact in float32."""
     grid = grids.get(op.inputs[0])
-    return grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
+    return (
+        isinstance(op, operators.LayerNorm) and grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
+    )
 
 
-def norm_constants(op: LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
+def norm_constants(op: operators.LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
     """1 / n, and epsilon in squared steps of the grid: what a LayerNorm of codes needs besides gain and offset."""
     epsilon = np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
     return np.float32(1 / op.weight.size), max(epsilon, np.float32(TINY))
 
 
-def layer_norm_of_codes(op: LayerNorm, integers: Array, grid: ActivationGrid) -> Array:
+def layer_norm_of_codes(op: operators.LayerNorm, integers: Array, grid: ActivationGrid) -> Array:
     """LayerNorm of codes less their zero point, as float32 integers; their scale does not matter to it.
 
     All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in. The squares
@@ -212,7 +200,7 @@ def unfold(op: Linear, x: Array) -> Array:
 
     P counts the output positions row by row, K runs over (channel, kernel row, kernel column); dense inputs pass.
     """
-    if isinstance(op, Dense):
+    if not isinstance(op, operators.Conv2d):
         return x
     (ph, pw), (sh, sw), (kh, kw) = op.padding, op.stride, op.weight.shape[2:]
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
@@ -224,7 +212,7 @@ def unfold(op: Linear, x: Array) -> Array:
 
 def fold(op: Linear, y: Array, input_shape: tuple[int, ...]) -> Array:
     """The inverse of `unfold` for outputs: [B, P, out] to [B, out, height, width]; dense outputs pass."""
-    return y if isinstance(op, Dense) else y.transpose(0, 2, 1).reshape(len(y), *output_shape(op, [input_shape]))
+    return y.transpose(0, 2, 1).reshape(len(y), *op.shape([input_shape])) if isinstance(op, operators.Conv2d) else y
 
 
 def _integers(op: Linear) -> Array:

@@ -8,7 +8,8 @@ that depends on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,24 +18,9 @@ from torch.nn import functional
 from quarl.arrays import Array
 from quarl.engines.reference import grid_qparams
 from quarl.errors import QuarlError
+from quarl.policy import operators
 from quarl.policy.graph import QuantizedPolicy, final_linear
-from quarl.policy.operators import (
-    LEAKY_SLOPE,
-    OBSERVATION,
-    Activation,
-    Add,
-    Concat,
-    Conv2d,
-    Dense,
-    Flatten,
-    LayerNorm,
-    Linear,
-    Normalize,
-    Op,
-    QuantizedTensor,
-    Scale,
-    as_float32,
-)
+from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.quant.affine import dequantize, fake_quantize, quantize_rows
 
 Tensor = torch.Tensor
@@ -56,7 +42,7 @@ class Torch:
     def __init__(self, policy: QuantizedPolicy, batch: int) -> None:
         self.measured = policy.spec.float_type == "fp32"
         self.batch = batch
-        self.file_bytes = 0
+        self.file_bytes = 4 * sum(op.weight.size + op.bias.size for op in policy.linear)
         """Bytes of the float32 weights and biases; a state dict's file holds these and a little more."""
         self._shape = (batch, *policy.observation_shape)
         self._dtype = policy.observation_dtype
@@ -65,8 +51,8 @@ class Torch:
         if policy.observation_dtype == "uint8":
             self._steps.append((OBSERVATION, Tensor.float, (OBSERVATION,)))
         for op in policy.ops:
-            function = self._linear(policy, op) if isinstance(op, Dense | Conv2d) else _function(op)
-            self._steps.append((op.name, _on_grid(policy, op, function), op.inputs))
+            function = _on_grid(policy, op, _of_codes(policy, op, LOWERINGS[type(op)](op)))
+            self._steps.append((op.name, function, op.inputs))
 
     @torch.inference_mode()
     def run(self, observations: Array) -> Array:
@@ -81,27 +67,6 @@ class Torch:
         output: Array = values[self._output].numpy()
         return output
 
-    def _linear(self, policy: QuantizedPolicy, op: Linear) -> Function:
-        weight, bias = torch.tensor(as_float32(op.weight)), torch.tensor(op.bias)
-        self.file_bytes += weight.nbytes + bias.nbytes
-        if isinstance(op, Dense):
-
-            def product(x: Tensor) -> Tensor:
-                return functional.linear(x, weight, bias)
-        else:
-            stride, padding = op.stride, op.padding
-
-            def product(x: Tensor) -> Tensor:
-                return functional.conv2d(x, weight, bias, stride, padding)
-
-        bits = policy.spec.activation_bits
-        if bits is None or not isinstance(op.weight, QuantizedTensor):
-            return product
-        if policy.spec.mode == "dynamic":
-            return lambda x: product(_fake_quantized_rows(x, bits))
-        grid = grid_qparams(policy.grids[op.inputs[0]])
-        return lambda x: product(fake_quantize(x, grid))
-
 
 def load(policy: QuantizedPolicy, batch: int) -> Torch:
     """The policy ready to run in eager mode; torch is set to one thread, for the whole process."""
@@ -114,35 +79,61 @@ def _fake_quantized_rows(x: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(dequantize(*quantize_rows(rows, bits))).reshape(x.shape)
 
 
+def _of_codes(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
+    """The function, its input moved to the grid on which an integer layer reads it."""
+    bits = policy.spec.activation_bits
+    if bits is None or not isinstance(op, Linear) or not isinstance(op.weight, QuantizedTensor):
+        return function
+    if policy.spec.mode == "dynamic":
+        return lambda x: function(_fake_quantized_rows(x, bits))
+    grid = grid_qparams(policy.grids[op.inputs[0]])
+    return lambda x: function(fake_quantize(x, grid))
+
+
 def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
     """The function, followed in static mode by the grid of its value where the integer engines hold codes there."""
     source, grids = op.inputs[0], policy.grids
-    inner = isinstance(op, Dense | Conv2d) and op.name not in final_linear(policy)
-    if op.name in grids and (inner or (isinstance(op, Activation) and source in grids)):
+    inner = isinstance(op, Linear) and op.name not in final_linear(policy)
+    if op.name in grids and (inner or (isinstance(op, operators.Activation) and source in grids)):
         grid = grid_qparams(grids[op.name])
         return lambda *inputs: fake_quantize(function(*inputs), grid)
     return function
 
 
-def _function(op: Op) -> Function:
-    match op:
-        case Activation():
-            return ACTIVATIONS[op.kind]
-        case Normalize():
-            mean, rest = map(torch.tensor, op.mean_parts)
-            factor = torch.tensor(op.inverse_std)
-            return lambda x: ((x - mean - rest) * factor).clamp(-op.clip, op.clip)
-        case Scale():
-            factor = torch.tensor(op.factor.astype(np.float32))
-            return lambda x: x * factor
-        case Flatten():
-            return lambda x: x.flatten(1)
-        case Concat():
-            return lambda *inputs: torch.cat(inputs, dim=-1)
-        case Add():
-            return torch.add
-        case LayerNorm():
-            weight, bias = torch.tensor(op.weight), torch.tensor(op.bias)
-            return lambda x: functional.layer_norm(x, weight.shape, weight, bias, op.epsilon)
-        case _:
-            raise AssertionError(f"no rule for {type(op).__name__}")
+def _dense(op: operators.Dense) -> Function:
+    weight, bias = torch.tensor(as_float32(op.weight)), torch.tensor(op.bias)
+    return lambda x: functional.linear(x, weight, bias)
+
+
+def _conv2d(op: operators.Conv2d) -> Function:
+    weight, bias = torch.tensor(as_float32(op.weight)), torch.tensor(op.bias)
+    return lambda x: functional.conv2d(x, weight, bias, op.stride, op.padding)
+
+
+def _normalize(op: operators.Normalize) -> Function:
+    (mean, rest), factor = map(torch.tensor, op.mean_parts), torch.tensor(op.inverse_std)
+    return lambda x: ((x - mean - rest) * factor).clamp(-op.clip, op.clip)
+
+
+def _scale(op: operators.Scale) -> Function:
+    factor = torch.tensor(op.factor.astype(np.float32))
+    return lambda x: x * factor
+
+
+def _layer_norm(op: operators.LayerNorm) -> Function:
+    weight, bias = torch.tensor(op.weight), torch.tensor(op.bias)
+    return lambda x: functional.layer_norm(x, weight.shape, weight, bias, op.epsilon)
+
+
+LOWERINGS: Mapping[type[Op], Callable[[Any], Function]] = {
+    operators.Dense: _dense,
+    operators.Conv2d: _conv2d,
+    operators.Activation: lambda op: ACTIVATIONS[op.kind],
+    operators.LayerNorm: _layer_norm,
+    operators.Normalize: _normalize,
+    operators.Scale: _scale,
+    operators.Flatten: lambda op: lambda x: x.flatten(1),
+    operators.Concat: lambda op: lambda *inputs: torch.cat(inputs, dim=-1),
+    operators.Add: lambda op: torch.add,
+}
+"""The function of an operator's inputs, with weights as what their codes or half floats stand for."""

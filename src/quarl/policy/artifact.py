@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,8 @@ from quarl.folder import write_parts
 from quarl.inert.budget import read_json, reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
-from quarl.policy.manifest import grid, number, one_of, reals, size, word
-from quarl.policy.operators import (
-    Activation,
-    Add,
-    Concat,
-    Conv2d,
-    Dense,
-    Flatten,
-    LayerNorm,
-    Normalize,
-    Op,
-    QuantizedTensor,
-    Scale,
-)
+from quarl.policy.manifest import grid, number, one_of, pair, reals, size, word
+from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
 from quarl.policy.tensors import DTYPES, Bytes, parse, pieces
 from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, unpack
@@ -49,28 +37,8 @@ SMALL = 2**20
 """Bytes of tensors below which starting threads takes longer than hashing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How one operator type lies in the file."""
-
-    kind: type[Op]
-    arrays: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-
-
-LAYOUTS = {
-    "Dense": _Layout(Dense, arrays=("weight", "bias")),
-    "Conv2d": _Layout(Conv2d, arrays=("weight", "bias"), pairs=("stride", "padding")),
-    "Activation": _Layout(Activation, words=("kind",)),
-    "LayerNorm": _Layout(LayerNorm, arrays=("weight", "bias"), numbers=("epsilon",)),
-    "Normalize": _Layout(Normalize, arrays=("mean", "variance"), numbers=("epsilon", "clip")),
-    "Scale": _Layout(Scale, arrays=("factor",)),
-    "Flatten": _Layout(Flatten),
-    "Concat": _Layout(Concat),
-    "Add": _Layout(Add),
-}
+SETTINGS: Mapping[Any, Callable[[Any], Any]] = {"float": number, "str": word, "tuple[int, int]": pair}
+"""By the type of an operator's field: what checks its value in the manifest. All other fields are arrays."""
 
 
 def to_bytes(policy: Policy) -> bytes:
@@ -192,13 +160,9 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
 
 
 def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
-    kind = type(op).__name__
-    layout = LAYOUTS[kind]
-    entry: dict[str, Any] = {"type": kind, "name": op.name, "inputs": op.inputs}
-    for field in (*layout.numbers, *layout.pairs, *layout.words):
-        entry[field] = getattr(op, field)
-    for field in layout.arrays:
-        value = getattr(op, field)
+    entry: dict[str, Any] = {"type": type(op).__name__, "name": op.name, "inputs": op.inputs}
+    entry |= {field.name: getattr(op, field.name) for field in _fields(type(op)) if field.type in SETTINGS}
+    for field, value in op.arrays.items():
         key = f"{op.name}/{field}"
         if not isinstance(value, QuantizedTensor):
             tensors[key] = value if value.dtype in DTYPES.values() else value.astype(np.float32)
@@ -215,22 +179,27 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
     return entry
 
 
+def _fields(kind: type[Op]) -> tuple[Field[Any], ...]:
+    """Those that belong to operators of this kind alone."""
+    return fields(kind)[len(fields(Op)) :]
+
+
 def _packed(codes: Array, width: int) -> Array:
     return np.frombuffer(pack(codes, width), np.uint8)
 
 
 def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
-    layout = LAYOUTS[one_of(entry["type"], tuple(LAYOUTS))]
-    name = word(entry["name"])
+    kind, name = OPERATORS[one_of(entry["type"], tuple(OPERATORS))], word(entry["name"])
     values: dict[str, Any] = {"name": name, "inputs": tuple(word(i) for i in entry["inputs"])}
-    values |= {field: number(entry[field]) for field in layout.numbers}
-    values |= {field: (size(entry[field][0], 0), size(entry[field][1], 0)) for field in layout.pairs}
-    values |= {field: word(entry[field]) for field in layout.words}
-    coded = "codes" in entry and issubclass(layout.kind, Dense | Conv2d)
-    values |= {f: reals(f"{name}/{f}", tensors) for f in layout.arrays if not (coded and f == "weight")}
-    if coded:
-        values["weight"] = _codes(entry["codes"], f"{name}/weight", tensors)
-    return layout.kind(**values)
+    for field in _fields(kind):
+        key = f"{name}/{field.name}"
+        if field.type in SETTINGS:
+            values[field.name] = SETTINGS[field.type](entry[field.name])
+        elif field.type == "Weight" and "codes" in entry:
+            values[field.name] = _codes(entry["codes"], key, tensors)
+        else:
+            values[field.name] = reals(key, tensors)
+    return kind(**values)
 
 
 def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> QuantizedTensor:
@@ -251,22 +220,14 @@ def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> Qua
 
 
 def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:
-    return {
-        "algo": provenance.algo,
-        "env_id": provenance.env_id,
-        "env_kwargs": dict(provenance.env_kwargs),
-        "wrappers": [[name, dict(kwargs)] for name, kwargs in provenance.wrappers],
-        "max_episode_steps": provenance.max_episode_steps,
-        "statistics": provenance.statistics,
-        "stochastic": provenance.stochastic,
-        "origin": provenance.origin,
-    }
+    values = {field.name: getattr(provenance, field.name) for field in fields(provenance) if field.name != "longest"}
+    wrappers = [(name, dict(kwargs)) for name, kwargs in provenance.wrappers]
+    return values | {"env_kwargs": dict(provenance.env_kwargs), "wrappers": wrappers}
 
 
 def _provenance_from_json(entry: dict[str, Any]) -> Provenance:
     limit = entry.get("max_episode_steps")  # like the source of statistics, absent from older files
-    return replace(
-        Provenance(),
+    return Provenance(
         algo=word(entry["algo"]),
         env_id=word(entry["env_id"]),
         env_kwargs=dict(entry["env_kwargs"]),

@@ -15,23 +15,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
-from quarl.policy.operators import (
-    ACTIVATIONS,
-    OBSERVATION,
-    Activation,
-    Conv2d,
-    Dense,
-    LayerNorm,
-    Linear,
-    Normalize,
-    Op,
-    QuantizedTensor,
-    Shape,
-    Weight,
-    output_shape,
-    padded_size,
-    real_arrays,
-)
+from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape, Weight
 from quarl.quant.spec import QuantSpec
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -130,7 +114,7 @@ class Policy:
     @property
     def linear(self) -> tuple[Linear, ...]:
         """The operators that carry weights, in order."""
-        return tuple(op for op in self.ops if isinstance(op, Dense | Conv2d))
+        return tuple(op for op in self.ops if isinstance(op, Linear))
 
     @property
     def num_weights(self) -> int:
@@ -185,18 +169,21 @@ def shapes(policy: Policy) -> dict[str, Shape]:
         raise QuarlError(f"the policy has more than {MAX_OPERATORS:,} operators")
     total = products = 0
     for op in policy.ops:
+        if type(op) not in OPERATORS.values():
+            kind = type(op).__name__
+            raise UnsupportedError(f"operator {op.name!r} is a {kind}, which is not in the operator set")
         if op.name in known:
             raise QuarlError(f"two operators are called {op.name!r}")
         missing = [name for name in op.inputs if name not in known]
         if missing:
             raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which nothing before it makes")
-        known[op.name] = made = output_shape(op, [known[name] for name in op.inputs])
+        known[op.name] = made = op.shape([known[name] for name in op.inputs])
         if 0 in made:
             raise QuarlError(f"layer {op.name!r} makes no numbers: a value of shape {made}")
-        total += math.prod(known[op.name]) + padded_size(op, known[op.inputs[0]])
+        total += math.prod(known[op.name]) + op.padded_size(known[op.inputs[0]])
         if total > MAX_NUMBERS:
             raise QuarlError(f"up to operator {op.name!r}, one observation makes more than {MAX_NUMBERS:,} numbers")
-        if isinstance(op, Dense | Conv2d):
+        if isinstance(op, Linear):
             products += math.prod(op.weight.shape) * math.prod(made[1:])
         if products > MAX_PRODUCTS:
             raise QuarlError(f"up to layer {op.name!r}, one observation takes more than {MAX_PRODUCTS:,} products")
@@ -217,9 +204,27 @@ def final_linear(policy: Policy) -> frozenset[str]:
     """Names of the linear operators whose value reaches the output without passing another: never quantised."""
     feeds_linear: set[str] = set()
     for op in reversed(policy.ops):
-        if isinstance(op, Dense | Conv2d) or op.name in feeds_linear:
+        if isinstance(op, Linear) or op.name in feeds_linear:
             feeds_linear.update(op.inputs)
     return frozenset(op.name for op in policy.linear if op.name not in feeds_linear)
+
+
+def behind_linear(policy: Policy) -> frozenset[str]:
+    """Names of the values that a linear operator makes, or has a part in."""
+    behind: set[str] = set()
+    for op in policy.ops:
+        if isinstance(op, Linear) or behind.intersection(op.inputs):
+            behind.add(op.name)
+    return frozenset(behind)
+
+
+def readers(policy: Policy) -> dict[str, list[Op]]:
+    """The operators that read each value, in order; twice where they do so twice."""
+    found: dict[str, list[Op]] = {}
+    for op in policy.ops:
+        for name in op.inputs:
+            found.setdefault(name, []).append(op)
+    return found
 
 
 def check(policy: Policy) -> None:
@@ -227,19 +232,11 @@ def check(policy: Policy) -> None:
     if not policy.ops:
         raise QuarlError("the policy has no operators")
     known = shapes(policy)
-    read = {policy.output, *(name for op in policy.ops for name in op.inputs)}
+    read = {policy.output, *readers(policy)}
     if idle := [op.name for op in policy.ops if op.name not in read]:
         raise QuarlError(f"nothing reads what operator {idle[0]!r} makes; such a graph is refused")
     for op in policy.ops:
-        if isinstance(op, LayerNorm | Normalize) and not 0 <= op.epsilon < 3e38:  # float32's
-            raise QuarlError(f"layer {op.name!r} has epsilon {op.epsilon:g}, which is no small positive number")
-        if isinstance(op, Normalize) and not (0 < op.clip < 3e38 or op.clip == math.inf):
-            raise QuarlError(f"layer {op.name!r} clips at {op.clip:g}, which leaves nothing")
-        if isinstance(op, Activation) and op.kind not in ACTIVATIONS:
-            raise UnsupportedError(f"activation {op.kind!r} of {op.name!r} is not one of {', '.join(ACTIVATIONS)}")
-        for label, array in real_arrays(op):
-            if not np.isfinite(array).all():
-                raise QuarlError(f"{label} of layer {op.name!r} holds NaN or infinity; the policy cannot be used")
+        op.check()
     out = known[policy.output]
     expected = tuple(n * 2 for n in policy.head.low.shape) if policy.head.kind == "gaussian" else policy.head.low.shape
     if len(out) != 1 or (policy.head.kind != "argmax" and expected != out):

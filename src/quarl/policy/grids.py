@@ -6,7 +6,6 @@ One set of rules for calibration and for training, so that what is simulated in 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -14,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
-from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Linear, Op, Scale
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, behind_linear, final_linear, readers
+from quarl.policy.operators import OBSERVATION, Activation, Dense, Flatten, Linear, Scale
 from quarl.quant.affine import TINY
 from quarl.quant.spec import integer_range
 
@@ -52,50 +51,45 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
 
     skips: tells of layers that compute in float32, by name.
     """
-    ops = {op.name: op for op in policy.ops}
-    final = final_linear(policy)
-    readers_of = Counter(name for op in policy.ops for name in op.inputs)
-    # one that others read as well, as a residual connection does, keeps what the function would drop
-    function_of = {
-        op.inputs[0]: op.kind for op in policy.ops if isinstance(op, Activation) and readers_of[op.inputs[0]] == 1
-    }
+    final, behind, readers_of = final_linear(policy), behind_linear(policy), readers(policy)
     rules: dict[str, GridRule] = {}
-    behind_layers: set[str] = set()
     for op in policy.ops:
         source = op.inputs[0]
-        integers = isinstance(op, Dense | Conv2d) and not skips(op.name)
-        if integers and source not in rules:
-            readers = [one for one in policy.linear if one.inputs[0] == source]
-            step = None if source in behind_layers else _pixel_step(policy, ops, source)
-            if step is not None:
-                rules[source] = GridRule("pixels", step=step)
-            elif source not in behind_layers and all(isinstance(one, Dense) for one in readers):
-                rules[source] = GridRule("observation")
-            else:
-                rules[source] = GridRule("input")
-        if integers and op.name not in final:
-            rules[op.name] = GridRule("layer", function=function_of.get(op.name, ""))
-        elif isinstance(op, Activation) and source in rules and op.name not in rules:
-            if op.kind == "relu":
-                rules[op.name] = GridRule("same", source=source)
-            else:
-                rules[op.name] = GridRule("fixed" if op.kind in RANGES else "function", function=op.kind)
-        elif isinstance(op, Flatten) and source in rules:
+        if isinstance(op, Linear) and not skips(op.name):
+            if source not in rules:
+                rules[source] = _input_rule(policy, source, made_by_layers=source in behind)
+            if op.name not in final:
+                # one that others read as well, as a residual connection does, keeps what the function would drop
+                reader, *others = readers_of[op.name]
+                function = reader.kind if isinstance(reader, Activation) and not others else ""
+                rules[op.name] = GridRule("layer", function=function)
+        elif source in rules and (isinstance(op, Flatten) or (isinstance(op, Activation) and op.kind == "relu")):
             rules[op.name] = GridRule("same", source=source)
-        if isinstance(op, Dense | Conv2d) or behind_layers.intersection(op.inputs):
-            behind_layers.add(op.name)
+        elif source in rules and isinstance(op, Activation):
+            rules[op.name] = GridRule("fixed" if op.kind in RANGES else "function", function=op.kind)
     return rules
+
+
+def _input_rule(policy: Policy, source: str, *, made_by_layers: bool) -> GridRule:
+    """Of a value that layers read, and that no layer of integers makes."""
+    if made_by_layers:
+        return GridRule("input")
+    if (step := _pixel_step(policy, source)) is not None:
+        return GridRule("pixels", step=step)
+    dense = all(isinstance(op, Dense) for op in policy.linear if op.inputs[0] == source)
+    return GridRule("observation" if dense else "input")
 
 
 def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, GridRule]:
     """`grid_rules` as far as training follows them: it quantises in front of layers and behind them, so that what
     activation functions make of integers stays as it is where no layer of integers reads it."""
+    rules = grid_rules(policy, skips)
     read = {op.inputs[0] for op in policy.linear if not skips(op.name)}
-    for op in reversed(policy.ops):
-        if op.name in read and (isinstance(op, Flatten) or (isinstance(op, Activation) and op.kind == "relu")):
-            read.add(op.inputs[0])
+    for name, rule in reversed(rules.items()):
+        if rule.kind == "same" and name in read:
+            read.add(rule.source)
     kept: dict[str, GridRule] = {}
-    for name, rule in grid_rules(policy, skips).items():
+    for name, rule in rules.items():
         unread = rule.kind in ("function", "fixed") and name not in read
         if not unread and (rule.kind != "same" or rule.source in kept):
             kept[name] = rule
@@ -112,9 +106,9 @@ def narrowed(policy: QuantizedPolicy) -> str | None:
     return next((name for name, grid in policy.grids.items() if grid.bits < 8), None)
 
 
-def _pixel_step(policy: Policy, ops: dict[str, Op], name: str) -> float | None:
+def _pixel_step(policy: Policy, name: str) -> float | None:
     """What one unit of a byte has become in the value `name`; None where it is not just bytes times a number."""
-    step = 1.0
+    ops, step = {op.name: op for op in policy.ops}, 1.0
     while name != OBSERVATION:
         op = ops[name]
         if isinstance(op, Scale) and not op.factor.shape:

@@ -43,6 +43,11 @@ def size(value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
     return value
 
 
+def pair(value: Any) -> tuple[int, int]:
+    """The value's first two, if they are sizes of 0 or more."""
+    return size(value[0], 0), size(value[1], 0)
+
+
 def word(value: Any) -> str:
     """The value, if it is text that a terminal shows and does not obey."""
     if not isinstance(value, str) or not value.isprintable():

@@ -1,12 +1,15 @@
 """The closed set of operators that a policy is made of, and the weights they carry.
 
-An operator is named after the value that it makes. Shapes never name the batch axis: every value is [B, *shape].
+An operator is named after the value that it makes. Shapes never name the batch axis: every value is [B, *shape]. Its
+fields say all that it is made of, and the artefact stores them by their types: "Weight" may be codes, "Array" is float.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 
@@ -68,28 +71,95 @@ class Op:
 
     name: str
     inputs: tuple[str, ...]
+    num_inputs: ClassVar[int | None] = 1
+    """None: one or more."""
+
+    @property
+    def arrays(self) -> dict[str, Weight]:
+        """What the operator carries, by field."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.type in ("Array", "Weight")}
+
+    def shape(self, inputs: list[Shape]) -> Shape:
+        """Shape of the value that it makes of values of these shapes; refuses inputs that do not fit."""
+        try:
+            if len(inputs) != (self.num_inputs or max(len(inputs), 1)):
+                raise _MisfitError(f"from {self.num_inputs or 0} operators")
+            return self._shape(*inputs)
+        except _MisfitError as error:
+            raise QuarlError(
+                f"operator {self.name!r} ({type(self).__name__}) expects input {error.args[0]}, "
+                f"got {', '.join(map(str, inputs))}"
+            ) from None
+
+    def padded_size(self, first: Shape) -> int:
+        """Numbers of the first input with the margin that a convolution puts around it."""
+        return math.prod(first)
+
+    def check(self) -> None:
+        """Refuses settings that no engine can run with, and numbers that are not finite."""
+        for what, array in self._reals():
+            if not np.isfinite(array).all():
+                raise QuarlError(f"{what} of layer {self.name!r} holds NaN or infinity; the policy cannot be used")
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        return first
+
+    def _reals(self) -> list[tuple[str, Array]]:
+        """(what it is, float array) of every array whose numbers must be finite."""
+        arrays = self.arrays.items()
+        return [(f"the {name}", a.reach if isinstance(a, QuantizedTensor) else a) for name, a in arrays]
+
+
+class _MisfitError(Exception):
+    """Carries what an operator expects of its inputs."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Dense(Op):
-    """x @ weight.T + bias; weight [out, in], bias float32 [out]."""
+class Linear(Op):
+    """The operators whose weights are quantised; bias float32 [out], never."""
 
     weight: Weight
     bias: Array
 
+    def check(self) -> None:
+        """As of any operator; and the bias is one number for each output."""
+        if self.bias.shape != self.weight.shape[:1]:
+            raise QuarlError(f"bias of layer {self.name!r} is {self.bias.shape}, its weight {self.weight.shape}")
+        Op.check(self)  # super() knows the class as it was before it got slots
+
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Conv2d(Op):
-    """Cross-correlation of [C, H, W] values; weight [out, in, kh, kw], bias float32 [out], zero padding."""
+class Dense(Linear):
+    """x @ weight.T + bias; weight [out, in]."""
 
-    weight: Weight
-    bias: Array
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if len(self.weight.shape) != 2 or first != self.weight.shape[1:]:
+            raise _MisfitError(self.weight.shape[1:])
+        return self.weight.shape[:1]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conv2d(Linear):
+    """Cross-correlation of [C, H, W] values; weight [out, in, kh, kw], zero padding."""
+
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
 
+    def padded_size(self, first: Shape) -> int:
+        """Numbers of the image with its margin."""
+        return first[0] * math.prod(n + 2 * p for n, p in zip(first[1:], self.padding, strict=True))
 
-Linear = Dense | Conv2d
-"""The operators whose weights are quantised."""
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if len(self.weight.shape) != 4 or len(first) != 3 or first[0] != self.weight.shape[1]:
+            raise _MisfitError("[channels, height, width]")
+        if min(self.stride) < 1 or min(self.padding) < 0:
+            raise QuarlError(f"operator {self.name!r} has stride {self.stride} and padding {self.padding}")
+        kernel = self.weight.shape[2:]
+        axes = zip(first[1:], kernel, self.stride, self.padding, strict=True)
+        size = [(n + 2 * p - k) // s + 1 for n, k, s, p in axes]
+        if min(size) < 1:
+            raise _MisfitError(f"at least {kernel}")
+        return (self.weight.shape[0], *size)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,6 +167,11 @@ class Activation(Op):
     """An elementwise function: one of ACTIVATIONS."""
 
     kind: str
+
+    def check(self) -> None:
+        """Refuses other functions."""
+        if self.kind not in ACTIVATIONS:
+            raise UnsupportedError(f"activation {self.kind!r} of {self.name!r} is not one of {', '.join(ACTIVATIONS)}")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,6 +181,16 @@ class LayerNorm(Op):
     weight: Array
     bias: Array
     epsilon: float
+
+    def check(self) -> None:
+        """As of any operator; and epsilon keeps deviations above 0."""
+        _check_epsilon(self.name, self.epsilon)
+        Op.check(self)
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if first[-1:] != self.weight.shape or self.bias.shape != self.weight.shape:
+            raise _MisfitError(self.weight.shape)
+        return first
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -140,6 +225,28 @@ class Normalize(Op):
         scaled: Array = (x - mean - rest) * self.inverse_std
         return scaled.clip(np.float32(-self.clip), np.float32(self.clip))
 
+    def check(self) -> None:
+        """As of any operator; epsilon keeps deviations above 0, and the clip leaves something."""
+        _check_epsilon(self.name, self.epsilon)
+        if not (0 < self.clip < 3e38 or self.clip == math.inf):
+            raise QuarlError(f"layer {self.name!r} clips at {self.clip:g}, which leaves nothing")
+        Op.check(self)
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if first != self.mean.shape or first != self.variance.shape:
+            raise _MisfitError(self.mean.shape)
+        return first
+
+    def _reals(self) -> list[tuple[str, Array]]:
+        with np.errstate(all="ignore"):  # in float32, as engines have them
+            mean, inverse_std = self.mean.astype(np.float32), self.inverse_std
+        return [("the mean", mean), ("the variance", self.variance), ("the inverse deviation", inverse_std)]
+
+
+def _check_epsilon(layer: str, epsilon: float) -> None:
+    if not 0 <= epsilon < 3e38:  # float32's
+        raise QuarlError(f"layer {layer!r} has epsilon {epsilon:g}, which is no small positive number")
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scale(Op):
@@ -148,104 +255,49 @@ class Scale(Op):
     factor: Array
     """float32, a scalar [] or the value's own shape."""
 
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if self.factor.shape not in ((), first):
+            raise _MisfitError(self.factor.shape)
+        return first
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flatten(Op):
     """[B, ...] to [B, n], row-major."""
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        return (math.prod(first),)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Concat(Op):
     """Inputs side by side along the last axis."""
 
+    num_inputs: ClassVar[int | None] = None
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if any(shape[:-1] != first[:-1] for shape in others):
+            raise _MisfitError("shapes equal but for the last axis")
+        return (*first[:-1], first[-1] + sum(shape[-1] for shape in others))
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Add(Op):
     """Sum of two values; one may be [B, 1] and is then repeated (the dueling head's V + A)."""
 
+    num_inputs: ClassVar[int | None] = 2
 
-def padded_size(op: Op, first: Shape) -> int:
-    """Numbers of the first input with the margin that a convolution puts around it."""
-    if not isinstance(op, Conv2d):
-        return math.prod(first)
-    return first[0] * math.prod(n + 2 * p for n, p in zip(first[1:], op.padding, strict=True))
-
-
-def output_shape(op: Op, inputs: list[Shape]) -> Shape:
-    """Shape of the value that `op` makes of values of these shapes; refuses inputs that do not fit."""
-
-    def misfit(expected: object) -> QuarlError:
-        got = ", ".join(map(str, inputs))
-        return QuarlError(f"operator {op.name!r} ({type(op).__name__}) expects input {expected}, got {got}")
-
-    expected_inputs = 2 if isinstance(op, Add) else len(inputs) if isinstance(op, Concat) else 1
-    if len(inputs) != max(expected_inputs, 1):
-        raise misfit(f"from {expected_inputs} operators")
-    first = inputs[0]
-    match op:
-        case Dense():
-            if len(op.weight.shape) != 2 or first != (op.weight.shape[1],):
-                raise misfit(op.weight.shape[1:])
-            return (op.weight.shape[0],)
-        case Conv2d():
-            if len(op.weight.shape) != 4 or len(first) != 3 or first[0] != op.weight.shape[1]:
-                raise misfit("[channels, height, width]")
-            if min(op.stride) < 1 or min(op.padding) < 0:
-                raise QuarlError(f"operator {op.name!r} has stride {op.stride} and padding {op.padding}")
-            size = [
-                (n + 2 * p - k) // s + 1
-                for n, k, s, p in zip(first[1:], op.weight.shape[2:], op.stride, op.padding, strict=True)
-            ]
-            if min(size) < 1:
-                raise misfit(f"at least {op.weight.shape[2:]}")
-            return (op.weight.shape[0], *size)
-        case LayerNorm():
-            if first[-1:] != op.weight.shape or op.bias.shape != op.weight.shape:
-                raise misfit(op.weight.shape)
-            return first
-        case Normalize():
-            if first != op.mean.shape or first != op.variance.shape:
-                raise misfit(op.mean.shape)
-            return first
-        case Flatten():
-            return (math.prod(first),)
-        case Concat():
-            if any(s[:-1] != first[:-1] for s in inputs):
-                raise misfit("shapes equal but for the last axis")
-            return (*first[:-1], sum(s[-1] for s in inputs))
-        case Add():
-            wide, narrow = sorted(inputs, reverse=True)
-            if wide != narrow and narrow != (1,) * len(wide):
-                raise misfit("two equal shapes, or one of [1]")
-            return wide
-        case Scale():
-            if op.factor.shape not in ((), first):
-                raise misfit(op.factor.shape)
-            return first
-        case Activation():
-            return first
-        case _:
-            raise UnsupportedError(f"operator {op.name!r} is a {type(op).__name__}, which is not in the operator set")
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        wide, narrow = sorted((first, *others), reverse=True)
+        if wide != narrow and narrow != (1,) * len(wide):
+            raise _MisfitError("two equal shapes, or one of [1]")
+        return wide
 
 
-def real_arrays(op: Op) -> list[tuple[str, Array]]:
-    """(what it is, float array) of every array of an operator whose numbers must be finite."""
-    match op:
-        case Dense() | Conv2d():
-            weight = op.weight.reach if isinstance(op.weight, QuantizedTensor) else op.weight
-            if op.bias.shape != op.weight.shape[:1]:
-                raise QuarlError(f"bias of layer {op.name!r} is {op.bias.shape}, its weight {op.weight.shape}")
-            return [("the weight", weight), ("the bias", op.bias)]
-        case LayerNorm():
-            return [("the gain", op.weight), ("the offset", op.bias)]
-        case Normalize():
-            with np.errstate(all="ignore"):  # in float32, as engines have them
-                mean, inverse_std = op.mean.astype(np.float32), op.inverse_std
-            return [("the mean", mean), ("the variance", op.variance), ("the inverse deviation", inverse_std)]
-        case Scale():
-            return [("the factor", op.factor)]
-        case _:
-            return []
+OPERATORS: Mapping[str, type[Op]] = {
+    kind.__name__: kind for kind in (Dense, Conv2d, Activation, LayerNorm, Normalize, Scale, Flatten, Concat, Add)
+}
+"""All there are, by name; readers refuse what is not among them, and every engine has a rule for each."""
 
 
 def mlp(layers: list[tuple[str, Array, Array]], activation: str, source: str = OBSERVATION) -> list[Op]:

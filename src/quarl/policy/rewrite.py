@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.policy.graph import Policy
-from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
+from quarl.policy.graph import Policy, behind_linear, readers
+from quarl.policy.operators import Activation, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
 
 HOMOGENEOUS = ("relu", "leaky_relu")
 """f(s x) = s f(x) for s > 0: what lets a channel's scale pass through."""
@@ -92,15 +92,14 @@ def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]
 
     None stands for an operator of its own, at the observation.
     """
-    readers = _readers(policy)
+    readers_of, behind = readers(policy), behind_linear(policy)
     ops = {op.name: op for op in policy.ops}
     for source in dict.fromkeys(op.inputs[0] for op in policy.linear):
-        consumers = [op for op in (ops[name] for name in readers[source]) if isinstance(op, Dense | Conv2d)]
-        if len(consumers) != len(readers[source]):
+        consumers = [op for op in readers_of[source] if isinstance(op, Linear)]
+        if len(consumers) != len(readers_of[source]):
             continue
-        chain = _producer(ops, readers, source)
-        first = not any(isinstance(ops[name], Dense | Conv2d) for name in _ancestors(ops, source))
-        if chain is not None or (first and all(isinstance(op, Dense) for op in consumers)):
+        chain = _producer(ops, readers_of, source)
+        if chain is not None or (source not in behind and all(isinstance(op, Dense) for op in consumers)):
             yield source, chain, consumers
 
 
@@ -163,37 +162,19 @@ def pin_saturated(policy: Policy, values: Mapping[str, Array]) -> Policy:
     return replace(policy, ops=tuple(ops)) if renamed else policy
 
 
-def _readers(policy: Policy) -> dict[str, list[str]]:
-    readers: dict[str, list[str]] = {}
-    for op in policy.ops:
-        for name in op.inputs:
-            readers.setdefault(name, []).append(op.name)
-    return readers
-
-
-def _ancestors(ops: Mapping[str, Op], name: str) -> Iterable[str]:
-    pending, seen = [name], set[str]()
-    while pending:
-        name = pending.pop()
-        if name in ops and name not in seen:
-            seen.add(name)
-            yield name
-            pending.extend(ops[name].inputs)
-
-
-def _producer(ops: Mapping[str, Op], readers: Mapping[str, list[str]], name: str) -> Linear | None:
+def _producer(ops: Mapping[str, Op], readers_of: Mapping[str, list[Op]], name: str) -> Linear | None:
     """The layer whose channels the value `name` carries through homogeneous functions that nobody else reads."""
     passed_activation = False
     while name in ops:
         op = ops[name]
-        if isinstance(op, Dense | Conv2d):
-            return op if passed_activation and len(readers[op.name]) == 1 else None
+        if isinstance(op, Linear):
+            return op if passed_activation and len(readers_of[op.name]) == 1 else None
         if isinstance(op, Activation) and op.kind in HOMOGENEOUS:
             passed_activation = True
         elif not isinstance(op, Flatten):
             return None
         name = op.inputs[0]
-        if name in ops and len(readers[name]) != 1:
+        if name in ops and len(readers_of[name]) != 1:
             return None
     return None
 

@@ -23,7 +23,17 @@ BATCH = 2
 PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])
 CASTS = frozenset(["to", "_to_copy", "float"])
 RESHAPES = frozenset(["flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
-FUNCTIONS = frozenset(["relu", "tanh", "sigmoid"])
+FUNCTIONS: Mapping[str, Mapping[str, float]] = {
+    **{name: {} for name in ("relu", "tanh", "sigmoid")},
+    "elu": {"alpha": 1, "scale": 1, "input_scale": 1},
+    "leaky_relu": {"negative_slope": LEAKY_SLOPE},
+}
+"""Activations, and the only values that their options may have, in order."""
+BOUNDS: Mapping[str, Mapping[str, float | None]] = {
+    "hardtanh": {"min_val": -1.0, "max_val": 1.0},
+    "clamp": {"min": None, "max": None},
+}
+"""Of functions that clip: their options, in order, and what these are where they are left out."""
 WAYS: Mapping[tuple[str, ...], str] = {
     ("batch_norm", "instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm, or fold a trained BatchNorm into the "
     "layer before it (torch.nn.utils.fuse_linear_bn_eval, fuse_conv_bn_eval)",
@@ -34,8 +44,6 @@ WAYS: Mapping[tuple[str, ...], str] = {
 }
 """What to do instead, by words in the name of an ATen operator."""
 OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, and ReLU, LeakyReLU, ELU, Tanh or Sigmoid"
-ELU = ("alpha", "scale", "input_scale")
-"""Its options, all 1 by default."""
 
 
 def trace(
@@ -143,34 +151,18 @@ class _Translation:
         """The operator, or the name of the value that the call only passes on."""
         if kind == "cat":
             return self.concat(node, shape)
-        x = self.value(node, 0)
-        if kind in CASTS and node.meta["val"].dtype == torch.float32:
-            return x
-        if kind in PASSING and (kind not in ("dropout", "feature_dropout") or not self.option(node, 2, "train", False)):
+        x, dtype = self.value(node, 0), node.meta["val"].dtype
+        drops = kind in ("dropout", "feature_dropout") and self.option(node, 2, "train", False)
+        if (kind in PASSING and not drops) or (kind in CASTS and dtype == torch.float32):
             return x
         if kind in RESHAPES:
-            before = tuple(node.all_input_nodes[0].meta["val"].shape[1:])
-            if shape == before:
-                return x
-            if shape != (math.prod(before),):
-                raise self.refusal(node, f"it reshapes {before} to {shape}; only flattening is supported")
-            return Flatten(f"{x}.flatten", (x,))
-        if node.meta["val"].dtype != torch.float32:
-            raise self.refusal(node, f"it computes in {node.meta['val'].dtype}; convert to float32 before it")
+            return self.reshape(node, x, shape)
+        if dtype != torch.float32:
+            raise self.refusal(node, f"it computes in {dtype}; convert to float32 before it")
         if kind in FUNCTIONS:
-            return Activation(f"{x}.{kind}", (x,), kind)
-        if kind == "elu":
-            if any(self.option(node, i, name, 1) != 1 for i, name in enumerate(ELU, 1)):
-                raise self.refusal(node, "the operator set has ELU with alpha 1 and no other scale")
-            return Activation(f"{x}.elu", (x,), "elu")
-        if kind == "leaky_relu":
-            if (slope := self.option(node, 1, "negative_slope", LEAKY_SLOPE)) != LEAKY_SLOPE:
-                raise self.refusal(node, f"its slope is {slope}; the operator set has {LEAKY_SLOPE}")
-            return Activation(f"{x}.leaky_relu", (x,), "leaky_relu")
-        if kind in ("hardtanh", "clamp"):
-            hard = kind == "hardtanh"  # its bounds have defaults, a clamp's are open
-            low = self.option(node, 1, "min_val" if hard else "min", -1.0 if hard else None)
-            high = self.option(node, 2, "max_val" if hard else "max", 1.0 if hard else None)
+            return self.activation(node, kind, x)
+        if kind in BOUNDS:
+            low, high = (self.option(node, i, *bound) for i, bound in enumerate(BOUNDS[kind].items(), 1))
             if isinstance(high, int | float) and high > 0 and low == -high:
                 return clamp(x, shape, float(high))
             raise self.refusal(node, f"its bounds {low} and {high} are not opposite numbers")
@@ -178,12 +170,27 @@ class _Translation:
             factor = self.factor(node, shape)
             return Scale(f"{x}.scale", (x,), (factor if kind == "mul" else 1 / factor).astype(np.float32))
         if kind == "add" and self.option(node, 2, "alpha", 1) == 1:
-            other = self.value(node, 1)
-            return Add(f"{x}.add", (x, other))
+            return Add(f"{x}.add", (x, self.value(node, 1)))
         if kind in ("linear", "conv2d", "layer_norm"):
             return self.layer(node, kind, x)
         ways = (way for kinds, way in WAYS.items() if any(word in kind for word in kinds))
         raise self.refusal(node, f"it is not in the operator set; {next(ways, OTHERWISE)}")
+
+    def reshape(self, node: torch.fx.Node, x: str, shape: tuple[int, ...]) -> Flatten | str:
+        """Flatten, or x where its shape stays."""
+        before = tuple(node.all_input_nodes[0].meta["val"].shape[1:])
+        if shape == before:
+            return x
+        if shape != (math.prod(before),):
+            raise self.refusal(node, f"it reshapes {before} to {shape}; only flattening is supported")
+        return Flatten(f"{x}.flatten", (x,))
+
+    def activation(self, node: torch.fx.Node, kind: str, x: str) -> Activation:
+        """The function, if all its options are what they are in the operator set."""
+        for place, (name, default) in enumerate(FUNCTIONS[kind].items(), 1):
+            if (value := self.option(node, place, name, default)) != default:
+                raise self.refusal(node, f"its {name} is {value}; the operator set has {kind} with {name} {default}")
+        return Activation(f"{x}.{kind}", (x,), kind)
 
     def layer(self, node: torch.fx.Node, kind: str, x: str) -> Op:
         """Dense, Conv2d or LayerNorm."""

@@ -7,8 +7,9 @@ convolution, and where one is flattened its order is folded into the columns of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,23 +34,10 @@ from quarl.engines.litert.linear import dynamic, floating, hidden, last, wide
 from quarl.engines.reference import norms_codes
 from quarl.engines.tables import steady_scale, table
 from quarl.errors import UnsupportedError
-from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
+from quarl.policy import operators
+from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes
 from quarl.policy.grids import narrowed
-from quarl.policy.operators import (
-    OBSERVATION,
-    Activation,
-    Add,
-    Concat,
-    Conv2d,
-    Dense,
-    Flatten,
-    LayerNorm,
-    Linear,
-    Normalize,
-    Op,
-    QuantizedTensor,
-    Scale,
-)
+from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
 from quarl.readers.weights_only.names import MULTIPLIERS
 
 
@@ -76,7 +64,7 @@ class Value:
     codes: int | None = None
     grid: ActivationGrid | None = None
     """Of a value that is nothing but codes: an integer layer's output and what is made of it."""
-    scaled: Scale | None = None
+    scaled: operators.Scale | None = None
     """The operator that makes the value, as long as nobody has needed it in float32."""
     turned: bool = False
     """True for images [B, H, W, C]."""
@@ -98,6 +86,7 @@ class Lowering:
         self.model.scope = OBSERVATION
         self.final = final_linear(policy)
         self.shapes = shapes(policy)
+        self.readers = readers(policy)
         shape = (1, *policy.observation_shape)
         if policy.observation_dtype == "uint8":
             # Bytes on a grid of integers: XNNPACK has no cast, but it dequantises.
@@ -113,7 +102,7 @@ class Lowering:
         for op in self.policy.ops:
             if op.name not in self.values:
                 self.model.scope = op.name
-                self.values[op.name] = self._lower(op)
+                self.values[op.name] = LOWERINGS[type(op)](self, op)
         output = self.real(self.policy.output)
         about = MULTIPLIERS if self.policy.grids else ""
         if not acts:
@@ -154,30 +143,15 @@ class Lowering:
             steps = each(self.model, Operator.DIV, self.plain(name), grid.scale)
         return counted(self.model, steps, grid)
 
-    def _lower(self, op: Op) -> Value:
-        match op:
-            case Dense() | Conv2d():
-                return self._linear(op)
-            case Activation():
-                return self._activation(op)
-            case Flatten():
-                return self._flatten(op)
-            case Normalize():
-                return Value(real=normalize(self.model, op, self.plain(op.inputs[0])))
-            case LayerNorm():
-                if norms_codes(op, self.policy.grids):
-                    integers = centred(self.model, self.codes(op.inputs[0]))
-                    return Value(real=layer_norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]]))
-                return Value(real=layer_norm(self.model, op, self.plain(op.inputs[0])))
-            case Scale():
-                return Value(scaled=op)
-            case Add():
-                long, short = sorted(map(self.plain, op.inputs), key=self.model.shape, reverse=True)
-                return Value(real=binary(self.model, Operator.ADD, long, short))
-            case Concat():
-                return Value(real=concat(self.model, [self.plain(name) for name in op.inputs]))
-            case _:
-                raise UnsupportedError(f"LiteRT cannot run operator {op.name!r} ({type(op).__name__})")
+    def _layer_norm(self, op: operators.LayerNorm) -> Value:
+        if norms_codes(op, self.policy.grids):
+            integers = centred(self.model, self.codes(op.inputs[0]))
+            return Value(real=layer_norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]]))
+        return Value(real=layer_norm(self.model, op, self.plain(op.inputs[0])))
+
+    def _add(self, op: operators.Add) -> Value:
+        long, short = sorted(map(self.plain, op.inputs), key=self.model.shape, reverse=True)
+        return Value(real=binary(self.model, Operator.ADD, long, short))
 
     def _linear(self, op: Linear) -> Value:
         spec, name, relu = self.policy.spec, op.inputs[0], self._relu_of(op)
@@ -185,20 +159,20 @@ class Lowering:
         if integers and spec.mode == "static":
             return self._static(op, relu)
         op, x = self._arranged(op, self.real(name))
-        if integers and isinstance(op, Conv2d):
+        if integers and isinstance(op, operators.Conv2d):
             op = wider_than_a_pixel(op)
         layer = dynamic if integers else floating
-        value = Value(real=layer(self.model, op, x, relu=relu is not None), turned=isinstance(op, Conv2d))
+        value = Value(real=layer(self.model, op, x, relu=relu is not None), turned=isinstance(op, operators.Conv2d))
         if relu is not None:
             self.values[relu.name] = value
         return value
 
-    def _static(self, op: Linear, relu: Activation | None) -> Value:
+    def _static(self, op: Linear, relu: operators.Activation | None) -> Value:
         name, source = op.inputs[0], self.policy.grids[op.inputs[0]]
         op, x = self._arranged(op, self.wide_codes(name) if source.bits > 8 else self.codes(name))
         if op.name in self.final:
             integers = x if source.bits > 8 else centred(self.model, x)
-            return Value(real=last(self.model, op, integers, source), turned=isinstance(op, Conv2d))
+            return Value(real=last(self.model, op, integers, source), turned=isinstance(op, operators.Conv2d))
         target = self.policy.grids[op.name]
         if relu is not None and not _same(target, self.policy.grids.get(relu.name)):
             relu = None
@@ -206,9 +180,9 @@ class Lowering:
             made = wide(self.model, op, x, source, target, relu=relu is not None)
         else:
             # A code that is off by one can be a large part of a row's deviation, which a LayerNorm divides by.
-            anywhere = self.acts and any(isinstance(reader, LayerNorm) for reader in self._readers(op.name))
+            anywhere = self.acts and any(isinstance(reader, operators.LayerNorm) for reader in self.readers[op.name])
             made = hidden(self.model, op, x, source, target, relu=relu is not None, anywhere=anywhere)
-        value = Value(codes=made, grid=target, turned=isinstance(op, Conv2d))
+        value = Value(codes=made, grid=target, turned=isinstance(op, operators.Conv2d))
         if relu is not None:
             self.values[relu.name] = value
         return value
@@ -216,22 +190,19 @@ class Lowering:
     def _arranged(self, op: Linear, x: int) -> tuple[Linear, int]:
         """The layer and its input in the runtime's order."""
         source = self.values[op.inputs[0]]
-        if isinstance(op, Conv2d) and not source.turned:
+        if isinstance(op, operators.Conv2d) and not source.turned:
             return turned(self.model, op, x)
         order = source.order
         return (op, x) if order is None else (with_weight(op, lambda weight: weight[:, order]), x)
 
-    def _relu_of(self, op: Linear) -> Activation | None:
+    def _relu_of(self, op: Linear) -> operators.Activation | None:
         """The ReLU that can be part of the layer's kernel: the only reader of its output."""
-        readers = self._readers(op.name)
-        if len(readers) == 1 and isinstance(readers[0], Activation) and readers[0].kind == "relu":
+        readers = self.readers.get(op.name, [])
+        if len(readers) == 1 and isinstance(readers[0], operators.Activation) and readers[0].kind == "relu":
             return readers[0]
         return None
 
-    def _readers(self, name: str) -> list[Op]:
-        return [op for op in self.policy.ops if name in op.inputs]
-
-    def _activation(self, op: Activation) -> Value:
+    def _activation(self, op: operators.Activation) -> Value:
         source, target = self.values[op.inputs[0]], self.policy.grids.get(op.name)
         if source.grid is None or target is None or target.bits > 8:
             real = activation(self.model, op, self.real(op.inputs[0]))
@@ -251,11 +222,11 @@ class Lowering:
             made = quantized(self.model, activation(self.model, op, x), target)
         return Value(codes=made, grid=target, turned=source.turned)
 
-    def _flatten(self, op: Flatten) -> Value:
+    def _flatten(self, op: operators.Flatten) -> Value:
         source, shape = self.values[op.inputs[0]], self.shapes[op.inputs[0]]
-        readers = self._readers(op.name)
+        readers = self.readers.get(op.name, [])
         value = Value()
-        if source.turned and readers and all(isinstance(reader, Dense) for reader in readers):
+        if source.turned and readers and all(isinstance(reader, operators.Dense) for reader in readers):
             value.order = flat_order(shape)
         if source.grid is not None and _same(source.grid, self.policy.grids.get(op.name)):
             value.grid, tensor = source.grid, self.codes(op.inputs[0])
@@ -266,6 +237,20 @@ class Lowering:
         tensor = reshape(self.model, tensor, self.shapes[op.name])
         value.codes, value.real = (None, tensor) if value.grid is None else (tensor, None)
         return value
+
+
+LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
+    operators.Dense: Lowering._linear,
+    operators.Conv2d: Lowering._linear,
+    operators.Activation: Lowering._activation,
+    operators.LayerNorm: Lowering._layer_norm,
+    operators.Normalize: lambda into, op: Value(real=normalize(into.model, op, into.plain(op.inputs[0]))),
+    operators.Scale: lambda into, op: Value(scaled=op),
+    operators.Flatten: Lowering._flatten,
+    operators.Concat: lambda into, op: Value(real=concat(into.model, list(map(into.plain, op.inputs)))),
+    operators.Add: Lowering._add,
+}
+"""What appends an operator's kernels to the file."""
 
 
 def _same(a: ActivationGrid, b: ActivationGrid | None) -> bool:

@@ -15,7 +15,7 @@ from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, reach
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import EXACT
-from quarl.policy.operators import Dense, Linear, QuantizedTensor, as_float32
+from quarl.policy.operators import Conv2d, Dense, Linear, QuantizedTensor, as_float32
 from quarl.quant.packing import pack
 
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
@@ -168,7 +168,7 @@ def _apply(model: Model, op: Linear, tensors: list[int], *, relu: bool, zero_poi
     dtype = np.float32 if zero_point is None else np.int8
     fused = RELU if relu else NONE
     x, weight, bias = tensors
-    if isinstance(op, Dense):
+    if not isinstance(op, Conv2d):
         options = schema.FullyConnectedOptionsT(asymmetricQuantizeInputs=True, fusedActivationFunction=fused)
         output = model.value((model.shape(x)[0], op.weight.shape[0]), dtype, zero_point)
         return model.add(Operator.FULLY_CONNECTED, tensors, output, options)

@@ -7,7 +7,7 @@ import numpy as np
 from quarl.engines.onnx.file import File
 from quarl.engines.reference import norm_constants
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Flatten, LayerNorm, Normalize, Op, Scale
+from quarl.policy.operators import LEAKY_SLOPE, LayerNorm, Normalize
 
 NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
@@ -25,33 +25,19 @@ def action(file: File, head: ActionHead, output: str) -> str:
     return file.node("Max", file.node("Min", output, high), low)
 
 
-def apply(file: File, op: Op, inputs: list[str]) -> str:
-    """The tensor that `op` makes of the tensors `inputs`, in the reference engine's order of operations."""
-    x = inputs[0]
-    match op:
-        case Activation(kind="elu"):
-            return _elu(file, x)
-        case Activation(kind="leaky_relu"):
-            return file.node("LeakyRelu", x, alpha=LEAKY_SLOPE)
-        case Activation():
-            return file.node(NODES[op.kind], x)
-        case Normalize():
-            for index, part in enumerate(filter(np.any, op.mean_parts)):
-                x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
-            scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
-            return file.node("Clip", scaled, file.number(-op.clip), file.number(op.clip))
-        case Scale():
-            return file.node("Mul", x, file.constant(op.factor.astype(np.float32), f"{op.name}.factor"))
-        case Flatten():
-            return file.node("Flatten", x)
-        case Concat():
-            return file.node("Concat", *inputs, axis=-1)
-        case Add():
-            return file.node("Add", *inputs)
-        case LayerNorm():
-            return _layer_norm(file, op, x)
-        case _:
-            raise AssertionError(f"no rule for {type(op).__name__}")
+def activation(file: File, kind: str, x: str) -> str:
+    """The function of the tensor x."""
+    if kind == "elu":
+        return _elu(file, x)
+    return file.node("LeakyRelu", x, alpha=LEAKY_SLOPE) if kind == "leaky_relu" else file.node(NODES[kind], x)
+
+
+def normalize(file: File, op: Normalize, x: str) -> str:
+    """The normalised value of x, in the order of operations of `Normalize.__call__`."""
+    for index, part in enumerate(filter(np.any, op.mean_parts)):
+        x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
+    scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
+    return file.node("Clip", scaled, file.number(-op.clip), file.number(op.clip))
 
 
 def _elu(file: File, x: str) -> str:
@@ -65,7 +51,7 @@ def _elu(file: File, x: str) -> str:
     return file.node("Add", file.node("Relu", x), negative)
 
 
-def _layer_norm(file: File, op: LayerNorm, x: str) -> str:
+def layer_norm(file: File, op: LayerNorm, x: str) -> str:
     """Written out, because ONNX Runtime's LayerNormalization takes the variance as a difference of two large sums."""
     centred = file.node("Sub", x, _mean(file, x))
     variance = _mean(file, file.node("Mul", centred, centred))

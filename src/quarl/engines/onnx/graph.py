@@ -7,34 +7,24 @@ Every row is quantised on its own, so no result depends on the batch it came in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.onnx.elementwise import action, apply, layer_norm_of_codes
+from quarl.engines.onnx.elementwise import action, activation, layer_norm, layer_norm_of_codes, normalize
 from quarl.engines.onnx.file import File
 from quarl.engines.onnx.rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
 from quarl.engines.sums import check_int32, fits, reach
 from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
+from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import EXACT, narrowed
-from quarl.policy.operators import (
-    OBSERVATION,
-    Activation,
-    Conv2d,
-    Dense,
-    Flatten,
-    LayerNorm,
-    Linear,
-    Op,
-    QuantizedTensor,
-    Scale,
-    as_float32,
-)
+from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.quant.spec import integer_range
 from quarl.readers.weights_only.names import MULTIPLIERS
 
@@ -111,9 +101,9 @@ class _Translation:
             self.values[OBSERVATION] = self.file.cast(OBSERVATION, np.float32)
             self.not_negative.add(OBSERVATION)
         for op in self.policy.ops:
-            self.values[op.name] = self.linear(op) if isinstance(op, Dense | Conv2d) else self.other(op)
-            rectified = isinstance(op, Activation) and op.kind in ("relu", "sigmoid")
-            kept = isinstance(op, Flatten) or (isinstance(op, Scale) and (op.factor >= 0).all())
+            self.values[op.name] = LOWERINGS[type(op)](self, op)
+            rectified = isinstance(op, operators.Activation) and op.kind in ("relu", "sigmoid")
+            kept = isinstance(op, operators.Flatten) or (isinstance(op, operators.Scale) and (op.factor >= 0).all())
             if rectified or (kept and op.inputs[0] in self.not_negative):
                 self.not_negative.add(op.name)
         batch: list[Any] = ["batch" if self.batch is None else self.batch]
@@ -160,14 +150,14 @@ class _Translation:
         if stored.dtype.itemsize < 4:
             weight = self.file.cast(weight, np.float32)
         inputs = self.real(op.inputs[0]), weight, self.file.constant(op.bias, f"{op.name}.bias")
-        if isinstance(op, Dense):
+        if not isinstance(op, operators.Conv2d):
             return self.file.node("Gemm", *inputs, transB=1)
         return self.file.node("Conv", *inputs, strides=op.stride, pads=op.padding * 2)
 
     def dynamic_linear(self, op: Linear, weight: QuantizedTensor) -> str:
         file = self.file
         x = self.real(op.inputs[0])
-        if isinstance(op, Conv2d) and any(op.padding):
+        if isinstance(op, operators.Conv2d) and any(op.padding):
             # Padded in float: 0 has an exact code, but a different one in every row.
             x = file.node("Pad", x, file.constant(np.array([0, 0, *op.padding] * 2)))
         source = op.inputs[0]
@@ -209,7 +199,7 @@ class _Translation:
             return self.wide_sums(op, weight, source, np.zeros(len(op.bias)) if steps is None else steps)
         check_int32(op.name, weight.codes, reach(source), 0.0 if steps is None else steps)
         x = self.on_grid(op.inputs[0], source)
-        padding = op.padding if isinstance(op, Conv2d) else (0, 0)
+        padding = op.padding if isinstance(op, operators.Conv2d) else (0, 0)
         zero_point = self.file.constant(np.uint8(source.zero_point + SHIFT))
         accumulator = self.products(op, weight, x.tensor, zero_point, padding)
         if steps is not None:
@@ -219,7 +209,7 @@ class _Translation:
 
     def wide_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array) -> str:
         """The same of codes that no integer kernel takes: float32 sums of integers are exact below 2**24."""
-        if not isinstance(op, Dense) or not fits(weight.codes, EXACT, reach(source), steps):
+        if not isinstance(op, operators.Dense) or not fits(weight.codes, EXACT, reach(source), steps):
             raise UnsupportedError(
                 f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} leaves"
             )
@@ -232,17 +222,17 @@ class _Translation:
         self, op: Linear, weight: QuantizedTensor, x: str, zero_point: str, padding: tuple[int, int] = (0, 0)
     ) -> str:
         """int32 sums of (x - zero_point) * weight; padding counts as zero_point."""
-        codes = weight.codes.T if isinstance(op, Dense) else weight.codes
+        codes = weight.codes.T if isinstance(op, operators.Dense) else weight.codes
         narrow = weight.bits <= 4 and codes.min() >= -NIBBLE_SHIFT and codes.max() < NIBBLE_SHIFT
         shift = NIBBLE_SHIFT if narrow else SHIFT
         if narrow:
             tensor = self.file.cast(self.file.nibbles(_unsigned(codes, shift), f"{op.name}.weight"), np.uint8)
         else:
             tensor = self.file.constant(_unsigned(codes, shift), f"{op.name}.weight")
-        if isinstance(op, Conv2d) and not zero_point:
+        if isinstance(op, operators.Conv2d) and not zero_point:
             zero_point = self.file.constant(np.uint8(0))  # ONNX Runtime 1.16 crashes where it is left out
         inputs = x, tensor, zero_point, self.file.constant(np.uint8(shift))
-        if isinstance(op, Dense):
+        if not isinstance(op, operators.Conv2d):
             return self.file.node("MatMulInteger", *inputs)
         return self.file.node("ConvInteger", *inputs, strides=op.stride, pads=padding * 2)
 
@@ -251,34 +241,55 @@ class _Translation:
         factor = self.file.constant(_channels(op, scale), f"{op.name}.scale")
         return self.file.scaled(x, factor, self.file.constant(_channels(op, op.bias), f"{op.name}.bias"))
 
-    def other(self, op: Op) -> str | _Codes:
+    def activation(self, op: operators.Activation) -> str | _Codes:
+        first, grid = self.values[op.inputs[0]], self.policy.grids.get(op.name)
+        if grid is None or op.inputs[0] not in self.policy.grids:
+            return activation(self.file, op.kind, self.real(op.inputs[0]))
+        if grid.bits <= 8 and isinstance(first, _Codes):
+            return self.tabled(op, first, grid)
+        real = activation(self.file, op.kind, self.real(op.inputs[0]))
+        if grid.bits <= 8:
+            return self.quantized(real, grid)
+        return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
+
+    def layer_norm(self, op: operators.LayerNorm) -> str:
+        if not norms_codes(op, self.policy.grids):
+            return layer_norm(self.file, op, self.real(op.inputs[0]))
+        grid = self.policy.grids[op.inputs[0]]
+        shifted = self.file.cast(self.on_grid(op.inputs[0], grid).tensor, np.float32)
+        integers = self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
+        return layer_norm_of_codes(self.file, op, integers, grid)
+
+    def flatten(self, op: operators.Flatten) -> str | _Codes:
         first = self.values[op.inputs[0]]
-        if isinstance(first, _Codes) and isinstance(op, Flatten):
+        if isinstance(first, _Codes):
             return _Codes(self.file.node("Flatten", first.tensor), first.grid)
-        grids = self.policy.grids
-        if isinstance(op, Activation) and op.inputs[0] in grids and op.name in grids:
-            grid = grids[op.name]
-            if grid.bits > 8:
-                return self.file.node("Mul", self.counted(self.float_value(op), grid), self.file.number(grid.scale))
-            if isinstance(first, _Codes):
-                return self.tabled(op, first, grid)
-            return self.quantized(self.float_value(op), grid)
-        return self.float_value(op)
+        return self.file.node("Flatten", first)
 
-    def float_value(self, op: Op) -> str:
-        if isinstance(op, LayerNorm) and norms_codes(op, self.policy.grids):
-            grid = self.policy.grids[op.inputs[0]]
-            shifted = self.file.cast(self.on_grid(op.inputs[0], grid).tensor, np.float32)
-            integers = self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
-            return layer_norm_of_codes(self.file, op, integers, grid)
-        return apply(self.file, op, [self.real(name) for name in op.inputs])
+    def scale(self, op: operators.Scale) -> str:
+        x = self.real(op.inputs[0])
+        return self.file.node("Mul", x, self.file.constant(op.factor.astype(np.float32), f"{op.name}.factor"))
 
-    def tabled(self, op: Activation, x: _Codes, grid: ActivationGrid) -> _Codes:
+    def tabled(self, op: operators.Activation, x: _Codes, grid: ActivationGrid) -> _Codes:
         """The activation on codes: the code of its value, for each of the 256."""
         if op.kind == "relu" and _same(x.grid, grid) and grid.zero_point == -SHIFT:
             return x  # there is no code below that of 0
         entries = self.file.constant(_unsigned(table(op, x.grid, grid), SHIFT), f"{op.name}.table")
         return _Codes(self.file.node("Gather", entries, self.file.cast(x.tensor, np.int32)), grid)
+
+
+LOWERINGS: Mapping[type[Op], Callable[[_Translation, Any], str | _Codes]] = {
+    operators.Dense: _Translation.linear,
+    operators.Conv2d: _Translation.linear,
+    operators.Activation: _Translation.activation,
+    operators.LayerNorm: _Translation.layer_norm,
+    operators.Normalize: lambda into, op: normalize(into.file, op, into.real(op.inputs[0])),
+    operators.Scale: _Translation.scale,
+    operators.Flatten: _Translation.flatten,
+    operators.Concat: lambda into, op: into.file.node("Concat", *map(into.real, op.inputs), axis=-1),
+    operators.Add: lambda into, op: into.file.node("Add", *map(into.real, op.inputs)),
+}
+"""What adds an operator's nodes to the file."""
 
 
 def _same(one: ActivationGrid, other: ActivationGrid) -> bool:
@@ -287,7 +298,7 @@ def _same(one: ActivationGrid, other: ActivationGrid) -> bool:
 
 def _channels(op: Linear, values: Array) -> Array:
     """[out] made to broadcast along axis 1 of the operator's value."""
-    return values.reshape(-1, 1, 1) if isinstance(op, Conv2d) else values
+    return values.reshape(-1, 1, 1) if isinstance(op, operators.Conv2d) else values
 
 
 def _unsigned(codes: Array, shift: int) -> Array:

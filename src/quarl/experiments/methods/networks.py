@@ -15,7 +15,7 @@ from quarl.envs.checked import held
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
-from quarl.policy.operators import Activation, Conv2d, Flatten, Op, Scale, mlp, output_shape
+from quarl.policy.operators import Activation, Conv2d, Flatten, Op, Scale, mlp
 
 FRAMES: tuple[int, ...] = (4, 84, 84)
 
@@ -86,7 +86,7 @@ def build(network: Network, seed: int = 0) -> Policy:
             weight, bias = uniform(channels, shape[0], kernel, kernel)
             conv = Conv2d(name, (source,), weight, bias, (stride, stride))
             ops += [conv, Activation(f"{name}.relu", (name,), "relu")]
-            source, shape = f"{name}.relu", output_shape(conv, [shape])
+            source, shape = f"{name}.relu", conv.shape([shape])
         ops.append(Flatten("flat", (source,)))
         source, shape = "flat", (math.prod(shape),)
     widths = (*shape, *network.hidden, network.num_actions)
