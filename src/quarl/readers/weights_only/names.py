@@ -56,6 +56,16 @@ def as_numbers(array: Array) -> Array:
         return np.ascontiguousarray(array, np.float32)
 
 
+def dequantized(codes: Array, scale: Array, zero_point: Array | None = None, axis: int = 0) -> Array:
+    """float32 (codes - zero point) * scale, each of which is one number or one for every place along `axis`."""
+    along = [1] * codes.ndim
+    if max(scale.size, 0 if zero_point is None else zero_point.size) > 1:
+        along[axis] = -1
+    with np.errstate(over="ignore", invalid="ignore"):  # scales may be any numbers; what is not finite is refused
+        shift = 0 if zero_point is None else as_numbers(zero_point).reshape(along)
+        return as_numbers((as_numbers(codes) - shift) * as_numbers(scale).reshape(along))
+
+
 def _bias_of(leaf: str) -> str:
     return OUTPUTS_LAST.get(leaf) or leaf.replace("weight", "bias")
 

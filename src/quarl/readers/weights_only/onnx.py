@@ -115,7 +115,7 @@ class _Graph:
             value = np.moveaxis(value, -2 if attributes(node).get("transB", 0) else -1, 0)
         alpha, beta = (np.float32(attributes(node).get(factor, 1)) for factor in ("alpha", "beta"))
         if node.op_type in QUANTIZED:
-            weight, unit = self._on_scales(node, names.as_numbers(value))
+            weight, unit = self._on_scales(node, value)
             bias = self._constant(node, BIASES.get(node.op_type, -1), len(weight))
             biases = None if bias is None or unit is None else alpha * unit * bias
             return LayerWeights(name, operator, alpha * weight, biases)
@@ -132,25 +132,21 @@ class _Graph:
 
     def _on_scales(self, node: onnx.NodeProto, codes: Array) -> tuple[Array, Array | None]:
         """The numbers that the codes stand for, and what a code of the bias stands for; None where that is computed."""
-        along = (-1,) + (1,) * (codes.ndim - 1)
         scale, zero_point = (self._constant(node, place, 1, len(codes)) for place in (4, 5))
         if scale is None or zero_point is None:
             raise QuarlError(f"the scale of {node.input[3][:80]!r} is computed or of another size; export it again")
         inputs = self._constant(node, 1, 1)
-        weight = (codes - zero_point.reshape(along)) * scale.reshape(along)
-        return weight, None if inputs is None else inputs * scale
+        return names.dequantized(codes, scale, zero_point), None if inputs is None else inputs * scale
 
     def _integer(self, node: onnx.NodeProto, name: str, codes: Array) -> LayerWeights:
         """Codes less their zero point, times the scale that their sums are multiplied with later on."""
         dense = node.op_type == "MatMulInteger"
-        weight = names.as_numbers(np.moveaxis(codes, -1, 0) if dense else codes)
-        along = (-1,) + (1,) * (weight.ndim - 1)
+        codes = np.moveaxis(codes, -1, 0) if dense else codes
         zero_point = self.constants.value(node.input[3]) if len(node.input) > 3 else None
-        if zero_point is not None:
-            weight = weight - names.as_numbers(zero_point).reshape(along)
-        scale, scaled = self._scale(node.output[0], len(weight))
+        scale, scaled = self._scale(node.output[0], len(codes))
         operator = "Dense" if dense else f"Conv{codes.ndim - 2}d"
-        return LayerWeights(name, operator, weight * scale.reshape(along), self._added(scaled, len(weight)))
+        weight = names.dequantized(codes, scale, zero_point)
+        return LayerWeights(name, operator, weight, self._added(scaled, len(codes)))
 
     def _scale(self, name: str, size: int) -> tuple[Array, str]:
         """The constant, one number or one for each output, that the product `name` is multiplied with, and the result.

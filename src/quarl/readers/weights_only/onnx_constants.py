@@ -15,6 +15,7 @@ from quarl.inert.budget import current
 from quarl.inert.zip import escapes, read_bytes
 from quarl.readers.weights_only import names
 
+FOLDED = ("Constant", "Identity", "Cast", "Transpose", "DequantizeLinear")
 MAX_HOPS = 16
 """Operators between a constant and its reader."""
 
@@ -29,13 +30,13 @@ class Constants:
         self._makers = {name: node for node in graph.node for name in node.output if name}
         self._files: dict[str, bytes] = {}
         self._values: dict[str, Array | None] = {}
-        self._literals: dict[str, Array | None] = {}
         self.budget = current()
 
     def value(self, name: str) -> Array | None:
         """The constant that `name` is, after casts, transpositions and dequantisation; None for what is computed."""
         if name not in self._values:
-            self._values[name] = self._resolve(name, MAX_HOPS)
+            self._values[name] = None  # of what is made of itself
+            self._values[name] = self._resolve(name)
         return self._values[name]
 
     def initializers(self) -> Mapping[str, Array]:
@@ -57,49 +58,28 @@ class Constants:
         node = self._makers.get(name)
         return list(node.input[:2]) if node is not None and node.op_type == "Mul" else []
 
-    def _resolve(self, name: str, hops: int) -> Array | None:
-        literal = self._literal(name)
+    def _resolve(self, name: str) -> Array | None:
+        if name in self._tensors:
+            return self._numbers(self._tensors[name])
         node = self._makers.get(name)
-        if literal is not None or node is None or hops == 0 or not node.input:
-            return literal
-        if node.op_type not in ("Identity", "Cast", "Transpose", "DequantizeLinear"):
+        if node is None or node.op_type not in FOLDED:
             return None
-        known = node.input[0] in self._values
-        source = self._values[node.input[0]] if known else self._resolve(node.input[0], hops - 1)
+        told = attributes(node)
+        if node.op_type == "Constant":
+            return self._numbers(told["value"]) if isinstance(told.get("value"), onnx.TensorProto) else None
+        source, scale, zero_point, *_ = (*map(self.value, node.input[:3]), None, None, None)
         if source is None or node.op_type in ("Identity", "Cast"):
             return source
         if node.op_type == "Transpose":
-            return source.transpose(attributes(node).get("perm"))
-        return self._dequantized(node, source, int(attributes(node).get("axis", 1)))
-
-    def _dequantized(self, node: onnx.NodeProto, codes: Array, axis: int) -> Array | None:
-        """(codes - zero point) * scale, per tensor or along `axis`; None for scales of blocks or computed ones."""
-        parts = [self._literal(name) if name else None for name in node.input[1:3]]
-        scale, zero_point = (*parts, None, None)[:2]
-        if scale is None:
-            return None
-        along = [1] * codes.ndim
-        if scale.size > 1:
-            if scale.shape != (codes.shape[axis],):
-                return None
-            along[axis] = -1
-        self.budget.copy(8 * codes.size)
-        numbers = names.as_numbers(codes)
-        if zero_point is not None:
-            numbers = numbers - names.as_numbers(zero_point).reshape(along)
-        return numbers * names.as_numbers(scale).reshape(along)
-
-    def _literal(self, name: str) -> Array | None:
-        """The numbers of an initializer or of a Constant node."""
-        if name not in self._literals:
-            tensor = self._tensors.get(name)
-            node = self._makers.get(name)
-            if tensor is None and node is not None and node.op_type == "Constant":
-                tensor = attributes(node).get("value")
-            self._literals[name] = self._numbers(tensor) if isinstance(tensor, onnx.TensorProto) else None
-        return self._literals[name]
+            return source.transpose(told.get("perm"))
+        axis = int(told.get("axis", 1))
+        if scale is None or (scale.size > 1 and scale.shape != (source.shape[axis],)):
+            return None  # it is computed, or of blocks
+        self.budget.copy(8 * source.size)
+        return names.dequantized(source, scale, zero_point, axis)
 
     def _numbers(self, tensor: onnx.TensorProto) -> Array | None:
+        """The numbers of an initializer or of a Constant node."""
         if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             return None
         if tensor.data_location == onnx.TensorProto.EXTERNAL:

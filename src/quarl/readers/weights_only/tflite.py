@@ -161,22 +161,15 @@ class _File:
 
     def _dequantized(self, tensor: Any, codes: Array) -> Array:
         """(codes - zero point) * scale, per tensor or along its quantised axis; the codes where they have no scale."""
-        numbers = names.as_numbers(codes)
-        found = tensor.Quantization()
-        if found is None or not found.ScaleLength():
-            return numbers
-        scale = np.asarray(found.ScaleAsNumpy(), np.float32)
-        zero_point = np.asarray(found.ZeroPointAsNumpy() if found.ZeroPointLength() else [0], np.float32)
-        along = [1] * codes.ndim
-        if scale.size > 1:
-            axis = int(found.QuantizedDimension())
-            if not 0 <= axis < codes.ndim or scale.size != codes.shape[axis]:
-                raise Damaged("the scales of a tensor do not fit its shape")
-            along[axis] = -1
+        about = tensor.Quantization()
+        if about is None or not about.ScaleLength():
+            return names.as_numbers(codes)
+        scale, axis = np.asarray(about.ScaleAsNumpy()), int(about.QuantizedDimension())
+        zero_point = np.asarray(about.ZeroPointAsNumpy() if about.ZeroPointLength() else [0])
+        if scale.size > 1 and (not 0 <= axis < codes.ndim or scale.size != codes.shape[axis]):
+            raise Damaged("the scales of a tensor do not fit its shape")
         zero_point = zero_point if zero_point.size in (1, scale.size) else zero_point[:1]
-        with np.errstate(over="ignore", invalid="ignore"):  # scales may be any numbers; what is not finite is refused
-            centred = numbers - (zero_point.reshape(along) if zero_point.size > 1 else zero_point[0])
-            return np.asarray(centred * scale.reshape(along), np.float32)
+        return names.dequantized(codes, scale, zero_point, axis)
 
     def _spend(self, count: int) -> int:
         """The length of a list that is walked through: all together are bounded, since lists can lie in one another."""
