@@ -17,7 +17,7 @@ from quarl.arrays import Array
 from quarl.engines import Engine, sound
 from quarl.envs import check_spaces, make_for, resolve
 from quarl.envs.bound import LIMIT, longest
-from quarl.envs.checked import BrokenEnvironmentError, held
+from quarl.envs.checked import held
 from quarl.envs.names import find
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.reseed import needs_fresh
@@ -25,7 +25,7 @@ from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
 from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
-from quarl.errors import QuarlError, UnsupportedError, in_one_line, note_once
+from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
@@ -165,17 +165,6 @@ def evaluate(
         wall_s=max(clock.wall_s for clock in clocks),
         engine_s=sum(clock.engine_s for clock in clocks),
     )
-
-
-def once_more(play: Callable[[], Evaluation], say: Callable[[str], None]) -> Evaluation:
-    """What `play` evaluates; it is called again, and makes new environments, where one raised, which `say` hears of."""
-    try:
-        return play()
-    except Exception as error:  # whatever a simulator raises
-        if isinstance(error, QuarlError) and not isinstance(error, BrokenEnvironmentError):
-            raise
-        say(f"an evaluation begins again ({in_one_line(error)})")
-        return play()
 
 
 def record_observations(

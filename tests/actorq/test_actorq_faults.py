@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quarl.actorq import evaluator, metrics, watch
+from quarl.actorq import metrics, watch
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.environments import RETRIES, Environments
@@ -33,7 +33,7 @@ from quarl.cli import parse
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.processes.child import MISTAKE
-from quarl.runs import checkpoint
+from quarl.runs import checkpoint, evaluator
 from stress.chaos import faults, kills, poison
 from stress.chaos.run import Run
 from waiting import PATIENCE_S, until

@@ -18,7 +18,7 @@ from quarl.experiments.precisions import EXACT
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.readers import load
-from quarl.runs.evaluator import Evaluator, undisturbed
+from quarl.runs.evaluator import BestEvaluator, undisturbed
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import interpret
 
@@ -30,7 +30,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def evaluator(tmp_path, **options):
     recipe = interpret({"n_timesteps": 10}, tmp_path)
-    return Evaluator(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), print)
+    return BestEvaluator(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), print)
 
 
 def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):
@@ -92,7 +92,7 @@ def test_an_agent_that_nothing_is_known_of_is_not_the_best(tmp_path, looked, mon
 def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_path, monkeypatch):
     model = DQN("MlpPolicy", "CartPole-v1", buffer_size=1, policy_kwargs={"net_arch": [4]}, device="cpu")
     said, failures = [], [KeyError("lost")]
-    found = Evaluator(
+    found = BestEvaluator(
         TrainConfig(eval_episodes=1),
         interpret({"n_timesteps": 10}, tmp_path),
         lambda: RunFolder(tmp_path, "CartPole-v1"),

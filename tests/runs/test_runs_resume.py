@@ -27,7 +27,7 @@ from quarl.errors import QuarlError
 from quarl.readers import load
 from quarl.runs import callback, checkpoint, checkpoint_file, resumable
 from quarl.runs.checkpoint_model import take
-from quarl.runs.checkpointer import Checkpointer
+from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.folder import RunFolder
 from quarl.runs.replay import StoredReplay
 from quarl.runs.train import Training
@@ -217,7 +217,7 @@ def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
     ],
 )
 def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved, monkeypatch):
-    now, found, step, save = [0.0], [], CartPoleEnv.step, Checkpointer.save
+    now, found, step, save = [0.0], [], CartPoleEnv.step, AgentCheckpointer.save
 
     def slow(self, action):
         now[0] += 60.0
@@ -228,7 +228,7 @@ def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved
         save(self, clock_s)
 
     monkeypatch.setattr(CartPoleEnv, "step", slow)
-    monkeypatch.setattr(Checkpointer, "save", counted)
+    monkeypatch.setattr(AgentCheckpointer, "save", counted)
     monkeypatch.setattr(callback, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     assert main(words(algo, "CartPole-v1", 32, *more, "--n-envs", "1")) == 0
     assert found == saved
@@ -261,7 +261,7 @@ def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, m
         skipped_s = 1e6
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("quarl.runs.evaluator.Evaluator.look", look)
+    monkeypatch.setattr("quarl.runs.evaluator.BestEvaluator.look", look)
     assert main(words("ppo", "CartPole-v1", 256, "--eval-freq", "64", evaluations=True)) == 130
     assert checkpoint.load_latest(tmp_path / "logs/ppo/CartPole-v1_1").state["clock_s"] < 1e6
 
@@ -270,7 +270,7 @@ def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys,
     def conclude(self, model, integers):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("quarl.runs.evaluator.Evaluator.conclude", conclude)
+    monkeypatch.setattr("quarl.runs.evaluator.BestEvaluator.conclude", conclude)
     assert main(words("a2c", "CartPole-v1", 128)) == 130
     assert "stopped in its last evaluation; agent and checkpoint are in" in capsys.readouterr().err
 

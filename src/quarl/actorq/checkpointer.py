@@ -6,50 +6,44 @@ from typing import Any
 
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from quarl import qat
 from quarl.actorq.limiter import Limiter, RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.algorithms.clocks import hold, standing
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, UnsupportedError, note
-from quarl.folder import Dispensable
 from quarl.runs import checkpoint
 from quarl.runs.checkpoint_model import COUNTERS, suspect
+from quarl.runs.checkpointer import Checkpointer
+from quarl.runs.folder import RunFolder
 
 ROLLBACKS = 3
 """Times that training goes back to sound weights before it gives up."""
 
 
-class Checkpointer:
-    """One learner's checkpoints."""
+class LearnerCheckpointer(Checkpointer):
+    """Checkpoints of `quarl actorq`, whose weights a learner that diverges goes back to."""
+
+    model: OffPolicyAlgorithm
 
     def __init__(self, config: ActorQConfig, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions) -> None:
         assert isinstance(model.replay_buffer, SegmentReplay)
-        self.config, self.model, self.replay = config, model, model.replay_buffer
-        self.limiter, self.versions = limiter, versions
+        replay = model.replay_buffer if config.save_replay_buffer else None
+        super().__init__(model, lambda: RunFolder(config.output), note, replay)
+        self.config, self.limiter, self.versions = config, limiter, versions
+        self._segments = model.replay_buffer
         self.rollbacks = 0
         self.rate_factor = 1.0
         """What the learning rate of the configuration is multiplied by."""
         self.float_updates = 0
         """Updates before fake quantisation began to act."""
-        self._files = Dispensable(note, checkpoint.CheckpointError)
 
-    def save(self, clock_s: float) -> bool:
+    def save(self, clock_s: float, **state: Any) -> bool:
         """A checkpoint, False where a weight is not finite. A full disk costs the checkpoint and not the run."""
-        state = {
-            "limiter": self.limiter.state(),
-            "version": self.versions.newest,
-            "clock_s": clock_s,
-            "rate_factor": self.rate_factor,
-            "float_updates": self.float_updates,
-            "algo": self.config.algo,
-            "env": self.config.env,
-            "qat": self._trained_for(),
-        }
-        replay = self.replay if self.config.save_replay_buffer else None
+        state = {name: getattr(self, name) for name in ("rate_factor", "float_updates")}
+        state |= {"algo": self.config.algo, "env": self.config.env, "version": self.versions.newest}
         try:
-            self._files.write(lambda: checkpoint.save(self.config.output, self.model, state, replay=replay))
+            super().save(clock_s, limiter=self.limiter.state(), **state)
         except UnsupportedError:
             raise
         except QuarlError:
@@ -62,17 +56,14 @@ class Checkpointer:
 
         Without the replay of that run, learning starts when as much new experience is in.
         """
-        found = checkpoint.load_latest(self.config.output)
-        for warning in found.warnings:
-            note(warning)
+        found = self.load()
         for name in ("algo", "env"):
             saved, here = found.state.get(name), getattr(self.config, name)
             if saved != here:
                 raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
-        own = self._trained_for()
-        if found.state.get("qat", own) != own:
+        if found.state.get("qat", self.trained_for()) != self.trained_for():
             raise QuarlError(f"{found.path} was trained with other --qat options; resume with those of the first run")
-        checkpoint.restore(found, self.model, self.replay if found.has_replay else None)
+        checkpoint.restore(found, self.model, self._segments)
         model = self.model
         held = hold(model, self.config.steps)
         model._total_timesteps = self.config.steps  # perhaps more than before
@@ -96,9 +87,7 @@ class Checkpointer:
             )
         # weights go back, the run's clocks move on
         clocks = {name: getattr(self.model, name) for name in COUNTERS if hasattr(self.model, name)}
-        found = checkpoint.load_latest(self.config.output)
-        for warning in found.warnings:
-            note(warning)
+        found = self.load()
         checkpoint.restore(found, self.model)
         for name, value in clocks.items():
             setattr(self.model, name, value)
@@ -109,10 +98,6 @@ class Checkpointer:
             f"{layer} was not finite after update {self.model._n_updates}: back to the last checkpoint's "
             f"weights with a learning rate of {self.learning_rate():g}"
         )
-
-    def _trained_for(self) -> dict[str, Any] | None:
-        spec = qat.spec_of(self.model)
-        return None if spec is None else spec.to_json()
 
     def learning_rate(self) -> float:
         return float(self.model.lr_schedule(self.model._current_progress_remaining))

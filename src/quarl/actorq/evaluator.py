@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.environments import world_of
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.evaluate import evaluate, once_more
-from quarl.folder import Dispensable, write_bytes
+from quarl.folder import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
-from quarl.quant.spec import QuantSpec
+from quarl.runs.evaluator import EXACT, Evaluator
 
 FINAL_EPISODES = 20
 """At least so many after training."""
@@ -32,14 +30,16 @@ NUMBERS = ("clock_s", "timesteps", "updates", "return")
 """What every evaluation in a run's file has."""
 
 
-class Evaluator:
-    """Evaluations of one run, in order."""
+class ActorsEvaluator(Evaluator):
+    """Evaluations of `quarl actorq`, in order, of the learner's policy and of what the actors run."""
+
+    config: ActorQConfig
 
     def __init__(
         self, config: ActorQConfig, template: Template, channel: LocalChannel, say: Callable[[str], None]
     ) -> None:
-        self.config, self.template, self.channel, self._say = config, template, channel, say
-        self._files, self._world = Dispensable(say), world_of(config)
+        super().__init__(config, say)
+        self.template, self.channel, self._world = template, channel, world_of(config)
         self.packer_options: dict[str, Any] = {
             "actor_precision": config.actor_precision,
             "comm_bits": config.comm_bits,
@@ -61,7 +61,7 @@ class Evaluator:
         floats = self.channel.floats.pull()
         if floats is not None:
             policy = self.template.policy(floats.data.view(np.float32))
-            exact = quantize(self._world.at_home(policy, self.config.env), QuantSpec.parse("fp32"))
+            exact = quantize(self._world.at_home(policy, self.config.env), EXACT)
             entry |= {"version": floats.version, **self._play(exact, "return", episodes)}
             if last:
                 artifact.write(exact, self.config.output / "policy-fp32.safetensors")
@@ -130,20 +130,10 @@ class Evaluator:
         return target is not None and len(latest) == RUNNING and all(e.get("return", -np.inf) >= target for e in latest)
 
     def _play(self, policy: QuantizedPolicy, name: str, episodes: int) -> dict[str, float | None]:
-        """Mean return and its interval; every evaluation has episodes of its own.
-
-        They are played once more, in new environments, where one raises; of no episodes there is nothing.
-        """
+        """Mean return and its interval; every evaluation has episodes of its own. Of no episodes there is nothing."""
         if not episodes:
             return {}
-        play = partial(
-            evaluate,
-            policy,
-            episodes=episodes,
-            seed=1000 * self.config.seed + len(self.entries),
-            env_id=self.config.env,
-            max_episode_steps=self.config.max_episode_steps,
-            stochastic=False,
-        )
-        summary = stats.summary(once_more(play, self._say).returns, np.random.default_rng(0))
+        seed = 1000 * self.config.seed + len(self.entries)
+        played = self.play(policy, episodes=episodes, seed=seed, stochastic=False)
+        summary = stats.summary(played.returns, np.random.default_rng(0))
         return {name: summary.mean, f"{name}_low": summary.ci_low, f"{name}_high": summary.ci_high}

@@ -20,7 +20,7 @@ from stable_baselines3.common.logger import Logger
 from quarl import qat
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
-from quarl.actorq.checkpointer import Checkpointer
+from quarl.actorq.checkpointer import LearnerCheckpointer
 from quarl.actorq.intake import Intake
 from quarl.actorq.ledger import Control, Learner, Ledger, Publisher
 from quarl.actorq.memory import Block, Memory
@@ -77,7 +77,7 @@ class LearnerLoop(Worker):
         self.limiter = self.pace.limiter
         self.versions = Versions(config.output)
         self.intake = Intake(self.model, self.limiter, self.versions, self.ledger.staleness, normalize=config.normalize)
-        self.checkpointer = Checkpointer(config, self.model, self.limiter, self.versions)
+        self.checkpointer = LearnerCheckpointer(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update; nothing is written or accumulated.
         self.model.set_logger(Logger(folder=None, output_formats=[]))
         self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)

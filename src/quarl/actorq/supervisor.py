@@ -14,7 +14,7 @@ from quarl.actorq import metrics
 from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.crew import Crew
-from quarl.actorq.evaluator import Evaluator
+from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger
 from quarl.actorq.memory import Block, Memory
 from quarl.actorq.pace import Pace
@@ -75,7 +75,7 @@ class Supervisor:
         try:
             self.ledger = Ledger(self.memory)
             self.channel = LocalChannel(self.memory, config.actors)
-            self.evaluator = Evaluator(config, self.template, self.channel, say)
+            self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
             self.crew = Crew(config, self.template, self.evaluator.packer_options, self.memory, world)
         except BaseException:
             self.memory.remove()

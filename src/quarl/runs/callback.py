@@ -18,8 +18,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from quarl.errors import QuarlError
 from quarl.processes.signals import Interrupts
 from quarl.runs.checkpoint_model import not_finite, suspect
-from quarl.runs.checkpointer import Checkpointer
-from quarl.runs.evaluator import Evaluator, Look
+from quarl.runs.checkpointer import AgentCheckpointer, Checkpointer
+from quarl.runs.evaluator import BestEvaluator, Look
 
 SHOWN_S = 0.1
 """Between two looks at the progress bar."""
@@ -42,14 +42,11 @@ class TrainingCallback(BaseCallback):
 
     def __init__(
         self,
-        evaluator: Evaluator,
-        checkpointer: Checkpointer,
+        evaluator: BestEvaluator,
+        checkpointer: AgentCheckpointer,
         interrupts: Interrupts,
         progress: Progress,
         *,
-        eval_freq: int,
-        save_freq: int,
-        save_minutes: float = 0.0,
         clock_s: float = 0.0,
         one_stretch: bool = False,
     ) -> None:
@@ -58,14 +55,11 @@ class TrainingCallback(BaseCallback):
         one_stretch: end where the first checkpoint would be saved, which is one by steps: the clock decides nothing.
         """
         super().__init__()
-        self.evaluator, self.checkpointer, self.interrupts, self.progress = (
-            evaluator,
-            checkpointer,
-            interrupts,
-            progress,
-        )
-        self.eval_freq, self.save_freq = eval_freq, save_freq
-        self.save_s = 60 * save_minutes if save_minutes and not one_stretch else math.inf
+        self.evaluator, self.checkpointer = evaluator, checkpointer
+        self.interrupts, self.progress = interrupts, progress
+        config = evaluator.config
+        self.eval_freq, self.save_freq = config.eval_freq if config.eval_episodes else 0, config.save_freq
+        self.save_s = 60 * config.save_minutes if config.save_minutes and not one_stretch else math.inf
         self.clock_before, self.one_stretch = clock_s, one_stretch
         self.paused_s = 0.0
         self.started = self.shown = time.perf_counter()

@@ -1,13 +1,14 @@
-"""The checkpointer: what a run saves, and what it goes on from."""
+"""The checkpointer of a run: what it saves of its learner, and what it goes on from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl import qat
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
@@ -22,24 +23,49 @@ from quarl.runs.replay import StoredReplay
 class Checkpointer:
     """One run's checkpoints: networks, optimisers, clocks, generators, statistics and, off-policy, replay."""
 
-    def __init__(self, model: BaseAlgorithm, folder: Callable[[], RunFolder], say: Callable[[str], None]) -> None:
-        """folder: asked for when there is something to write."""
-        self.model, self._folder, self._say = model, folder, say
+    def __init__(
+        self,
+        model: BaseAlgorithm,
+        folder: Callable[[], RunFolder],
+        say: Callable[[str], None],
+        replay: checkpoint.Replay | None = None,
+    ) -> None:
+        """folder: asked for when there is something to write. replay: the model's, where it is saved."""
+        self.model, self._folder, self._say, self._replay = model, folder, say, replay
         self.newest: Path | None = None
         """The last checkpoint that was written or gone on from."""
         self._files = Dispensable(say, checkpoint.CheckpointError)
 
-    def save(self, clock_s: float) -> None:
-        """A checkpoint, and the agent as it is. A full disk costs these and not the run; NaN is a QuarlError."""
+    def save(self, clock_s: float, **state: Any) -> bool:
+        """Whether there is a checkpoint now. A full disk costs it and not the run; NaN is a QuarlError.
+
+        state: JSON values that are saved too.
+        """
+        return self._files.write(partial(self._write, {"clock_s": clock_s, "qat": self.trained_for(), **state}))
+
+    def _write(self, state: Mapping[str, Any]) -> None:
+        self.newest = checkpoint.save(self._folder().path, self.model, state, replay=self._replay)
+
+    def load(self) -> checkpoint.Checkpoint:
+        """The newest sound one; those that are damaged are said."""
+        newest = checkpoint.load_latest(self._folder().path)
+        for warning in newest.warnings:
+            self._say(warning)
+        self.newest = newest.path
+        return newest
+
+    def trained_for(self) -> dict[str, Any] | None:
+        """The options of quantisation-aware training; None in float32."""
         spec = qat.spec_of(self.model)
-        state = {"clock_s": clock_s, "qat": spec.to_json() if spec is not None else None}
-        folder = self._folder()
+        return None if spec is None else spec.to_json()
 
-        def write() -> None:
-            self.newest = checkpoint.save(folder.path, self.model, state, replay=self._replay())
-            folder.write_agent(self.model)
 
-        self._files.write(write)
+class AgentCheckpointer(Checkpointer):
+    """Checkpoints of `quarl train`, each with the agent as it is then."""
+
+    def _write(self, state: Mapping[str, Any]) -> None:
+        super()._write(state)
+        self._folder().write_agent(self.model)
 
     @checkpoint.sound()
     def resume(self, asked: str | None, seed: int) -> float:
@@ -48,20 +74,15 @@ class Checkpointer:
         The environments begin new episodes, with seeds of their own: what they had in them is not saved.
         asked: the precision that the user names now; QuarlError where the checkpoint trains for another.
         """
-        folder = self._folder()
-        found = checkpoint.load_latest(folder.path)
-        for warning in found.warnings:
-            self._say(warning)
+        found = self.load()
         saved = QatSpec.from_json(found.state["qat"]) if found.state.get("qat") is not None else None
         precision = "fp32" if saved is None else saved.precision
         if asked not in (None, precision):
             raise QuarlError(f"{found.path} was trained for {precision} and --qat says {asked}: resume without --qat")
         if saved != qat.spec_of(self.model):
             raise QuarlError(f"{found.path} was trained for {precision} with other options than its args.yml says")
-        replay = self._replay()
-        checkpoint.restore(found, self.model, replay)
+        checkpoint.restore(found, self.model, self._replay)
         self._begin_episodes(seed)
-        self.newest = found.path
         return float(found.state["clock_s"])
 
     def begin_anew(self, seed: int) -> None:
@@ -76,13 +97,7 @@ class Checkpointer:
 
     def _begin_episodes(self, seed: int) -> None:
         """What was played has ended, and environments get seeds of their own."""
-        if (replay := self._replay()) is not None:
-            replay.end_episodes()
+        if isinstance(self._replay, StoredReplay):
+            self._replay.end_episodes()
         assert self.model.env is not None
         self.model.env.seed(episode_seed("training", seed, self.model.num_timesteps % 2**EPISODE_BITS))
-
-    def _replay(self) -> StoredReplay | None:
-        if not isinstance(self.model, OffPolicyAlgorithm):
-            return None
-        assert self.model.replay_buffer is not None
-        return StoredReplay(self.model.replay_buffer)

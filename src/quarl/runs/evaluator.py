@@ -1,8 +1,4 @@
-"""The evaluator: plays evaluation episodes with what a learner would act with, and keeps the best agent.
-
-Running evaluations all play the same development episodes, so that they compare; the last word has episodes that
-nothing was chosen by. Nothing that training draws is drawn here.
-"""
+"""The evaluator of a run: plays episodes with what its learner would act with, and keeps the best agent."""
 
 from __future__ import annotations
 
@@ -18,11 +14,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl import engines, qat, stats
 from quarl.config import TrainConfig
+from quarl.config.learner import LearnerOptions
 from quarl.envs import make_for, resolve
-from quarl.envs.checked import held
+from quarl.envs.checked import BrokenEnvironmentError, held
 from quarl.envs.seeds import Stream, episode_seed
-from quarl.errors import in_one_line
-from quarl.evaluate import Evaluation, evaluate, once_more
+from quarl.errors import QuarlError, in_one_line
+from quarl.evaluate import Evaluation, evaluate
 from quarl.folder import Dispensable
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import quantize
@@ -33,6 +30,7 @@ from quarl.runs.checkpoint_random import give_random, take_random
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import Recipe
 
+EXACT = QuantSpec.parse("fp32")
 NUMBERS = ("mean", "std", "ci_low", "ci_high")
 COMPARED = ("mean", "ci_low", "ci_high", "measured")
 """Of the last evaluation, and of the integers in it."""
@@ -47,14 +45,39 @@ class Look:
 
 
 class Evaluator:
-    """Evaluations of one run, in order."""
+    """Plays the episodes of one run's evaluations."""
+
+    def __init__(self, config: LearnerOptions, say: Callable[[str], None]) -> None:
+        self.config, self._say, self._files = config, say, Dispensable(say)
+
+    def play(self, policy: QuantizedPolicy, **settings: Any) -> Evaluation:
+        """The episodes, played once more, in new environments, where one raises; settings: further ones of
+        `evaluate`."""
+        settings |= {"env_id": self.config.env, "max_episode_steps": self.config.max_episode_steps}
+        try:
+            return evaluate(policy, **settings)
+        except Exception as error:  # whatever a simulator raises
+            if isinstance(error, QuarlError) and not isinstance(error, BrokenEnvironmentError):
+                raise
+            self._say(f"an evaluation begins again ({in_one_line(error)})")
+            return evaluate(policy, **settings)
+
+
+class BestEvaluator(Evaluator):
+    """Evaluations of `quarl train`, in order, of which the best agent is kept.
+
+    Running evaluations all play the same development episodes, so that they compare; the last word has episodes that
+    nothing was chosen by. Nothing that training draws is drawn here.
+    """
+
+    config: TrainConfig
 
     def __init__(
         self, config: TrainConfig, recipe: Recipe, folder: Callable[[], RunFolder], say: Callable[[str], None]
     ) -> None:
         """folder: asked for when there is something to write."""
-        self.config, self.recipe, self._folder, self._say = config, recipe, folder, say
-        self._evaluations, self._best_files = Dispensable(say), Dispensable(say)
+        super().__init__(config, say)
+        self.recipe, self._folder, self._best_files = recipe, folder, Dispensable(say)
         self.timesteps: list[int] = []
         self._returns: list[Any] = []
         self._lengths: list[Any] = []
@@ -95,7 +118,7 @@ class Evaluator:
         self._returns.append(played.returns)
         self._lengths.append(played.lengths)
         folder, mean = self._folder(), float(played.returns.mean())
-        self._evaluations.write(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
+        self._files.write(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
         ready = qat.is_ready(model)
         if self._improves(mean, model.num_timesteps, quantised=ready):
             integers = policy if ready else None
@@ -131,7 +154,7 @@ class Evaluator:
 
     def exact(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """The float32 policy."""
-        return quantize(self._at_home(from_model(model)), QuantSpec.parse("fp32"))
+        return quantize(self._at_home(from_model(model)), EXACT)
 
     def integers(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """The policy on the grids that it was trained with."""
@@ -152,19 +175,14 @@ class Evaluator:
         return replace(policy, provenance=home)
 
     def _play(self, policy: QuantizedPolicy, stream: Stream) -> Evaluation:
-        """The episodes; played once more, in new environments, where one raises."""
-        play = partial(
-            evaluate,
+        return self.play(
             policy,
             episodes=self.config.eval_episodes,
             seed=self.config.seed,
-            env_id=self.config.env,
-            max_episode_steps=self.config.max_episode_steps,
             engine=engines.load_fitting(policy).name,
             stream=stream,
             env=self.learners if self._borrows(policy) else None,
         )
-        return once_more(play, self._say)
 
     @property
     def has_borrowed(self) -> bool:

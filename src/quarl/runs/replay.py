@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from quarl.arrays import Array
@@ -77,3 +78,9 @@ class StoredReplay:
         if full:
             return self.buffer.buffer_size
         return min(pos + int(self.buffer.optimize_memory_usage), self.buffer.buffer_size)
+
+
+def stored_replay(model: BaseAlgorithm) -> StoredReplay | None:
+    """The model's; None on-policy."""
+    buffer = getattr(model, "replay_buffer", None)
+    return None if buffer is None else StoredReplay(buffer)

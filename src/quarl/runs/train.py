@@ -36,13 +36,14 @@ from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
 from quarl.runs.callback import Progress, Stopped, TrainingCallback, check_finite, diverged
 from quarl.runs.checkpoint_model import not_finite
-from quarl.runs.checkpointer import Checkpointer
+from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.environments import check_spaces, make_environments
-from quarl.runs.evaluator import Evaluator
+from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.model import build, learn_in
 from quarl.runs.outcome import Ended, Row
+from quarl.runs.replay import stored_replay
 from quarl.runs.trained_agent import TrainedAgent, act_before_learning
 
 Say = Callable[[str], None]
@@ -103,8 +104,8 @@ class Training:
             learn_in(self.model, config)
             if isinstance(self.model, D4PG):
                 self.model.say = say
-            self.checkpointer = Checkpointer(self.model, self.folder, say)
-            self.evaluator = Evaluator(self.config, recipe, self.folder, say)
+            self.checkpointer = AgentCheckpointer(self.model, self.folder, say, stored_replay(self.model))
+            self.evaluator = BestEvaluator(self.config, recipe, self.folder, say)
             if isinstance(env.unwrapped, DummyVecEnv):
                 self.evaluator.learners = env.unwrapped.envs[0]
             self.clock_before = self.checkpointer.resume(asked, config.seed) if config.resume else 0.0
@@ -142,15 +143,11 @@ class Training:
         said = "" if one_stretch else f"quarl: stopping: the update ends and is saved; {ONCE_MORE}\n"
         with threads(self.threads), Interrupts(lambda: None, said) as interrupts, ExitStack() as world:
             world.callback(self._close)
-            config = self.config
             callback = TrainingCallback(
                 self.evaluator,
                 self.checkpointer,
                 interrupts,
                 progress,
-                eval_freq=config.eval_freq if config.eval_episodes else 0,
-                save_freq=config.save_freq,
-                save_minutes=config.save_minutes,
                 clock_s=self.clock_before,
                 one_stretch=one_stretch,
             )
