@@ -4,14 +4,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= quarl-demo
 HOSTILE ?= quarl-hostile
-STRESS := PYTHONPATH=tests $(BIN)/python -m stress
+STRESS := PYTHONPATH=tests:benchmarks $(BIN)/python -m stress
 # Every install reads the constraints: `torch==2.13.0` and the rest are pinned there and nowhere else.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format fuzz hostile chaos kills bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
-	bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-	bench-actorq-final-return bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari \
-	bench-mixed-precision bench-weight-decay bench-studies bench-study-speed clean
+# Measured by a study, by `quarl bench`, or by a script in benchmarks/; the rows go into results/.
+STUDIES := ptq spread d4pg
+VERBS := actorq-throughput actorq-time-to-reward actorq-breakdown actorq-staleness actorq-final-return \
+	mixed-precision mixed-precision-learning
+SCRIPTS := latency eval-speed fidelity parity qat-correctness qat-cost qat-bits qat-repair atari weight-decay study-speed
+BENCHES := $(addprefix bench-,$(STUDIES) paper-ptq $(VERBS) $(SCRIPTS))
+# Trained agents in the zoo's layout; jobs and minutes of a call, and the learner's type (fp32 without bf16 in hardware).
+AGENTS ?= ../shared/agents
+JOBS ?= 2
+MINUTES ?= 1000000
+LEARNER_DTYPE ?= bf16
+
+.PHONY: demo test check format fuzz hostile chaos kills $(BENCHES) clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -29,11 +38,45 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench-latency bench-eval-speed bench-ptq bench-fidelity bench-parity \
-bench-d4pg bench-actorq-throughput bench-actorq-time-to-reward bench-actorq-breakdown bench-actorq-staleness \
-bench-actorq-final-return bench-qat-correctness bench-qat-cost bench-qat-bits bench-qat-repair bench-atari \
-bench-mixed-precision bench-weight-decay bench-studies bench-study-speed: $(VENV)/.dev
-	$(BIN)/python benchmarks/$(subst -,_,$(@:bench-%=%)).py
+$(STUDIES:%=bench-%): bench-%: $(VENV)/.dev
+	$(call study,studies/$*.yml,$*)
+
+bench-paper-ptq: $(VENV)/.dev
+	$(call study,paper-ptq,paper-ptq)
+
+# $(call study,FILE,NAME): goes on where it was stopped
+define study
+	$(BIN)/quarl study run $(1) --agents $(AGENTS) --jobs $(JOBS) --minutes $(MINUTES) -o runs/$(2)
+	$(BIN)/quarl study report runs/$(2)
+	$(BIN)/python benchmarks/results.py runs/$(2) --command 'make bench-$(2)'
+endef
+
+bench-actorq-throughput: WORDS = actorq --what throughput --seconds 120 --learner-dtype $(LEARNER_DTYPE) \
+	--params learning_starts:2000 buffer_size:200000
+bench-actorq-breakdown: WORDS = actorq --what breakdown --arms torch-fp32 fp32 fp16 int8 int4 --seconds 60 \
+	--learner-dtype $(LEARNER_DTYPE) --params learning_starts:2000 buffer_size:200000
+# chosen on seed 100, which is none of those that are shown: with a rate of 3e-4 and one step nothing is learned
+bench-actorq-staleness: WORDS = actorq --what staleness --arms int8 --seeds 5 --batch-size 128 -n 100000 \
+	--params learning_rate:1e-3 learning_starts:1000 buffer_size:100000 gamma:0.98 n_steps:5 \
+	target_update_interval:640 exploration_fraction:0.1
+# runs of the time to reward stop where they first reach their target; these go on, some 1,100 updates beyond it
+bench-actorq-final-return: WORDS = actorq --what staleness --arms int8 fp32 --seeds 3 --algo d4pg \
+	--env dm_control/cartpole-balance-v0 --net-arch 2048,2048,2048 --samples-per-insert 4 --batch-size 256 \
+	--actor-update-interval 30 --publish-interval 10 --learner-dtype bf16 -n 160000 \
+	--params n_steps:20 learning_rate:3e-4 learning_starts:2000 target_update_interval:20
+bench-actorq-time-to-reward: WORDS = actorq --what time-to-reward --protocol benchmarks/actorq_protocol.json
+bench-mixed-precision: WORDS = mixed-precision --what updates
+# RL Zoo's, but faster: the Nature CNN was at -8.6 after 200,000 steps with seed 100 (with 1e-4 at -20.8); fp16 is for a GPU
+bench-mixed-precision-learning: WORDS = mixed-precision --what learning --policies A --dtypes fp32 bf16 --seeds 3 \
+	--env PongNoFrameskip-v4 -n 240000 --episodes 20 --threads 1 --params learning_rate:3e-4 n_steps:3 \
+	learning_starts:10000 target_update_interval:2000 exploration_fraction:0.125 exploration_final_eps:0.02 \
+	'policy_kwargs:dict(optimizer_kwargs=dict(eps=1.5e-4, fused=True))'
+$(VERBS:%=bench-%): bench-%: $(VENV)/.dev
+	$(BIN)/quarl bench $(WORDS) --minutes $(MINUTES) -o runs/$*
+	$(BIN)/python benchmarks/results.py runs/$* --command 'make bench-$*'
+
+$(SCRIPTS:%=bench-%): bench-%: $(VENV)/.dev
+	$(BIN)/python benchmarks/$(subst -,_,$*).py
 
 fuzz: $(VENV)/.dev
 	$(STRESS).fuzz.campaign

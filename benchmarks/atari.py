@@ -9,7 +9,6 @@ lie in FOLDER, 7 MB each and a gigabyte of DQN's replay, and are made again by t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import threading
@@ -26,15 +25,14 @@ from quarl import stats
 from quarl.cli import main as quarl
 from quarl.evaluate import Evaluation, evaluate
 from quarl.experiments.precisions import Settings, measure
-from quarl.folder import write_bytes
 from quarl.inert.npz import read_npz
-from quarl.machine import machine
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
+from results import RESULTS, read, write
 
 STEPS = {"ppo": 2_500_000, "a2c": 8_000_000, "dqn": 1_000_000}
 """Less than the zoo's 10 million: enough for Pong, where A2C has hardly begun to score after 3 million."""
@@ -96,35 +94,40 @@ class Agent:
         self.dtype: str = options.learner_dtype
         self.folder: Path = options.agents
         self.threads: int | None = options.threads
-        self.path: Path = options.out / f"{atari_curves.named(algo, game)}.json"
+        self.name: str = atari_curves.named(algo, game)
+        self.out: Path = options.out
         self.settings = Settings(
             episodes=options.episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=options.workers
         )
-        self.result: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
-        if self.result:
-            played = len(self.result["training"]["returns"])
-            found, asked = (self.result["seed"], played), (seed, options.episodes)
-            if found != asked or self.result["training"]["steps"] < STEPS[algo]:
-                raise SystemExit(f"{self.path} is of seed and games {found}, or of fewer steps: choose another --out")
+        rows = [row for row in read("atari", root=self.out) if row.get("name") == self.name]
+        self.training = next((row for row in rows if row["table"] == "training"), None)
+        self.ptq = [row for row in rows if row["table"] == "ptq"]
+        self.qat = {row["bits"]: row for row in rows if row["table"] == "qat"}
+        if self.training is not None:
+            found, asked = (self.training["seed"], len(self.training["returns"])), (seed, options.episodes)
+            if found != asked or self.training["steps"] < STEPS[algo]:
+                raise SystemExit(f"{self.name} in {self.out} has seed and games {found}, or fewer steps: other --out")
 
     def measure(self, clock: Clock) -> None:
         """Does what is missing: training, final games, widths, fine-tuning."""
-        if "training" not in self.result:
+        if self.training is None:
             more = ["--learner-dtype", self.dtype]
             more += ["--params", *DQN_TRAINING] if self.algo == "dqn" else []
             run = self.train(clock, self.folder, STEPS[self.algo], *more)
             self.dtype = RunFolder(run, self.env_id).read_args()["learner_dtype"]  # a resumed run keeps its own
             about = {"algo": self.algo, "env_id": self.env_id, "seed": self.settings.seed, "command": self.command}
-            training = {"learner_dtype": self.dtype} | curve(run) | self.final(run / f"{self.env_id}.zip")
-            self.write(about | {"training": training})
+            about |= {"learner_dtype": self.dtype}
+            self.training = about | curve(run) | self.final(run / f"{self.env_id}.zip")
+            self.write(training=[self.training])
         run = self.run_in(self.folder)
-        if "ptq" not in self.result:
+        if not self.ptq:
             clock.check()
-            self.write({"ptq": self.quantised(run / f"{self.env_id}.zip")})
+            self.ptq = self.quantised(run / f"{self.env_id}.zip")
+            self.write(ptq=self.ptq)
         for bits in QAT_BITS:
-            if bits not in self.result.get("qat", {}):
-                row = self.fine_tuned(clock, run / f"{self.env_id}.zip", bits)
-                self.write({"qat": self.result.get("qat", {}) | {bits: row}})
+            if bits not in self.qat:
+                self.qat[bits] = {"bits": bits, **self.fine_tuned(clock, run / f"{self.env_id}.zip", bits)}
+                self.write(qat=list(self.qat.values()))
 
     @property
     def command(self) -> str:
@@ -132,10 +135,9 @@ class Agent:
         game = f" --game {self.game}" * (self.game != "Pong")
         return f"python benchmarks/atari.py --only {self.algo}" + game + f" --learner-dtype {self.dtype}"
 
-    def write(self, part: dict[str, Any]) -> None:
-        machines = self.result.get("machines", {}) | dict.fromkeys(part, machine())
-        self.result |= part | {"machines": machines}
-        write_bytes(json.dumps(self.result).encode() + b"\n", self.path)
+    def write(self, **tables: list[dict[str, Any]]) -> None:
+        named = {table: [{"name": self.name, **row} for row in rows] for table, rows in tables.items()}
+        write("atari", "python benchmarks/atari.py", root=self.out, **named)
 
     def run_in(self, folder: Path) -> Path:
         return folder / self.algo / f"{self.env_id}_1"
@@ -177,7 +179,7 @@ class Agent:
         run = self.train(clock, self.folder / f"qat-{bits}", steps, *more)
         policy = load.read(run / f"{self.env_id}.quarl")
         assert isinstance(policy, QuantizedPolicy)
-        played, exact = self.play(policy), np.array(self.result["training"]["returns"])
+        played, exact = self.play(policy), np.array(self.training["returns"])
         rng = np.random.default_rng(self.settings.seed)
         return {
             "precision": policy.spec.precision,
@@ -216,15 +218,15 @@ def summary(played: Evaluation) -> dict[str, Any]:
     return {"mean": found.mean, "std": found.std, "ci_low": found.ci_low, "ci_high": found.ci_high}
 
 
-def show(result: dict[str, Any]) -> None:
-    training = result["training"]
+def show(agent: Agent) -> None:
+    training = agent.training
     final = training["return"]
     where = f"[{final['ci_low']:.1f}, {final['ci_high']:.1f}]"
-    print(f"{result['algo']} on {result['env_id']}: {final['mean']:.1f} {where} after {training['minutes']} min")
-    for row in result.get("ptq", []):
+    print(f"{agent.algo} on {agent.env_id}: {final['mean']:.1f} {where} after {training['minutes']} min")
+    for row in agent.ptq:
         kernels = "measured" if row["measured"] else "simulated"
         print(f"  {row['precision']:5} {row['mode']:7} {row['mean']:6.1f} E {row['error_pct']:6.1f} % {kernels}")
-    for bits, row in result.get("qat", {}).items():
+    for bits, row in agent.qat.items():
         print(f"  QAT {bits} {row['return']['mean']:6.1f} E {row['error_pct']:6.1f} % after {row['minutes']} min")
 
 
@@ -239,9 +241,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of the learner; default: as quarl train chooses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--agents", metavar="FOLDER", type=Path, default=Path("runs/atari"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/atari"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     clock = Clock(min(options.minutes, 60 * 24 * 365))
     for algo in options.only or STEPS:
         agent = Agent(algo, options)
@@ -251,8 +252,8 @@ def main() -> None:
             print("the time is over: the same command goes on", flush=True)
             break
         finally:
-            if "training" in agent.result:
-                show(agent.result)
+            if agent.training is not None:
+                show(agent)
                 atari_curves.draw(options.out, options.game)
 
 

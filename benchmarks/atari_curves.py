@@ -1,16 +1,16 @@
 """Learning curves of a game's agents in one figure.
 
-python benchmarks/atari_curves.py [--game Pong] [--out benchmarks/results/atari]
+python benchmarks/atari_curves.py [--game Pong] [--out results]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from quarl.report import style
+from results import RESULTS, here, read
 
 ALGORITHMS = ("dqn", "ppo", "a2c")
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -18,8 +18,8 @@ TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 def draw(out: Path, game: str) -> Path | None:
     """Draws what is in `out`, and says where; None where no agent of the game is."""
-    files = {algo: out / f"{named(algo, game)}.json" for algo in ALGORITHMS}
-    found = {algo: json.loads(path.read_text())["training"] for algo, path in files.items() if path.exists()}
+    rows = {row["name"]: row for row in read("atari", "training", root=out)}
+    found = {algo: rows[name] for algo in ALGORITHMS if (name := named(algo, game)) in rows}
     if not found:
         return None
     with style.look():
@@ -35,7 +35,7 @@ def draw(out: Path, game: str) -> Path | None:
         axes.set_ylabel("points")
         axes.set_title(f"{game} from pixels: running evaluations, one seed each")
         axes.legend()
-    path = out / f"{named('curves', game)}.png"
+    path = out / "atari" / here() / f"{named('curves', game)}.png"
     style.save(figure, path)
     return path
 
@@ -54,7 +54,7 @@ def label(algo: str, training: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="Pong", help="as in PongNoFrameskip-v4")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/atari"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     path = draw(options.out, options.game)
     print(f"figure: {path}" if path else f"no agents of {options.game} in {options.out}: run atari.py first")

@@ -1,6 +1,6 @@
 """Evaluation speed: environment steps per second of `quarl.evaluate` against SB3's `evaluate_policy`.
 
-    python benchmarks/eval_speed.py AGENT.zip [--out benchmarks/results/eval_speed.json]
+    python benchmarks/eval_speed.py AGENT.zip [--out results]
 
 AGENT.zip is a Stable-Baselines3 DQN trained on CartPole-v1. Both sides play the same episodes of the same fp32 policy
 on one thread: every episode has its own reset seed, and the returns are compared. SB3 steps a DummyVecEnv of
@@ -12,7 +12,6 @@ loading the policy is counted on neither side.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 import warnings
@@ -28,13 +27,13 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import agents
-from quarl.doctor import machine
 from quarl.envs.seeds import episode_seed
 from quarl.evaluate import evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
+from results import RESULTS, write
 
 ENV_ID = "CartPole-v1"
 AGENT = agents.DEFAULT_FOLDER / "sb3" / "dqn" / "CartPole-v1_1" / "CartPole-v1.zip"
@@ -123,7 +122,7 @@ def compare(model: DQN, policy: QuantizedPolicy, num_envs: int, episodes: int, p
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluation speed against Stable-Baselines3, on CartPole-v1.")
     parser.add_argument("agent", type=Path, nargs="?", default=AGENT, help="zip of an SB3 DQN trained on CartPole-v1")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/eval_speed.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--episodes", type=int, default=32, help="episodes of each run")
     parser.add_argument("--pairs", type=int, default=7, help="alternating runs of each side")
     options = parser.parse_args()
@@ -133,20 +132,10 @@ def main() -> None:
     rows = []
     for num_envs in BARS:
         rows.append(compare(model, policy, num_envs, options.episodes, options.pairs))
-        print(json.dumps(rows[-1]))
-    result = {
-        "benchmark": "evaluation speed",
-        "command": "make bench-eval-speed",
-        "machine": machine(),
-        "policy": f"{options.agent.name}, fp32, engine litert, one thread",
-        "env_id": ENV_ID,
-        "episodes": options.episodes,
-        "pairs": options.pairs,
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"wrote {options.out}")
+        print(rows[-1])
+    summary = {"policy": f"{options.agent.name}, fp32, engine litert, one thread", "env_id": ENV_ID}
+    summary |= {"episodes": options.episodes, "pairs": options.pairs}
+    print(write("eval-speed", "make bench-eval-speed", root=options.out, summary=[summary], rows=rows))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ files hold, as it always does; give it only files you trust.
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import sys
 import warnings
@@ -24,9 +23,9 @@ import torch
 import agents
 from quarl import engines
 from quarl.experiments.precisions import EXACT, Settings, record
-from quarl.machine import machine
 from quarl.ptq import quantize
 from quarl.readers.load import read
+from results import RESULTS, write
 
 CONSTANTS = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
 TOLERANCE = 1e-5
@@ -78,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("agents", type=Path, nargs="?", default=agents.DEFAULT_FOLDER)
     parser.add_argument("--observations", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fidelity.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     assert gymnasium.spaces
@@ -86,9 +85,8 @@ def main() -> None:
     for agent in agents.find(options.agents):
         if agent.kind == "sb3":
             rows.append(compare(agent, options.observations))
-            print(json.dumps(rows[-1]), flush=True)
-    result = {"benchmark": "fidelity", "command": "make bench-fidelity", "machine": machine(), "rows": rows}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+            print(rows[-1], flush=True)
+    write("fidelity", "make bench-fidelity", root=options.out, rows=rows)
     equal = all(row[name]["equal"] for row in rows for name in ("reference", "litert"))
     print(f"{len(rows)} agents, all equal: {equal}")
 

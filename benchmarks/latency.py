@@ -1,6 +1,6 @@
 """Latency of one call, and how fast an artefact is written and loaded.
 
-    python benchmarks/latency.py [--out benchmarks/results/latency.json]
+    python benchmarks/latency.py [--out results]
 
 Every network is measured at batch 1 and 16 in one process, on one thread, numpy in to numpy out, on recorded
 observations. ONNX Runtime appears twice in 8 bits: "int8" quantises each row on its own, as every engine here does,
@@ -10,7 +10,6 @@ and "int8-per-tensor" is what its own tool makes of the float32 file, which is f
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any
 from quarl.experiments.methods.artifact_speed import measure_artifact
 from quarl.experiments.methods.latency import Row, measure
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
-from quarl.machine import machine
 from quarl.policy import artifact
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from results import RESULTS, verdict, write
 
 WIDEST = "2048-2048-2048"
 MAX_WRITE_MS, MAX_LOAD_MS = 30.0, 20.0
@@ -64,17 +63,17 @@ def judge(rows: list[Row], artifacts: list[dict[str, Any]]) -> list[dict[str, An
             for engine, precision in (("litert", bar.precision), (bar.engine, "fp32"))
         )
         name = f"{bar.network}: litert {bar.precision} over {bar.engine} fp32, times"
-        verdicts.append(_verdict(name, theirs / ours, bar.factor, at_least=True))
+        verdicts.append(verdict(name, theirs / ours, bar.factor, at_least=True))
     for network in STANDARD:
         if build(network).num_weights < LARGE:
             continue
         for precision, share in MAX_SIZES.items():
             sizes = [artifact_bytes(network, p) for p in (precision, "fp32")]
             name = f"{network.name}: {precision} artefact, share of fp32's"
-            verdicts.append(_verdict(name, sizes[0] / sizes[1], share))
+            verdicts.append(verdict(name, sizes[0] / sizes[1], share))
     int8 = next(row for row in artifacts if row["precision"] == "int8")
-    verdicts.append(_verdict(f"{WIDEST}: int8 artefact written, ms", int8["write_ms"], MAX_WRITE_MS))
-    verdicts.append(_verdict(f"{WIDEST}: int8 artefact loaded, ms", int8["load_ms"], MAX_LOAD_MS))
+    verdicts.append(verdict(f"{WIDEST}: int8 artefact written, ms", int8["write_ms"], MAX_WRITE_MS))
+    verdicts.append(verdict(f"{WIDEST}: int8 artefact loaded, ms", int8["load_ms"], MAX_LOAD_MS))
     return verdicts
 
 
@@ -83,13 +82,9 @@ def artifact_bytes(network: Network, precision: str) -> int:
     return len(artifact.to_bytes(quantize(build(network), QuantSpec.parse(precision, scheme="per-channel"))))
 
 
-def _verdict(what: str, found: float, bar: float, *, at_least: bool = False) -> dict[str, Any]:
-    return {"what": what, "found": round(found, 3), "bar": bar, "met": found >= bar if at_least else found <= bar}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Latency of engines side by side, and of artefacts.")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/latency.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=1.0, help="time given to each row")
     options = parser.parse_args()
     rows = measure(seconds=options.seconds, progress=lambda name: print(name, flush=True))
@@ -97,21 +92,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         artifacts = [asdict(row) for row in measure_artifact(build(widest), Path(folder))]
     verdicts = judge(rows, artifacts)
-    result = {
-        "benchmark": "latency",
-        "command": "make bench-latency",
-        "machine": machine(),
-        "observations": {network.name: record(network)[1] for network in STANDARD},
-        "rows": [asdict(row) for row in rows],
-        "artifacts": artifacts,
-        "bars": verdicts,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(
+        "latency",
+        "make bench-latency",
+        root=options.out,
+        summary=[{"observations": {network.name: record(network)[1] for network in STANDARD}}],
+        rows=[asdict(row) for row in rows],
+        artifacts=artifacts,
+        bars=verdicts,
+    )
     for row in rows:
         print(f"{row.network:16}{row.batch:4} {row.engine:8}{row.precision:17}{row.us_p50:10.1f}{row.us_p99:10.1f}")
-    for verdict in (*artifacts, *verdicts):
-        print(verdict)
+    for row_or_bar in (*artifacts, *verdicts):
+        print(row_or_bar)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 import agents
 from quarl import engines
 from quarl.experiments.precisions import Settings, record
-from quarl.machine import machine
 from quarl.policy.graph import Policy
 from quarl.policy.operators import LayerNorm
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
+from results import RESULTS, write
 
 ENGINES = ("reference", "litert", "onnx")
 PRECISIONS = (("int8", "dynamic"), ("int8", "static"), ("int4", "dynamic"), ("int4", "static"))
@@ -54,7 +53,7 @@ def compare(agent: agents.Trained, count: int) -> list[dict[str, Any]]:
             invariant[name] = bool(np.array_equal(together, alone))
         rows.append(
             {
-                "agent": agent.name,
+                "name": agent.name,
                 "observations": len(observations),
                 "precision": precision,
                 "mode": mode,
@@ -73,19 +72,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("agents", type=Path, nargs="?", default=agents.DEFAULT_FOLDER)
     parser.add_argument("--observations", type=int, default=10_000)
-    parser.add_argument("--only", nargs="*", default=[], help="measure these agents again, keep the others' rows")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/parity.json"))
+    parser.add_argument("--only", nargs="*", default=[], help="agents that are measured; the others keep their rows")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    rows = []
-    if options.only and options.out.exists():
-        rows = [row for row in json.loads(options.out.read_text())["rows"] if row["agent"] not in options.only]
     for agent in agents.find(options.agents):
         if options.only and agent.name not in options.only:
             continue
-        rows += compare(agent, options.observations)
-        print(json.dumps(rows[-4:]), flush=True)
-    result = {"benchmark": "parity", "command": "make bench-parity", "machine": machine(), "rows": rows}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+        rows = compare(agent, options.observations)
+        write("parity", "make bench-parity", root=options.out, rows=rows)
+        print(*rows, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

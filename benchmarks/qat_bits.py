@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from actorq_results import RESULTS, verdict, write
 from quarl import stats
 from quarl.cli import main as quarl
 from quarl.cli import parse
@@ -25,6 +24,7 @@ from quarl.config import SweepConfig
 from quarl.experiments.bits import num_cells
 from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import QuantSpec
+from results import verdict, write
 
 ALL = ("8", "7", "6", "5", "4", "3", "2")
 SOME = ("8", "4", "2")
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=140.0, help="after which no training begins")
     parser.add_argument("--jobs", default="2")
     options = parser.parse_args()
-    folder = RESULTS / "qat-bits"
+    folder = Path("runs/qat-bits")
     codes, begun = [], time.monotonic()
     for task in options.only:
         own = folder / task

@@ -11,7 +11,8 @@ are there stay.
 from __future__ import annotations
 
 import argparse
-from functools import partial
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,11 +22,10 @@ from gymnasium.wrappers import AddRenderObservation, ResizeObservation
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.noise import NormalActionNoise
 
-from actorq_results import RESULTS, write
 from quarl import engines, qat
 from quarl.algorithms.d4pg import D4PG
-from quarl.experiments.methods.cells import Cells
 from quarl.policy.graph import QuantizedPolicy
+from results import RESULTS, read, write
 
 OBSERVATIONS = 10_000
 UPDATES = 1_000
@@ -200,23 +200,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="rows, as ppo-mlp; default: all")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no row begins")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cells = Cells(RESULTS / "qat-correctness", options.minutes, print)
-    rows = []
+    begun = time.monotonic()
+    measured = {row["name"]: row for row in read("qat-correctness", "rows", root=options.out)}
     for algo in CLASSES:
         for network in ("mlp", "cnn"):
             if options.only and f"{algo}-{network}" not in options.only:
                 continue
-            asked = {"algo": algo, "network": network, "precision": options.precision}
-            row = cells.get(f"{algo}-{network}", asked, partial(compare, algo, network, options.precision))
-            if row is not None:
-                kept = {key: value for key, value in row.items() if key not in ("settings", "machine")}
-                made_by = {"cpu": row["machine"]["cpu"], "commit": row["machine"]["commit"]}
-                rows.append(judged(kept) | made_by)
-                print(rows[-1], flush=True)
-    if not options.only:
-        write("qat-correctness", "make bench-qat-correctness", rows=rows)
+            name = f"{algo}-{network}"
+            if name not in measured and time.monotonic() - begun < 60 * options.minutes:
+                measured[name] = {"name": name, **judged(compare(algo, network, options.precision))}
+                write("qat-correctness", "make bench-qat-correctness", root=options.out, rows=[measured[name]])
+            if name in measured:
+                print(measured[name], flush=True)
 
 
 if __name__ == "__main__":

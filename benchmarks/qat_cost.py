@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,8 +16,8 @@ import torch
 from scipy.stats import binom
 from stable_baselines3 import DQN, PPO
 
-from actorq_results import verdict, write
 from quarl import qat
+from results import RESULTS, verdict, write
 
 RUNS: dict[str, tuple[Any, str, str, int, dict[str, Any], float]] = {
     "ppo": (PPO, "MlpPolicy", "CartPole-v1", 16_384, {}, 1.4),
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--precision", default="w8a8")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows, bars = [], []
@@ -82,7 +84,8 @@ def main() -> None:
         print(row, flush=True)
         bars.append(verdict(f"{name}: times as long as fp32", row["ratio"], bar))
     if not options.only:
-        write("qat-cost", "make bench-qat-cost", precision=options.precision, pairs=options.pairs, rows=rows, bars=bars)
+        summary = [{"precision": options.precision, "pairs": options.pairs}]
+        write("qat-cost", "make bench-qat-cost", root=options.out, summary=summary, rows=rows, bars=bars)
 
 
 if __name__ == "__main__":

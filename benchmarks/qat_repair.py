@@ -3,7 +3,7 @@
     python benchmarks/qat_repair.py [--agents ../shared/agents/sb3]
 
 The width is the largest at which post-training quantisation, by the project's default scheme, loses so much
-(benchmarks/results/ptq). Fine-tuning has a fifth of the steps that the agent was trained for.
+(results/ptq). Fine-tuning has a fifth of the steps that the agent was trained for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import json
 import shutil
 from pathlib import Path
 
-from actorq_results import RESULTS, verdict, write
 from qat_bits import DQN_CARTPOLE
 from quarl.cli import main as quarl
+from results import verdict, write
 
 TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "CartPole-v1": ("4", DQN_CARTPOLE),
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--seed", default="0", help="the first of three")
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "qat-repair")
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs/qat-repair"))
     options = parser.parse_args()
     rows, bars = [], []
     for env_id, (bits, fine_tuning) in TASKS.items():

@@ -39,10 +39,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 import agents
 from fidelity import sb3_model
 from quarl.envs import make
-from quarl.machine import machine
 from quarl.readers.load import read
+from results import RESULTS, write
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BITS = "[fp16, 8, 7, 6, 5, 4, 3, 2]"
 NUM_PRECISIONS = 9
 EPISODES = 20
@@ -206,7 +205,7 @@ def main() -> None:
     parser.add_argument("--agents", type=Path, default=agents.DEFAULT_FOLDER)
     parser.add_argument("--only", nargs="*", default=[], help="words in the names of agents; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="of a second run of the study, beside the one with 1")
-    parser.add_argument("--out", type=Path, default=RESULTS / "study-speed.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     trained = [
@@ -232,10 +231,7 @@ def main() -> None:
         )
         for classic in (True, False)
     }
-    result = {
-        "benchmark": "study speed",
-        "command": "make bench-study-speed",
-        "machine": machine(),
+    summary = {
         "precisions": NUM_PRECISIONS,
         "episodes": EPISODES,
         "agents": len(rows),
@@ -246,11 +242,9 @@ def main() -> None:
         "wall_jobs_s": round(together["wall_s"], 1),
         "classic": of_class(rows, True, jobs_s[True]),
         "environment_bound": of_class(rows, False, jobs_s[False]),
-        "rows": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in result.items() if key not in ("rows", "machine")}))
+    write("study-speed", "make bench-study-speed", root=options.out, summary=[summary], rows=rows)
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actorq_results import RESULTS, write
 from quarl import stats
 from quarl.config import TrainConfig
 from quarl.evaluate import evaluate
@@ -31,6 +30,7 @@ from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 from quarl.runs.folder import BEST
 from quarl.runs.train import Training
+from results import write
 
 Array = NDArray[Any]
 TASKS = ("CartPole-v1", "Acrobot-v1")
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no training begins")
     parser.add_argument("--only", nargs="*", default=list(TASKS), help="tasks")
     options = parser.parse_args()
-    folder = RESULTS / "weight-decay"
+    folder = Path("runs/weight-decay")
     store = Cells(folder, options.minutes, lambda line: print(line, file=sys.stderr, flush=True))
     cells: dict[tuple[str, float, int], Cell] = {}
     for task in options.only:
@@ -186,8 +186,8 @@ def main() -> None:
         print(f"the time is over with {store.missing} trainings to go: repeat the command to go on")
     if set(options.only) == set(TASKS):
         command = "python benchmarks/weight_decay.py"
-        facts = {"missing": store.missing}
-        write("weight-decay", command, **facts, answers=list(answers(found)), summaries=found, rows=list(rows(cells)))
+        summary = [{"missing": store.missing, "answers": list(answers(found))}]
+        write("weight-decay", command, summary=summary, summaries=found, rows=rows(cells))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -35,7 +36,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came of reading every hostile file, in a process with bounded memory."""
     folder = tmp_path_factory.mktemp("hostile")
     command = [sys.executable, "-m", "stress.hostile.corpus", str(folder), "--load"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=PATIENCE_S)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not (folder / "canary").exists()
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -25,6 +25,7 @@ from quarl.errors import QuarlError
 from quarl.runs import checkpoint, checkpoint_file
 from quarl.runs.checkpoint import CheckpointError
 from quarl.runs.checkpoint_model import take
+from results import read
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -317,11 +318,9 @@ def test_an_interrupt_leaves_no_temporary_file(tmp_path, monkeypatch):
 def test_a_tenth_of_the_chaos_is_survived(tmp_path):
     counts = "--cuts 20 --flips 100 --rebuilt 100 --kills 10 --stride 5 --saves 0 --seed 1"
     command = [sys.executable, "-W", "error", "-m", "stress.chaos.checkpoint", *counts.split()]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run(
-        [*command, "-o", tmp_path / "rows.json"], cwd=ROOT / "tests", env=environment, check=True, timeout=PATIENCE_S
-    )
-    rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([*command, "--out", tmp_path], env=environment, check=True, timeout=PATIENCE_S)
+    rows = {row["what"]: row for row in read("chaos-checkpoint", root=tmp_path)}
     assert rows["cuts"]["detected"] == 20
     assert rows["flips"]["detected"] == 100
     assert rows["kills"]["loadable"] == 10

@@ -1,6 +1,6 @@
 """Kills, stops, hangs and poisons real runs of `quarl actorq`, and counts what is lost.
 
-    python -m stress.chaos.campaign -o benchmarks/results/chaos.json
+    python -m stress.chaos.campaign [--out results]
 
 Times are of the machine as it was: a process that comes back needs one or two seconds of processor time. Actors are
 killed in turn at moments drawn uniformly over the run from the seed (for goodput every ten seconds); the learner at one
@@ -10,7 +10,6 @@ of each start; the publisher up to two seconds after it has come back.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import signal
@@ -20,12 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from quarl.machine import machine
+from results import RESULTS, read, write
 from stress.chaos import faults, kills
 from stress.chaos.poison import poisoned
 from stress.chaos.run import Row
-
-RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 
 def main() -> int:
@@ -38,9 +35,6 @@ def main() -> int:
     unknown = set(args.only) - set(ROWS)
     if unknown:
         cli.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
-    report: Row = {"rows": []}
-    if args.json.exists():  # each row takes the place of its own: a run that is broken off loses none
-        report = json.loads(args.json.read_text())
     for name, measure in ROWS.items():
         if args.only and name not in args.only:
             continue
@@ -52,16 +46,11 @@ def main() -> int:
             found = {"failed": [str(error)]}
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        row = {"what": name, **found, "seconds": round(time.monotonic() - start, 1), "machine": machine()}
-        print("  ".join(f"{key} {value}" for key, value in row.items() if key != "machine"), flush=True)
-        kept = {entry["what"]: entry for entry in report["rows"]} | {name: row}
-        report = {
-            "command": f"python -m stress.chaos.campaign --seed {args.seed}",
-            "rows": [kept[name] for name in ROWS if name in kept],
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
-    return int(any(row["failed"] for row in report["rows"]))
+        row = {"name": name, **found, "seconds": round(time.monotonic() - start, 1)}
+        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        # each row takes the place of its own: a run that is broken off loses none
+        write("chaos", f"python -m stress.chaos.campaign --seed {args.seed}", root=args.out, rows=[row])
+    return int(any(row["failed"] for row in read("chaos", "rows", root=args.out)))
 
 
 ROWS: dict[str, Callable[[Path, random.Random], Row]] = {

@@ -1,6 +1,6 @@
 """Damages checkpoints and kills their writers; counts how many are noticed and how many load.
 
-    python -m stress.chaos.checkpoint -o benchmarks/results/chaos-checkpoint.json
+    python -m stress.chaos.checkpoint [--out results]
 
 cuts, flips   the newest checkpoint is cut short, or one of its bits turned (half of them in its header): the load must
               say so and go back to the one before it
@@ -37,8 +37,8 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl.actorq.replay import SegmentReplay
 from quarl.errors import QuarlError
-from quarl.machine import machine
 from quarl.runs import checkpoint, checkpoint_file
+from results import RESULTS, write
 
 Row = dict[str, Any]
 
@@ -265,8 +265,7 @@ def main() -> int:
     cli.add_argument("--stride", type=int, default=1, help="kill at one in so many steps of a save")
     cli.add_argument("--saves", type=int, default=9, help="timed saves of a large model; 0: none")
     cli.add_argument("--seed", type=int, default=0)
-    results = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "chaos-checkpoint.json"
-    cli.add_argument("-o", "--json", type=Path, default=results, help="where the rows are written")
+    cli.add_argument("--out", type=Path, default=RESULTS, help="where the rows are written")
     args = cli.parse_args()
     root = Path(tempfile.mkdtemp(prefix="quarl-chaos-"))
     try:
@@ -283,9 +282,7 @@ def main() -> int:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     named = ("cuts", "flips", "rebuilt", "kills", "stride", "saves", "seed")
     counts = " ".join(f"--{name} {getattr(args, name)}" for name in named)
-    report = {"command": f"python -m stress.chaos.checkpoint {counts}", "machine": machine(), "rows": rows}
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    write("chaos-checkpoint", f"python -m stress.chaos.checkpoint {counts}", root=args.out, rows=rows)
     return int(any(row.get("failed") for row in rows))
 
 

@@ -1,6 +1,6 @@
 """Feeds every reader of files with broken ones: a clean load or one typed line, never a crash, a hang or a traceback.
 
-    python -m stress.fuzz.campaign --inputs 100000 --costly 500 -o benchmarks/results/fuzz.json
+    python -m stress.fuzz.campaign --inputs 100000 --costly 500 [--out results]
 
 Files of costly kinds ask for much work or memory; they get 20 seconds and 1 GiB above what was there before. Of the
 other inputs of each parser 60 % are valid files changed inside their container with every length and checksum made
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import multiprocessing
 import queue as queues
 import random
@@ -33,7 +32,7 @@ import rich.progress
 import torch
 
 from quarl.errors import QuarlError
-from quarl.machine import machine
+from results import RESULTS, write
 from stress.fuzz import mutate
 from stress.fuzz.costly import KINDS
 from stress.fuzz.parsers import Parser, parsers, read_any, use
@@ -248,8 +247,7 @@ def main() -> int:
     every = [*known, *KINDS]
     cli.add_argument("--only", nargs="+", choices=every, default=every, metavar="PARSER")
     cli.add_argument("--replay", metavar="PARSER:NUMBER", help="read one input again, without catching anything")
-    results = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "fuzz.json"
-    cli.add_argument("-o", "--json", type=Path, default=results, help="where the rows are written")
+    cli.add_argument("--out", type=Path, default=RESULTS, help="where the rows are written")
     args = cli.parse_args()
     if args.replay:
         name, _, number = args.replay.partition(":")
@@ -268,15 +266,9 @@ def main() -> int:
             )
             for failure in row["failures"]:
                 progress.console.print(f"    {failure}", markup=False, soft_wrap=True)
-    report = {
-        "command": f"python -m stress.fuzz.campaign --inputs {args.inputs} --costly {args.costly} --seed {args.seed}",
-        "machine": machine(),
-    }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(
-        json.dumps({**report, "hang_s": HANG_S, "costly_s": COSTLY_S, "costly_mb": COSTLY_MB, "rows": rows}, indent=1)
-        + "\n"
-    )
+    command = f"python -m stress.fuzz.campaign --inputs {args.inputs} --costly {args.costly} --seed {args.seed}"
+    bounds = {"hang_s": HANG_S, "costly_s": COSTLY_S, "costly_mb": COSTLY_MB}
+    write("fuzz", command, root=args.out, summary=[bounds], rows=rows)
     return int(any(row["failed"] for row in rows))
 
 

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from quarl.machine import machine
+from results import RESULTS, write
 
 ROOT = Path(__file__).resolve().parents[3]
 STUDY = """\
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4000, help="of a cell: 20 seconds and more")
     parser.add_argument("--n-timesteps", type=int, default=120_000, help="of a training: 20 seconds and more")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "study-kills.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quarl-study-kills-") as folder:
         found = measure(
@@ -205,10 +205,9 @@ def main() -> None:
             n_timesteps=options.n_timesteps,
             seed=options.seed,
         )
-    result = {"benchmark": "study killed", "command": "make kills", "machine": machine(), **found}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in found.items() if key != "moments"}))
+    moments = found.pop("moments")
+    write("study-kills", "make kills", root=options.out, summary=[found], moments=moments)
+    print(json.dumps(found))
     sound = found["rows_equal"] and found["returns_equal"]
     sys.exit(not (sound and not found["finished_cells_lost"] and not found["processes_left"]))
 

@@ -1,0 +1,91 @@
+"""Measured results: rows of all machines, what they were measured with, and where older files went."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import results
+from quarl.experiments import file, plan
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDIES = sorted((ROOT / "studies").glob("*.yml"))
+ABOUT = {"command", "date", "commit", "machine", "versions"}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Sets the commit that this machine says it measures."""
+
+    def at(commit):
+        found = {"cpu": "AMD EPYC (family 25, model 17)", "cores": 2, "python": "3.11.7", "versions": {"numpy": "2.4"}}
+        monkeypatch.setattr(results, "machine", lambda: {**found, "commit": commit, "date": "2026-01-01"})
+
+    return at
+
+
+def test_rows_take_the_place_of_those_of_their_table_and_name_and_others_keep_their_commit(measured, tmp_path):
+    measured("a")
+    folder = results.write("s", "make s", root=tmp_path, cells=[{"name": "x", "n": 1}, {"name": "y", "n": 2}])
+    measured("b")
+    results.write("s", "make s", root=tmp_path, cells=[{"name": "x", "n": 3}], bars=[{"met": True}])
+    assert folder == tmp_path / "s" / "amd-epyc-25-17"
+    old = {"table": "cells", "name": "y", "n": 2, "about": {"commit": "a"}, "machine": folder.name}
+    new = {"table": "cells", "name": "x", "n": 3, "machine": folder.name}
+    assert results.read("s", "cells", root=tmp_path) == [old, new]
+    assert [row["met"] for row in results.read("s", "bars", root=tmp_path)] == [True]
+    about = json.loads((folder / "about.json").read_text())
+    assert (about["commit"], about["machine"]["cores"], about["versions"]["numpy"]) == ("b", 2, "2.4")
+    measured("c")
+    results.write("s", "make s", root=tmp_path, bars=[{"met": False}])
+    commits = [row["about"]["commit"] for row in results.read("s", "cells", root=tmp_path)]
+    assert commits == ["a", "b"]
+
+
+def test_what_a_study_left_in_its_folder_is_taken_in_once_it_is_whole(measured, monkeypatch, tmp_path, capsys):
+    measured("a")
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "kept")
+    monkeypatch.setattr(results.write, "__kwdefaults__", {"root": tmp_path / "kept"})
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "bits.png").write_bytes(b"png")
+    (folder / "rows.json").write_text(json.dumps({"rows": [{"state": "todo"}]}))
+    monkeypatch.setattr(sys, "argv", ["results.py", str(folder)])
+    with pytest.raises(SystemExit):
+        results.main()
+    assert "cells that are not measured yet" in capsys.readouterr().err
+    (folder / "rows.json").write_text(json.dumps({"rows": [{"state": "done", "mean": 1.0}]}))
+    results.main()
+    assert results.read("mine", root=tmp_path / "kept")[0]["mean"] == 1.0
+    assert (tmp_path / "kept/mine/amd-epyc-25-17/bits.png").read_bytes() == b"png"
+
+
+def test_every_folder_of_results_says_how_its_rows_were_measured():
+    folders = sorted(path.parent for path in results.RESULTS.glob("*/*/rows.jsonl"))
+    assert len(folders) > 30
+    for folder in folders:
+        about = json.loads((folder / "about.json").read_text())
+        assert about.keys() >= ABOUT
+        assert about["machine"]["cpu"]
+        assert all("table" in json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines())
+
+
+def test_every_file_that_moved_has_its_rows():
+    moved = [line.split("\t") for line in (results.RESULTS / "MOVED.tsv").read_text().splitlines()[1:]]
+    assert len({old for old, _, _ in moved}) == 1019
+    for _, new, lines in moved:
+        path = ROOT / new
+        assert path.is_file()
+        if lines:
+            last = int(lines.replace("-", ",").rpartition(",")[2])
+            assert last <= len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_studies_can_be_planned(path, agents):
+    cells = plan.plan(file.read(str(path), agents))
+    assert cells
+    assert path.stem == file.read(str(path)).name
