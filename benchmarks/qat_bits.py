@@ -19,9 +19,8 @@ import numpy as np
 
 from quarl import stats
 from quarl.cli import main as quarl
-from quarl.cli import parse
-from quarl.config import SweepConfig
-from quarl.experiments.bits import num_cells
+from quarl.experiments.cells import DONE, TRAIN
+from quarl.experiments.store import NAME, Store
 from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import QuantSpec
 from results import verdict, write
@@ -146,13 +145,13 @@ def main() -> None:
         command = ["sweep", "--seeds", "3", *TASKS[task], "--jobs", options.jobs, "-o", str(own)]
         if task not in AGENT_STEPS:
             codes.append(quarl([*command, *left(options.minutes, begun)]))
-        elif not complete(command, own):  # the agent of what is complete is no longer there
+        elif not complete(own):  # the agent of what is complete is no longer there
             codes.append(quarl([*agent_of(task, own), *left(options.minutes, begun)]))
             for agent in () if codes[-1] else own.glob("agent/runs/*/*/*/best_model.zip"):
                 codes.append(quarl([*command, "--trained-agent", str(agent), *left(options.minutes, begun)]))
         if codes and codes[-1] > SIGNALLED:
             break
-        if complete(command, own):
+        if complete(own):
             # agents and checkpoints: large, made again by the command, and of no use once all cells are there
             for folder_of in ("runs", "agent"):
                 shutil.rmtree(own / folder_of, ignore_errors=True)
@@ -166,10 +165,11 @@ def left(minutes: float, begun: float) -> tuple[str, str]:
     return "--minutes", str(max(minutes - (time.monotonic() - begun) / 60, 0))
 
 
-def complete(command: list[str], folder: Path) -> bool:
-    config = parse(command)
-    assert isinstance(config, SweepConfig)
-    return len(list(folder.glob("cells/*.json"))) >= num_cells(config)
+def complete(folder: Path) -> bool:
+    if not (folder / NAME).is_file():
+        return False
+    with Store(folder) as store:
+        return set(store.states().values()) == {DONE}
 
 
 def agent_of(task: str, folder: Path) -> list[str]:
@@ -256,6 +256,12 @@ def by_agent(folder: Path) -> dict[str, list[dict[str, Any]]]:
         for one in json.loads(path.read_text())["played"]:
             key = one["method"], QuantSpec.parse(one["bits"]).precision, int(path.stem.rpartition("-")[2])
             returns[key] = np.asarray(one["returns"])
+    if (folder / NAME).is_file():
+        with Store(folder) as store:
+            done = [one for one in store.records() if one.method != TRAIN and one.found is not None]
+        for one in done:
+            assert one.found is not None
+            returns[one.method, QuantSpec.parse(one.precision).precision, one.seed] = np.asarray(one.found["returns"])
     rows = {(row["method"], row["precision"], row["seed"]): row for row in read(folder / "rows.json")}
     found: dict[str, list[dict[str, Any]]] = {}
     for (method, precision, seed), qat in rows.items():

@@ -15,6 +15,8 @@ STUDY: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "scheme": (str,),
         "mode": (str,),
         "seed": (int,),
+        "bits_weights": (int,),
+        "bits_activations": (int,),
         "state": (str,),
         "episodes": (int,),
         "mean": (float, NULL),
@@ -31,6 +33,8 @@ STUDY: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "weight_max": (float, NULL),
         "weight_std": (float, NULL),
         "seconds": (float, NULL),
+        "env_steps": (int, NULL),
+        "minutes": (float, NULL),
     },
     "study status": {
         **_AGENT,
@@ -95,6 +99,9 @@ STUDY: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "noninferior": (bool, NULL),
         "verdict": (str, NULL),
         "differs": (bool, NULL),
+        "gain": (float, NULL),
+        "gain_low": (float, NULL),
+        "gain_high": (float, NULL),
     },
     "study actorq": {
         **_AGENT,

@@ -5,52 +5,53 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quarl.experiments import nursery
-from quarl.experiments.alone import Errands, Failed
+from quarl.experiments.alone import Alone
 from quarl.experiments.processes import memory_mb
-from waiting import PATIENCE_S, until
 
 
-def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_path: Path):
-    with Errands(tmp_path / "log") as errands:
-        assert errands.run("a", partial(pow, 7, 2)) == 49
-        assert errands.run("b", partial(os.write, 1, b"said\n")) == 5
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Alone]]:
+    """Begins work that ends with the test."""
+    life, held = Pipe(duplex=False)
+    begun: list[Alone] = []
+
+    def start(work: Callable[[], Any]) -> Alone:
+        begun.append(Alone("test", work, life, tmp_path / "log"))
+        return begun[-1]
+
+    yield start
+    held.close()
+    for one in begun:
+        one.end()
+
+
+def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(begin: Callable[..., Alone], tmp_path: Path):
+    assert begin(partial(pow, 7, 2)).hear().found == 49
+    assert begin(partial(os.write, 1, b"said\n")).hear().found == 5
     assert (tmp_path / "log").read_text() == "said\n"
 
 
-def test_work_that_fails_says_how(tmp_path: Path):
-    with Errands(tmp_path / "log") as errands:
-        with pytest.raises(Failed, match="a: ValueError: invalid literal"):
-            errands.run("a", partial(int, "x"))
-        with pytest.raises(Failed, match="b: its process ended with exit code 3"):
-            errands.run("b", partial(os._exit, 3))
-        with pytest.raises(Failed, match="c: its process was ended by SIGKILL"):
-            errands.run("c", partial(os.kill, 0, 9))  # its own group
+def test_work_that_fails_says_how(begin: Callable[..., Alone], tmp_path: Path):
+    assert begin(partial(int, "x")).hear().error.startswith("ValueError: invalid literal")
+    assert begin(partial(os._exit, 3)).hear().error == "its process ended with exit code 3"
+    assert begin(partial(os.kill, 0, 9)).hear().error == "its process was ended by SIGKILL"  # its own group
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
-def test_leaving_the_block_ends_what_runs(tmp_path: Path):
-    heard: list[str] = []
-
-    def wait() -> None:
-        try:
-            errands.run("a", partial(time.sleep, 600))
-        except Failed as error:
-            heard.append(str(error))
-
-    thread = threading.Thread(target=wait)
-    with Errands(tmp_path / "log") as errands:
-        thread.start()
-        until(lambda: errands._running)
-    thread.join(PATIENCE_S)
-    assert heard == ["a: its process was ended by SIGKILL"]
+def test_work_that_is_ended_says_so(begin: Callable[..., Alone]):
+    work = begin(partial(time.sleep, 600))
+    work.end()
+    assert work.hear().error == "its process was ended by SIGKILL"
 
 
 def test_a_process_of_any_name_is_counted():

@@ -72,10 +72,10 @@ def test_the_first_source_that_is_at_hand_is_taken(study_file: Write):
     ("policies", "said"),
     [
         ("{algo: dqn, env: CartPol-v1, source: train}", r"line 6: unknown environment.*'CartPole-v1'\?"),
-        ("{algo: ppo, env: Point-v0, source: train}", "line 6: .* your own is quarl sweep --env module:Point-v0"),
+        ("{algo: ppo, env: Point-v0, source: train}", "line 6: .* your own is --env-module module"),
         (
             "{algo: ppo, env: 'my:Point-v0', source: train}",
-            "line 6: .* name a module, as in quarl sweep --env my:Point-",
+            "line 6: .* name a module, as in --env-module my",
         ),
         ("{algo: dqn, env: Acrobot-v1, source: 'zoo:zoo'}", r"line 6: no agent for Acrobot-v1.*--agents"),
         ("{algo: dqn, env: CartPole-v1, source: 'zoo:nowhere'}", r"line 6: cannot list .*nowhere.*--agents"),

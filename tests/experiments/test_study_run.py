@@ -342,3 +342,31 @@ def test_mistakes_are_one_line_and_leave_nothing(study_file: Write, tmp_path: Pa
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
         assert "another quarl run is at work in out" in fails(capsys, "run", path, "-o", "out")
+
+
+@pytest.mark.parametrize("method", ["ptq", "qat"])
+def test_an_environment_of_one_s_own_is_played_where_the_command_names_its_module(
+    method: str, needs: str, tmp_path: Path, study_file: Write, capsys: Any
+):
+    module, _, name = needs.partition(":")
+    policy = f"{{algo: ppo, env: {name}, source: train, n_timesteps: 128, params: {{n_steps: 64}}"
+    policy += ", env_kwargs: {target: 0.25}, max_episode_steps: 8}"
+    share = ", fine_tune: 1" if method == "qat" else ""
+    path = study_file(f"{policy}\n{DQN}", f"{FP32}\n{{method: {method}, precision: 8{share}}}")
+    assert "line 6: unknown environment 'Needs-v0'" in fails(capsys, "run", path, "-o", "out")
+    named = path.read_text().replace(name, f"'{needs}'")
+    (tmp_path / "named.yml").write_text(named)
+    # a file imports nothing, be the module named on the command line or not
+    assert "only your own words may name a module" in fails(capsys, "run", "named.yml", "--env-module", module)
+    rows = run(path, "--env-module", module, "--only", f"ppo/{name}")
+    assert [(row["method"], row["env_id"], row["state"], row["mean"]) for row in rows] == [
+        ("fp32", name, "done", 2.0),
+        (method, name, "done", 2.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("no_such_module", "cannot import 'no_such_module'"), ("a:b", "is no name of")]
+)
+def test_a_module_that_is_none_is_one_line(word: str, said: str, study_file: Write, capsys: Any):
+    assert said in fails(capsys, "run", study_file(DQN, FP32), "--env-module", word)

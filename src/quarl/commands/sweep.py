@@ -1,50 +1,61 @@
-"""`quarl sweep`: return against bits, for agents quantised after training and for agents trained for it."""
+"""`quarl sweep`: return against bits, for agents quantised after training and for agents trained for it: a study."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Any
+
+import yaml
 
 from quarl import energy
-from quarl.commands import terminal
+from quarl.commands import study, terminal
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
-from quarl.experiments import bits, bits_rows
-from quarl.experiments.methods.cells import Cells
+from quarl.experiments import file, rows, summaries, sweep
+from quarl.experiments.groups import groups
+from quarl.experiments.plan import plan
+from quarl.experiments.runner import Measured, measure
 from quarl.folder import locked, write_bytes
+from quarl.processes.signals import SIGNALLED
 from quarl.report import schema, style
-from quarl.report.sweep_figure import return_against_bits
+from quarl.report.study_figures import bits_against_return
+
+FILE = "study.yml"
 
 
-def run(config: SweepConfig) -> None:
-    """Trains and measures what is missing, within the time, and shows everything that is there; raises QuarlError
-    where trainings failed."""
-    found = bits.check(config)
-    with energy.meter(config) as meter:
-        cells = Cells(config.output, config.minutes, terminal.note, meter)
-        with locked(config.output), terminal.progress(bits.num_cells(config)) as progress:
-            played = bits.sweep(found, cells, progress)
-    if cells.missing:
-        terminal.say(f"the time is over with {cells.missing} trainings to go: repeat the command to go on")
-    _show(config, played if any(one.method == bits.FP32 for one in played) else [], meter)
-    if cells.failed:
-        names = ", ".join(cells.failed)
-        raise QuarlError(f"trainings failed: {names}; {config.output / bits.LOG} may say more")
+def run(config: SweepConfig) -> int:
+    """Writes the study, measures what is missing of it within the time, and shows all that is there; returns the exit
+    code."""
+    checked = sweep.check(config)
+    if (config.output / "cells").is_dir():
+        raise QuarlError(
+            f"{config.output} holds a sweep of an older QuaRL, whose rows.json stays as it is: choose another -o, or "
+            "remove its folder cells to measure anew"
+        )
+    options: dict[str, Any] = {"jobs": config.jobs, "minutes": config.minutes, "retry_failed": True}
+    with energy.meter(config) as meter, locked(config.output):
+        write_bytes(yaml.safe_dump(sweep.document(checked), sort_keys=False).encode(), config.output / FILE)
+        asked = file.read(str(config.output / FILE))
+        cells = plan(asked, env_module=config.env.rpartition(":")[0] or None)
+        measured = measure(config.output, asked, cells, cells, terminal.progress, **options)
+    if (code := study.ended(measured, config)) <= SIGNALLED:
+        _show(config, measured, meter.cost)
+    return code
 
 
-def _show(config: SweepConfig, played: Sequence[bits.Played], meter: energy.Meter) -> None:
-    about = partial(schema.document, algo=config.algo, env_id=bits.env_id(config), seed=config.seed)
-    rows = about("sweep", bits_rows.rows(config, played), energy=meter.cost)
-    summary = about("sweep summary", bits_rows.summaries(config, played))
-    if not played:  # what is compared with float32 agents waits for the first of these
-        terminal.finish(config, rows)
-        return
-    title = f"{config.algo} on {bits.env_id(config)}"
-    for name, document in (("rows.json", rows), ("summary.json", summary)):
-        write_bytes(schema.to_text(document).encode(), config.output / name)
-    figure = config.output / "return-against-bits.png"
-    style.save(return_against_bits(summary["rows"], rows["rows"], title), figure)
-    terminal.show("sweep", rows["rows"], title)
-    terminal.show("sweep summary", summary["rows"], f"{title}, over seeds")
-    terminal.say(f"figure: {figure}")
-    terminal.finish(config, rows)
+def _show(config: SweepConfig, measured: Measured, cost: energy.Energy | None) -> None:
+    title = f"{config.algo} on {config.env}"
+    about = partial(schema.document, algo=config.algo, env_id=config.env, seed=config.seed)
+    found = about("sweep", sweep.rows(rows.rows(measured.records, config.margin)), energy=cost)
+    grouped = groups(measured.records)
+    summary = about("sweep summary", sweep.summaries(grouped, config.margin))
+    if found["rows"]:  # what is compared with float32 agents waits for the first of these
+        for name, document in (("rows.json", found), ("summary.json", summary)):
+            write_bytes(schema.to_text(document).encode(), config.output / name)
+        figure = config.output / "return-against-bits.png"
+        style.save(bits_against_return(summaries.means(grouped), title), figure)
+        terminal.show("study", found["rows"], title)
+        terminal.show("sweep summary", summary["rows"], f"{title}, over seeds")
+        terminal.say(f"figure: {figure}")
+    terminal.say(*study.failures(measured.records))
+    terminal.finish(config, found)

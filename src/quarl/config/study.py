@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -41,6 +42,8 @@ class StudyRunConfig(Config):
     """Policies whose cells are measured now."""
     retry_failed: Flag = False
     """Measure cells again that failed."""
+    env_module: Annotated[str | None, arg(metavar="MODULE", help_behavior_hint="")] = None
+    """Module of your own that registers environments which the study names; it is imported. No file can name one."""
     output: Output = FOLDER
     """Folder of the study: its rows, agents that it trained, and later its report."""
 
@@ -54,6 +57,8 @@ class StudyRunConfig(Config):
         for word in self.only:
             if "/" not in word:
                 raise QuarlError(f"--only {word!r} is not ALGO/ENV, as in dqn/CartPole-v1")
+        if self.env_module is not None and not re.fullmatch(r"[\w.]+", self.env_module):
+            raise QuarlError(f"--env-module {self.env_module!r} is no name of a module, as in my_module")
         check_folder(self.output)
 
 

@@ -86,7 +86,7 @@ LQR_STEPS = 1000
 tasks of DM Control end themselves, after as many steps."""
 
 
-def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env") -> str:
+def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env {module}:{name}") -> str:
     """The living id: env_id itself, or the newest version where env_id names a retired one (LunarLander-v2).
 
     The spellings of the 2020 code, "gym,CartPole-v1" and "dm_control,cheetah_run", are understood too. Nothing is
@@ -100,7 +100,7 @@ def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env") -> str:
         if trusted:
             return env_id
         raise QuarlError(
-            f"unknown environment {env_id!r}: only your own words may name a module, as in {typed} {env_id}"
+            f"unknown environment {env_id!r}: only your own words may name a module, as in {_typed(typed, env_id)}"
         )
     asked = modern(env_id)
     if (asked in registry and not is_tombstone(registry[asked])) or any(asked in suite.ids for suite in SUITES):
@@ -125,10 +125,27 @@ def is_same(env_id: str, saved: str) -> bool:
         return False
 
 
+def of_module(module: str, env_id: str) -> str:
+    """module:env_id where the module, which the user typed and which is imported here, registers the environment.
+
+    Environments of gymnasium and of the suites stay as they are called.
+    """
+    _import(module, f"{module}:{env_id}")
+    spec = registry.get(env_id)
+    if spec is None or is_tombstone(spec) or any(env_id in suite.ids for suite in SUITES):
+        return env_id
+    theirs = suite_of(spec) is not None or str(spec.entry_point).startswith("gymnasium.")
+    return env_id if theirs else f"{module}:{env_id}"
+
+
 def find(env_id: str) -> EnvSpec:
     """The registration of a living id, after importing the suite or the user's module that brings it."""
     if MODULE_ID.fullmatch(env_id):
-        return _import(*env_id.split(":"))
+        module, name = env_id.split(":")
+        _import(module, env_id)
+        if name not in registry:
+            raise QuarlError(f"module {module!r} registers no environment {name!r}; call gymnasium.register in it")
+        return registry[name]
     if env_id in TASKS:
         # never the registry's: shimmy registers environments of the same names there, with other observations
         domain, task = TASKS[env_id]
@@ -146,18 +163,15 @@ def find(env_id: str) -> EnvSpec:
     return registry[env_id]
 
 
-def _import(module: str, name: str) -> EnvSpec:
-    """The registration that the user's own module makes; it may lie in the working directory."""
+def _import(module: str, env_id: str) -> None:
+    """Imports the user's own module, which registers environments; it may lie in the working directory."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
         importlib.import_module(module)
     except Exception as error:  # whatever the user's code raises
         reason = str(error).partition("\n")[0]
-        raise QuarlError(f"cannot import {module!r} for {module}:{name}: {type(error).__name__}: {reason}") from error
-    if name not in registry:
-        raise QuarlError(f"module {module!r} registers no environment {name!r}; call gymnasium.register in it")
-    return registry[name]
+        raise QuarlError(f"cannot import {module!r} for {env_id}: {type(error).__name__}: {reason}") from error
 
 
 def suite_of(spec: EnvSpec) -> Suite | None:
@@ -201,4 +215,10 @@ def _suggestion(env_id: str, living: set[str], typed: str) -> str:
     nearest = difflib.get_close_matches(env_id.casefold(), alike, n=1, cutoff=0)
     if nearest:
         return f"; did you mean {spelt[nearest[0]]!r}?"
-    return f"; it is in no suite that is known here; an environment of your own is {typed} module:{env_id}"
+    own = _typed(typed, f"module:{env_id}")
+    return f"; it is in no suite that is known here; an environment of your own is {own}"
+
+
+def _typed(words: str, env_id: str) -> str:
+    module, _, name = env_id.partition(":")
+    return words.format(module=module, name=name)

@@ -1,4 +1,4 @@
-"""Work in a process of its own: begun and heard of by a crew, or waited for by threads."""
+"""Work in a process of its own, begun and heard of by a crew."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from quarl.errors import QuarlError
 from quarl.experiments.processes import Outcome, attempt, end_with, ended, kill_group, print_to, settle
 from quarl.processes.leaving import leave
 
@@ -57,36 +55,3 @@ def _alone(work: Callable[[], Any], sink: Connection, life: Connection, log: Pat
     end_with(life)
     sink.send(attempt(work))
     leave(0, print)
-
-
-class Failed(QuarlError):
-    """Work in a process of its own came to nothing; the message says why."""
-
-
-class Errands:
-    """Work that threads wait for, each piece in a process of its own. What runs ends with the block."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._life, self._held = Pipe(duplex=False)
-        self._running: dict[str, Alone] = {}
-        self._over = False
-
-    def run(self, name: str, work: Callable[[], Any]) -> Any:
-        """What the work returns; raises Failed."""
-        self._running[name] = one = Alone(name, work, self._life, self._log)
-        if self._over:  # the block was left while the process was made
-            one.end()
-        outcome = one.hear()
-        del self._running[name]
-        if outcome.found is None:
-            raise Failed(f"{name}: {outcome.error}")
-        return outcome.found
-
-    def __enter__(self) -> Errands:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._over = True
-        for one in list(self._running.values()):
-            one.end()  # and the threads hear of it

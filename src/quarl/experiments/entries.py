@@ -20,7 +20,7 @@ class PolicyEntry:
     algo: str
     env: str
     sources: tuple[str, ...]
-    """Of these the first that is at hand: train, zoo:FOLDER or hub:ORG/NAME."""
+    """Of these the first that is at hand: train, zoo:FOLDER, hub:ORG/NAME or file:PATH."""
     na: str
     """Why its cells are not measured where no source is at hand."""
     n_timesteps: int | None
@@ -32,6 +32,12 @@ class PolicyEntry:
     episodes: int | None
     actorq: Mapping[str, Any]
     """Options of `quarl actorq` for this task."""
+    train: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of `quarl train` for its trainings."""
+    normalize: str | None = None
+    """The statistics with which the agent observed, or none; None: what lies beside it."""
+    deterministic: bool = False
+    """Whether it never samples its actions; else as RL Zoo plays such agents."""
     world: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """environment: the options of EnvironmentConfig, part of what determines agents; empty where there are none."""
 
@@ -47,9 +53,8 @@ class MethodEntry:
     modes: tuple[str, ...] = ("dynamic",)
     fine_tune: float | None = None
     """Environment steps of quantisation-aware training, as a share of the agent's own; None: from scratch."""
-    quant_delay: int | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Of `quarl actorq`."""
+    """Of `quarl actorq`, or those of `quarl train` for quantisation-aware training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class Study:
     memory_gb: float
     """Bound of one cell's processes together."""
     agents: Path
-    """What zoo:FOLDER is relative to."""
+    """What zoo:FOLDER and file:PATH are relative to."""
     policies: tuple[PolicyEntry, ...]
     methods: tuple[MethodEntry, ...]
     document: Mapping[str, Any]

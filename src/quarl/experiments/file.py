@@ -22,7 +22,7 @@ from quarl.config import ActorQConfig
 from quarl.config.base import METERED, SEEDS
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.learner import unknown_algorithm
-from quarl.config.train import LEARNERS
+from quarl.config.train import LEARNERS, QAT_OPTIONS
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, did_you_mean
@@ -40,11 +40,16 @@ SET_BY_CELLS = (
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(f.name for f in dataclasses.fields(ActorQConfig) if f.name not in SET_BY_CELLS)
 KEYS = ("name", "about", "episodes", "margin", "seeds", "limits", "agents", "policies", "methods")
-POLICY = ("algo", "env", "source", "na", "n_timesteps", "params", "seeds", "episodes", "actorq", *OPTIONS)
+TRAIN = ("n_envs", "vec_env", "learner_dtype", "eval_freq", "threads", "device")
+"""Options of `quarl train` that a policy may have for its trainings."""
+POLICY = (
+    *("algo", "env", "source", "na", "n_timesteps", "params", "seeds", "episodes", "train", "actorq"),
+    *("normalize", "deterministic", *OPTIONS),
+)
 OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "fp32": (),
     "ptq": ("precision", "scheme", "mode"),
-    "qat": ("precision", "fine_tune", "quant_delay"),
+    "qat": ("precision", "fine_tune", *QAT_OPTIONS),
     "actorq": ("precision", *ACTORQ),
 }
 Where = tuple[str | int, ...]
@@ -116,14 +121,19 @@ class _Reader:
         sources = self.words(entry, "source", at)
         for source in sources:
             kind, colon, rest = source.partition(":")
-            if source != "train" and not (colon and rest and kind in ("zoo", "hub")):
-                raise self.wrong((*at, "source"), f"source {source!r} is none of train, zoo:FOLDER and hub:ORG/NAME")
+            if source != "train" and not (colon and rest and kind in ("zoo", "hub", "file")):
+                known = "train, zoo:FOLDER, hub:ORG/NAME and file:PATH"
+                raise self.wrong((*at, "source"), f"source {source!r} is none of {known}")
         na = self.text(entry, "na", at, default="")
         if not sources and not na:
             raise self.wrong(at, "source is missing: train, zoo:FOLDER or hub:ORG/NAME, or na: and a reason")
         options = self.mapping(entry, "actorq", at)
         self.keys(options, ACTORQ, (*at, "actorq"), "quarl actorq")
         self.mapping(options, "params", (*at, "actorq"))
+        training = self.mapping(entry, "train", at)
+        self.keys(training, TRAIN, (*at, "train"), "quarl train")
+        if type(deterministic := entry.get("deterministic", False)) is not bool:
+            raise self.wrong((*at, "deterministic"), "deterministic must be true or false")
         return PolicyEntry(
             line=self.lines[at],
             algo=algo,
@@ -135,6 +145,9 @@ class _Reader:
             seeds=self.seeds(entry, at),
             episodes=self.count(entry, "episodes", None, at),
             actorq=options,
+            train=training,
+            normalize=self.text(entry, "normalize", at) if "normalize" in entry else None,
+            deterministic=deterministic,
             world=self.world(entry, at),
         )
 
@@ -167,8 +180,7 @@ class _Reader:
             schemes=self.words(entry, "scheme", at) or ("default",),
             modes=self.words(entry, "mode", at) or ("dynamic",),
             fine_tune=self.number(entry, "fine_tune", None, at),
-            quant_delay=self.count(entry, "quant_delay", None, at),
-            options={key: value for key, value in entry.items() if key in ACTORQ and method == "actorq"},
+            options=self.options(entry, {"actorq": ACTORQ, "qat": QAT_OPTIONS}.get(method, ()), at),
         )
         if found.fine_tune is not None and found.fine_tune > 1:
             raise self.wrong(
@@ -186,6 +198,13 @@ class _Reader:
         except QuarlError as error:
             raise self.wrong(at, str(error)) from None
         return found
+
+    def options(self, entry: Mapping[str, Any], names: Sequence[str], at: Where) -> dict[str, Any]:
+        """Those of another verb; YAML often spells counts 1e6, and lists are its lists."""
+        found = {
+            name: tuple(entry[name]) if type(entry[name]) is list else entry[name] for name in names if name in entry
+        }
+        return found | {name: self.count(entry, name, None, at) for name in ("quant_delay",) if found.get(name)}
 
     def keys(self, found: Any, known: Sequence[str], at: Where, what: str) -> None:
         """Refuses what is no mapping, and the first key that nothing is known about."""

@@ -71,6 +71,14 @@ class Group:
         pairs = self.pairs
         return stats.error_over_seeds(pairs, np.random.default_rng(0)) if pairs else None
 
+    def gain(self, other: Group | None) -> Interval | None:
+        """Return over the other's, paired by seed and episode; None where that lacks one of the seeds."""
+        theirs = {} if other is None else {one.seed: returns(one) for one in other.records}
+        if any(one.seed not in theirs or theirs[one.seed].size != returns(one).size for one in self.records):
+            return None
+        differences = [returns(one) - theirs[one.seed] for one in self.records]
+        return stats.over_seeds(differences, np.random.default_rng(0))
+
     def verdict(self, margin_pct: float) -> Verdict | None:
         """Whether it loses less than the margin: with one seed by its episodes, else by the error's interval."""
         pairs = self.pairs

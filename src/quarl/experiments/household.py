@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config.environment import EnvironmentConfig
-from quarl.envs import resolve
+from quarl.envs.names import MODULE_ID, is_same
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError
 from quarl.evaluate import played_on
 from quarl.experiments.play import calibration, play
 from quarl.experiments.processes import Outcome, attempt, end_with, kill_group, settle
-from quarl.experiments.source import digest
+from quarl.experiments.source import check_file
 from quarl.policy.graph import is_quantized
 from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
@@ -46,6 +46,10 @@ class Home:
     folder: Path
     """The study's."""
     calibrate: bool
+    normalize: str | None = None
+    """The statistics with which the agent observed, or none; None: what lies beside it."""
+    transfers: bool = False
+    """Whether it may be an agent of another environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class Play:
     key: str
     spec: QuantSpec
     episodes: int
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,8 @@ class _Held:
             self.calibrated.prepare(spec)
 
     def play(self, job: Play) -> dict[str, Any]:
-        return play(self.calibrated, job.spec, episodes=job.episodes, seed=self.seed, env_id=self.env_id)
+        settings = {"episodes": job.episodes, "seed": self.seed, "deterministic": job.deterministic}
+        return play(self.calibrated, job.spec, env_id=self.env_id, **settings)
 
 
 def keep(link: Connection, life: Connection, home: Home) -> None:
@@ -138,15 +144,17 @@ def keep(link: Connection, life: Connection, home: Home) -> None:
 
 
 def _prepare(home: Home) -> _Held:
-    path, policy = home.path, load.read(home.path, home.algo)
+    path = home.path
+    check_file(path, home.identity, home.normalize)
+    policy = load.read(path, home.algo, home.normalize)
     if is_quantized(policy):
         raise QuarlError(f"{path} is quantised already ({policy.spec.precision}); give the float policy")
-    if home.identity.get("sha256") not in (None, digest(path)):
-        raise QuarlError(f"{path} is another file than when the study was planned: repeat the command")
     trained_on = policy.provenance.env_id
-    if trained_on and resolve(trained_on) != home.env_id:
+    same = bool(trained_on) and is_same(home.env_id, trained_on)
+    if trained_on and not same and not home.transfers:
         raise QuarlError(f"{path} was trained on {trained_on}, not on {home.env_id}: correct the study")
-    env_id = None if trained_on else home.env_id
+    # what a file says of its environment names no module
+    env_id = None if same and not MODULE_ID.fullmatch(home.env_id) else home.env_id
     told = EnvironmentConfig(**home.identity.get("environment", {}))
     policy = EnvironmentOptions.said(told).at_home(policy, env_id)
     played_on(policy, env_id)

@@ -11,6 +11,7 @@ from typing import Any
 from quarl.config.environment import EnvironmentConfig
 from quarl.envs import make, resolve
 from quarl.envs.fit import fits, unreadable
+from quarl.envs.names import of_module
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.experiments import source
@@ -36,8 +37,10 @@ class _Policy:
     """None where its cells are n/a."""
 
     @property
-    def episodes(self) -> int:
-        return self.entry.episodes or self.study.episodes
+    def played(self) -> dict[str, Any]:
+        """What determines its episodes beside the seed."""
+        told = {"deterministic": True} if self.entry.deterministic else {}
+        return {"episodes": self.entry.episodes or self.study.episodes, **told}
 
     @property
     def about(self) -> dict[str, Any]:
@@ -48,7 +51,7 @@ class _Policy:
             "env_id": self.entry.env,
             "source": shown,
             "seed": self.seed,
-            "episodes": self.episodes,
+            "episodes": self.played["episodes"],
             "agent": self.agent,
         }
 
@@ -68,18 +71,21 @@ class _Policy:
             raise QuarlError(f"{where}: an option of a training is malformed: {error}") from None
 
 
-def plan(study: Study, seed: int | None = None) -> list[Cell]:
+def plan(study: Study, seed: int | None = None, env_module: str | None = None) -> list[Cell]:
     """All cells in the order in which they are measured, trainings before what needs them.
 
-    seed: only this one, in place of the study's. Raises QuarlError, naming the line, for ids and options that nothing
-    can make sense of; what is well formed and cannot be measured is a cell that says why.
+    seed: only this one, in place of the study's. env_module: one that the user typed, which registers environments of
+    the study when it is imported; no file can name one. Raises QuarlError, naming the line, for ids and options that
+    nothing can make sense of; what is well formed and cannot be measured is a cell that says why.
     """
     cells: list[Cell] = []
     asked: dict[tuple[str, ...] | str, _Asked] = {}
     spaces: dict[str, tuple[Any, str]] = {}
     for entry in study.policies:
         try:
-            env_id = resolve(entry.env, typed="quarl sweep --env")
+            env_id = of_module(env_module, entry.env) if env_module else entry.env
+            if env_id == entry.env:
+                env_id = resolve(entry.env, typed="--env-module {module}")
         except QuarlError as error:
             raise QuarlError(f"{study.at(entry.line)}: {error}") from None
         for number in (seed,) if seed is not None else entry.seeds or study.seeds:
@@ -149,9 +155,8 @@ def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) 
     key = f"{env_id} {entry.world}"
     if key not in spaces:
         try:
-            env = make(
-                env_id, **EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {}))).making
-            )
+            told = EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {})))
+            env = make(env_id, trusted=True, **told.making)  # the plan has resolved it
             spaces[key] = env.action_space, unreadable(env.observation_space)
             env.close()
         except QuarlError as error:  # an extra that is not installed
@@ -194,7 +199,7 @@ def _play(policy: _Policy, spec: QuantSpec) -> Cell:
             "env_id": policy.env_id,
             "spec": spec.to_json(),
             "seed": policy.seed,
-            "episodes": policy.episodes,
+            **policy.played,
         },
     )
 
@@ -215,10 +220,13 @@ def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         work = {
             **recipe,
             "qat": precision,
-            "quant_delay": method.quant_delay,
+            "quant_delay": method.options.get("quant_delay"),
             "from": None if share is None else agent.identity,
-            "episodes": policy.episodes,
+            **policy.played,
         }
+        told = {**policy.entry.train, **method.options}
+        told.pop("quant_delay", None)
+        work |= {"train": told} if told else {}
         policy.check(partial(check_training, work))
         yield dataclasses.replace(cell, needs="" if share is None else policy.training, work=work)
 
@@ -254,7 +262,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
             "options": options,
             "precision": text,
             "seed": policy.seed,
-            "episodes": policy.episodes,
+            **policy.played,
         }
         cell = Cell(**about, method=ACTORQ, precision=QuantSpec.parse(text).precision, work=work)
         try:

@@ -41,7 +41,9 @@ def play(calibrated: Calibrated, spec: QuantSpec, **settings: Any) -> dict[str, 
     return {**returns(quantized, **settings), **weights(calibrated.policy)}
 
 
-def returns(policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None) -> dict[str, Any]:
+def returns(
+    policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None, deterministic: bool = False
+) -> dict[str, Any]:
     """What the policy scores, episode by episode, and on what it ran."""
     engine = engines.load_fitting(policy)
     waves = -(-episodes // MAX_BATCH)
@@ -52,6 +54,7 @@ def returns(policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | 
         env_id=env_id,
         engine=engine.name,
         batch=-(-episodes // waves),
+        stochastic=False if deterministic else None,
     )
     return {
         "engine": engine.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,16 @@ from quarl import stats
 from quarl.arrays import Array
 from quarl.experiments.cells import ACTORQ, DONE, FP32, NAMES, STATES, TRAIN, Named
 from quarl.experiments.store import Record
+from quarl.quant.spec import QuantSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Named):
-    """One cell: the contract of `quarl study run --json` and of `quarl study report --json`."""
+    """One cell: the contract of the rows of `quarl study` and `quarl sweep`."""
 
+    bits_weights: int
+    bits_activations: int
+    """32 where activations stay float."""
     state: str
     """done, failed, na, running or todo; what is measured is None in all but the first."""
     episodes: int
@@ -41,6 +45,9 @@ class Row(Named):
     weight_std: float | None
     seconds: float | None
     """From the cell's beginning to its end."""
+    env_steps: int | None
+    minutes: float | None
+    """Of the training behind it; 0 where its agent comes from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,12 @@ class Status:
 def rows(records: Sequence[Record], margin_pct: float) -> list[Row]:
     """A row for every cell that the study asks for; trainings, which score nothing themselves, have none."""
     exact = {_agent(record): returns(record) for record in records if is_baseline(record) and record.state == DONE}
-    return [_row(record, exact.get(_agent(record)), margin_pct) for record in records if record.method != TRAIN]
+    trained = {_agent(record): record.found for record in records if record.method == TRAIN and record.found}
+    return [
+        _row(record, exact.get(_agent(record)), trained.get(_agent(record), {}), margin_pct)
+        for record in records
+        if record.method != TRAIN
+    ]
 
 
 def is_baseline(record: Record) -> bool:
@@ -82,21 +94,33 @@ def _agent(record: Record) -> tuple[Any, ...]:
     return record.algo, record.env_id, record.source, record.seed, record.method == ACTORQ
 
 
-def _row(record: Record, exact: Array | None, margin_pct: float) -> Row:
-    about = {name: getattr(record, name) for name in (*NAMES, "state", "episodes")}
+def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margin_pct: float) -> Row:
+    about: dict[str, Any] = {name: getattr(record, name) for name in (*NAMES, "state", "episodes", "seconds")}
+    spec = QuantSpec.parse(record.precision, scheme=record.scheme)
+    about |= {
+        "bits_weights": spec.weight_bits,
+        "bits_activations": spec.activation_bits or 32,
+        "margin_pct": margin_pct,
+    }
     measured = ("measured", "file_bytes", "weight_min", "weight_max", "weight_std")
-    nothing = {**dict.fromkeys(("mean", "ci_low", "ci_high", "error_pct", *measured)), **stats.NO_VERDICT}
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("mean", "ci_low", "ci_high", "error_pct", "env_steps", "minutes", *measured)
+    )
+    nothing |= stats.NO_VERDICT
     if record.state != DONE or record.found is None:
-        return Row(**about, **nothing, margin_pct=margin_pct, seconds=record.seconds)
+        return Row(**about, **nothing)
+    training = record.found if "trained_steps" in record.found else training
+    seconds = training.get("clock_s", 60 * training.get("minutes", 0.0))
     played = returns(record)
     rng = np.random.default_rng(record.seed)
     summary = stats.summary(played, rng)
     found: dict[str, Any] = {name: record.found.get(name) for name in measured}
     found |= {"mean": summary.mean, "ci_low": summary.ci_low, "ci_high": summary.ci_high}
+    found |= {"env_steps": training.get("trained_steps", 0), "minutes": seconds / 60}
     if exact is not None and exact.size == played.size:
         found["error_pct"] = stats.error_pct(exact, played, np.random.default_rng(record.seed))
         found |= stats.verdict(exact, played, margin_pct, rng).to_json()
-    return Row(**about, **(nothing | found), margin_pct=margin_pct, seconds=record.seconds)
+    return Row(**about, **(nothing | found))
 
 
 def status(records: Sequence[Record]) -> list[Status]:

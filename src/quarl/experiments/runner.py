@@ -9,15 +9,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quarl import __version__
 from quarl.errors import QuarlError
-from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, TODO, TRAIN, Cell
+from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell
 from quarl.experiments.crew import Bounds, Crew, Ended, Prepared
+from quarl.experiments.entries import Study
 from quarl.experiments.household import Home, Play
 from quarl.experiments.processes import Outcome
-from quarl.experiments.store import Finished, Store
+from quarl.experiments.source import FILE
+from quarl.experiments.store import Finished, Record, Store
 from quarl.experiments.trainings import Training
 from quarl.processes.signals import Interrupts
 from quarl.quant.spec import QuantSpec
@@ -27,6 +32,63 @@ Progress = Callable[[str, int], None]
 PLAYED = (FP32, PTQ)
 """Methods whose cells are forked from a household; the others' processes begin from nothing."""
 TICK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run over a study's cells ended with."""
+
+    records: Sequence[Record]
+    """Of the chosen cells."""
+    left: int
+    """Cells that were not begun in time."""
+    signal: int | None
+    """The number of the signal that ended it early."""
+
+    @property
+    def failed(self) -> list[Record]:
+        return [record for record in self.records if record.state == FAILED]
+
+
+def measure(
+    folder: Path,
+    study: Study,
+    cells: Sequence[Cell],
+    chosen: Sequence[Cell],
+    progress: Callable[[int], AbstractContextManager[Progress]],
+    *,
+    jobs: int,
+    minutes: float,
+    retry_failed: bool,
+) -> Measured:
+    """Measures what is missing of the chosen cells, inside `locked(folder)`.
+
+    cells: all of the study. progress: told how many there are to measure. minutes: after these no cell begins.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(Store(folder, create=True))
+        store.ask(study.name, study.document, __version__, cells)
+        if retry_failed:
+            states = store.states()
+            store.again(cell.key for cell in chosen if states[cell.key] == FAILED)
+        store.again(_lost(folder, store, chosen))
+        bounds = Bounds(minutes=study.minutes, memory_gb=study.memory_gb)
+        runner = Runner(folder, store, cells, bounds, jobs=jobs, minutes=minutes)
+        with progress(sum(runner.states[cell.key] == TODO for cell in chosen)) as report:
+            signal = runner.run(chosen, report)
+        if signal is not None:
+            store.again(key for key, state in store.states().items() if state == RUNNING)
+        asked = {cell.key for cell in chosen}
+        records = [record for record in store.records() if record.key in asked]
+        return Measured(records=records, left=runner.left, signal=signal)
+
+
+def _lost(folder: Path, store: Store, cells: Sequence[Cell]) -> list[str]:
+    """Trainings that are done, whose agents were removed since, and that cells still wait for."""
+    states = store.states()
+    wanted = {cell.needs for cell in cells if cell.needs and states[cell.key] == TODO}
+    done = [cell.key for cell in cells if cell.method == TRAIN and cell.key in wanted and states[cell.key] == DONE]
+    return [key for key in done if not (folder / str(store.found(key)["agent"])).is_file()]
 
 
 class Runner:
@@ -54,7 +116,7 @@ class Runner:
         self.homes = {key: _home_of(cell) for key, cell in played.items()}
         env_ids = dict.fromkeys(cell.work["env_id"] for cell in played.values())
         self.crew = crew = Crew(self.folder, self.bounds, env_ids, _wrappers(played.values()))
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             stack.callback(self._close)
             interrupts = stack.enter_context(Interrupts(crew.kill))
             while interrupts.number is None:
@@ -96,7 +158,8 @@ class Runner:
         if ready:
             self._begin(key)
             spec = QuantSpec.from_json(cell.work["spec"])
-            self.crew.play(name, Play(key=key, spec=spec, episodes=cell.work["episodes"]))
+            deterministic = cell.work.get("deterministic", False)
+            self.crew.play(name, Play(key=key, spec=spec, episodes=cell.work["episodes"], deterministic=deterministic))
         elif ready is None:
             self.crew.settle(name, self._home(name, cell))
 
@@ -116,6 +179,8 @@ class Runner:
             folder=self.folder,
             # float formats are no grids to be fitted
             calibrate=any(one.is_integer for key, one in self.waiting.items() if self.homes.get(key) == name),
+            normalize=cell.agent.normalize,
+            transfers=cell.agent.kind == FILE,
         )
 
     def _training(self, key: str, cell: Cell) -> Training:
@@ -126,6 +191,7 @@ class Runner:
             study=self.folder,
             folder=self.folder / "runs" / key,
             start=self._agent(cell) if goes_on else None,
+            normalize=cell.agent.normalize if goes_on and cell.agent is not None else None,
         )
 
     def _agent(self, cell: Cell) -> Path:

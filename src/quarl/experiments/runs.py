@@ -13,7 +13,9 @@ UNCHECKED = Path(tempfile.gettempdir()) / "runs"
 """Stands for the folder of a training whose options are only checked."""
 
 
-def training_config(work: Mapping[str, Any], folder: Path, trained_agent: Path | None = None) -> TrainConfig:
+def training_config(
+    work: Mapping[str, Any], folder: Path, trained_agent: Path | None = None, normalize: str | None = None
+) -> TrainConfig:
     """The `quarl train` of a training or of a quantisation-aware cell."""
     return TrainConfig(
         algo=work["algo"],
@@ -23,10 +25,11 @@ def training_config(work: Mapping[str, Any], folder: Path, trained_agent: Path |
         qat=work.get("qat"),
         quant_delay=work.get("quant_delay"),
         trained_agent=trained_agent,
+        normalize=normalize,
         folder=folder,
-        eval_freq=work["eval_freq"],
         save_freq=work["save_freq"],
         seed=work["seed"],
+        **{"eval_freq": work["eval_freq"], **work.get("train", {})},
         **work.get("environment", {}),
     )
 

@@ -1,4 +1,4 @@
-"""Where an agent comes from: a zoo folder, the Hugging Face hub, or a training that the study does itself."""
+"""Where an agent comes from: a zoo folder, the Hugging Face hub, a file, or a training that the study does itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.algorithms import tuned
+from quarl.config.environment import NONE
 from quarl.envs.names import is_atari
 from quarl.errors import QuarlError
 from quarl.experiments.entries import PolicyEntry, Study
@@ -16,7 +17,7 @@ from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes
 from quarl.readers import find, hub, zoo
 
-TRAIN, ZOO, HUB = "train", "zoo", "hub"
+TRAIN, ZOO, HUB, FILE = "train", "zoo", "hub", "file"
 CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}
 """Other names that a zoo has for an algorithm's folder: Stable-Baselines 2 called its PPO so."""
 STRETCHES, EVALUATIONS = 10, 20
@@ -30,7 +31,7 @@ class Agent:
     """One agent, before anything of it is read."""
 
     source: str
-    """train, zoo:FOLDER or hub:ORG/NAME."""
+    """train, zoo:FOLDER, hub:ORG/NAME or file:PATH."""
     identity: Mapping[str, Any]
     """What determines it, in plain values: the hash of its files, or its training."""
     path: Path | None = None
@@ -39,6 +40,8 @@ class Agent:
     """What its folder calls the algorithm."""
     n_timesteps: int | None
     """Environment steps that it was trained for, where that is known."""
+    normalize: str | None = None
+    """The statistics with which it observed, or none; None: what lies beside it."""
 
     @property
     def kind(self) -> str:
@@ -59,9 +62,11 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
             return Agent(source=source, identity=recipe, algo=entry.algo, n_timesteps=recipe["n_timesteps"])
         for algo in (entry.algo,) if kind == HUB else CALLED.get(entry.algo, (entry.algo,)):
             try:
-                path = hub.fetch(rest) if kind == HUB else find.in_zoo(study.agents / rest, algo, entry.env)
-                steps = _steps(entry, path)
-                return Agent(source=source, identity=_identity(path), path=path, algo=algo, n_timesteps=steps)
+                if kind == ZOO:
+                    path = find.in_zoo(study.agents / rest, algo, entry.env)
+                else:
+                    path = hub.fetch(rest) if kind == HUB else find.file(study.agents / rest)
+                return _read(study, entry, source, path, algo)
             except QuarlError as error:
                 if kind == HUB:
                     raise QuarlError(f"{study.at(entry.line)}: {error}") from None
@@ -81,6 +86,7 @@ def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
         "tuned": found,
         "params": dict(entry.params),
         "seed": seed,
+        **({"train": dict(entry.train)} if entry.train else {}),
         **entry.world,
         **lengths(n_timesteps),
     }
@@ -95,8 +101,26 @@ def lengths(n_timesteps: int) -> dict[str, int]:
     }
 
 
-def _identity(path: Path) -> dict[str, Any]:
-    return {"sha256": digest(path), "format": path.suffix}
+def _read(study: Study, entry: PolicyEntry, source: str, path: Path, algo: str) -> Agent:
+    """The agent in the file; algo: what its folder calls the algorithm."""
+    normalize = entry.normalize
+    if normalize not in (None, NONE):
+        normalize = str(study.agents / normalize)
+    told = {"normalize": NONE} if normalize == NONE else {}
+    return Agent(
+        source=source,
+        identity={"sha256": digest(path, normalize), "format": path.suffix, **told},
+        path=path,
+        algo=algo,
+        n_timesteps=_steps(entry, path),
+        normalize=normalize,
+    )
+
+
+def check_file(path: Path, identity: Mapping[str, Any], normalize: str | None) -> None:
+    """QuarlError where the agent's file is not the one that the study was planned with."""
+    if identity.get("sha256") not in (None, digest(path, normalize)):
+        raise QuarlError(f"{path} is another file than when the study was planned: repeat the command")
 
 
 def digest(path: Path, normalize: str | Path | None = None) -> str:

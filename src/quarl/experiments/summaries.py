@@ -184,6 +184,7 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
                 "qat": None if own is None else own.mean().point,
                 **as_fields(None if own is None else own.error(), "error_qat_pct", "error_qat"),
                 **(NO_VERDICT if judged is None else judged.to_json()),
+                **as_fields(None if own is None or ptq is None else own.gain(ptq), "gain", "gain"),
             }
         )
     return made

@@ -14,6 +14,7 @@ from quarl.errors import QuarlError
 from quarl.experiments.cells import ACTORQ, QAT, TRAIN
 from quarl.experiments.play import returns, weights
 from quarl.experiments.runs import actorq_config, training_config
+from quarl.experiments.source import check_file
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
@@ -35,6 +36,8 @@ class Training:
     """The cell's own, in it."""
     start: Path | None
     """The agent that is fine-tuned; None: from scratch."""
+    normalize: str | None = None
+    """The statistics with which it observed."""
 
 
 def train(job: Training) -> dict[str, Any]:
@@ -46,7 +49,9 @@ def train(job: Training) -> dict[str, Any]:
 
 def train_quantised(job: Training) -> dict[str, Any]:
     """An agent trained with fake quantisation, played in integers."""
-    run, row = _train(training_config(job.work, job.folder, job.start))
+    if job.start is not None:
+        check_file(job.start, job.work["from"], job.normalize)
+    run, row = _train(training_config(job.work, job.folder, job.start, job.normalize))
     best = run.path / f"{BEST}.quarl"  # a run may be too short for an evaluation after quantisation began
     policy = artifact.read(best if best.is_file() else run.integers)
     assert isinstance(policy, QuantizedPolicy)
@@ -85,8 +90,8 @@ WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {
 
 
 def _played(job: Training, policy: QuantizedPolicy) -> dict[str, Any]:
-    env_id = None if policy.provenance.env_id else job.work["env_id"]
-    found = returns(policy, episodes=job.work["episodes"], seed=job.work["seed"], env_id=env_id)
+    settings = {name: job.work[name] for name in ("episodes", "seed", "env_id", "deterministic") if name in job.work}
+    found = returns(policy, **settings)
     return {**found, **weights(policy)}
 
 

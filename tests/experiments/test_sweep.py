@@ -1,4 +1,4 @@
-"""The sweep of trainings: every cell is trained once, rows are paired with the fp32 agent of their seed."""
+"""A sweep is a study: every cell is measured once, rows are paired with the fp32 agent of their seed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import yaml
 
 import contracts
 from quarl.cli import main
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
-from quarl.experiments import bits, bits_rows
-from quarl.experiments.alone import Errands
-from quarl.experiments.bits import Played
-from quarl.experiments.methods.cells import Cells
+from quarl.experiments import rows, summaries, sweep
+from quarl.experiments.groups import groups
+from quarl.experiments.store import Record, Store
 from quarl.folder import locked
-from quarl.quant.spec import QuantSpec
 
 WORDS = [
     "sweep",
@@ -50,16 +48,33 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     assert found == [("fp32", "fp32", 0), ("ptq", "int4", 0), ("qat", "int4", 0)]
     assert all(row["episodes"] == 4 for row in document["rows"])
     assert (tmp_path / "return-against-bits.png").stat().st_size > 10_000
-    cells = {path: path.read_bytes() for path in (tmp_path / "cells").iterdir()}
-    assert {path.name for path in cells} == {"fp32-0.json", "w4a8-0.json"}
-    (tmp_path / "cells" / "w4a8-0.json").unlink()
-    capsys.readouterr()
+    with Store(tmp_path) as store:
+        found = store.records()
+        assert [(one.method, one.state) for one in found] == [(m, "done") for m in ("train", "fp32", "ptq", "qat")]
+        store.again([found[-1].key])
+    for path in (tmp_path / "runs" / found[-1].key).rglob("*.zip"):
+        path.unlink()
+    log = (tmp_path / "study.log").read_text()
     assert main(words) == 0
-    assert "quarl: w4a8-0" in (said := capsys.readouterr().err)
-    assert "fp32-0" not in said
-    again = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    with Store(tmp_path) as store:
+        again = store.records()
     # a training of the same seed is the same training
-    assert [row["mean"] for row in again] == [row["mean"] for row in document["rows"]]
+    assert [one.found and one.found.get("returns") for one in again] == [
+        one.found and one.found.get("returns") for one in found
+    ]
+    # what was done was not done again
+    assert [one.seconds for one in again[:-1]] == [one.seconds for one in found[:-1]]
+    assert again[-1].seconds != found[-1].seconds
+    assert (tmp_path / "study.log").read_text() != log
+
+
+def test_what_a_sweep_writes_is_a_study_with_its_cells(tmp_path: Path, capsys: Any):
+    assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["study", "run", str(tmp_path / "study.yml"), "-o", str(tmp_path), "--dry-run"]) == 0
+    assert "a2c on CartPole-v1: 4 to do" in capsys.readouterr().out
+    with Store(tmp_path) as store:
+        assert len(store.states()) == 4
 
 
 def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
@@ -80,48 +95,68 @@ def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
 
     assert list(broken.glob("runs/*/dqn/*")) == [begun]
     assert (begun / "of-the-first").exists()  # it was not begun again
-    played = [json.loads((folder / "cells/fp32-0.json").read_text())["played"] for folder in (whole, broken)]
+    played = []
+    for folder in (whole, broken):
+        with Store(folder) as store:
+            played.append([record.found and record.found.get("returns") for record in store.records()])
     assert played[0] == played[1]
+    assert len(played[0][1]) == 4
 
 
-def test_other_options_are_not_taken_for_the_same_cell(tmp_path: Path, capsys: Any):
-    assert main([*WORDS, "--methods", "ptq", "-o", str(tmp_path)]) == 0
-    assert main([*WORDS, "--methods", "ptq", "-o", str(tmp_path), "-n", "500"]) == 2
-    assert "was measured with another" in capsys.readouterr().err
+def test_other_options_are_other_cells(tmp_path: Path):
+    keys = []
+    for steps in ("400", "500", "400"):
+        assert main([*WORDS, "--methods", "ptq", "-o", str(tmp_path), "-n", steps]) == 0
+        with Store(tmp_path) as store:
+            keys.append({record.key: record.seconds for record in store.records()})
+    assert keys[0] == keys[2]  # nothing was measured twice
+    assert not set(keys[0]) & set(keys[1])
 
 
-def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measured(
-    small_agents: Path, tmp_path: Path, capsys: Any
-):
-    agent = tmp_path / "agent.zip"
-    agent.write_bytes((small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes())
-    out = tmp_path / "out"
-    words = ["sweep", "--env", "CartPole-v1", "--bits", "4", "--seeds", "1", "--episodes", "4", "--algo", "dqn"]
-    words += ["--methods", "ptq", "-i", str(agent), "-o", str(out)]
-    assert main(words) == 0
-    agent.write_bytes((small_agents / "zoo/a2c/CartPole-v1_1/CartPole-v1.zip").read_bytes())
-    assert main([*words, "--algo", "a2c"]) == 2
-    assert "was measured with another" in capsys.readouterr().err
+def test_a_sweep_of_an_earlier_version_is_left_as_it_is(tmp_path: Path, capsys: Any):
+    cell = tmp_path / "cells" / "fp32-0.json"
+    cell.parent.mkdir()
+    cell.write_text("{}")
+    assert main([*WORDS, "-o", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds a sweep of an older QuaRL" in line
+    assert [path.relative_to(tmp_path).name for path in tmp_path.rglob("*") if path.is_file()] == ["fp32-0.json"]
 
 
-def test_an_agent_that_is_replaced_while_it_is_measured_is_no_result(
-    small_agents: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measured(small_agents: Path, tmp_path: Path):
+    agent, out = tmp_path / "agent.zip", tmp_path / "out"
+    words = ["sweep", "--env", "CartPole-v1", "--bits", "4", "--seeds", "1", "--episodes", "4", "--methods", "ptq"]
+    words += ["-i", str(agent), "-o", str(out)]
+    keys = []
+    for algo in ("dqn", "a2c"):
+        agent.write_bytes((small_agents / f"zoo/{algo}/CartPole-v1_1/CartPole-v1.zip").read_bytes())
+        assert main([*words, "--algo", algo]) == 0
+        with Store(out) as store:
+            keys.append(set(store.states()))
+    assert not keys[0] & keys[1]
+
+
+@pytest.mark.parametrize("method", ["ptq", "qat"])
+def test_an_agent_that_was_replaced_since_the_plan_is_no_result(
+    method: str, small_agents: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
     agent, out = tmp_path / "agent.zip", tmp_path / "out"
     agent.write_bytes((small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes())
-    run = Errands.run
+    ask = Store.ask
 
-    def replacing(self: Errands, name: str, work: Any) -> Any:
-        found = run(self, name, work)
+    def replacing(self: Store, *arguments: Any) -> None:
+        ask(self, *arguments)
         agent.write_bytes((small_agents / "zoo/a2c/CartPole-v1_1/CartPole-v1.zip").read_bytes())
-        return found
 
     words = ["sweep", "--env", "CartPole-v1", "--bits", "4", "--seeds", "1", "--episodes", "4", "--algo", "dqn"]
+    words += ["-n", "500", "--params", "learning_starts:50"] if method == "qat" else []
     with monkeypatch.context() as patched:
-        patched.setattr(Errands, "run", replacing)
-        assert main([*words, "--methods", "ptq", "-i", str(agent), "-o", str(out)]) == 2
-    assert "was replaced while it was measured" in capsys.readouterr().err
-    assert not list(out.glob("cells/*.json"))
+        patched.setattr(Store, "ask", replacing)
+        assert main([*words, "--methods", method, "-i", str(agent), "-o", str(out)]) == 2
+    failures = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
+    assert len(failures) == 2
+    with Store(out) as store:
+        assert all("is another file than when the study was planned" in str(one.error) for one in store.records())
 
 
 @pytest.mark.parametrize(
@@ -151,7 +186,7 @@ def test_what_every_training_would_fail_by_is_one_line(
 def test_a_delay_is_compared_with_the_tuned_length_where_none_is_given(tmp_path: Path, capsys: Any):
     config = SweepConfig(algo="dqn", quant_delay=20_000, output=tmp_path)
     config.check()
-    bits.check(config)
+    assert sweep.check(config).n_timesteps == 50_000
     assert main(["sweep", "--algo", "dqn", "--quant-delay", "50000", "-o", str(tmp_path)]) == 2  # the zoo's own length
     assert "--quant-delay 50,000 is not within the run of 50,000 steps" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -159,17 +194,18 @@ def test_a_delay_is_compared_with_the_tuned_length_where_none_is_given(tmp_path:
 
 def test_the_length_of_trainings_may_be_a_hyperparameter(tmp_path: Path):
     config = SweepConfig(algo="dqn", params=("n_timesteps:2000",), output=tmp_path)
-    assert bits._steps(config) == 2000
-    assert bits._steps(SweepConfig(algo="dqn", n_timesteps=300, params=config.params, output=tmp_path)) == 300
+    assert sweep.length(config) == 2000
+    assert sweep.length(SweepConfig(algo="dqn", n_timesteps=300, params=config.params, output=tmp_path)) == 300
 
 
 def test_an_agent_is_found_in_its_run_folder(small_agents: Path, tmp_path: Path):
     words = ["sweep", "--algo", "dqn", "--env", "CartPole-v1", "--methods", "ptq", "--bits", "8", "--episodes", "2"]
     folder = small_agents / "zoo/dqn/CartPole-v1_1"
     assert main([*words, "--seeds", "1", "-i", str(folder), "-o", str(tmp_path)]) == 0
-    (cell,) = (tmp_path / "cells").iterdir()
-    named = json.loads(cell.read_text())["settings"]["trained_agent"]
-    assert named == bits.digest(folder / "CartPole-v1.zip")
+    study = yaml.safe_load((tmp_path / "study.yml").read_text())
+    assert study["policies"][0]["source"] == f"file:{folder / 'CartPole-v1.zip'}"
+    with Store(tmp_path) as store:
+        assert [record.state for record in store.records()] == ["done", "done"]
 
 
 def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
@@ -177,42 +213,43 @@ def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
     rows.write_text('{"rows": ["old"]}')
     assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path / "out"), "--json", str(rows)]) == 0
     assert json.loads(rows.read_text())["rows"] == []
-    assert "2 trainings to go" in capsys.readouterr().out
+    assert "4 cells to go" in capsys.readouterr().err
 
 
 def test_two_sweeps_in_one_folder_exclude_each_other(tmp_path: Path, capsys: Any):
     with locked(tmp_path):
         assert main([*WORDS, "-o", str(tmp_path)]) == 2
     assert f"another quarl run is at work in {tmp_path}" in capsys.readouterr().err
-    assert list((tmp_path / "cells").iterdir()) == []
+    assert not (tmp_path / "study.sqlite").exists()
 
 
 def test_a_training_that_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: Any):
     # the later option counts
     words = [*WORDS, "--algo", "dqn", "-n", "200", "--seeds", "2", "--methods", "ptq", "-o", str(tmp_path)]
     assert main([*words, "--params", "learning_rate:1e30", "learning_starts:20", "train_freq:4"]) == 2
-    said = capsys.readouterr().err
-    for name in ("fp32-0", "fp32-1"):
-        assert f"failed: {name}: training diverged" in said
-    assert "trainings failed: fp32-0, fp32-1" in said
-    assert not list((tmp_path / "cells").iterdir())
+    said = capsys.readouterr().out
+    assert said.count("failed: dqn CartPole-v1 train fp32: training diverged") == 2
+    with Store(tmp_path) as store:
+        assert {record.state for record in store.records()} == {"failed"}
 
 
-def played(method: str, precision: str, seed: int, returns: list[float]) -> Played:
-    return Played(method, QuantSpec.parse(precision), seed, np.array(returns), True, 100, 1.0)
+def played(method: str, precision: str, seed: int, returns: list[float]) -> Record:
+    about = {"algo": "dqn", "env_id": "CartPole-v1", "source": "train", "seed": seed, "episodes": len(returns)}
+    found = {"returns": returns, "measured": True}
+    ended = {"state": "done", "error": None, "seconds": 1.0, "peak_mb": 1.0, "found": found}
+    return Record(key=f"{method}{precision}{seed}", method=method, precision=precision, **about, **ended)
 
 
 def test_summaries_pair_each_seed_with_its_own_fp32_agent():
-    config = SweepConfig(bits=("4",), seeds=2)
     found = [
         played("fp32", "fp32", 0, [100.0] * 5),
         played("fp32", "fp32", 1, [200.0] * 5),
-        played("ptq", "4", 0, [50.0] * 5),
-        played("ptq", "4", 1, [100.0] * 5),
-        played("qat", "4", 0, [99.0] * 5),
-        played("qat", "4", 1, [199.0] * 5),
+        played("ptq", "int4", 0, [50.0] * 5),
+        played("ptq", "int4", 1, [100.0] * 5),
+        played("qat", "w4a8", 0, [99.0] * 5),
+        played("qat", "w4a8", 1, [199.0] * 5),
     ]
-    exact, ptq, qat = bits_rows.summaries(config, found)
+    exact, ptq, qat = sweep.summaries(groups(found), 5.0)
     assert (exact.mean, exact.error_pct, exact.gain) == (150.0, 0.0, None)
     assert (ptq.mean, ptq.error_pct, ptq.error_low, ptq.error_high) == (75.0, 50.0, 50.0, 50.0)
     assert not ptq.noninferior
@@ -220,15 +257,15 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
     assert qat.gain == 74.0
     half = 12.7062 * 25  # Student's t of 1 degree of freedom, and the standard error of 49 and 99
     assert (qat.gain_low, qat.gain_high) == pytest.approx((74 - half, 74 + half), rel=1e-4)
-    assert [row.error_pct for row in bits_rows.rows(config, found)] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
+    assert [row.error_pct for row in sweep.rows(rows.rows(found, 5.0))] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
+    (trained,) = summaries.trained(groups(found), 5.0)
+    assert (trained["gain"], trained["gain_low"], trained["gain_high"]) == (qat.gain, qat.gain_low, qat.gain_high)
 
 
-def test_seeds_whose_fp32_agent_is_missing_have_no_rows(tmp_path: Path):
-    config = SweepConfig(bits=("4",))
-    assert bits_rows.rows(config, [played("qat", "4", 0, [1.0])]) == []
-    assert bits_rows.summaries(config, [played("qat", "4", 0, [1.0])]) == []
-    assert bits.num_cells(config) == 6
-    assert Cells(tmp_path, 1, print).missing == 0
+def test_seeds_whose_fp32_agent_is_missing_have_no_rows():
+    found = [played("qat", "w4a8", 0, [1.0])]
+    assert sweep.rows(rows.rows(found, 5.0)) == []
+    assert sweep.summaries(groups(found), 5.0) == []
 
 
 @pytest.mark.parametrize(

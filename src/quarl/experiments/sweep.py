@@ -1,0 +1,161 @@
+"""`quarl sweep` as a study: agents in float32, what quantisation makes of them, and agents trained for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from quarl.algorithms import tuned
+from quarl.config import SweepConfig
+from quarl.config.environment import NONE
+from quarl.config.train import QAT_OPTIONS
+from quarl.envs import resolve
+from quarl.envs.names import is_atari
+from quarl.envs.options import EnvironmentOptions
+from quarl.experiments.cells import FP32, PTQ, QAT
+from quarl.experiments.groups import Group
+from quarl.experiments.rows import Row
+from quarl.quant.spec import QuantSpec
+from quarl.readers import find
+from quarl.readers.load import read
+from quarl.runs.environments import check_environment
+from quarl.runs.hyperparameters import interpret
+from quarl.runs.train import Training
+from quarl.stats import as_fields
+
+METHODS = (FP32, PTQ, QAT)
+UNBOUNDED = {"minutes": 10**6, "memory_gb": 10**6}
+"""Of a cell: trainings take as long as they take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One method at one precision over all seeds, each seed's episodes paired with its own fp32 agent's."""
+
+    method: str
+    precision: str
+    bits_weights: int
+    bits_activations: int
+    seeds: int
+    mean: float
+    ci_low: float
+    """Ends of the 95 % interval over seeds and their episodes."""
+    ci_high: float
+    error_pct: float
+    error_low: float
+    error_high: float
+    noninferior: bool
+    verdict: str
+    """By the interval of the error, as stats.Verdict has it."""
+    differs: bool
+    gain: float | None
+    """Of qat over ptq in return; None elsewhere."""
+    gain_low: float | None
+    gain_high: float | None
+
+
+def check(config: SweepConfig) -> SweepConfig:
+    """Refuses at once what every training would fail by; `config` with all that it leaves open, and absolute paths."""
+    if config.trained_agent is not None:
+        config = replace(config, trained_agent=find.file(config.trained_agent).absolute())
+    if config.normalize not in (None, NONE):
+        config = replace(config, normalize=str(Path(config.normalize).absolute()))
+    config = replace(config, n_timesteps=length(config))
+    bits = config.bits[0] if QAT in config.methods else None
+    if bits is not None or config.trained_agent is None:
+        training = config.training(config.seed, bits, config.n_timesteps, config.output)
+        env = Training(training, lambda line: None).model.env  # writes nothing before it runs
+        assert env is not None
+        env.close()
+    else:  # nothing is trained
+        check_environment(config.algo, config.env, EnvironmentOptions.said(config))
+        read(config.trained_agent, config.algo, config.normalize)
+    return config
+
+
+def length(config: SweepConfig) -> int:
+    """Environment steps of each training."""
+    if config.n_timesteps is not None:
+        return config.n_timesteps
+    given = config.training(config.seed, None, None, config.output).hyperparameters()
+    env_id = resolve(config.env, trusted=True)
+    found = tuned.read(config.algo, env_id, atari=is_atari(env_id)).written
+    return interpret(found | given, Path("hyper-parameters")).n_timesteps
+
+
+def document(config: SweepConfig) -> dict[str, Any]:
+    """The study file of a sweep that `check` has completed."""
+    training = config.training(config.seed, None, config.n_timesteps, config.output)
+    world = {**config.environment_options(), "env_kwargs": config.environment()["env_kwargs"]}
+    agent = config.trained_agent
+    policy = {
+        "algo": config.algo,
+        "env": resolve(config.env, trusted=True).rpartition(":")[2],
+        "source": "train" if agent is None else f"file:{agent}",
+        "n_timesteps": config.n_timesteps,
+        "params": dict(word.split(":", 1) for word in config.params),
+        "train": {"eval_freq": training.eval_freq, "threads": training.threads},
+        "deterministic": True,
+        "normalize": config.normalize,
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in world.items()},
+    }
+    options = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
+    more = {PTQ: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
+    methods = [
+        _given({"method": name, "precision": [config.precision(bits) for bits in config.bits], **more[name]})
+        for name in METHODS[1:]
+        if name in config.methods
+    ]
+    return {
+        "name": f"{config.algo} on {policy['env']}",
+        "episodes": config.episodes,
+        "margin": config.margin,
+        "seeds": list(range(config.seed, config.seed + config.seeds)),
+        "limits": UNBOUNDED,
+        "policies": [_given(policy)],
+        "methods": [{"method": FP32}, *methods],
+    }
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value not in (None, {}, [])}
+
+
+def rows(found: Sequence[Row]) -> list[Row]:
+    """Those that have an fp32 agent to be compared with, by precision as they were asked for, then method and seed."""
+    named = [replace(row, precision=QuantSpec.parse(row.precision).precision) for row in found]
+    return sorted((row for row in named if row.error_pct is not None), key=lambda row: (*_place(row, named), row.seed))
+
+
+def _place(row: Row | Summary, every: Sequence[Row] | Sequence[Summary]) -> tuple[int, int]:
+    precisions = list(dict.fromkeys(other.precision for other in every))
+    return precisions.index(row.precision), METHODS.index(row.method)
+
+
+def summaries(found: Sequence[Group], margin_pct: float) -> list[Summary]:
+    """Every method at every precision, over the seeds that have an fp32 agent."""
+    made = []
+    for group in found:
+        if (own := group.of(group.exact)) is None:
+            continue
+        spec = QuantSpec.parse(own.precision)
+        other = next((one for one in found if one.method == PTQ and QuantSpec.parse(one.precision) == spec), None)
+        error, verdict = own.error(), own.verdict(margin_pct)
+        assert error is not None
+        assert verdict is not None
+        made.append(
+            Summary(
+                method=own.method,
+                precision=spec.precision,
+                bits_weights=spec.weight_bits,
+                bits_activations=spec.activation_bits or 32,
+                seeds=len(own.records),
+                **as_fields(own.mean(), "mean", "ci"),
+                **as_fields(error, "error_pct", "error"),
+                **verdict.to_json(),
+                **as_fields(own.gain(other) if own.method == QAT else None, "gain", "gain"),
+            )
+        )
+    return sorted(made, key=lambda row: _place(row, made))
