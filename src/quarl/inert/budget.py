@@ -85,9 +85,9 @@ def read_json(text: str | bytes, where: str) -> dict[str, Any]:
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     current(where).parse(sum(map(raw.count, (b"[", b"{", b",", b":"))))
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise QuarlError(f"{where} is not JSON ({str(error)[:80]}); the file is damaged") from None
-    if not isinstance(found, dict):
-        raise QuarlError(f"{where} holds a {type(found).__name__}, not values by name; it is damaged")
-    return found
+    if not isinstance(document, dict):
+        raise QuarlError(f"{where} holds a {type(document).__name__}, not values by name; it is damaged")
+    return document

@@ -103,10 +103,10 @@ class Speller:
     def __init__(self, budget: int) -> None:
         self._budget = budget
 
-    def call(self, made: Inert) -> Any:
+    def call(self, instance: Inert) -> Any:
         """The value of the call `made` where it is one of the few that only spell data; else `made` itself."""
-        args = made.args
-        match made.path:
+        args = instance.args
+        match instance.path:
             case "collections.OrderedDict" if not args:
                 return {}
             case "collections.OrderedDict" if len(args) == 1 and isinstance(args[0], list):
@@ -119,13 +119,13 @@ class Speller:
                 return b""
             case "numpy.core.multiarray.scalar" if len(args) == 2:
                 array = self._array((), args[0], args[1], "C")
-                return made if array is None else array.astype(array.dtype.newbyteorder("="))[()]
+                return instance if array is None else array.astype(array.dtype.newbyteorder("="))[()]
             case "numpy.core.numeric._frombuffer" if len(args) == 4:
                 array = self._array(args[2], args[1], args[0], args[3])
-                return made if array is None else array
+                return instance if array is None else array
             case path if path in _RECONSTRUCTORS and args and isinstance(args[0], Inert) and not args[0].called:
                 return Inert(args[0].module, args[0].name, called=True)
-        return made
+        return instance
 
     def built(self, target: Inert) -> NDArray[Any] | None:
         """The array that numpy's own reconstruction gives once `target` has its state; None for anything else."""

@@ -12,6 +12,7 @@ nested without limit, so a reader looks up what it needs and never walks it recu
 
 from __future__ import annotations
 
+import base64
 import io
 import pickletools
 import re
@@ -44,6 +45,15 @@ def read_pickle(data: bytes, where: str) -> Any:
         return interpret(data, where)
     except Malformed as error:
         raise QuarlError(f"{where}: not a readable pickle ({error}); fetch the file again") from None
+
+
+def read_base64(text: Any, where: str) -> Any:
+    """The same of a pickle that a JSON document holds as text."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (ValueError, TypeError):  # binascii.Error is a ValueError
+        raise QuarlError(f"{where} is not base64 text; the file is damaged") from None
+    return read_pickle(data, where)
 
 
 def interpret(
@@ -205,9 +215,9 @@ class _Machine:
     def new_object(self, kwargs: Any = None) -> None:
         """NEWOBJ and NEWOBJ_EX."""
         args, callee = self.stack.pop(), self.stack.pop()
-        made = self.inert_call(callee, args)
-        made.kwargs = kwargs if isinstance(kwargs, dict) else {}
-        self.push(made)
+        call = self.inert_call(callee, args)
+        call.kwargs = kwargs if isinstance(kwargs, dict) else {}
+        self.push(call)
 
     def new_object_marked(self) -> None:
         """OBJ: the class and its arguments lie behind one mark."""
@@ -215,8 +225,8 @@ class _Machine:
         self.push(self.call(callee, tuple(args)))
 
     def call(self, callee: Any, args: Any) -> Any:
-        made = self.inert_call(callee, args)
-        return made if callee.called else self.speller.call(made)
+        call = self.inert_call(callee, args)
+        return call if callee.called else self.speller.call(call)
 
     def inert_call(self, callee: Any, args: Any) -> Inert:
         if not isinstance(callee, Inert) or not isinstance(args, tuple):

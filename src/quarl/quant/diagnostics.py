@@ -62,8 +62,8 @@ def coarsest_grid(q: QParams) -> Array:
         return np.zeros(0, np.float32)
     scale, zero_point = np.broadcast_arrays(np.float32(q.scale), np.float32(q.zero_point))
     widest = int(np.argmax(scale))
-    one = QParams(scale.reshape(-1)[widest], zero_point.reshape(-1)[widest], q.qmin, q.qmax)
-    return np.asarray(dequantize(np.arange(q.qmin, q.qmax + 1, dtype=np.float32), one), np.float32)
+    widest_channel = QParams(scale.reshape(-1)[widest], zero_point.reshape(-1)[widest], q.qmin, q.qmax)
+    return np.asarray(dequantize(np.arange(q.qmin, q.qmax + 1, dtype=np.float32), widest_channel), np.float32)
 
 
 def histogram(x: Array, bins: int = HISTOGRAM_BINS) -> tuple[Array, Array]:

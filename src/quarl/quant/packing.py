@@ -70,10 +70,10 @@ def _to_nibbles(flat: Array) -> bytes:
     pairs = (np.append(flat, np.int8(0)) if len(flat) % 2 else flat).view("<u2")
     packed = np.empty(len(pairs), np.uint8)
     for start in range(0, len(pairs), AT_ONCE):
-        some = pairs[start : start + AT_ONCE]
-        upper = some >> np.uint16(4)
+        block = pairs[start : start + AT_ONCE]
+        upper = block >> np.uint16(4)
         upper &= np.uint16(0xF0)
-        upper |= some & np.uint16(0x0F)
+        upper |= block & np.uint16(0x0F)
         packed[start : start + AT_ONCE] = upper
     return packed.tobytes()
 
@@ -81,9 +81,9 @@ def _to_nibbles(flat: Array) -> bytes:
 def _from_nibbles(packed: Array) -> Array:
     codes = np.empty(2 * len(packed), np.int8)
     for start in range(0, len(packed), AT_ONCE):
-        some = packed[start : start + AT_ONCE].astype("<u2")
-        both = some << np.uint16(4)
-        both |= some
+        block = packed[start : start + AT_ONCE].astype("<u2")
+        both = block << np.uint16(4)
+        both |= block
         both &= np.uint16(0x0F0F)
         fields = both.view(np.int8)
         fields ^= np.int8(8)

@@ -285,7 +285,7 @@ def _is_a(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_args(kind):
-        return any(_is_a(value, one) for one in get_args(kind))
+        return any(_is_a(value, member) for member in get_args(kind))
     return type(value) in ((int, float) if kind is float else (kind,))
 
 

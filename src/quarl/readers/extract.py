@@ -166,11 +166,11 @@ def _normalize(model: Any) -> Normalize | None:
     """The operator of the model's VecNormalize; UnsupportedError where several normalise one after the other."""
     from stable_baselines3.common.vec_env import VecNormalize  # here: modules without SB3 models need not load it
 
-    found, env = [], model.get_env()
+    operators, env = [], model.get_env()
     while env is not None:
         operator = from_vecnormalize(env) if isinstance(env, VecNormalize) else None
-        found += [] if operator is None else [operator]
+        operators += [] if operator is None else [operator]
         env = getattr(env, "venv", None)
-    if len(found) > 1:
+    if len(operators) > 1:
         raise UnsupportedError("observations pass several VecNormalize; a policy has the statistics of one")
-    return found[0] if found else None
+    return operators[0] if operators else None

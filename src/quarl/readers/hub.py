@@ -97,13 +97,13 @@ def _named(folder: Path, repo: str, file: str) -> Path:
 
 def _zip(folder: Path, repo: str) -> Path:
     """The one zip, or among several the one that is called as the repository."""
-    found = _zips(folder)
-    own = f"{repo.partition('/')[2]}.zip"
-    if not found:
+    zips = _zips(folder)
+    standard = f"{repo.partition('/')[2]}.zip"
+    if not zips:
         raise QuarlError(f"the repository {repo} has no zip of a Stable-Baselines3 agent, as {EXAMPLE} has one")
-    if len(found) > 1 and own not in found:
-        raise QuarlError(f"the repository {repo} has {_listed(found)}; name one, as in {PREFIX}{repo}/{found[0]}")
-    return folder / (own if own in found else found[0])
+    if len(zips) > 1 and standard not in zips:
+        raise QuarlError(f"the repository {repo} has {_listed(zips)}; name one, as in {PREFIX}{repo}/{zips[0]}")
+    return folder / (standard if standard in zips else zips[0])
 
 
 def _zips(folder: Path) -> list[str]:

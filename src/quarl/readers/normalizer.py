@@ -42,27 +42,27 @@ def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
     What is missing or no number is left out; `read_vecnormalize` says what is wrong with it.
     """
     saved = _vecnormalize(path)
-    found: dict[str, tuple[Array, Array, float]] = {}
+    running: dict[str, tuple[Array, Array, float]] = {}
     for name in ("obs_rms", "ret_rms"):
         statistics = saved.attributes.get(name)
         inner: Mapping[Any, Any] = statistics.attributes if isinstance(statistics, Inert) else {}
         values: list[Any] = [inner.get(key) for key in ("mean", "var", "count")]
         if all(_real(value) and np.isfinite(value).all() for value in values) and np.ndim(values[2]) == 0:
-            found[name] = np.array(values[0], np.float64), np.array(values[1], np.float64), float(values[2])
-    return found
+            running[name] = np.array(values[0], np.float64), np.array(values[1], np.float64), float(values[2])
+    return running
 
 
 def read_options(path: Path) -> dict[str, bool | float]:
     """VecNormalize's arguments in vecnormalize.pkl, but for the discount, which is the learner's."""
     saved = _vecnormalize(path).attributes
-    found: dict[str, bool | float] = {name: saved[name] for name in FLAGS if isinstance(saved.get(name), bool)}
+    options: dict[str, bool | float] = {name: saved[name] for name in FLAGS if isinstance(saved.get(name), bool)}
     for name in BOUNDS:
         value: Any = saved.get(name)
         if not _real(value) or np.ndim(value) != 0:
             continue
         if np.isfinite(value) or (name != "epsilon" and value == np.inf):  # which does not clip
-            found[name] = float(value)
-    return found
+            options[name] = float(value)
+    return options
 
 
 def _vecnormalize(path: Path, *others: str) -> Inert:

@@ -7,8 +7,6 @@ the later one a zip, called .zip or .pkl, of `data` (JSON with pickles as base64
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +20,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.budget import read_json
 from quarl.inert.npz import read_npz
 from quarl.inert.objects import Inert
-from quarl.inert.pickle import read_pickle
+from quarl.inert.pickle import read_base64, read_pickle
 from quarl.inert.zip import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.operators import Normalize
@@ -95,11 +93,7 @@ def _value(entry: Any, where: str) -> Any:
     """An attribute: plain JSON, or what the pickle in it describes."""
     if not isinstance(entry, dict) or ":serialized:" not in entry:
         return entry
-    try:
-        blob = base64.b64decode(entry[":serialized:"], validate=True)
-    except (binascii.Error, ValueError, TypeError):
-        raise QuarlError(f"{where} is not base64 text; the file is damaged") from None
-    return read_pickle(blob, where)
+    return read_base64(entry[":serialized:"], where)
 
 
 def _by_name(arrays: Mapping[Any, Any], where: str) -> dict[str, Array]:
@@ -180,8 +174,8 @@ def _named(
 
 def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:
     """The algorithm by the attributes that only it saves."""
-    found = [algo for algo, marks in MARKS.items() if marks <= data.keys()]
-    algo = found[0] if len(found) == 1 else next((name for name in ("acktr", "acer") if name in found), "")
+    possible = [algo for algo, marks in MARKS.items() if marks <= data.keys()]
+    algo = possible[0] if len(possible) == 1 else next((name for name in ("acktr", "acer") if name in possible), "")
     if not algo:
         raise QuarlError("the attributes are those of no Stable-Baselines 2 algorithm; is it a trained model?")
     if asked and asked != algo:
@@ -198,8 +192,8 @@ def _activation(policy: Any, kwargs: Mapping[Any, Any], algo: str) -> str:
     if "lstm" in policy.name.lower():
         raise UnsupportedError(f"policy {policy.name[:80]} is recurrent, which is not supported")
     package = policy.module.split(".")[0]
-    known = package == "stable_baselines" or (package == "utils" and policy.name in ZOO_POLICIES)
-    if not known or policy.called:
+    standard = package == "stable_baselines" or (package == "utils" and policy.name in ZOO_POLICIES)
+    if not standard or policy.called:
         raise UnsupportedError(f"policy {policy.path[:80]} is the author's own class, so its activation is not known")
     chosen = kwargs.get("act_fun")
     if chosen is None:

@@ -89,10 +89,10 @@ def _hidden(kwargs: Mapping[str, Any], pairs: int) -> Iterator[str]:
         if not isinstance(entry, dict):
             yield f"shared_fc{index}"
             continue
-        own = [entry.get(key) or [] for key in ("pi", "vf")]
-        if not all(isinstance(sizes, list | tuple) and len(sizes) <= 100 for sizes in own):
+        separate = [entry.get(key) or [] for key in ("pi", "vf")]
+        if not all(isinstance(sizes, list | tuple) and len(sizes) <= 100 for sizes in separate):
             raise QuarlError("net_arch is no list of layers; the file is damaged")
-        for layer, (pi, vf) in enumerate(zip_longest(*(["x"] * len(sizes) for sizes in own))):
+        for layer, (pi, vf) in enumerate(zip_longest(*(["x"] * len(sizes) for sizes in separate))):
             yield from ([f"pi_fc{layer}"] if pi else []) + ([f"vf_fc{layer}"] if vf else [])
         return  # entries after the dict are never built
 

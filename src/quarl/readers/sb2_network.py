@@ -172,12 +172,12 @@ def ddpg(network: Network, activation: str) -> None:
 
 def _numbered(named: Mapping[str, Array], scope: str, layer: str) -> list[str]:
     """scope/layer, scope/layer_1, scope/layer0, ... in numerical order."""
-    found = {}
+    scopes = {}
     for name in named:
         match = re.fullmatch(rf"({re.escape(scope)}/{layer}_?(\d{{0,3}}))/(?:w|weights|kernel)", name)
         if match:
-            found[int(match[2] or 0)] = match[1]
-    return [found[number] for number in sorted(found)]
+            scopes[int(match[2] or 0)] = match[1]
+    return [scopes[number] for number in sorted(scopes)]
 
 
 def _weight_and_bias(named: Mapping[str, Array], name: str) -> tuple[Array, Array]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +11,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.objects import Inert
-from quarl.inert.pickle import read_pickle
+from quarl.inert.pickle import read_base64
 from quarl.policy.graph import ActionHead
 
 
@@ -56,11 +54,7 @@ def from_blob(entry: Any, where: str) -> Box | Discrete:
     text = entry.get(":serialized:") if isinstance(entry, Mapping) else None
     if not isinstance(text, str):
         raise QuarlError(f"{where} is missing or malformed; the file is no Stable-Baselines3 model")
-    try:
-        blob = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise QuarlError(f"{where} is not base64 text; the file is damaged") from None
-    return from_inert(read_pickle(blob, where), where)
+    return from_inert(read_base64(text, where), where)
 
 
 def from_inert(space: Any, where: str) -> Box | Discrete:

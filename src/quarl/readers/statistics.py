@@ -46,8 +46,8 @@ def choose(model: Path, settings: Sequence[Path]) -> Path | None:
         return _one(model, called, [])
     for folder in settings:
         standard = [folder / name for name in NAMES if (folder / name).is_file()]
-        if found := standard or ([] if folder == model.parent else _statistics(folder)):
-            return _one(model, found, [])
+        if candidates := standard or ([] if folder == model.parent else _statistics(folder)):
+            return _one(model, candidates, [])
     for folder in (model.parent, Path(os.path.normpath(model.parent / ".."))):
         if files := _statistics(folder):
             lying = [path for place in {model.parent, folder} for path in _files(place) if path != model]
@@ -83,8 +83,8 @@ def _subject(path: Path) -> tuple[str, ...]:
 def _statistics(folder: Path) -> list[Path]:
     """Files of VecNormalize's statistics in the folder."""
     files = _files(folder)
-    found = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(_start(path))]
-    return found or [path for path in files if path.name == RUNNING]
+    pickled = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(_start(path))]
+    return pickled or [path for path in files if path.name == RUNNING]
 
 
 def _is_agent(path: Path) -> bool:

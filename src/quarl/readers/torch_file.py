@@ -75,12 +75,12 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _arrays(entries: Iterable[tuple[str, Any]], storages: Mapping[str, Bytes], where: str) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, value in entries:
-        if len(found) >= MAX_MEMBERS:
+        if len(arrays) >= MAX_MEMBERS:
             raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors that are read")
-        found[name] = _array(value, storages, f"{where}: {name[:80]!r}")
-    return found
+        arrays[name] = _array(value, storages, f"{where}: {name[:80]!r}")
+    return arrays
 
 
 def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[str, Any]]:
@@ -143,8 +143,8 @@ def _load_legacy(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
 
 def _dtype(kind: Any) -> np.dtype[Any] | None:
     """Of what PyTorch calls a type of number, or a storage of them; None where no policy has such."""
-    found = _TYPES.get(kind.name.removesuffix("Storage").lower()) if isinstance(kind, Inert) else None
-    return None if found is None else np.dtype(found)
+    dtype = _TYPES.get(kind.name.removesuffix("Storage").lower()) if isinstance(kind, Inert) else None
+    return None if dtype is None else np.dtype(dtype)
 
 
 def _array(value: Any, storages: Mapping[str, Bytes], where: str) -> Array:

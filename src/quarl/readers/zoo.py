@@ -66,14 +66,14 @@ def find_statistics(model: Path, normalize: str | Path | None = None) -> tuple[P
     wanted, document = _wanted(model, folder)
     if wanted is not None and not wanted:
         return None, f"{document} says normalize: false"
-    found = statistics.choose(model, [path for path in (folder, *find.called_after(model)) if path is not None])
-    if found is None and wanted and vecnormalize_options(wanted, document).get("norm_obs", True):
+    chosen = statistics.choose(model, [path for path in (folder, *find.called_after(model)) if path is not None])
+    if chosen is None and wanted and vecnormalize_options(wanted, document).get("norm_obs", True):
         missing = (folder or model.parent) / "vecnormalize.pkl"
         raise QuarlError(
             f"no file {missing}, but {document.name} says that observations were normalised; copy it there, or say "
             "--normalize FILE"
         )
-    return found, ""
+    return chosen, ""
 
 
 def _wanted(model: Path, folder: Path | None) -> tuple[Any, Path]:

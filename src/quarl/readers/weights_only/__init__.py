@@ -19,7 +19,8 @@ from quarl.inert.zip import MAX_MEMBERS, member_names, read_bytes
 from quarl.policy import artifact
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
-from quarl.readers.torch_file import LEGACY_START
+from quarl.readers.torch_file import LEGACY_START, read_nested
+from quarl.readers.weights_only import names
 
 SUFFIXES = {".onnx": "onnx", ".pb": "frozen", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".bin": "torch"}
 """Readers by suffix, where the first bytes do not tell."""
@@ -58,8 +59,10 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
     kind = kind or recognise(path)
     if not kind:
         raise QuarlError(f"{path} is not {NAMES}; check the path")
-    reader = importlib.import_module(f"quarl.readers.weights_only.{kind}")
     with reading(path):
+        if kind == "torch":
+            return checked(names.layers(read_nested(read_bytes(path), str(path))), path)
+        reader = importlib.import_module(f"{__name__}.{kind}")
         return checked(reader.layers(read_bytes(path), path), path)
 
 

@@ -60,15 +60,15 @@ class _Graph:
                 self.readers.setdefault(name, []).append(node)
 
     def layers(self) -> list[LayerWeights]:
-        found: dict[str, LayerWeights] = {}
+        layers: dict[str, LayerWeights] = {}
         for node in self.nodes:
             self._check_known(node)
             for name in self._weights(node):
                 source = self.constants.source(name)
-                value = None if source in found else self.constants.value(name)
+                value = None if source in layers else self.constants.value(name)
                 if value is not None and value.size and value.ndim >= 2:
-                    found[source] = self._layer(node, source, value)
-        return list(found.values()) or names.layers(self.constants.initializers())
+                    layers[source] = self._layer(node, source, value)
+        return list(layers.values()) or names.layers(self.constants.initializers())
 
     def _weights(self, node: onnx.NodeProto) -> Iterator[str]:
         """The inputs of the node that are weights, if they are constant."""
@@ -87,9 +87,9 @@ class _Graph:
         Of ONNX's own, those that are not read here take tables, masks and offsets; Einsum can be any product. Functions
         that the file defines are made of such.
         """
-        known = (*FUSED, *QUANTIZED, *PASSING) if node.domain in RUNTIME else ()
-        own = node.domain in ONNX and node.op_type != "Einsum"
-        if own or node.op_type in known or (node.domain, node.op_type) in self.functions:
+        read_here = (*FUSED, *QUANTIZED, *PASSING) if node.domain in RUNTIME else ()
+        standard = node.domain in ONNX and node.op_type != "Einsum"
+        if standard or node.op_type in read_here or (node.domain, node.op_type) in self.functions:
             return
         for name in node.input:
             value = self.constants.value(name)

@@ -41,8 +41,8 @@ class Constants:
 
     def initializers(self) -> Mapping[str, Array]:
         """Those that are constants by name."""
-        found = {name: self.value(name) for name in self._tensors}
-        return {name: array for name, array in found.items() if array is not None}
+        values = {name: self.value(name) for name in self._tensors}
+        return {name: array for name, array in values.items() if array is not None}
 
     def source(self, name: str) -> str:
         """The name of the constant that `name` is made of: what a person called it."""

@@ -28,11 +28,11 @@ FLOATS: dict[str, Any] = {
 def layers(data: bytes, path: Path) -> list[LayerWeights]:
     """Layers by the names of the tensors; the library checks the header and every offset before it gives any."""
     try:
-        found: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]  # a stub without types
+        entries: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]  # a stub without types
     except SafetensorError as error:
         raise QuarlError(f"{path} is not a whole safetensors file ({str(error)[:100]}); fetch it again") from None
     tensors: dict[str, Array] = {}
-    for name, entry in sorted(found, key=lambda item: item[0]):
+    for name, entry in sorted(entries, key=lambda item: item[0]):
         kind, shape = str(entry["dtype"]), tuple(entry["shape"])
         if kind in FLOATS and entry["data"]:
             tensors[name] = np.frombuffer(entry["data"], FLOATS[kind]).reshape(shape)

@@ -73,7 +73,7 @@ class _File:
         self.codes = [self._code(index) for index in range(self._spend(self.model.OperatorCodesLength()))]
 
     def layers(self) -> list[LayerWeights]:
-        found: dict[tuple[int, int], LayerWeights] = {}
+        layers: dict[tuple[int, int], LayerWeights] = {}
         for number in range(self._spend(self.model.SubgraphsLength())):
             graph = self.model.Subgraphs(number)
             operators = [graph.Operators(index) for index in range(self._spend(graph.OperatorsLength()))]
@@ -81,13 +81,13 @@ class _File:
             for operator in operators:
                 for index, bias, code in self._constants(operator):
                     index = widened.get(index, index)
-                    weight = self._value(graph, index) if index >= 0 and (number, index) not in found else None
+                    weight = self._value(graph, index) if index >= 0 and (number, index) not in layers else None
                     if weight is not None and weight.ndim >= 2 and weight.size:
                         weight = _outputs_first(code, weight)
                         name = str(graph.Tensors(index).Name() or b"", "utf-8", "replace") or f"tensor {index}"
                         offset = self._bias(graph, bias, len(weight))
-                        found[number, index] = LayerWeights(name, KINDS[code][0], weight, offset)
-        return list(found.values())
+                        layers[number, index] = LayerWeights(name, KINDS[code][0], weight, offset)
+        return list(layers.values())
 
     def _constants(self, operator: Any) -> Iterator[tuple[int, int, int]]:
         """(weight, bias, code) of the operator, both by tensor, -1 for one that is left out."""
