@@ -67,6 +67,7 @@ class LearnerCheckpointer(Checkpointer):
         model = self.model
         held = hold(model, self.config.steps)
         model._total_timesteps = self.config.steps  # perhaps more than before
+        model._num_timesteps_at_start = model.num_timesteps
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         self.limiter.load_state(found.state["limiter"])
         if not found.has_replay and isinstance(self.limiter, RateLimiter):

@@ -21,6 +21,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.runs.evaluator import EXACT, Evaluator
+from quarl.runs.tracking import make_logger, record_evaluation
 
 FINAL_EPISODES = 20
 """At least so many after training."""
@@ -40,6 +41,7 @@ class ActorsEvaluator(Evaluator):
     ) -> None:
         super().__init__(config, say)
         self.template, self.channel, self._world = template, channel, world_of(config)
+        self.logger = make_logger(config, lambda: config.output, say)
         self.packer_options: dict[str, Any] = {
             "actor_precision": config.actor_precision,
             "comm_bits": config.comm_bits,
@@ -72,6 +74,7 @@ class ActorsEvaluator(Evaluator):
             if last:
                 artifact.write(quantized, self.config.output / f"policy-{self._sent(quantized)}.safetensors")
         if episodes:
+            self.logger.dump(int(where["timesteps"]))
             self._add(entry)
             self._write()
         return entry
@@ -135,5 +138,6 @@ class ActorsEvaluator(Evaluator):
             return {}
         seed = 1000 * self.config.seed + len(self.entries)
         played = self.play(policy, episodes=episodes, seed=seed, stochastic=False)
+        record_evaluation(self.logger, played, name.removeprefix("return"))
         summary = stats.summary(played.returns, np.random.default_rng(0))
         return {name: summary.mean, f"{name}_low": summary.ci_low, f"{name}_high": summary.ci_high}

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from stable_baselines3.common.logger import Logger
 
 from quarl import qat
 from quarl.actorq.build import build
@@ -32,14 +31,17 @@ from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, note
 from quarl.processes.inside import Worker, die_with_parent, give_way
 from quarl.runs.checkpoint_model import not_finite
 from quarl.runs.folder import RunFolder
+from quarl.runs.tracking import make_logger
 
 NAP_S = 0.0002
 AT_ONCE = 1024
 """Segments taken in between two looks at the limiter, at most."""
+TRACKED_S = 1.0
+"""Between two points of TensorBoard's curves."""
 IDLE_S = 0.25
 """Without experience, after which the newest weights are pushed out of turn: actors may be waiting for just these."""
 
@@ -78,8 +80,8 @@ class LearnerLoop(Worker):
         self.versions = Versions(config.output)
         self.intake = Intake(self.model, self.limiter, self.versions, self.ledger.staleness, normalize=config.normalize)
         self.checkpointer = LearnerCheckpointer(config, self.model, self.limiter, self.versions)
-        # Values are read from it after every update; nothing is written or accumulated.
-        self.model.set_logger(Logger(folder=None, output_formats=[]))
+        # Values are read from it after every update, and written now and then where they are tracked.
+        self.model.set_logger(make_logger(config, lambda: config.output, note))
         self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)
         self.clock_before = self.checkpointer.resume() if config.resume else 0.0
         self.evaluations = self.pushed_step = self.sound_version = 0
@@ -87,7 +89,8 @@ class LearnerLoop(Worker):
         self.inserts_before = self.model.num_timesteps
         self.next_evaluation = self._next(config.eval_freq if config.eval_episodes else 0)
         self.next_save = self._next(config.save_freq)
-        self.save_s, self.saved = 60 * config.save_minutes or math.inf, time.monotonic()
+        self.save_s = 60 * config.save_minutes or math.inf
+        self.saved = self.tracked = time.monotonic()
         self.started: float | None = None
         self.paused_s = 0.0
 
@@ -98,6 +101,7 @@ class LearnerLoop(Worker):
             self.step()
         self._push()
         self._save()
+        self.model.dump_logs()
         self._check_quantised()
         # Replay's class is QuaRL's own; without it the zip is read where QuaRL is not installed.
         RunFolder(self.config.output).write_agent(self.model, exclude=("replay_buffer_class", "replay_buffer_kwargs"))
@@ -138,6 +142,9 @@ class LearnerLoop(Worker):
         elif not self.receive():
             self._wait()
         self._show()
+        if self.config.track != "none" and time.monotonic() - self.tracked >= TRACKED_S:
+            self.tracked = time.monotonic()
+            self.model.dump_logs()  # Stable-Baselines3's own tags
         steps = self.model.num_timesteps
         if steps >= self.next_evaluation:
             self.next_evaluation = self._next(self.config.eval_freq)
@@ -189,7 +196,7 @@ class LearnerLoop(Worker):
         self.limiter.on_sample(model.batch_size)
         losses = {k: float(v) for k, v in model.logger.name_to_value.items() if k.endswith("loss")}
         self.cells[Learner.LOSS] = losses.get("train/loss", losses.get("train/critic_loss", math.nan))
-        self.cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", math.nan)
+        self.cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", self.cells[Learner.ACTOR_LOSS])
         refused = self.ledger.publisher[Publisher.REFUSED_VERSION] > self.sound_version
         if refused or not all(map(math.isfinite, losses.values())):
             self._roll_back()

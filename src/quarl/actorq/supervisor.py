@@ -249,6 +249,10 @@ class Supervisor:
 
     def _log(self, row: dict[str, Any]) -> None:
         self.files.write(lambda: metrics.append(self._metrics, row))
+        if self.config.track != "none":  # beside what the learner writes by Stable-Baselines3's tags
+            for name, value in metrics.scalars(row).items():
+                self.evaluator.logger.record(f"actorq/{name}", value)
+            self.evaluator.logger.dump(row["timesteps"])
 
     @property
     def _metrics(self) -> Path:
@@ -265,6 +269,7 @@ class Supervisor:
         """Ends every process and gives the memory back; more than once does no harm."""
         self.family.kill()
         self.memory.remove()
+        self.evaluator.logger.close()
 
     def _summary(self, last: dict[str, Any]) -> dict[str, Any]:
         evaluations = self.evaluator.entries

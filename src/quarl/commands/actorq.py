@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -64,12 +64,10 @@ def _train(config: ActorQConfig) -> Supervisor:
         contextlib.closing(supervisor),
         contextlib.closing(supervisor.run()) as rows,
         _view(console) as show,
-        _tracker(config, say) as track,
     ):
         warn_about_cores(config)
         for row in rows:
             show(_table(config, row, supervisor.evaluator.entries))
-            track(row)
     return supervisor
 
 
@@ -104,21 +102,6 @@ def _view(console: Console) -> Iterator[Any]:
         return
     with Live(console=console, refresh_per_second=4) as live:
         yield live.update
-
-
-@contextlib.contextmanager
-def _tracker(config: ActorQConfig, say: Callable[[str], None]) -> Iterator[Any]:
-    """Writes rows as TensorBoard events where asked for."""
-    if config.track == "none":
-        yield lambda row: None
-        return
-    from quarl.actorq.tracking import Tracker  # here: importing it takes seconds
-
-    tracker = Tracker(config.output, say)
-    try:
-        yield tracker.write
-    finally:
-        tracker.close()
 
 
 def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str, Any]]) -> Table:

@@ -20,6 +20,7 @@ from quarl.processes.signals import Interrupts
 from quarl.runs.checkpoint_model import not_finite, suspect
 from quarl.runs.checkpointer import AgentCheckpointer, Checkpointer
 from quarl.runs.evaluator import BestEvaluator, Look
+from quarl.runs.tracking import record_evaluation
 
 SHOWN_S = 0.1
 """Between two looks at the progress bar."""
@@ -136,7 +137,7 @@ class TrainingCallback(BaseCallback):
                 return
             mean = self.evaluator.keep(self.model, looked[0])  # whole: what is being written is not broken off
             self.label = f"training, return {mean:.1f}"
-            self.logger.record("eval/mean_reward", mean)
+            record_evaluation(self.logger, looked[0].played)
         finally:
             self.paused_s += time.perf_counter() - start
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -44,6 +42,7 @@ from quarl.runs.hyperparameters import interpret
 from quarl.runs.model import build, learn_in
 from quarl.runs.outcome import Ended, Row
 from quarl.runs.replay import stored_replay
+from quarl.runs.tracking import make_logger
 from quarl.runs.trained_agent import TrainedAgent, act_before_learning
 
 Say = Callable[[str], None]
@@ -173,10 +172,7 @@ class Training:
     def _learn(self, callback: TrainingCallback) -> None:
         """Stable-Baselines3's own loop."""
         model, delay = self.model, self.config.quant_delay
-        outputs: list[KVWriter] = []
-        if self.config.track == "tensorboard":
-            outputs = [TensorBoardOutputFormat(os.fspath(self.folder().path / "tensorboard"))]
-        model.set_logger(Logger(folder=None, output_formats=outputs))
+        model.set_logger(make_logger(self.config, lambda: self.folder().path, self._say))
         callbacks: list[BaseCallback] = (
             [callback] if delay is None else [qat.QuantDelay(delay, say=self._say), callback]
         )

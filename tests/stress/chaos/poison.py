@@ -157,6 +157,8 @@ class Rig:
         row["sequence"], row["version"], row["reward"] = self.sent, self.channel.floats.version, 1.0
         row["observation"] = row["next_observation"] = np.sin(self.sent + np.arange(4))
         row["action"], row["truncated"] = self.sent % 2, self.sent % 20 == 19
+        if row["truncated"]:
+            row["episode_return"] = row["episode_length"] = 20
         self.channel.send(row)
         self.sent += 1
         self.ledger.actors[0, Actor.STEPS] = self.sent
