@@ -6,7 +6,7 @@ One set of rules for calibration and for training, so that what is simulated in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +37,7 @@ class GridRule:
     layer: the output of a layer, shaped by the `function` that alone reads it, if any.
     function: what an activation function makes of integers.
     fixed: the same where the range of `function` is known.
-    same: the grid of the value `source`.
+    same: the grid of the value `source`, which has one of its own.
     """
 
     kind: Literal["observation", "pixels", "input", "layer", "function", "fixed", "same"]
@@ -64,7 +64,7 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
                 function = reader.kind if isinstance(reader, Activation) and not others else ""
                 rules[op.name] = GridRule("layer", function=function)
         elif source in rules and (isinstance(op, Flatten) or (isinstance(op, Activation) and op.kind == "relu")):
-            rules[op.name] = GridRule("same", source=source)
+            rules[op.name] = GridRule("same", source=rules[source].source or source)
         elif source in rules and isinstance(op, Activation):
             rules[op.name] = GridRule("fixed" if op.kind in RANGES else "function", function=op.kind)
     return rules
@@ -94,6 +94,11 @@ def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, Gri
         if not unread and (rule.kind != "same" or rule.source in kept):
             kept[name] = rule
     return kept
+
+
+def origin(rules: Mapping[str, GridRule], name: str) -> str:
+    """The value whose grid `name` lies on: itself, where it has one of its own or none."""
+    return (rules[name].source or name) if name in rules else name
 
 
 def narrowed(policy: QuantizedPolicy) -> str | None:

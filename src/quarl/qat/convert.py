@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.api import Agent
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
-from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules
+from quarl.policy.grids import origin, trained_rules
 from quarl.ptq import on_grids
+from quarl.qat.layers import LayerQuantizer
+from quarl.qat.plan import Site
 from quarl.qat.prepare import is_active, spec_of
-from quarl.qat.quantizer import LayerQuantizer
-from quarl.quant.spec import QatSpec
+from quarl.qat.table import RangeTable
 from quarl.readers.extract import from_model
-
-FIXED = ("fixed", "pixels")
 
 
 def convert(model: BaseAlgorithm) -> Agent:
@@ -57,17 +54,21 @@ def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationG
     """The grids in force of the values of the model's extracted policy."""
     spec = spec_of(model)
     assert spec is not None
-    quants = _quantizers(model, policy)
-    grids: dict[str, ActivationGrid] = {}
     rules = trained_rules(policy, spec.skips) if spec.activation_bits is not None else {}
-    for name, rule in rules.items():
-        if rule.kind == "same":
-            grids[name] = grids[rule.source]
-        elif rule.kind in FIXED:
-            grids[name] = _fixed(rule, spec)
-        else:
-            grids[name] = _trained(name, policy, quants)
-    return grids
+    quants = _quantizers(model, policy)
+    sites: dict[str, tuple[RangeTable, Site | None]] = {}
+    for op in policy.linear:
+        if (quant := quants.get(op.name)) is not None:
+            sites.setdefault(origin(rules, op.inputs[0]), (quant.table, quant.plan.source))
+            sites[op.name] = quant.table, quant.plan.behind
+    return {name: _in_force(name, *sites[origin(rules, name)]) for name in rules}
+
+
+def _in_force(name: str, table: RangeTable, site: Site | None) -> ActivationGrid:
+    grid = None if site is None else table.grid_of(site)
+    if grid is None:
+        raise QuarlError(f"training has seen no values of {name!r}; train on, so that its range becomes known")
+    return grid
 
 
 def _quantizers(model: BaseAlgorithm, policy: Policy) -> dict[str, LayerQuantizer]:
@@ -75,23 +76,3 @@ def _quantizers(model: BaseAlgorithm, policy: Policy) -> dict[str, LayerQuantize
     layers = {op.name: model.policy.get_submodule(op.name) for op in policy.linear}
     found = {name: getattr(layer, "quant", None) for name, layer in layers.items()}
     return {name: quant for name, quant in found.items() if isinstance(quant, LayerQuantizer)}
-
-
-def _fixed(rule: GridRule, spec: QatSpec) -> ActivationGrid:
-    if rule.kind == "pixels":
-        return pixel_grid(rule.step, spec.observation_bits or 8)
-    return fixed_grid(rule.function, spec.activation_bits or 8)
-
-
-def _trained(name: str, policy: Policy, quants: Mapping[str, LayerQuantizer]) -> ActivationGrid:
-    """The grid that the value was trained with: behind the layer called `name`, or in front of the first reader."""
-    if name in quants:
-        table, site = quants[name].table, quants[name].plan.behind
-    else:
-        quant = next(quants[op.name] for op in policy.linear if op.name in quants and op.inputs[0] == name)
-        table, site = quant.table, quant.plan.before
-    assert site is not None
-    grid = table.grid_of(site)
-    if grid is None:
-        raise QuarlError(f"training has seen no values of {name!r}; train on, so that its range becomes known")
-    return grid

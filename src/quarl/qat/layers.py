@@ -1,19 +1,154 @@
-"""Dense and convolution layers that compute with fake-quantised numbers, under the names and parameters they had."""
+"""Dense and convolution layers that compute with fake-quantised numbers, under the names and parameters they had: what
+happens to the input, weight and output of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.qat.plan import NetworkPlan
-from quarl.qat.quantizer import LayerQuantizer
-from quarl.qat.table import RangeTable
+from quarl.policy.graph import ActivationGrid
+from quarl.qat.fake import WeightGrids, common_part, in_steps, on_learned_grid, on_step, on_tensor_grid
+from quarl.qat.plan import LayerPlan, NetworkPlan, Site
+from quarl.qat.table import Parameters, RangeTable, fixed
 from quarl.quant.spec import QatSpec
 from quarl.readers.actor import TRAINED_RANGES
+
+FLOAT_SUMS = 256
+"""Products that a network of dense layers may sum as they are, which is faster where it is small. Where sums are
+longer, or as many as for an image, one in ten inputs has a float32 sum whose rounding error leads to another code than
+the integer's. Whole numbers have no such error up to 2^24."""
+
+
+class LayerQuantizer:
+    """What happens to one layer's input, weight and output; `target` says that it is part of a target network."""
+
+    def __init__(self, table: RangeTable, place: int, *, target: bool) -> None:
+        self.table, self.place, self.target = table, place, target
+        self.plan: LayerPlan = table.plan.layers[place]
+        self.grids = WeightGrids(self.plan.bits, table.spec.symmetric, table.spec.per_channel)
+
+    def parameters(self, layer: nn.Linear | nn.Conv2d) -> Parameters:
+        """The layer's weight and bias as it computes with them."""
+        weight, bias, table = layer.weight, layer.bias, self.table
+        if not table.active:
+            return Parameters(weight, bias)
+        if torch.is_grad_enabled() or (table.training and not self.target):
+            return self.quantized(weight, bias)
+        known = table.cache.get(self.place)
+        if known is None or not self._is_of(known[0], layer):
+            mark = bias.detach().clone() if self.target and bias is not None else weight._version
+            known = table.cache[self.place] = mark, self.quantized(weight, bias)
+        return known[1]
+
+    def _is_of(self, mark: int | Tensor, layer: nn.Linear | nn.Conv2d) -> bool:
+        """Whether a weight that was rounded under this mark is still the layer's.
+
+        Stable-Baselines3 writes target networks without a trace in `_version`; but biases come with their weights.
+        """
+        if isinstance(mark, Tensor) and layer.bias is not None:
+            return bool(torch.equal(mark, layer.bias))
+        return not self.target and bool(mark == layer.weight._version)
+
+    def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
+        """The weight on its grids, and the bias on that of the layer's sums where these are integers.
+
+        Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504. Scores lie on no grid: no
+        rounding of their sums leads to another code.
+        """
+        rounded, scale = self.rounded(weight)
+        if self.plan.scores:
+            return Parameters(rounded, bias)
+        source = self._source()
+        if source is None:
+            return Parameters(rounded, bias)
+        step = scale.flatten() * source.scale
+        if bias is not None and self.plan.behind is not None:
+            bias = on_step(bias, step)
+        short = weight[0].numel() <= FLOAT_SUMS and not self.table.of_images
+        if short or torch.is_autocast_enabled(weight.device.type):
+            return Parameters(rounded, bias)
+        if bias is not None:
+            bias = in_steps(bias, step) if self.plan.behind is not None else bias / step
+        behind = None if self.plan.behind is None else self.table.grid_of(self.plan.behind)
+        multiplier = None if behind is None else (scale.double().flatten() * source.scale / behind.scale).float()
+        shape = -1, *(1,) * (weight.ndim - 2)
+        return Parameters(
+            in_steps(rounded, scale),
+            bias,
+            step.reshape(shape),
+            None if multiplier is None else multiplier.reshape(shape),
+        )
+
+    def rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The weight on its grids but for what scores have in common, and their scale [out or 1, 1, ...].
+
+        log_step: [out, 1, ...], for those that are in force where steps are learned.
+        """
+        if self.plan.scores:
+            common = common_part(weight)
+            on_grids, scale = self._rounded(weight - common, log_step)
+            return on_grids + common, scale
+        return self._rounded(weight, log_step)
+
+    def _rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if not self.table.learned:
+            return self.grids(weight)
+        if log_step is None:
+            log_step = self._log_step()
+        return on_learned_grid(weight, log_step, 0, self.plan.bits, symmetric=True), log_step.detach().exp()
+
+    def counted(self, x: Tensor) -> Tensor:
+        """The layer's input in steps of its grid."""
+        source = self._source()
+        assert source is not None  # it was there when the parameters were counted
+        return in_steps(x, source.scale)
+
+    def _source(self) -> ActivationGrid | None:
+        """The grid that the layer's input lies on, if any."""
+        return None if self.plan.source is None else self.table.grid_of(self.plan.source)
+
+    def learned_scale(self) -> NDArray[Any]:
+        """float32 [out]: the steps of the weight, where they are learned."""
+        scale: NDArray[Any] = self._log_step().detach().exp().flatten().cpu().numpy()
+        return scale
+
+    def _log_step(self) -> Tensor:
+        step: Tensor = self.table.weight_steps[self.place]
+        return step
+
+    def before(self, x: Tensor) -> Tensor:
+        """The layer's input as it reads it."""
+        return x if self.plan.before is None else self._at(self.plan.before, x)
+
+    def behind(self, y: Tensor, quotient: Tensor | None = None) -> Tensor:
+        """The layer's output as it leaves it; quotient: y in steps of its grid, where that is known better."""
+        table = self.table
+        if self.plan.behind is None:
+            return y
+        if self.plan.feeds and not table.active and table.training and torch.is_grad_enabled():
+            table.observe_channels(self.place, self.plan.behind.row, y)
+        return self._at(self.plan.behind, y, quotient)
+
+    def _at(self, site: Site, x: Tensor, quotient: Tensor | None = None) -> Tensor:
+        table = self.table
+        if site.row < 0:
+            return on_tensor_grid(x, fixed(site), quotient) if table.active else x
+        learns, grid = table.learns(site), table.grids.get(site.row)
+        settled = learns and table.active and grid is not None
+        if site.observes and table.training and torch.is_grad_enabled() and not settled:
+            table.observe(site.row, x)
+        if grid is None or not table.active:
+            return x
+        if learns:
+            step = table.activation_steps[site.row]
+            return on_learned_grid(x, step, grid.zero_point, site.bits, symmetric=False, quotient=quotient)
+        return on_tensor_grid(x, grid, quotient)
 
 
 class QatLinear(nn.Linear):

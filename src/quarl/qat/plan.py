@@ -8,7 +8,7 @@ from typing import Any
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, final_linear
-from quarl.policy.grids import GridRule, fixed_grid, pixel_grid, trained_rules, wide_bits
+from quarl.policy.grids import fixed_grid, origin, pixel_grid, trained_rules, wide_bits
 from quarl.policy.rewrite import readings, scores
 from quarl.qat.networks import Graph
 from quarl.quant.spec import QatSpec
@@ -112,7 +112,8 @@ class _Planning:
         final, feeds = final_linear(self.policy), self._feeds()
         for op in self.policy.linear:
             if not self._skips(op.name):
-                value, rule = self._value(op.inputs[0])
+                value = origin(self.rules, op.inputs[0])
+                rule = self.rules.get(value)
                 # what a layer before it made are integers already
                 reads = rule is not None and rule.kind != "layer"
                 yield LayerPlan(
@@ -139,14 +140,6 @@ class _Planning:
 
     def _skips(self, layer: str) -> bool:
         return self.spec.skips(layer_name(self.network, self.graph, layer))
-
-    def _value(self, name: str) -> tuple[str, GridRule | None]:
-        """The value whose grid `name` lies on, and the rule of that grid; None where it is not quantised."""
-        rule = self.rules.get(name)
-        while rule is not None and rule.kind == "same":
-            name = rule.source
-            rule = self.rules[name]
-        return name, rule
 
     def _site(self, name: str) -> Site:
         rule, bits = self.rules[name], self.spec.activation_bits or 8
