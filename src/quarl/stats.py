@@ -218,12 +218,6 @@ def over_few(values: Array) -> Interval:
     return Interval(point=point, low=point - width, high=point + width)
 
 
-def stable(returns: Array) -> bool:
-    """Whether std <= 15 % of |mean|: a verdict at a 5 % margin needs no more than about a hundred episodes."""
-    returns = _returns(returns)
-    return bool(returns.std() <= STABLE_STD_PCT / 100 * abs(returns.mean()))
-
-
 def summary(returns: Array, rng: np.random.Generator) -> Summary:
     """Mean, std, IQM and the 95 % interval of the mean."""
     returns = _returns(returns)
