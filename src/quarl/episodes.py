@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,8 +18,10 @@ from quarl.arrays import Array
 from quarl.envs.bound import LONGEST
 from quarl.envs.rollout import Episode, play
 from quarl.envs.seeds import Stream
-from quarl.errors import QuarlError, in_one_line
+from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
+from quarl.processes.child import Child, Children
+from quarl.processes.inside import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,48 +82,34 @@ class Job:
         return Clock(now() - begin, engine_s, engine.measured)
 
 
-def _work(pipe: Connection, job: Job, indices: Iterable[int]) -> None:
-    """A worker's main: sends every finished episode, then its clock, or the error a user should see."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent ends its workers
-    try:
-        pipe.send(job.play(indices, pipe.send))
-    except QuarlError as error:
-        pipe.send(error)
-    except Exception as error:  # whatever a simulator raises; not all of it can be sent
-        pipe.send(QuarlError(f"an evaluation process raised {in_one_line(error)}; with one worker it says where"))
+def _play_share(share: tuple[Job, range], link: Connection) -> Clock:
+    """What a child does: sends every finished episode; its clock is the result."""
+    job, indices = share
+    return job.play(indices, link.send)
 
 
 def in_processes(job: Job, shares: list[range], report: Callable[[Episode], None]) -> list[Clock]:
-    """Plays each share in a process of its own (spawned: forks and runtimes with threads do not mix)."""
-    context = multiprocessing.get_context("spawn")
-    workers: dict[Connection, BaseProcess] = {}
+    """Plays each share in a process of its own."""
     clocks: list[Clock] = []
-    try:
-        for share in shares:
-            ours, theirs = context.Pipe(duplex=False)
-            workers[ours] = context.Process(target=_work, args=(theirs, job, share), daemon=True)
-            workers[ours].start()
-            theirs.close()
-        waiting = list(workers)
-        while waiting:
-            for pipe in wait(waiting):
-                assert isinstance(pipe, Connection)
-                try:
-                    message = pipe.recv()
-                except EOFError:
-                    workers[pipe].join()
-                    code = workers[pipe].exitcode
-                    raise QuarlError(f"an evaluation process died (exit code {code}); use fewer workers") from None
-                if isinstance(message, QuarlError):
-                    raise message
-                if isinstance(message, Clock):
-                    clocks.append(message)
-                    waiting.remove(pipe)
-                else:
+    with contextlib.closing(Children()) as children:
+        playing: dict[Connection, Child] = {}
+        for i, share in enumerate(shares):
+            child = Child(f"episodes {i}", _play_share, (job, share), Path(os.devnull), linked=True)
+            children.start(child)
+            playing[child.link] = child
+        while playing:
+            for source in wait(list(playing)):
+                assert isinstance(source, Connection)
+                message = playing[source].hear()
+                if not isinstance(message, Result):
                     report(message)
-        return clocks
-    finally:
-        for pipe, process in workers.items():
-            process.terminate()  # has ended, unless an error or an interrupt came first
-            process.join()
-            pipe.close()
+                    continue
+                del playing[source]
+                if message.cause:
+                    raise QuarlError(f"an evaluation process died ({message.cause}); use fewer workers")
+                if message.is_mistake:
+                    raise QuarlError(message.error)
+                if message.error:
+                    raise QuarlError(f"an evaluation process raised {message.error}; with one worker it says where")
+                clocks.append(message.value)
+    return clocks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from filelock import lock_descriptor
 
 from quarl.errors import QuarlError
 
@@ -29,13 +30,16 @@ def locked(folder: Path) -> Iterator[None]:
     killed."""
     make_folder(folder)
     with (folder / "quarl.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise QuarlError(
-                f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o"
-            ) from None
+        if not hold(file.fileno()):
+            raise QuarlError(f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o")
         yield
+
+
+def hold(descriptor: int) -> bool:
+    """Whether the open file is locked, until it is closed or its process ends; others may have it, or it cannot be."""
+    with contextlib.suppress(OSError):  # not every network filesystem has locks
+        return lock_descriptor(descriptor, blocking=False)
+    return False
 
 
 @contextlib.contextmanager
@@ -44,7 +48,7 @@ def in_turn(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # NFS does not lock folders
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock_descriptor(descriptor)
         yield
     finally:
         os.close(descriptor)

@@ -32,7 +32,7 @@ from quarl.actorq.versions import RESERVED, Versions
 from quarl.cli import parse
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
-from quarl.processes.child import MISTAKE
+from quarl.processes.inside import Result
 from quarl.runs import checkpoint, evaluator
 from stress.chaos import faults, kills, poison
 from stress.chaos.run import Run
@@ -125,10 +125,10 @@ def test_a_slow_learner_makes_actors_wait_and_no_memory_grow(tmp_path):
 def test_children_die_with_a_supervisor_that_is_killed():
     code = (
         "import os, signal, time\n"
-        "from quarl.processes.child import Child, Family\n"
+        "from quarl.processes.child import Child, Children\n"
         "if __name__ == '__main__':\n"
-        "    family, child = Family(print), Child('actor 7', time.sleep, 3600)\n"
-        "    family.start(child)\n"
+        "    children, child = Children(print), Child('actor 7', time.sleep, 3600)\n"
+        "    children.start(child)\n"
         "    print(child.process.pid, flush=True)\n"
         "    comm = f'/proc/{child.process.pid}/comm'\n"
         "    while open(comm).read() != 'quarl-actor-7\\n':\n"
@@ -202,8 +202,8 @@ def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(crew):
     at_work(supervisor)
     publisher = supervisor.crew.publisher
     publisher.process.killed, publisher.parked = True, True
-    supervisor.family.revive = lambda child: None
-    supervisor.family.alive = list
+    supervisor.children.revive = lambda child: None
+    supervisor.children.alive = list
     wound_up = []
     supervisor._wind_up = lambda: wound_up.append(True)
     found = supervisor._tick()
@@ -217,7 +217,7 @@ def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(
     supervisor = Supervisor(config(tmp_path / "out", qat="w8a8", quant_delay=500, target=10.0), print)
     try:
         at_work(supervisor)
-        supervisor.family.alive = list
+        supervisor.children.alive = list
         supervisor._catch_up = supervisor._evaluate = lambda: True
         for clock_s, done in enumerate(trained_for):
             supervisor.evaluator._add({"return": 10.0 + clock_s, "clock_s": clock_s, "trained_for": done})
@@ -346,7 +346,6 @@ class _Left(_Living):
     """An actor whose environment could not be made."""
 
     killed = True
-    exitcode = MISTAKE
 
 
 def at_work(supervisor):
@@ -392,7 +391,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, m
 def test_whatever_ends_a_supervisor_lets_the_learner_save(crew, monkeypatch):
     supervisor, _ = crew
     at_work(supervisor)
-    monkeypatch.setattr(supervisor.family, "start", lambda child: None)
+    monkeypatch.setattr(supervisor.children, "start", lambda child: None)
 
     def tick():
         raise OSError("no space left")
@@ -408,7 +407,7 @@ def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(crew):
     at_work(supervisor)
     actor = supervisor.crew.actors[0]
     actor.process = _Left()
-    actor.log.write_text("environment 'X-v0' cannot be made: licence server is busy\n")
+    actor._result = Result(error="environment 'X-v0' cannot be made: licence server is busy", is_mistake=True)
     supervisor.ledger.actors[0, Actor.STEPS] = 24_000
     assert supervisor._tick() is None
     assert actor.num_deaths == 1
@@ -465,7 +464,7 @@ def begun(chosen):
     def no_process(child):
         raise OSError("no process can be started")
 
-    supervisor.family.start = no_process
+    supervisor.children.start = no_process
     with pytest.raises(OSError, match="no process"):
         next(supervisor.run())
     (chosen.output / "checkpoint-0000000000.safetensors").touch()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ import contracts
 from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
-from quarl.experiments import crew
-from quarl.experiments.crew import Bounds, Crew, Ended, Prepared
-from quarl.experiments.household import Home, Play
+from quarl.experiments.policy_worker import PlayJob, WorkerSpec, make_worker, preload
 from quarl.experiments.precisions import Settings, record
 from quarl.experiments.source import digest
 from quarl.experiments.store import Store
 from quarl.folder import locked
+from quarl.processes.child import kill_group
+from quarl.processes.pool import Bounds, Pool
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
@@ -196,32 +197,33 @@ def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
     assert training.peak_mb > 50
 
 
-def cartpole(agents: Path, folder: Path) -> Home:
+def cartpole(agents: Path, folder: Path) -> WorkerSpec:
     path = agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
-    return Home(path=path, algo="dqn", env_id="CartPole-v1", identity={}, seed=0, folder=folder, calibrate=False)
+    return WorkerSpec(path=path, algo="dqn", env_id="CartPole-v1", identity={}, seed=0, folder=folder, calibrate=False)
 
 
 def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Path, tmp_path: Path):
     home = cartpole(small_agents, tmp_path)
-    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+    made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
     try:
-        made.settle("same", replace(home, identity={"sha256": digest(home.path)}))
-        assert until(made, Prepared) == Prepared("same", "")
-        made.settle("other", replace(home, identity={"sha256": "0" * 64}))
-        assert "is another file than when the study was planned" in until(made, Prepared).error
+        made.prepare("same", partial(make_worker, replace(home, identity={"sha256": digest(home.path)})))
+        assert (prepared := until(made)).key == "same"
+        assert prepared.result.error == ""
+        made.prepare("other", partial(make_worker, replace(home, identity={"sha256": "0" * 64})))
+        assert "is another file than when the study was planned" in until(made).result.error
     finally:
         made.close()
 
 
-def test_a_cell_whose_household_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):
-    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+def test_a_cell_whose_worker_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):
+    made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
     try:
-        made.settle("home", cartpole(small_agents, tmp_path))
-        assert until(made, Prepared) == Prepared("home", "")
-        os.kill(made._homes["home"].state.group, signal.SIGSTOP)
+        made.prepare("home", partial(make_worker, cartpole(small_agents, tmp_path)))
+        assert until(made).result.error == ""
+        os.kill(made._workers["home"].group, signal.SIGSTOP)
         made.bounds = Bounds(minutes=0.01, memory_gb=4)
-        made.play("home", Play(key="one", spec=QuantSpec.parse("fp32"), episodes=2))
-        assert until(made, Ended).outcome.error == "took longer than the limit of 0.01 minutes"
+        made.submit("home", "one", PlayJob(spec=QuantSpec.parse("fp32"), episodes=2))
+        assert until(made).result.error == "took longer than the limit of 0.01 minutes"
         assert made.ready("home") is None
     finally:
         made.close()
@@ -229,37 +231,36 @@ def test_a_cell_whose_household_hangs_ends_at_its_limit(small_agents: Path, tmp_
 
 def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_path: Path):
     home = cartpole(small_agents, tmp_path)
-    made = Crew(tmp_path, Bounds(minutes=1, memory_gb=4), ["CartPole-v1"], [])
+    made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
     fp32 = QuantSpec.parse("fp32")
     try:
-        made.settle("home", home)
-        assert until(made, Prepared) == Prepared("home", "")
-        made.play("home", Play(key="long", spec=fp32, episodes=10**6))
-        made.play("home", Play(key="short", spec=fp32, episodes=2))
+        made.prepare("home", partial(make_worker, home))
+        assert until(made).result.error == ""
+        made.submit("home", "long", PlayJob(spec=fp32, episodes=10**6))
+        made.submit("home", "short", PlayJob(spec=fp32, episodes=2))
         assert made.occupied == 2
-        short = until(made, Ended)
-        assert (short.key, len(short.outcome.found["returns"])) == ("short", 2)
-        os.killpg(made._running["long"].group, signal.SIGSEGV)
-        long = until(made, Ended)
-        assert (long.key, long.outcome.found, long.outcome.error) == ("long", None, "its process was ended by SIGSEGV")
-        made.play("home", Play(key="next", spec=fp32, episodes=2))
-        assert until(made, Ended).outcome.found["returns"] == short.outcome.found["returns"]
+        short = until(made)
+        assert (short.key, len(short.result.value["returns"])) == ("short", 2)
+        os.killpg(made._tasks["long"].group, signal.SIGSEGV)
+        long = until(made)
+        assert (long.key, long.result.value, long.result.error) == ("long", None, "its process was ended by SIGSEGV")
+        made.submit("home", "next", PlayJob(spec=fp32, episodes=2))
+        assert until(made).result.value["returns"] == short.result.value["returns"]
     finally:
         made.close()
 
 
-def until(made: Crew, kind: Any) -> Any:
+def until(made: Pool) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for event in made.events(0.2):
-            if isinstance(event, kind):
-                return event
-    raise AssertionError(f"no {kind.__name__} came")
+            return event
+    raise AssertionError("nothing came")
 
 
 def test_groups_that_are_not_known_are_never_killed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("killed"))
-    crew.kill_group(crew.UNKNOWN)
+    kill_group(0)
 
 
 def test_after_ctrl_c_the_same_command_goes_on(study_file: Write, tmp_path: Path):

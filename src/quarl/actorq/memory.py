@@ -8,7 +8,6 @@ process ids alone do not tell, where containers share the folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import tempfile
@@ -18,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import lock_descriptor
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
+from quarl.folder import hold
 
 PREFIX = "quarl-actorq-"
 SHARED = Path("/dev/shm")
@@ -51,7 +52,7 @@ class Memory:
         self._lock: int | None = None
         try:
             if create:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                lock_descriptor(descriptor)
                 self._lock = os.dup(descriptor)
                 # Reserves the pages now: a full tmpfs must be an error here and no bus error in the middle of a run.
                 os.posix_fallocate(descriptor, 0, size)
@@ -133,8 +134,7 @@ def _owner(path: Path) -> int:
 def _held(path: Path) -> bool:
     """Whether a supervisor has it, in whichever container."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
+        return not hold(file.fileno())
     return path.exists()  # locked, or another user's
 
 

@@ -165,7 +165,7 @@ def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments
     child.kill()  # another engine's
     child.spec = replace(child.spec, engine=arms[0][1], incarnation=child.spec.incarnation + 1)
     ledger.learner[Learner.INSERT_LIMIT] = 2**53
-    supervisor.family.start(child)
+    supervisor.children.start(child)
     packers = [Packer(precision, config.comm_bits, config.weight_compress) for precision, _ in arms]
     spent = np.zeros((len(arms), len(cells)))
     for place in list(range(len(arms))) * ROUNDS:

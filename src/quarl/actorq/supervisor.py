@@ -26,7 +26,7 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line, note
 from quarl.folder import Dispensable, locked
 from quarl.machine import usable_cores
-from quarl.processes.child import MISTAKE, Family
+from quarl.processes.child import Children
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 
 RING_ROWS = 4096
@@ -80,7 +80,7 @@ class Supervisor:
         except BaseException:
             self.memory.remove()
             raise
-        self.family = Family(say)
+        self.children = Children(say)
         self.interrupts = Interrupts(self.close)
         self.files = Dispensable(say)
         self.picked_up = False
@@ -102,7 +102,7 @@ class Supervisor:
             stack.enter_context(self._saving())
             write_options(self.config)
             for child in self.crew.all:
-                self.family.start(child)
+                self.children.start(child)
             self.watch = Watch(self.crew, self.ledger, self.config.env_timeout, self.say)
             next_row = time.perf_counter()
             while (ended := self._tick()) is None:
@@ -123,7 +123,7 @@ class Supervisor:
 
     def _tick(self) -> tuple[int, str] | None:
         """One look at everything; (exit code, message) when the run is over."""
-        wait([child.sentinel for child in self.family.alive()], timeout=TICK_S)
+        wait([child.sentinel for child in self.children.alive()], timeout=TICK_S)
         if self.signal is not None:
             self._wind_up()
             return self._stopped("by a signal")
@@ -134,16 +134,16 @@ class Supervisor:
             return self._learner_left()
         self.watch.look()
         if not crew.publisher.alive():
-            self.family.revive(crew.publisher)
+            self.children.revive(crew.publisher)
             if crew.publisher.parked:
                 self._wind_up()
                 return 1, f"the publisher keeps dying; {self._go_on()}"
         for child, sent in zip(crew.actors, self.ledger.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
-                if child.exit_code == MISTAKE and not sent:  # one that has worked was made by no mistake
+                if child.result.is_mistake and not sent:  # one that has worked was made by no mistake
                     self._wind_up()
                     return USAGE, f"{child.name}: {child.reason()}"
-                self.family.revive(child)
+                self.children.revive(child)
         at_work = sum(not child.parked for child in crew.actors)
         control[Control.ACTORS] = sum(child.alive() for child in crew.actors)
         if at_work < self.config.min_actors:
@@ -173,10 +173,10 @@ class Supervisor:
         if self.ledger.learner[Learner.DONE]:
             self._catch_up()
             self.ledger.control[Control.STOP] = 1
-            self.family.wind_up(GRACE_S)
+            self.children.wind_up(GRACE_S)
             return (0, "") if self.signal is None else self._stopped("after its last update")
         reason = self.crew.learner.reason()
-        if self.crew.learner.exit_code == MISTAKE:
+        if self.crew.learner.result.is_mistake:
             return USAGE, f"{reason}; {self._go_on()}" if self.ledger.learner[Learner.TIMESTEPS] else reason
         return 1, f"the learner died ({reason}); {self._go_on()}"
 
@@ -220,7 +220,7 @@ class Supervisor:
             if self.signal is not None:
                 return False
             if not self.crew.publisher.alive() and not self.crew.publisher.parked:
-                self.family.revive(self.crew.publisher)
+                self.children.revive(self.crew.publisher)
             time.sleep(0.005)
         return True
 
@@ -245,7 +245,7 @@ class Supervisor:
             learner.join(TICK_S)
             if saving_since := float(cells[Learner.SAVING_S]):
                 until = saving_since + SAVE_S
-        self.family.wind_up(GRACE_S if cells[Learner.READY] else 0)
+        self.children.wind_up(GRACE_S if cells[Learner.READY] else 0)
 
     def _log(self, row: dict[str, Any]) -> None:
         self.files.write(lambda: metrics.append(self._metrics, row))
@@ -267,7 +267,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Ends every process and gives the memory back; more than once does no harm."""
-        self.family.kill()
+        self.children.kill()
         self.memory.remove()
         self.evaluator.logger.close()
 

@@ -11,27 +11,30 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quarl import __version__
 from quarl.errors import QuarlError
 from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell
-from quarl.experiments.crew import Bounds, Crew, Ended, Prepared
 from quarl.experiments.entries import Study
-from quarl.experiments.household import Home, Play
-from quarl.experiments.processes import Outcome
+from quarl.experiments.policy_worker import PlayJob, WorkerSpec, make_worker, preload
 from quarl.experiments.source import FILE
 from quarl.experiments.store import Finished, Record, Store
-from quarl.experiments.trainings import Training
+from quarl.experiments.trainings import WORK, Training
+from quarl.processes.inside import Result
+from quarl.processes.pool import Bounds, Ended, Pool
 from quarl.processes.signals import Interrupts
 from quarl.quant.spec import QuantSpec
 from quarl.readers import zoo
 
 Progress = Callable[[str, int], None]
 PLAYED = (FP32, PTQ)
-"""Methods whose cells are forked from a household; the others' processes begin from nothing."""
+"""Methods whose cells are forked from a worker; the others' processes begin from nothing."""
 TICK_S = 0.2
+LOG = "study.log"
+"""In the study's folder: what its processes print."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +106,8 @@ class Runner:
         self.cells = {cell.key: cell for cell in cells}
         self.states = store.states()
         self.waiting: dict[str, Cell] = {}
-        self.homes: dict[str, str] = {}
-        """Names of the households of the cells that are played."""
+        self.workers: dict[str, str] = {}
+        """Names of the workers of the cells that are played."""
         self.finished: list[Finished] = []
         self.started: list[str] = []
 
@@ -113,20 +116,21 @@ class Runner:
         self.progress = progress
         self.waiting = {cell.key: cell for cell in chosen if self.states[cell.key] == TODO}
         played = {key: cell for key, cell in self.waiting.items() if cell.method in PLAYED}
-        self.homes = {key: _home_of(cell) for key, cell in played.items()}
+        self.workers = {key: _worker_of(cell) for key, cell in played.items()}
         env_ids = dict.fromkeys(cell.work["env_id"] for cell in played.values())
-        self.crew = crew = Crew(self.folder, self.bounds, env_ids, _wrappers(played.values()))
+        load = partial(preload, tuple(env_ids), _wrappers(played.values()))
+        self.pool = pool = Pool(self.folder / LOG, self.bounds, load)
         with ExitStack() as stack:
             stack.callback(self._close)
-            interrupts = stack.enter_context(Interrupts(crew.kill))
+            interrupts = stack.enter_context(Interrupts(pool.kill))
             while interrupts.number is None:
                 self._fill()
                 self._keep()
-                if not crew.occupied:
+                if not pool.occupied:
                     return None
-                for event in crew.events(TICK_S):
+                for event in pool.events(TICK_S):
                     self._hear(event)
-            crew.leave([key for key in self.cells if self.cells[key].method == ACTORQ])
+            pool.leave([key for key in self.cells if self.cells[key].method == ACTORQ])
         return interrupts.number
 
     @property
@@ -135,42 +139,43 @@ class Runner:
         return len(self.waiting)
 
     def _fill(self) -> None:
-        """Begins cells while there are free places and time; lets households go that nobody waits for."""
+        """Begins cells while there are free places and time; lets workers go that nobody waits for."""
         over = time.monotonic() >= self.deadline
         for key, cell in [] if over else list(self.waiting.items()):
-            if self.crew.occupied >= self.jobs:
+            if self.pool.occupied >= self.jobs:
                 break
             if cell.needs and self.states[cell.needs] == FAILED:
-                self._finish(key, Outcome(None, f"the training of its agent failed: {self.cells[cell.needs].title}"))
+                self._finish(key, Result(error=f"the training of its agent failed: {self.cells[cell.needs].title}"))
             elif cell.needs and self.states[cell.needs] != DONE:
                 continue
             elif cell.method in PLAYED:
                 self._play(key, cell)
             else:
                 self._begin(key)
-                self.crew.train(key, self._training(key, cell))
-        self.crew.keep_only([] if over else {self.homes[key] for key in self.waiting if key in self.homes})
+                self.pool.start(key, cell.method, WORK[cell.method], self._training(key, cell))
+        self.pool.keep_only([] if over else {self.workers[key] for key in self.waiting if key in self.workers})
 
     def _play(self, key: str, cell: Cell) -> None:
-        """Begins the cell where its household is ready, and the household where there is none."""
-        name = self.homes[key]
-        ready = self.crew.ready(name)
+        """Begins the cell where its worker is ready, and the worker where there is none."""
+        name = self.workers[key]
+        ready = self.pool.ready(name)
         if ready:
             self._begin(key)
             spec = QuantSpec.from_json(cell.work["spec"])
             deterministic = cell.work.get("deterministic", False)
-            self.crew.play(name, Play(key=key, spec=spec, episodes=cell.work["episodes"], deterministic=deterministic))
+            job = PlayJob(spec=spec, episodes=cell.work["episodes"], deterministic=deterministic)
+            self.pool.submit(name, key, job)
         elif ready is None:
-            self.crew.settle(name, self._home(name, cell))
+            self.pool.prepare(name, partial(make_worker, self._spec(name, cell)))
 
     def _begin(self, key: str) -> None:
         del self.waiting[key]
         self.started.append(key)
         self.progress(self.cells[key].title, 0)
 
-    def _home(self, name: str, cell: Cell) -> Home:
+    def _spec(self, name: str, cell: Cell) -> WorkerSpec:
         assert cell.agent is not None
-        return Home(
+        return WorkerSpec(
             path=self._agent(cell),
             algo=cell.agent.algo,
             env_id=cell.work["env_id"],
@@ -178,7 +183,7 @@ class Runner:
             seed=cell.seed,
             folder=self.folder,
             # float formats are no grids to be fitted
-            calibrate=any(one.is_integer for key, one in self.waiting.items() if self.homes.get(key) == name),
+            calibrate=any(one.is_integer for key, one in self.waiting.items() if self.workers.get(key) == name),
             normalize=cell.agent.normalize,
             transfers=cell.agent.kind == FILE,
         )
@@ -202,24 +207,24 @@ class Runner:
         assert cell.agent.path is not None
         return cell.agent.path
 
-    def _hear(self, event: Prepared | Ended) -> None:
-        if isinstance(event, Ended):
-            self._finish(event.key, event.outcome, event.seconds)
-        elif event.error:
-            for key in [key for key in self.waiting if self.homes.get(key) == event.name]:
-                self._finish(key, Outcome(None, event.error))
+    def _hear(self, event: Ended) -> None:
+        if event.key in self.cells:
+            self._finish(event.key, event.result, event.seconds)
+        elif error := event.result.error:  # its worker cannot be
+            for key in [key for key in self.waiting if self.workers.get(key) == event.key]:
+                self._finish(key, Result(error=error))
 
-    def _finish(self, key: str, outcome: Outcome, seconds: float = 0.0) -> None:
+    def _finish(self, key: str, result: Result, seconds: float = 0.0) -> None:
         self.waiting.pop(key, None)
-        self.states[key] = FAILED if outcome.found is None else DONE
+        self.states[key] = FAILED if result.error else DONE
         self.finished.append(
             Finished(
                 key=key,
                 state=self.states[key],
-                error=outcome.error or None,
+                error=result.error or None,
                 seconds=seconds,
-                peak_mb=outcome.peak_mb,
-                found=outcome.found,
+                peak_mb=result.peak_mb,
+                found=result.value,
             )
         )
         if self.cells[key].method == TRAIN:
@@ -233,13 +238,13 @@ class Runner:
         self.store.write(finished, started)
 
     def _close(self) -> None:
-        self.crew.close()
+        self.pool.close()
         with contextlib.suppress(QuarlError):  # what broke the run off is being said
             self._keep()
 
 
-def _home_of(cell: Cell) -> str:
-    """Names the household of a cell that is played: agent and seed."""
+def _worker_of(cell: Cell) -> str:
+    """Names the worker of a cell that is played: agent and seed."""
     identity: Mapping[str, Any] = {} if cell.agent is None else cell.agent.identity
     return f"{identity} {cell.work['env_id']} {cell.seed}"
 

@@ -1,4 +1,4 @@
-"""Child processes: started, revived with back-off, parked when they die again and again, and never left behind."""
+"""Child processes: started, heard, revived with back-off, parked when they die too often, and never left behind."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import atexit
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from quarl.errors import QuarlError, in_one_line
-from quarl.processes.inside import note, settle
+from quarl import errors
+from quarl.processes.inside import Result, attempt, note, parent_id, print_to, settle
 from quarl.processes.leaving import leave
 from quarl.processes.signals import SIGNALS
 
@@ -26,16 +27,31 @@ DEATHS, WITHIN_S = 5, 60.0
 things to do, says nothing about it."""
 FIRST_PAUSE_S = 0.1
 """Before a dead child is started again; doubles with each death of the last minute at work."""
-MISTAKE = 64
-"""Exit code of a child whose last line is for the user (sysexits.h's EX_USAGE): to start it again does not help."""
+LOOK_S = 0.1
+"""Between two looks at whether a child that says nothing is alive."""
+EXIT_S = 2.0
+"""For a process to exit after its last word."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""For libraries that read it when they are loaded: a job has one core, and equal jobs equal bits."""
 
 
 class Child:
-    """A process with a role, in its successive incarnations."""
+    """A process with a role, in its successive incarnations, or one that does one piece of work."""
 
-    def __init__(self, name: str, main: Callable[[Any], None], spec: Any, log: Path | None = None) -> None:
-        """log: the file that its errors go to; None: stderr."""
+    def __init__(
+        self,
+        name: str,
+        main: Callable[..., Any],
+        spec: Any,
+        log: Path | None = None,
+        *,
+        apart: bool = False,
+        linked: bool = False,
+    ) -> None:
+        """main: called with `spec`. log: the file that its errors go to; None: stderr. apart: in a process group of its
+        own, and all that it prints to the log. linked: `main` is called with the other end of `link`, too."""
         self.name, self.main, self.spec, self.log = name, main, spec, log
+        self.apart, self.linked = apart, linked
         self.parked = False
         self.started = 0.0
         """time.monotonic() of the last start."""
@@ -47,40 +63,83 @@ class Child:
         self.not_before = 0.0
         """When the pause after a death that was counted is over; 0: none was."""
         self.process: BaseProcess | None = None
+        self.link: Connection
+        """To and from it; there once it was started."""
+        self._result: Result | None = None
+
+    def start(self) -> None:
+        """Starts its present incarnation."""
+        context = multiprocessing.get_context("spawn")  # forks and runtimes with threads do not mix
+        self.link, theirs = context.Pipe()
+        arguments = (theirs, self.main, self.spec, self.name, self.log, self.apart, self.linked)
+        process = context.Process(target=_run, args=arguments, name=self.name)
+        # A child that still imports would answer Ctrl-C with a traceback; it inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self.process = None  # where it cannot be started, there is nothing to kill
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self.process, self._result = process, None
+        self.started, self.not_before = time.monotonic(), 0.0
 
     def alive(self) -> bool:
         return self.process is not None and self.process.is_alive()
 
-    def join(self, timeout: float) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Returns when it is dead, or after so many seconds."""
         if self.process is not None:
             self.process.join(timeout)
 
-    def kill(self) -> None:
+    def end(self) -> None:
+        """Kills it, with its group where it has one, and does not wait."""
         if self.process is not None:
-            self.process.kill()
-            self.process.join()
+            if self.apart:
+                kill_group(self.group)
+            self.process.kill()  # it may not have its group yet
+
+    def kill(self) -> None:
+        """Nothing of it is left."""
+        self.end()
+        self.join()
 
     @property
-    def exit_code(self) -> int | None:
-        return None if self.process is None else self.process.exitcode
+    def group(self) -> int:
+        """Its process, and its process group where it is apart."""
+        return 0 if self.process is None else self.process.pid or 0
 
     @property
     def sentinel(self) -> int:
         assert self.process is not None
         return self.process.sentinel
 
+    def hear(self) -> Any:
+        """The next thing that it says, waited for; the last one is its Result, and nothing of it is left then."""
+        message: Any = None
+        while self.alive() and not self.link.poll(LOOK_S):
+            pass  # the dead say nothing, whoever else may hold their end
+        with contextlib.suppress(EOFError, OSError):
+            message = self.link.recv() if self.link.poll() else None
+        if message is not None and not isinstance(message, Result):
+            return message
+        self.link.close()
+        self.join(EXIT_S)
+        self.kill()
+        code = 0 if self.process is None else self.process.exitcode
+        self._result = message or Result.of_exit(code or 0)
+        return self._result
+
+    @property
+    def result(self) -> Result:
+        """Of its last incarnation, which has ended."""
+        while self._result is None:
+            self.hear()
+        return self._result
+
     def reason(self) -> str:
-        """Why it died: the error in its log, or the signal or exit code that ended it."""
-        code = self.exit_code
-        if code is not None and code < 0:
-            with contextlib.suppress(ValueError):
-                return signal.Signals(-code).name
-        if self.log is not None and code in (1, MISTAKE):
-            with contextlib.suppress(OSError):
-                lines = self.log.read_text(errors="replace").split("\n")
-                return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
-        return f"exit code {code}"
+        """Why it died: its error, or the signal or exit code that ended it."""
+        return self.result.cause or self.result.error
 
     def count_death(self) -> None:
         """Called once with a dead child: it rests for a while, or is parked."""
@@ -90,33 +149,19 @@ class Child:
         self.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(self._recent) - 1)
 
 
-class Family:
+class Children:
     """All children of a supervisor."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None] = errors.note) -> None:
         self._say = say
-        # Forks and runtimes with threads do not mix.
-        self._context = multiprocessing.get_context("spawn")
-        self._children: list[Child] = []
-        # Whatever way this process leaves: multiprocessing itself would ask them kindly, and wait for the deaf.
+        self._members: list[Child] = []
+        # Whatever way this process leaves: multiprocessing itself would wait for them.
         atexit.register(self.kill)
 
     def start(self, child: Child) -> None:
         """Starts the child's present incarnation."""
-        arguments = (child.main, child.spec, child.name, child.log)
-        child.process = self._context.Process(target=_run, args=arguments, name=child.name, daemon=True)
-        # A child that still imports would answer Ctrl-C with a traceback; it inherits what is blocked here.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            child.process.start()
-        except OSError:
-            child.process = None  # there is nothing to kill
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        child.started, child.not_before = time.monotonic(), 0.0
-        if child not in self._children:
-            self._children.append(child)
+        self._members = [*(member for member in self.alive() if member is not child), child]
+        child.start()
 
     def revive(self, child: Child) -> None:
         """Called with a dead child, again and again: starts its successor when its pause is over, or parks it."""
@@ -135,37 +180,65 @@ class Family:
             self.start(child)
 
     def alive(self) -> list[Child]:
-        return [child for child in self._children if child.alive()]
+        return [child for child in self._members if child.alive()]
 
     def wind_up(self, grace_s: float) -> None:
         """Waits for children that were told to stop, and kills the rest when the time is over."""
-        deadline = time.monotonic() + grace_s
-        for child in self._children:
-            child.join(max(deadline - time.monotonic(), 0))
+        join(self._members, grace_s)
         self.kill()
 
     def kill(self) -> None:
         """Ends every child at once."""
-        for child in self._children:
-            if child.process is not None:
-                child.process.kill()
-        for child in self._children:
-            if child.process is not None:
-                child.process.join()
+        for child in self._members:
+            child.end()
+        join(self._members)
+
+    def close(self) -> None:
+        """Ends every child; nothing is asked of this object again."""
+        self.kill()
+        atexit.unregister(self.kill)
 
 
-def _run(main: Callable[[Any], None], spec: Any, name: str, log: Path | None) -> None:
-    """A child's main: one line for what the user got wrong, a traceback for what we did."""
-    settle(name)
-    code = 0
+def join(children: Iterable[Child], grace_s: float | None = None) -> None:
+    """Returns when all of them are dead, or after so many seconds."""
+    deadline = None if grace_s is None else time.monotonic() + grace_s
+    for child in children:
+        child.join(None if deadline is None else max(deadline - time.monotonic(), 0))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Processes that are started inside compute on one thread, unless they ask for more themselves."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
     try:
-        main(spec)
-    except QuarlError as error:
-        note(log, in_one_line(error) if log else f"quarl: {name}: {in_one_line(error)}")
-        code = MISTAKE
-    except Exception:
-        note(log, traceback.format_exc())
-        code = 1
-    # the last line of the log is the reason that the supervisor gives
-    leave(code, (lambda line: None) if code else partial(note, log))
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def kill_group(group: int) -> None:
+    """Ends every process of the group at once."""
+    if group <= 1:  # 0 would be our own
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _run(
+    link: Connection, main: Callable[..., Any], spec: Any, name: str, log: Path | None, apart: bool, linked: bool
+) -> None:
+    """A child's main: one line for what the user got wrong, a traceback for what we did."""
+    settle(parent_id(), name, apart=apart)
+    if apart and log is not None:
+        print_to(log)
+    result = attempt(partial(main, spec, link) if linked else partial(main, spec), log)
+    with contextlib.suppress(OSError):  # nobody listens any more
+        link.send(result)
+    code = int(bool(result.error))
+    leave(code, partial(note, log))
     sys.exit(code)

@@ -1,15 +1,22 @@
-"""What all child processes of a run have in common: a name, deafness to signals, and an end with their supervisor's."""
+"""A child process from within: it settles, works, and says what came of it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
+import resource
 import signal
 import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from quarl.errors import QuarlError, in_one_line
 from quarl.processes.signals import SIGNALS
 
 NAME_BYTES = 15
@@ -18,20 +25,52 @@ SET_PDEATHSIG, SET_NAME = 1, 15
 """Of prctl(2)."""
 NICE = 10
 """Of nice(2)."""
+ERROR_CHARACTERS = 300
+"""Of what others raise, in a result."""
 
 
-def settle(name: str) -> None:
-    """A child's first call: it gets its name in `ps` and `top`, hears no signal but SIGKILL, and dies with its parent.
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a process's work: its last word, or what its end says."""
 
-    An actor may hang in its environment for ever: only the system can end it when the supervisor was killed.
+    value: Any = None
+    error: str = ""
+    """One line; empty where the work succeeded."""
+    is_mistake: bool = False
+    """The user's: to do the work again does not help."""
+    cause: str = ""
+    """The signal or exit code that ended a process that said nothing."""
+    peak_mb: float = 0.0
+
+    @classmethod
+    def of_exit(cls, code: int) -> Result:
+        """Of a process that said nothing, from what multiprocessing calls its exit code."""
+        if code >= 0:
+            return cls(error=f"its process ended with exit code {code}", cause=f"exit code {code}")
+        name = f"signal {-code}"
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+        return cls(error=f"its process was ended by {name}", cause=name)
+
+
+def settle(parent: int, name: str = "", *, apart: bool = False) -> None:
+    """A process's first call: it gets its name in `ps` and `top`, and dies with its parent, which may hang for ever.
+
+    It hears no signal but SIGKILL; apart, in a group of its own that the terminal's signals do not reach, no Ctrl-C.
     """
-    for number in SIGNALS:
+    if apart:
+        with contextlib.suppress(OSError):  # the parent may have done it, or be gone
+            os.setpgid(0, 0)
+    for number in (signal.SIGINT,) if apart else SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before it began (Family.start)
-    _prctl(SET_NAME, f"quarl-{name}".replace(" ", "-").encode()[:NAME_BYTES])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before it began (Child.start)
+    if name:
+        _prctl(SET_NAME, f"quarl-{name}".replace(" ", "-").encode()[:NAME_BYTES])
     die_with_parent(True)
-    if os.getppid() != _parent():  # it was faster
-        sys.exit(1)
+    if apart and sys.platform != "linux":
+        threading.Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it was faster
+        os._exit(1)
 
 
 def die_with_parent(wanted: bool) -> None:
@@ -48,6 +87,22 @@ def give_way() -> None:
         os.nice(NICE)
 
 
+def attempt(work: Callable[[], Any], log: Path | None = None) -> Result:
+    """What came of the work; a fault goes to the log, or to stderr, with where it happened."""
+    try:
+        return Result(work(), peak_mb=_peak_mb())
+    except QuarlError as error:
+        line = in_one_line(error) or type(error).__name__
+        if log is not None:
+            note(log, line)
+        return Result(error=line, is_mistake=True, peak_mb=_peak_mb())
+    except Exception as error:
+        note(log, traceback.format_exc().rstrip())
+        first = str(error).partition("\n")[0][:ERROR_CHARACTERS]
+        kind = type(error).__name__
+        return Result(error=f"{kind}: {first}" if first else kind, peak_mb=_peak_mb())
+
+
 def note(log: Path | None, text: str) -> None:
     """Keeps the terminal for what the supervisor says: five actors that die five times are not 25 tracebacks."""
     if log is None:
@@ -57,22 +112,21 @@ def note(log: Path | None, text: str) -> None:
         print(text, file=file)
 
 
-def _prctl(option: int, value: int | bytes) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def _parent() -> int:
-    """The process that started this one; asked for when it is gone, the system names another."""
-    parent = multiprocessing.parent_process()
-    return os.getppid() if parent is None or parent.pid is None else parent.pid
+def print_to(log: Path) -> None:
+    """Whatever this process and its children print goes to the end of the file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 class Worker:
     """A child that the supervisor started: pinned where asked, and aware of its supervisor's end."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
-        self._parent = _parent()
+        self._parent = parent_id()
         if cores is not None and hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):  # not every container allows it, and it is only faster
                 os.sched_setaffinity(0, cores)
@@ -80,3 +134,29 @@ class Worker:
     def orphaned(self) -> bool:
         """True when the supervisor is no more."""
         return os.getppid() != self._parent
+
+
+def parent_id() -> int:
+    """The process that started this one; asked for when it is gone, the system names another."""
+    from multiprocessing import parent_process  # here: whoever was made so has loaded it
+
+    parent = parent_process()
+    return os.getppid() if parent is None or parent.pid is None else parent.pid
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _wait_for_end(parent: int) -> None:
+    """What Linux does by itself (see `die_with_parent`)."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _peak_mb() -> float:
+    """Of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6

@@ -9,7 +9,6 @@ that would hold a replay buffer in memory twice; it is read by safetensors, whic
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
@@ -25,6 +24,7 @@ import safetensors
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.folder import hold
 from quarl.inert.budget import read_json
 from quarl.machine import version
 
@@ -87,8 +87,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         _sweep(path.parent)
         try:
             with temporary.open("wb") as file:
-                with contextlib.suppress(OSError):  # not every network filesystem has locks
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                hold(file.fileno())
                 yield file
                 file.flush()
                 sync(file.fileno())
@@ -133,8 +132,8 @@ def _sweep(folder: Path) -> None:
     """Removes what killed writers left; a living one holds the lock of its file, whatever its process id is by now."""
     for path in folder.glob(f"{TEMPORARY}*.tmp"):
         with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+            if hold(file.fileno()):
+                path.unlink()
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -1,0 +1,207 @@
+"""The pool: workers with the jobs that are forked from them, jobs in processes of their own, and bounds for all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from quarl.processes.child import Child, join, kill_group, one_thread
+from quarl.processes.forkserver import READY, ForkServer, Held
+from quarl.processes.inside import Result
+
+LOOK_S = 0.5
+"""Between two looks at the time and memory of processes."""
+GRACE_S = 8.0
+"""For processes that a job has begun to leave after a signal."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PGRP, RSS = 2, 21
+"""Places in /proc/PID/stat, counted behind the process's name (proc(5): fields 5 and 24)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of one job."""
+
+    minutes: float
+    memory_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job is over, or a worker is ready or cannot be."""
+
+    key: str
+    result: Result
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Task:
+    """What takes a place and is bounded: a job, or a worker that gets ready."""
+
+    group: int
+    """Its process group: its worker's, as long as it has no process of its own."""
+    since: float
+    peak_mb: float = 0.0
+    over: str = ""
+    """The bound that it went over, and was ended for."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    name: str
+    link: Connection
+    group: int
+    keys: set[str]
+    """Of its jobs; its own name until it is ready."""
+
+
+class Pool:
+    """All processes of one run over jobs."""
+
+    def __init__(self, log: Path, bounds: Bounds, load: Callable[[], None]) -> None:
+        """log: what the processes print. load: imports what workers need."""
+        self.log, self.bounds = log, bounds
+        self._server = ForkServer(log, load)
+        self._tasks: dict[str, _Task] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._children: dict[str, Child] = {}
+        self._looked = 0.0
+
+    @property
+    def occupied(self) -> int:
+        """Places that jobs, and workers that get ready, take."""
+        return len(self._tasks)
+
+    def ready(self, name: str) -> bool | None:
+        """Whether the worker takes jobs; None where there is none of that name."""
+        return name not in self._tasks if name in self._workers else None
+
+    def prepare(self, name: str, make: Callable[[], Held]) -> None:
+        """Begins a worker."""
+        link, group = self._server.fork(make)
+        self._workers[name] = _Worker(name, link, group, {name})
+        self._tasks[name] = _Task(group=group, since=time.monotonic())
+
+    def submit(self, name: str, key: str, job: Any) -> None:
+        """Begins a job in a worker that is ready."""
+        worker = self._workers[name]
+        worker.keys.add(key)
+        self._tasks[key] = _Task(group=worker.group, since=time.monotonic())
+        with contextlib.suppress(OSError):  # it has died: its link says so next
+            worker.link.send((key, job))
+
+    def start(self, key: str, name: str, main: Callable[[Any], Any], spec: Any) -> None:
+        """Begins a job in a process of its own, that begins from nothing."""
+        self._children[key] = child = Child(name, main, spec, self.log, apart=True)
+        with one_thread():
+            child.start()
+        self._tasks[key] = _Task(group=child.group, since=time.monotonic())
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Ends the workers that have no job any more."""
+        for worker in list(self._workers.values()):
+            if worker.name not in names and not worker.keys:
+                self._let_go(worker)
+
+    def events(self, timeout: float) -> Iterator[Ended]:
+        """What has happened, within so many seconds."""
+        workers = {worker.link: worker for worker in self._workers.values()}
+        children = {child.link: key for key, child in self._children.items()}
+        for source in wait([*workers, *children], timeout):
+            assert isinstance(source, Connection)
+            if source in children:
+                key = children[source]
+                yield self._ended(key, self._children.pop(key).result)
+            elif not source.closed:  # else it was let go meanwhile
+                yield from self._hear(workers[source])
+        self._bound()
+
+    def _hear(self, worker: _Worker) -> Iterator[Ended]:
+        """What one message of a worker means, or its end."""
+        try:
+            key, message = worker.link.recv()
+        except (EOFError, OSError):
+            self._let_go(worker)
+            for key in worker.keys:
+                does = "reads" if key == worker.name else "held"
+                yield self._ended(key, Result(error=f"the process that {does} its agent died"))
+            return
+        if not isinstance(message, Result):
+            self._tasks[key].group = message
+            return
+        key = worker.name if key == READY else key
+        worker.keys.discard(key)
+        if key == worker.name and message.error:
+            self._let_go(worker)
+        yield self._ended(key, message)
+
+    def _let_go(self, worker: _Worker) -> None:
+        """The worker ends, and the jobs that it still has."""
+        self._workers.pop(worker.name).link.close()
+
+    def _ended(self, key: str, result: Result) -> Ended:
+        task = self._tasks.pop(key)
+        error = result.error and (task.over or result.error)
+        peak_mb = max(result.peak_mb, task.peak_mb)
+        return Ended(key, replace(result, error=error, peak_mb=peak_mb), time.monotonic() - task.since)
+
+    def _bound(self) -> None:
+        """Ends what takes more time or memory than a job may."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        sizes = memory_mb({task.group for task in self._tasks.values()})
+        for task in self._tasks.values():
+            size = sizes[task.group]
+            task.peak_mb = max(task.peak_mb, size)
+            if now - task.since > 60 * self.bounds.minutes:
+                task.over = f"took longer than the limit of {self.bounds.minutes:g} minutes"
+            elif size > 1000 * self.bounds.memory_gb:
+                task.over = f"needed more memory than the limit of {self.bounds.memory_gb:g} GB"
+            if task.over:
+                kill_group(task.group)
+
+    def leave(self, keys: Collection[str]) -> None:
+        """Lets these jobs, whose own processes are not to be left behind, end in good order."""
+        leaving = [child for key, child in self._children.items() if key in keys]
+        for child in leaving:
+            with contextlib.suppress(OSError):
+                os.kill(child.group, signal.SIGTERM)
+        join(leaving, GRACE_S)
+
+    def kill(self) -> None:
+        """Ends all jobs at once."""
+        for group in (
+            *(task.group for task in self._tasks.values()),
+            *(worker.group for worker in self._workers.values()),
+        ):
+            kill_group(group)
+
+    def close(self) -> None:
+        """Nothing that was begun is left."""
+        self.kill()
+        for child in self._children.values():
+            child.kill()
+        for worker in self._workers.values():
+            worker.link.close()
+        self._server.close()
+
+
+def memory_mb(groups: Collection[int]) -> dict[int, float]:
+    """Resident megabytes of each process group; zeros on systems without /proc."""
+    sizes = dict.fromkeys(groups, 0.0)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            if (group := int(fields[PGRP])) in sizes:
+                sizes[group] += int(fields[RSS]) * PAGE_BYTES / 1e6
+    return sizes
