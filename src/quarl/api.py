@@ -18,7 +18,7 @@ from quarl.engines import Engine
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
 from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.ptq import quantize

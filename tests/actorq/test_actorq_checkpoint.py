@@ -20,6 +20,7 @@ import torch
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from quarl import files
 from quarl.actorq.replay import SegmentReplay
 from quarl.errors import QuarlError
 from quarl.runs import checkpoint, checkpoint_file
@@ -220,8 +221,8 @@ def test_the_newest_are_kept_and_the_new_one_is_safe_before_an_old_one_goes(tmp_
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["checkpoint-0000000007.safetensors", "checkpoint-0000000009.safetensors"]
     for name in STEPS:
-        real = getattr(checkpoint_file, name)
-        monkeypatch.setattr(checkpoint_file, name, lambda *a, n=name, r=real: (trace.append(n), r(*a))[1])
+        real = getattr(files, name)
+        monkeypatch.setattr(files, name, lambda *a, n=name, r=real: (trace.append(n), r(*a))[1])
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda path, **k: (trace.append("unlink"), unlink(path, **k))[1])
     checkpoint.save(tmp_path, stamped(model, 11), {}, keep=1)
@@ -257,7 +258,7 @@ def test_a_full_disk_at_any_step_leaves_the_previous_checkpoint(tmp_path, monkey
     before = (tmp_path / "checkpoint-0000000005.safetensors").read_bytes()
     stamped(model, 6)
     tensors = len(checkpoint.load_latest(tmp_path).arrays)
-    real = getattr(checkpoint_file, step)
+    real = getattr(files, step)
     calls, last = 0, None
 
     def full(*args):
@@ -267,7 +268,7 @@ def test_a_full_disk_at_any_step_leaves_the_previous_checkpoint(tmp_path, monkey
             raise OSError(errno.ENOSPC, "No space left on device")
         real(*args)
 
-    monkeypatch.setattr(checkpoint_file, step, full)
+    monkeypatch.setattr(files, step, full)
     steps = {"put": tensors + 2, "sync": 2}.get(step, 1)  # the header is written twice; file and folder are synced
     for last in range(1, steps + 1):
         calls = 0
@@ -309,7 +310,7 @@ def test_an_interrupt_leaves_no_temporary_file(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_file, "sync", interrupted)
+    monkeypatch.setattr(files, "sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path, build(), {})
     assert not list(tmp_path.iterdir())
@@ -432,7 +433,7 @@ def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
         file.write(data[:100])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_file, "put", full)
+    monkeypatch.setattr(files, "put", full)
     with pytest.raises(CheckpointError, match=r"model.zip: No space left"):
         checkpoint.export(tmp_path, go_on(model, 3))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("model.zip", before)]

@@ -22,7 +22,7 @@ from quarl.algorithms.d4pg import D4PG
 from quarl.api import load
 from quarl.cli import main, parse
 from quarl.commands.actorq import _table
-from quarl.folder import locked
+from quarl.files import locked
 from waiting import PATIENCE_S
 
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"

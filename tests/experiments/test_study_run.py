@@ -25,7 +25,7 @@ from quarl.experiments.policy_worker import PlayJob, WorkerSpec, make_worker, pr
 from quarl.experiments.precisions import Settings, record
 from quarl.experiments.source import digest
 from quarl.experiments.store import Store
-from quarl.folder import locked
+from quarl.files import locked
 from quarl.processes.child import kill_group
 from quarl.processes.pool import Bounds, Pool
 from quarl.ptq import quantize

@@ -11,7 +11,7 @@ from quarl.errors import QuarlError
 from quarl.experiments import store
 from quarl.experiments.cells import Cell
 from quarl.experiments.store import Finished, Store
-from quarl.folder import locked
+from quarl.files import locked
 
 
 def cell(precision: str, na: str = "") -> Cell:

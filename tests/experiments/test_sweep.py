@@ -19,7 +19,7 @@ from quarl.errors import QuarlError
 from quarl.experiments import rows, summaries, sweep
 from quarl.experiments.groups import groups
 from quarl.experiments.store import Record, Store
-from quarl.folder import locked
+from quarl.files import locked
 
 WORDS = [
     "sweep",

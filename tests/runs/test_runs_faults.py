@@ -11,9 +11,9 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from training_runs import train, words
 
-from quarl import folder
+from quarl import files
 from quarl.cli import main
-from quarl.runs import checkpoint, checkpoint_file
+from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
 
 
@@ -46,11 +46,12 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, capsys, monk
     calls = []
 
     def sync(descriptor):
-        calls.append(descriptor)
-        if len(calls) < 4:
+        of_checkpoint = ".quarl-" in os.readlink(f"/proc/self/fd/{descriptor}")
+        calls.extend([descriptor] * of_checkpoint)
+        if of_checkpoint and len(calls) < 4:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_file, "sync", sync)
+    monkeypatch.setattr(files, "sync", sync)
     train(tmp_path, "dqn", "CartPole-v1", 400, "--save-freq", "100", "--eval-freq", "0", evaluations=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
     assert len(lines) == 1
@@ -59,7 +60,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, capsys, monk
 
 
 def test_a_full_disk_costs_evaluations_and_the_best_agent_and_not_the_run(tmp_path, capsys, monkeypatch):
-    full, whole = [], folder.os.fsync
+    full, whole = [], files.os.fsync
 
     def sync(descriptor):
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
@@ -68,7 +69,7 @@ def test_a_full_disk_costs_evaluations_and_the_best_agent_and_not_the_run(tmp_pa
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(descriptor)
 
-    monkeypatch.setattr(folder.os, "fsync", sync)
+    monkeypatch.setattr(files.os, "fsync", sync)
     train(tmp_path, "dqn", "CartPole-v1", 400, "--eval-freq", "100", evaluations=True)  # looked at every 16 steps
     lines = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
     assert len(lines) == 2  # one a kind of file

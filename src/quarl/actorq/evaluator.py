@@ -16,7 +16,7 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.environments import world_of
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize

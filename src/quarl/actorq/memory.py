@@ -21,7 +21,7 @@ from filelock import lock_descriptor
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.folder import hold
+from quarl.files import hold
 
 PREFIX = "quarl-actorq-"
 SHARED = Path("/dev/shm")

@@ -12,7 +12,7 @@ import numpy as np
 
 from quarl.actorq.ledger import Actor, Control, Learner, Ledger, Publisher, percentile
 from quarl.errors import QuarlError
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 
 TIMES = (
     Actor.INFERENCE_S,

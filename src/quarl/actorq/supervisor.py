@@ -24,7 +24,7 @@ from quarl.actorq.watch import Watch
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line, note
-from quarl.folder import Dispensable, locked
+from quarl.files import Dispensable, locked
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts

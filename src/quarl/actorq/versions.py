@@ -9,7 +9,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 
 RESERVED = 10_000
 """Numbers that are taken from the file at a time, so that it is seldom written."""

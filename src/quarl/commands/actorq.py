@@ -20,7 +20,7 @@ from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.config.base import check_tracking
 from quarl.errors import printable
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.report import schema
 from quarl.runs.environments import check_environment
 

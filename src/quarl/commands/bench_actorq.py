@@ -17,7 +17,7 @@ from quarl.experiments.methods.actorq_speedup import speedups
 from quarl.experiments.methods.actorq_staleness import staleness
 from quarl.experiments.methods.actorq_throughput import breakdown, throughput
 from quarl.experiments.methods.cells import Cells
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style
 
 Rows = Sequence[Mapping[str, Any]]

@@ -12,7 +12,7 @@ from quarl.envs import resolve
 from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import updates
 from quarl.experiments.methods.mixed_precision_learning import learning
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.report import schema
 
 TITLES = {"updates": "An update of DQN on images", "learning": "Returns of DQN trained in mixed precision"}

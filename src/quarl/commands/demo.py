@@ -7,7 +7,7 @@ import time
 from quarl.commands import ptq, terminal
 from quarl.config import DemoConfig, PtqConfig
 from quarl.demo import ENV_ID, MAX_STEPS, train
-from quarl.report.staging import staged
+from quarl.files import staged
 
 
 def run(config: DemoConfig) -> None:

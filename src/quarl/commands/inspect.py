@@ -12,7 +12,7 @@ from quarl.commands import model, terminal
 from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
 from quarl.experiments import precisions
-from quarl.folder import write_bytes
+from quarl.files import staged, write_bytes
 from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
@@ -22,7 +22,6 @@ from quarl.readers import find, load, weights_only
 from quarl.readers.normalizer import sentence
 from quarl.readers.weights_only import models
 from quarl.report import comparison_figure, figures, schema, style
-from quarl.report.staging import staged
 
 PLAIN = "per-channel"
 """The scheme that stands in for those that need observations, where there are weights alone."""

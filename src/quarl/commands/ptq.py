@@ -14,7 +14,7 @@ from quarl.config import PtqConfig
 from quarl.errors import QuarlError
 from quarl.experiments import precisions
 from quarl.experiments.precisions import Cell
-from quarl.folder import write_bytes
+from quarl.files import staged, write_bytes
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
@@ -22,7 +22,6 @@ from quarl.policy.layers import of_policy
 from quarl.ptq import Calibrated
 from quarl.readers.normalizer import sentence
 from quarl.report import assessment, figures, page, schema, style, tables
-from quarl.report.staging import staged
 
 DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""

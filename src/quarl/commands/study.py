@@ -14,7 +14,7 @@ from quarl.experiments.entries import Study
 from quarl.experiments.plan import plan
 from quarl.experiments.runner import Measured, measure
 from quarl.experiments.store import COLUMNS, NAME, Record, Store
-from quarl.folder import locked
+from quarl.files import locked
 from quarl.processes.signals import SIGNALLED
 from quarl.report import schema
 

@@ -14,7 +14,7 @@ from quarl.experiments.cells import DONE, TRAIN
 from quarl.experiments.entries import MARGIN_PCT
 from quarl.experiments.groups import Group, groups
 from quarl.experiments.store import Record, Store
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.report import page, schema, style, tables
 from quarl.report.columns import signed
 from quarl.report.markdown import escaped, to_markdown

@@ -15,7 +15,7 @@ from quarl.experiments import file, rows, summaries, sweep
 from quarl.experiments.groups import groups
 from quarl.experiments.plan import plan
 from quarl.experiments.runner import Measured, measure
-from quarl.folder import locked, write_bytes
+from quarl.files import locked, write_bytes
 from quarl.processes.signals import SIGNALLED
 from quarl.report import schema, style
 from quarl.report.study_figures import bits_against_return

@@ -15,7 +15,7 @@ from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
 from quarl.errors import note, printable, short
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Row
 

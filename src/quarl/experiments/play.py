@@ -17,7 +17,7 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.experiments.precisions import Settings, record
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy

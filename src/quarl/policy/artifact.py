@@ -19,7 +19,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.folder import write_parts
+from quarl.files import write_parts
 from quarl.inert.budget import read_json, reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from quarl.errors import short
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 
 INK = "#24292e"
 """Text and axes. A page replaces it with its own text colour, so it is used for nothing else."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from quarl import files
 from quarl.arrays import Array
 from quarl.errors import NothingSavedError, QuarlError, in_one_line
 from quarl.runs import checkpoint_file, checkpoint_model
@@ -151,7 +152,7 @@ def export(folder: Path, model: BaseAlgorithm, name: str = "model.zip", *, exclu
     model.save(buffer, exclude=exclude)
     path = folder / name
     with checkpoint_file.replacing(path) as file:
-        checkpoint_file.put(file, buffer.getbuffer())
+        files.put(file, buffer.getbuffer())
     return path
 
 
@@ -159,7 +160,7 @@ def export_statistics(path: Path, model: BaseAlgorithm) -> None:
     """The model's VecNormalize, as its own `save` pickles it; no file where it has none."""
     if (wrapper := model.get_vec_normalize_env()) is not None:
         with checkpoint_file.replacing(path) as file:
-            checkpoint_file.put(file, pickle.dumps(wrapper))
+            files.put(file, pickle.dumps(wrapper))
 
 
 def _checkpoints(folder: Path, up_to: int | None = None) -> list[tuple[int, Path]]:

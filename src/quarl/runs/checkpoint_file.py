@@ -22,9 +22,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors
 
+from quarl import files
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.folder import hold
+from quarl.files import hold
 from quarl.inert.budget import read_json
 from quarl.machine import version
 
@@ -70,62 +71,28 @@ def write(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
     contents = {name: np.asarray(arrays[name], order="C") for name in order}
     with ThreadPoolExecutor(1) as pool, replacing(path) as file:
         digests = pool.map(_digest, contents.values())  # beside the writing: neither holds the interpreter's lock
-        put(file, first_bytes(_manifest(facts, contents, dict.fromkeys(contents, UNKNOWN))))
+        files.put(file, first_bytes(_manifest(facts, contents, dict.fromkeys(contents, UNKNOWN))))
         for array in contents.values():
-            put(file, _bytes(array))
+            files.put(file, _bytes(array))
         header = first_bytes(_manifest(facts, contents, dict(zip(contents, digests, strict=True))))
         file.seek(0)
-        put(file, header)  # as long as the first one: only the digests differ
+        files.put(file, header)  # as long as the first one: only the digests differ
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of `path` in one step when the block ends without an error."""
-    temporary = path.parent / f"{TEMPORARY}{os.getpid()}.tmp"
+    """`files.replacing`, for which what killed writers left makes room; CheckpointError where the disk refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
-        try:
-            with temporary.open("wb") as file:
-                hold(file.fileno())
-                yield file
-                file.flush()
-                sync(file.fileno())
-            rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+        with files.replacing(path, path.parent / f"{TEMPORARY}{os.getpid()}.tmp") as file:
+            hold(file.fileno())
+            yield file
     except OSError as error:
         raise CheckpointError(
             f"cannot save {path}: {error.strerror or error}; what was saved before is kept, make room or change the "
             "output folder"
         ) from None
-
-
-def put(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Writes all of `data`. This and the next three are the only ways in which a save touches the disk."""
-    file.write(data)
-
-
-def sync(descriptor: int) -> None:
-    """Returns when the disk has it."""
-    os.fsync(descriptor)
-
-
-def rename(old: Path, new: Path) -> None:
-    """Puts the file at its final name."""
-    old.replace(new)
-
-
-def sync_folder(folder: Path) -> None:
-    """Returns when the disk has the folder's names."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(folder: Path) -> None:

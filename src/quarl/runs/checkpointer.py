@@ -13,7 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from quarl import qat
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.errors import QuarlError
-from quarl.folder import Dispensable
+from quarl.files import Dispensable
 from quarl.quant.spec import QatSpec
 from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder

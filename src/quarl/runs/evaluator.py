@@ -20,7 +20,7 @@ from quarl.envs.checked import BrokenEnvironmentError, held
 from quarl.envs.seeds import Stream, episode_seed
 from quarl.errors import QuarlError, in_one_line
 from quarl.evaluate import Evaluation, evaluate
-from quarl.folder import Dispensable
+from quarl.files import Dispensable
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec

@@ -24,7 +24,7 @@ from quarl.config import TrainConfig
 from quarl.config.learner import LearnerOptions
 from quarl.config.options import options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
-from quarl.folder import write_bytes
+from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
 from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes

@@ -35,6 +35,7 @@ import torch
 from stable_baselines3 import DDPG, DQN
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+from quarl import files
 from quarl.actorq.replay import SegmentReplay
 from quarl.errors import QuarlError
 from quarl.runs import checkpoint, checkpoint_file
@@ -210,9 +211,9 @@ def _save_until(folder: Path, model: OffPolicyAlgorithm, count: int, last: int, 
 
         return call
 
-    put = checkpoint_file.put
+    put = files.put
     for name in ("put", "sync", "rename", "sync_folder"):
-        setattr(checkpoint_file, name, deadly(getattr(checkpoint_file, name)))
+        setattr(files, name, deadly(getattr(files, name)))
     Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]  # in this process, which ends here
     checkpoint.save(folder, model, {"count": count}, replay=model.replay_buffer, keep=1)
 

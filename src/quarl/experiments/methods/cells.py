@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
-from quarl.folder import make_folder, write_bytes
+from quarl.files import make_folder, write_bytes
 from quarl.machine import machine
 
 Cell = dict[str, Any]

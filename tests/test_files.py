@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from quarl import folder
+from quarl import files
 from quarl.errors import QuarlError
-from quarl.report.staging import staged
+from quarl.files import staged
 
 
 def test_files_and_folders_have_the_permissions_of_the_umask(tmp_path: Path):
     before = os.umask(0o027)
     try:
-        folder.write_bytes(b"new", tmp_path / "one")
+        files.write_bytes(b"new", tmp_path / "one")
         with staged(tmp_path / "results") as results:
             (results / "two").touch()
     finally:
@@ -28,7 +28,7 @@ def test_files_and_folders_have_the_permissions_of_the_umask(tmp_path: Path):
 
 def test_a_name_as_long_as_can_be_is_written(tmp_path: Path):
     for name in ("n" * 255, "ü" * 127):
-        folder.write_bytes(b"new", tmp_path / name)
+        files.write_bytes(b"new", tmp_path / name)
         assert (tmp_path / name).read_bytes() == b"new"
 
 
@@ -39,14 +39,14 @@ def test_a_write_that_is_broken_off_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, comes: type[BaseException]
 ):
     path = tmp_path / "kept"
-    folder.write_bytes(b"old", path)
+    files.write_bytes(b"old", path)
 
     def fsync(descriptor: int) -> None:
         raise raised
 
     with monkeypatch.context() as patched:
-        patched.setattr(folder.os, "fsync", fsync)
+        patched.setattr(files.os, "fsync", fsync)
         with pytest.raises(comes):
-            folder.write_bytes(b"new", path)
+            files.write_bytes(b"new", path)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"old"

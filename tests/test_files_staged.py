@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quarl.errors import QuarlError
-from quarl.report.staging import staged
+from quarl.files import staged
 
 
 def names(folder):

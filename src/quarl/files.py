@@ -1,0 +1,195 @@
+"""Output folders and the files in them: folders of one run at a time, files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import lock_descriptor
+
+from quarl.errors import QuarlError
+
+NAME_BYTES = 200
+"""Of a file's name, that its temporary one keeps: file systems take 255."""
+
+
+def make_folder(folder: Path) -> None:
+    """Makes an output folder where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QuarlError(f"cannot write to {folder}: {error.strerror}; choose another folder with -o") from None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder, made where it is missing, with no second run in it; the system takes the lock from whoever is
+    killed."""
+    make_folder(folder)
+    with (folder / "quarl.lock").open("a") as file:
+        if not hold(file.fileno()):
+            raise QuarlError(f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o")
+        yield
+
+
+def hold(descriptor: int) -> bool:
+    """Whether the open file is locked, until it is closed or its process ends; others may have it, or it cannot be."""
+    with contextlib.suppress(OSError):  # not every network filesystem has locks
+        return lock_descriptor(descriptor, blocking=False)
+    return False
+
+
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """The folder, which is there, once nobody else holds it so: for moments, as to move files. It gets no lock file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # NFS does not lock folders
+            lock_descriptor(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(data: bytes, path: Path) -> None:
+    """Replaces the file at `path` by `data` in one step."""
+    write_parts([data], path)
+
+
+def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
+    """Replaces the file at `path` by the parts, one behind the other, in one step."""
+    try:
+        with replacing(path) as file:
+            for part in parts:
+                put(file, part)
+    except OSError as error:
+        raise QuarlError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has room"
+        ) from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` in one step when the block ends without an error.
+
+    A crash at any moment leaves the old file or the new one, whole. temporary: where it lies until then.
+    """
+    temporary = temporary or beside(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            sync(file.fileno())
+        rename(temporary, path)
+    except BaseException:  # Ctrl-C too
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def put(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Writes all of `data`. This and the next three are the only ways in which what is written whole touches the
+    disk."""
+    file.write(data)
+
+
+def sync(descriptor: int) -> None:
+    """Returns when the disk has it."""
+    os.fsync(descriptor)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Puts the file at its final name."""
+    old.replace(new)
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns when the disk has the folder's names."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def beside(path: Path) -> Path:
+    """A name in the same folder that nothing has, hidden, for what becomes `path` once it is whole.
+
+    Files and folders are made there by plain calls, not by those of tempfile: their permissions are the umask's.
+    """
+    name = os.fsencode(path.name)[:NAME_BYTES].decode(errors="ignore")
+    return path.with_name(f".{name}.{secrets.token_hex(8)}")
+
+
+class Dispensable:
+    """Files of one kind that a run can do without: a full disk costs the file and not the run, and is said once until
+    one is written again."""
+
+    def __init__(self, say: Callable[[str], None], error: type[QuarlError] = QuarlError) -> None:
+        """error: what is raised where a file cannot be written; any other is the caller's."""
+        self._say, self._error = say, error
+        self._is_full = False
+
+    def write(self, write: Callable[[], object]) -> bool:
+        """Whether `write` could."""
+        try:
+            write()
+        except self._error as error:
+            if not self._is_full:
+                self._say(f"{error}; training goes on")
+            self._is_full = True
+        else:
+            self._is_full = False
+        return not self._is_full
+
+
+@contextlib.contextmanager
+def staged(target: Path, before: Callable[[Path], None] = lambda folder: None) -> Iterator[Path]:
+    """An empty folder to fill, whose files move to `target` at the end; after an error `target` is as it was.
+
+    Of two that end at once, one moves all its files before the other. before: called with the filled folder where
+    `target` is there, in the moment before the files move; it may refuse.
+    Raises QuarlError at once where `target` cannot be written, not after the work is done; where it has become so
+    meanwhile, the filled folder stays.
+    """
+    if not target.is_dir() and (target.exists() or target.is_symlink()):
+        what = "a file" if target.exists() else "a link to nothing"
+        raise QuarlError(f"cannot write into {target}: it is {what}; choose another folder with -o")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        inside = target if target.is_dir() else target.parent
+        folder = beside(inside / (target.name or "results"))
+        folder.mkdir()
+    except OSError as error:
+        raise QuarlError(f"cannot write into {target}: {error.strerror}; choose another folder with -o") from None
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    try:
+        _move(folder, target, before)
+    except QuarlError as error:
+        raise QuarlError(f"{error}; the results are in {folder}") from None
+    except OSError as error:
+        raise QuarlError(f"cannot write into {target}: {error.strerror}; the results are in {folder}") from None
+
+
+def _move(folder: Path, target: Path, before: Callable[[Path], None]) -> None:
+    try:
+        os.rename(folder, target)
+        return
+    except OSError:
+        if not target.is_dir():
+            raise
+    with in_turn(target):
+        before(folder)
+        for path in sorted(folder.iterdir()):
+            os.replace(path, target / path.name)
+    folder.rmdir()
