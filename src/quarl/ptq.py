@@ -7,7 +7,7 @@ through the one quantised so far, so that each layer is fitted to the inputs it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Calibrated:
         policy = self.policy
         if not spec.needs_observations:
             ops = [_rounded(op, spec) if isinstance(op, Linear) else op for op in policy.ops]
-            return _with(policy, spec, ops, {})
+            return QuantizedPolicy.of(policy, ops, spec, {})
         return _Pass(*self.rewrite(spec), spec, self._observations(spec)).run()
 
     @np.errstate(all="ignore")
@@ -162,7 +162,7 @@ def on_grids(
                 weight = as_float32(op.weight).reshape(len(scale), -1)
                 op = with_codes(op, affine.quantize(weight, q), q, bits[op.name])
         ops.append(op)
-    return _with(policy, spec, ops, grids)
+    return QuantizedPolicy.of(policy, ops, spec, grids)
 
 
 class _Pass:
@@ -185,7 +185,7 @@ class _Pass:
                 ops.append(op)
                 value = apply(op, [self.values[name] for name in op.inputs])
             self.values[op.name] = self._on_grid(op, value)
-        return _with(self.policy, self.spec, ops, self.grids)
+        return QuantizedPolicy.of(self.policy, ops, self.spec, self.grids)
 
     def _linear(self, op: Linear) -> tuple[Linear, Array]:
         x = self._quantized_input(op.inputs[0])
@@ -233,8 +233,7 @@ class _Pass:
         if self.spec.activation_bits == 8 and rule.kind == "pixels":
             return pixel_grid(rule.step)
         if self.spec.activation_bits == 8 and rule.kind == "observation":
-            readers = [op for op in self.policy.linear if op.inputs[0] == name]
-            bits = wide_bits((op.weight.shape[1], self.spec.weight_bits) for op in readers)
+            bits = wide_bits(self.policy, name, lambda layer: self.spec.weight_bits)
             wide = wide_grid(float(np.abs(x).max(initial=0.0)), bits)
             if wide is not None:
                 return wide
@@ -251,8 +250,3 @@ class _Pass:
             narrower = (choose_qparams(low * s, high * s, bits, symmetric=False) for s in SATURATING)
             q = min((q, *narrower), key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()))
         return ActivationGrid(scale=float(q.scale), zero_point=int(q.zero_point), bits=bits)
-
-
-def _with(policy: Policy, spec: QuantSpec, ops: list[Op], grids: Mapping[str, ActivationGrid]) -> QuantizedPolicy:
-    kept = {f.name: getattr(policy, f.name) for f in fields(Policy) if f.name != "ops"}
-    return QuantizedPolicy(**kept, ops=tuple(ops), spec=spec, grids=dict(grids))

@@ -9,7 +9,7 @@ the weights become, and the mean input of each layer, whose product with the rou
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -74,8 +74,7 @@ class Quantizer:
                 ops[op.name] = replace(coded, inputs=source)
             else:
                 ops[op.name] = op
-        kept = {f.name: getattr(policy, f.name) for f in fields(Policy) if f.name != "ops"}
-        return QuantizedPolicy(**kept, ops=tuple(in_order(policy, ops, inserted)), spec=self.spec)
+        return QuantizedPolicy.of(policy, in_order(policy, ops, inserted), self.spec, {})
 
     def _refresh(self, policy: Policy, observations: Array) -> None:
         values, scheme = as_float(policy, observations), self.spec.scheme

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.engines.sums import requantisation, unit
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
@@ -97,16 +98,15 @@ class Reference:
             # XNNPACK's kernels multiply and add in one step; the product of two float32 is exact in float64.
             scaled = product.astype(np.float64) * _channels(op.weight.scale, x.ndim)
             return (scaled + _channels(op.bias, x.ndim)).astype(np.float32)
-        q_in = grid_qparams(self.policy.grids[op.inputs[0]])
-        accumulator = self._accumulate(op, x, quantize(flat, q_in), q_in.zero_point)
-        scale = np.float64(q_in.scale) * op.weight.scale.astype(np.float64)
+        source = self.policy.grids[op.inputs[0]]
+        accumulator = self._accumulate(op, x, quantize(flat, grid_qparams(source)), np.float32(source.zero_point))
         if op.name in self._final:
-            product = accumulator.astype(np.float32) * _channels(scale.astype(np.float32), x.ndim)
+            product = accumulator.astype(np.float32) * _channels(unit(op.weight, source).astype(np.float32), x.ndim)
             return product + _channels(op.bias, x.ndim)
+        bias, multiplier = requantisation(op, op.weight, source, self.policy.grids[op.name])
         q_out = grid_qparams(self.policy.grids[op.name])
-        accumulator = accumulator + _channels(np.rint(op.bias.astype(np.float64) / scale), x.ndim)
-        multiplier = _channels((scale / np.float64(q_out.scale)).astype(np.float32), x.ndim)
-        codes = requantize(accumulator, multiplier, int(q_out.zero_point), q_out.qmin, q_out.qmax)
+        accumulator = accumulator + _channels(bias, x.ndim)
+        codes = requantize(accumulator, _channels(multiplier, x.ndim), int(q_out.zero_point), q_out.qmin, q_out.qmax)
         value: Array = dequantize(codes, q_out)
         return value.astype(np.float32)
 

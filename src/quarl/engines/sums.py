@@ -1,4 +1,7 @@
-"""How large a layer's sums of integers can become: kernels add in 32 bits, or in float32 as far as that is exact."""
+"""What a layer's sums of integers stand for in static mode, and how large they can become.
+
+Kernels add in 32 bits, or in float32 as far as that is exact.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,27 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
+from quarl.policy.operators import Linear, QuantizedTensor
 from quarl.quant.spec import integer_range
 
 INT32 = 2**31 - 1
 LARGEST_DISTANCE = 255
 """From one int8 code to another: how far a row that is quantised at run time may reach from its zero point."""
+
+
+def unit(weight: QuantizedTensor, source: ActivationGrid) -> Array:
+    """float64 [out]: what one unit of the sums of codes of `source` and of the weight stands for."""
+    return np.float64(np.float32(source.scale)) * weight.scale.astype(np.float64)
+
+
+def requantisation(
+    op: Linear, weight: QuantizedTensor, source: ActivationGrid, target: ActivationGrid
+) -> tuple[Array, Array]:
+    """The bias in units of the sums, float64 [out], and the multipliers of quant.affine.requantize, float32 [out]."""
+    scale = unit(weight, source)
+    return np.rint(op.bias.astype(np.float64) / scale), (scale / np.float64(np.float32(target.scale))).astype(
+        np.float32
+    )
 
 
 def reach(grid: ActivationGrid) -> int:

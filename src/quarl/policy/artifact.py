@@ -30,7 +30,7 @@ from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
 
-NOTHING = np.zeros(0, np.float32)
+HEAD_ARRAYS = ("low", "high", "log_std")
 FORMAT = "quarl-policy"
 VERSION = 1
 SMALL = 2**20
@@ -55,7 +55,7 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
     """Tensors and metadata of the container."""
     tensors: dict[str, Array] = {}
     ops = [_op_to_json(op, tensors) for op in policy.ops]
-    for field in ("low", "high", "log_std"):
+    for field in HEAD_ARRAYS:
         if (array := getattr(policy.head, field)) is not None and array.size:
             tensors[f"head/{field}"] = np.asarray(array, np.float32)
     manifest: dict[str, Any] = {
@@ -137,10 +137,8 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
 def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     head = ActionHead(
         kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh", "gaussian")),
-        low=reals("head/low", tensors) if "head/low" in tensors else NOTHING,
-        high=reals("head/high", tensors) if "head/high" in tensors else NOTHING,
         start=size(manifest["head"]["start"], -(2**31)),
-        log_std=reals("head/log_std", tensors) if "head/log_std" in tensors else None,
+        **{field: reals(f"head/{field}", tensors) for field in HEAD_ARRAYS if f"head/{field}" in tensors},
     )
     shape = tuple(size(n) for n in manifest["observation"]["shape"])
     common: dict[str, Any] = {
@@ -172,7 +170,8 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
         width = max(value.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
         entry["codes"] = {"shape": value.codes.shape, "bits": value.bits, "width": width}
         bytes_already = width == 8 and value.codes.dtype == np.int8  # spares a copy of most of the file
-        tensors[key] = value.codes.reshape(-1).view(np.uint8) if bytes_already else _packed(value.codes, width)
+        flat = value.codes.reshape(-1).view(np.uint8) if bytes_already else pack(value.codes, width)
+        tensors[key] = np.frombuffer(flat, np.uint8)
         tensors[f"{key}.scale"] = value.scale
         if value.zero_point.any():
             tensors[f"{key}.zero_point"] = value.zero_point
@@ -182,10 +181,6 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
 def _fields(kind: type[Op]) -> tuple[Field[Any], ...]:
     """Those that belong to operators of this kind alone."""
     return fields(kind)[len(fields(Op)) :]
-
-
-def _packed(codes: Array, width: int) -> Array:
-    return np.frombuffer(pack(codes, width), np.uint8)
 
 
 def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:

@@ -6,8 +6,8 @@ The raw observation is called "observation" and the last operator's value is the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
@@ -122,7 +122,7 @@ class Policy:
         return sum(math.prod(op.weight.shape) for op in self.linear)
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationGrid:
     """Static-mode quantisation of one value: a per-tensor affine grid of `bits`, 2 to 16."""
 
@@ -143,6 +143,14 @@ class QuantizedPolicy(Policy):
 
     spec: QuantSpec
     grids: Mapping[str, ActivationGrid] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, policy: Policy, ops: Iterable[Op], spec: QuantSpec, grids: Mapping[str, ActivationGrid]
+    ) -> QuantizedPolicy:
+        """The policy with these operators, in the precision of `spec`."""
+        kept = {field.name: getattr(policy, field.name) for field in fields(Policy) if field.name != "ops"}
+        return cls(**kept, ops=tuple(ops), spec=spec, grids=dict(grids))
 
     @property
     def coverage(self) -> float:

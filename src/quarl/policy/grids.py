@@ -6,7 +6,7 @@ One set of rules for calibration and for training, so that what is simulated in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,12 +136,13 @@ def pixel_grid(step: float, bits: int = 8) -> ActivationGrid:
     return ActivationGrid(scale=float(np.float32(step * 255 / (2**bits - 1))), zero_point=-(2 ** (bits - 1)), bits=bits)
 
 
-def wide_bits(readers: Iterable[tuple[int, int]]) -> int:
-    """Bits that the integers read by dense layers may have; readers: (inputs, bits of the weights) of each.
+def wide_bits(policy: Policy, name: str, bits_of: Callable[[str], int]) -> int:
+    """Bits that the integers of a value which dense layers read may have; bits_of: of the weights of a layer, by name.
 
     Half of what float32 sums exactly is the products', the other half the bias's.
     """
-    products = max(inputs * integer_range(bits)[1] for inputs, bits in readers)
+    readers_of = (op for op in policy.linear if op.inputs[0] == name)
+    products = max(op.weight.shape[1] * integer_range(bits_of(op.name))[1] for op in readers_of)
     return min(WIDEST, 1 + math.floor(math.log2(EXACT / 2 / products)))
 
 

@@ -15,7 +15,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.qat.fake import WeightGrids, common_part, in_steps, on_learned_grid, on_step, on_tensor_grid
 from quarl.qat.plan import LayerPlan, NetworkPlan, Site
-from quarl.qat.table import Parameters, RangeTable, fixed
+from quarl.qat.table import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
 from quarl.readers.actor import TRAINED_RANGES
 
@@ -138,7 +138,7 @@ class LayerQuantizer:
     def _at(self, site: Site, x: Tensor, quotient: Tensor | None = None) -> Tensor:
         table = self.table
         if site.row < 0:
-            return on_tensor_grid(x, fixed(site), quotient) if table.active else x
+            return on_tensor_grid(x, site.fixed, quotient) if table.active else x
         learns, grid = table.learns(site), table.grids.get(site.row)
         settled = learns and table.active and grid is not None
         if site.observes and table.training and torch.is_grad_enabled() and not settled:

@@ -31,6 +31,11 @@ class Site:
     observes: bool = True
     """False where another site of the same row has seen the value already."""
 
+    @property
+    def fixed(self) -> ActivationGrid:
+        """The grid of a site that has no range."""
+        return ActivationGrid(scale=self.scale, zero_point=self.zero_point, bits=self.bits)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
@@ -158,8 +163,7 @@ class _Planning:
     def _observation(self, name: str) -> tuple[int, bool]:
         """(bits, whether a wide grid's) of the observation that dense layers read."""
         final = final_linear(self.policy)
-        readers = [op for op in self.policy.linear if op.inputs[0] == name]
-        exact = wide_bits((op.weight.shape[1], self.spec.bits_of(last=op.name in final)) for op in readers)
+        exact = wide_bits(self.policy, name, lambda layer: self.spec.bits_of(last=layer in final))
         asked, least = self.spec.observation_bits, max(8, self.spec.activation_bits or 8)
         if asked is not None and asked > max(exact, least):
             raise QuarlError(

@@ -147,7 +147,7 @@ class RangeTable(nn.Module):
     def grid_of(self, site: Site) -> ActivationGrid | None:
         """The grid that a site quantises to; None where nothing has been seen."""
         if site.row < 0:
-            return fixed(site)
+            return site.fixed
         grid = self.grids.get(site.row)
         if grid is None or not self.learns(site):
             return grid
@@ -175,11 +175,6 @@ def _first_log_step(weight: Tensor, layer: LayerPlan) -> Tensor:
 
 def _extent(place: int) -> str:
     return f"extent_{place}"
-
-
-def fixed(site: Site) -> ActivationGrid:
-    """The grid of a site that has no range."""
-    return ActivationGrid(scale=site.scale, zero_point=site.zero_point, bits=site.bits)
 
 
 def _grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict[int, ActivationGrid]:

@@ -174,7 +174,7 @@ class Lowering:
             integers = x if source.bits > 8 else centred(self.model, x)
             return Value(real=last(self.model, op, integers, source), turned=isinstance(op, operators.Conv2d))
         target = self.policy.grids[op.name]
-        if relu is not None and not _same(target, self.policy.grids.get(relu.name)):
+        if relu is not None and target != self.policy.grids.get(relu.name):
             relu = None
         if source.bits > 8:
             made = wide(self.model, op, x, source, target, relu=relu is not None)
@@ -228,7 +228,7 @@ class Lowering:
         value = Value()
         if source.turned and readers and all(isinstance(reader, operators.Dense) for reader in readers):
             value.order = flat_order(shape)
-        if source.grid is not None and _same(source.grid, self.policy.grids.get(op.name)):
+        if source.grid is not None and source.grid == self.policy.grids.get(op.name):
             value.grid, tensor = source.grid, self.codes(op.inputs[0])
         else:
             tensor = self.real(op.inputs[0])
@@ -251,7 +251,3 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Add: Lowering._add,
 }
 """What appends an operator's kernels to the file."""
-
-
-def _same(a: ActivationGrid, b: ActivationGrid | None) -> bool:
-    return b is not None and (a.scale, a.zero_point, a.bits) == (b.scale, b.zero_point, b.bits)

@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl.arrays import Array
 from quarl.engines.litert.elementwise import binary, centred, rounded
 from quarl.engines.litert.file import Model, Operator
-from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, reach
+from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, reach, requantisation, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import EXACT
@@ -62,9 +62,7 @@ def hidden(
     and its codes are to be the same `anywhere`, since TFLite Micro's integer kernels round twice.
     """
     weight = _symmetric(op)
-    scale = _products(weight, source)
-    multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)
-    bias = np.rint(op.bias.astype(np.float64) / scale)
+    bias, multiplier = requantisation(op, weight, source, target)
     in_floats = anywhere and weight.codes.size <= SMALL and fits(weight.codes, EXACT, reach(source), bias)
     if in_floats or multiplier.max() >= LARGEST:
         return wide(model, op, centred(model, x), source, target, relu=relu)
@@ -81,8 +79,7 @@ def hidden(
 def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: ActivationGrid, *, relu: bool) -> int:
     """Like `hidden` for codes of more than 8 bits, x: float32 integers; the kernels' float32 sums are exact."""
     weight = _symmetric(op)
-    scale = _products(weight, source)
-    bias = np.rint(op.bias.astype(np.float64) / scale)
+    bias, multiplier = requantisation(op, weight, source, target)
     codes = _arrange(op, weight.codes)
     if not fits(codes, EXACT, reach(source), bias):
         raise UnsupportedError(
@@ -90,7 +87,6 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
         )
     constant = model.constant(bias.astype(np.float32), role="bias")
     accumulator = _apply(model, op, [x, _as_floats(model, codes), constant], relu=relu)
-    multiplier = (scale / np.float64(np.float32(target.scale))).astype(np.float32)
     scaled = binary(model, Operator.MUL, accumulator, model.constant(multiplier))
     return rounded(model, scaled, target)
 
@@ -111,7 +107,7 @@ def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
             raise UnsupportedError(f"layer {op.name!r} has too many inputs for an exact static accumulator in LiteRT")
     sums = [_apply(model, op, [x, _as_floats(model, *part), -1], relu=False) for part in parts]
     total = sums[0] if len(sums) == 1 else binary(model, Operator.ADD, *sums)
-    scaled = binary(model, Operator.MUL, total, model.constant(_products(weight, source).astype(np.float32)))
+    scaled = binary(model, Operator.MUL, total, model.constant(unit(weight, source).astype(np.float32)))
     return binary(model, Operator.ADD, scaled, model.constant(op.bias, role="bias"))
 
 
@@ -124,11 +120,6 @@ def _as_floats(model: Model, codes: Array, factor: int = 1) -> int:
 def _arrange(op: Linear, weight: Array) -> Array:
     """The weight as the runtime wants it: [out, in] or [out, height, width, in]."""
     return weight if isinstance(op, Dense) else weight.transpose(0, 2, 3, 1)
-
-
-def _products(weight: QuantizedTensor, source: ActivationGrid) -> Array:
-    """float64 [out]: what one unit of the accumulator stands for."""
-    return np.float64(np.float32(source.scale)) * weight.scale.astype(np.float64)
 
 
 def _symmetric(op: Linear) -> QuantizedTensor:

@@ -18,7 +18,7 @@ from quarl.engines.onnx.elementwise import action, activation, layer_norm, layer
 from quarl.engines.onnx.file import File
 from quarl.engines.onnx.rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
-from quarl.engines.sums import check_int32, fits, reach
+from quarl.engines.sums import check_int32, fits, reach, requantisation, unit
 from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
@@ -125,7 +125,7 @@ class _Translation:
     def on_grid(self, name: str, grid: ActivationGrid) -> _Codes:
         """The codes of a value on `grid`."""
         value = self.values[name]
-        if isinstance(value, _Codes) and _same(value.grid, grid):
+        if isinstance(value, _Codes) and value.grid == grid:
             return value
         return self.quantized(self.real(name), grid)
 
@@ -182,15 +182,13 @@ class _Translation:
 
     def static_linear(self, op: Linear, weight: QuantizedTensor) -> str | _Codes:
         source = self.policy.grids[op.inputs[0]]
-        scale = np.float64(np.float32(source.scale)) * weight.scale.astype(np.float64)
         if op.name in self.final:
             sums = self.static_sums(op, weight, source, None)
-            return self.affine(op, sums, scale.astype(np.float32))
-        steps = np.rint(op.bias.astype(np.float64) / scale)
+            return self.affine(op, sums, unit(weight, source).astype(np.float32))
         grid = self.policy.grids[op.name]
-        ratio = _channels(op, (scale / np.float64(np.float32(grid.scale))).astype(np.float32))
+        steps, multiplier = requantisation(op, weight, source, grid)
         sums = self.static_sums(op, weight, source, steps)
-        product = self.file.node("Mul", sums, self.file.constant(ratio, f"{op.name}.multiplier"))
+        product = self.file.node("Mul", sums, self.file.constant(_channels(op, multiplier), f"{op.name}.multiplier"))
         return _Codes(self.file.round(product, grid.zero_point + SHIFT), grid)
 
     def static_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array | None) -> str:
@@ -272,7 +270,7 @@ class _Translation:
 
     def tabled(self, op: operators.Activation, x: _Codes, grid: ActivationGrid) -> _Codes:
         """The activation on codes: the code of its value, for each of the 256."""
-        if op.kind == "relu" and _same(x.grid, grid) and grid.zero_point == -SHIFT:
+        if op.kind == "relu" and x.grid == grid and grid.zero_point == -SHIFT:
             return x  # there is no code below that of 0
         entries = self.file.constant(_unsigned(table(op, x.grid, grid), SHIFT), f"{op.name}.table")
         return _Codes(self.file.node("Gather", entries, self.file.cast(x.tensor, np.int32)), grid)
@@ -290,10 +288,6 @@ LOWERINGS: Mapping[type[Op], Callable[[_Translation, Any], str | _Codes]] = {
     operators.Add: lambda into, op: into.file.node("Add", *map(into.real, op.inputs)),
 }
 """What adds an operator's nodes to the file."""
-
-
-def _same(one: ActivationGrid, other: ActivationGrid) -> bool:
-    return (np.float32(one.scale), one.zero_point) == (np.float32(other.scale), other.zero_point)
 
 
 def _channels(op: Linear, values: Array) -> Array:
