@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -19,58 +20,85 @@ from quarl.errors import QuarlError
 from quarl.inert.budget import read_json
 
 Bytes = bytes | bytearray | memoryview
-DTYPES = {
+TYPES = {
     "F64": np.dtype(np.float64),
+    "I64": np.dtype(np.int64),
+    "U64": np.dtype(np.uint64),
     "F32": np.dtype(np.float32),
     "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
+    "I16": np.dtype(np.int16),
+    "U16": np.dtype(np.uint16),
+    "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
-"""safetensors' names of the number types a policy may hold, widest first: the order in which they lie there."""
+"""safetensors' names of the number types, widest first: the order in which they lie, which keeps them aligned."""
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+DTYPES = {name: TYPES[name] for name in ("F64", "F32", "I32", "BF16", "F16", "U8")}
+"""Those that a policy may hold."""
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
 ALIGNMENT = 8
 """Bytes; what the header is padded to with spaces."""
 
 
+def ordered(tensors: Mapping[str, Array]) -> list[str]:
+    """The names in the order in which the tensors lie."""
+    return sorted(tensors, key=lambda name: (list(NAMES).index(tensors[name].dtype), name))
+
+
+def header(table: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the numbers: the header's length and the header.
+
+    table: name in TYPES and shape of each tensor, as they lie.
+    """
+    fields: dict[str, Any] = {METADATA: dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in table.items():
+        begin, end = end, end + TYPES[dtype].itemsize * math.prod(map(operator.index, shape))
+        fields[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
 def pieces(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
     """What the file is, in order; tensors: contiguous arrays of the types in DTYPES."""
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    ordered = sorted(tensors, key=lambda name: (list(names).index(tensors[name].dtype), name))
-    header: dict[str, Any] = {METADATA: dict(metadata)}
-    end = 0
-    for name in ordered:
-        array = tensors[name]
-        header[name] = {
-            "dtype": names[array.dtype],
-            "shape": array.shape,
-            "data_offsets": [end, end + array.nbytes],
-        }
-        end += array.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    numbers = [tensors[name].reshape(-1).view(np.uint8).data for name in ordered]
-    return [len(text).to_bytes(LENGTH_BYTES, "little"), text, *numbers]
+    names = ordered(tensors)
+    table = {name: (NAMES[tensors[name].dtype], tensors[name].shape) for name in names}
+    return [header(table, metadata), *(raw(tensors[name]) for name in names)]
 
 
-def parse(data: Bytes) -> tuple[dict[str, tuple[str, tuple[int, ...], memoryview]], dict[str, Any]]:
-    """(type, shape and bytes of each tensor, metadata); every byte belongs to the header or to exactly one tensor."""
+def raw(array: Array) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def parse(
+    data: Bytes, known: Mapping[str, np.dtype[Any]] = DTYPES
+) -> tuple[dict[str, tuple[str, tuple[int, ...], memoryview]], dict[str, Any]]:
+    """(type, shape and bytes of each tensor, metadata); every byte belongs to the header or to exactly one tensor.
+
+    known: the types that it may hold.
+    """
     view = memoryview(data).cast("B")
     start = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
     if len(view) < LENGTH_BYTES or start > len(view):
         raise _damaged("it ends before its header does")
     try:
-        header = read_json(str(view[LENGTH_BYTES:start], "utf-8"), "its header")
-        metadata = header.pop(METADATA)
-        found = {name: _entry(entry) for name, entry in header.items()}
+        fields = read_json(str(view[LENGTH_BYTES:start], "utf-8"), "its header")
+        metadata = fields.pop(METADATA)
+        found = {name: _entry(entry) for name, entry in fields.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _damaged("its header is no table of tensors") from None
     end = 0
     for name, (dtype, shape, begin, stop) in sorted(found.items(), key=lambda item: item[1][2:]):
-        if dtype not in DTYPES:
-            raise QuarlError(f"tensor {name!r} has dtype {dtype[:20]}, which a policy cannot hold")
-        if begin != end or stop - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+        if dtype not in known:
+            raise QuarlError(f"tensor {name!r} has dtype {dtype[:20]}, which it cannot hold")
+        if begin != end or stop - begin != math.prod(shape) * known[dtype].itemsize:
             raise _damaged(f"the place of tensor {name!r} does not fit its shape")
         end = stop
     if end != len(view) - start:
@@ -92,4 +120,4 @@ def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _damaged(why: str) -> QuarlError:
-    return QuarlError(f"the safetensors container is damaged ({why}); save the policy again")
+    return QuarlError(f"the safetensors container is damaged ({why}); save it again")

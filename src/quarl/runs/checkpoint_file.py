@@ -2,8 +2,8 @@
 
 It is written past its final name and renamed, so that a crash at any moment leaves the old file or the new one, whole.
 The header is a function of the manifest alone and the manifest carries its own sha256: every bit of the file is either
-under a checksum or compared with what must stand there. The file is written here and not by safetensors itself because
-that would hold a replay buffer in memory twice; it is read by safetensors, which checks it once more.
+under a checksum or compared with what must stand there. Neither writing nor reading holds a replay buffer in memory
+twice: arrays are mapped.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
-import operator
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import safetensors
 
 from quarl import files
 from quarl.arrays import Array
@@ -28,26 +25,11 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.files import hold
 from quarl.inert.budget import read_json
 from quarl.machine import version
+from quarl.policy.tensors import NAMES, TYPES, header, ordered, parse, raw
 
 FORMAT = "quarl-checkpoint"
 SCHEMA = 1
 TEMPORARY = ".quarl-"
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "I64": np.dtype(np.int64),
-    "U64": np.dtype(np.uint64),
-    "F32": np.dtype(np.float32),
-    "I32": np.dtype(np.int32),
-    "U32": np.dtype(np.uint32),
-    "F16": np.dtype(np.float16),
-    "I16": np.dtype(np.int16),
-    "U16": np.dtype(np.uint16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
-"""safetensors' names of the number types, widest first: the order in which they lie, which keeps them aligned."""
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 UNKNOWN = "0" * 64
 MAX_HEADER = 2**26
 """Bytes; of a long run of many environments it has some hundred thousand."""
@@ -67,16 +49,15 @@ def write(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
         if array.dtype not in NAMES:
             raise UnsupportedError(f"{name!r} has dtype {array.dtype}, which a checkpoint cannot hold")
     facts = json.loads(json.dumps(facts, default=_plain))  # fixed from here on: the header is written twice
-    order = sorted(arrays, key=lambda name: (list(DTYPES).index(NAMES[arrays[name].dtype]), name))
-    contents = {name: np.asarray(arrays[name], order="C") for name in order}
+    contents = {name: np.asarray(arrays[name], order="C") for name in ordered(arrays)}
     with ThreadPoolExecutor(1) as pool, replacing(path) as file:
         digests = pool.map(_digest, contents.values())  # beside the writing: neither holds the interpreter's lock
         files.put(file, first_bytes(_manifest(facts, contents, dict.fromkeys(contents, UNKNOWN))))
         for array in contents.values():
-            files.put(file, _bytes(array))
-        header = first_bytes(_manifest(facts, contents, dict(zip(contents, digests, strict=True))))
+            files.put(file, raw(array))
+        final = first_bytes(_manifest(facts, contents, dict(zip(contents, digests, strict=True))))
         file.seek(0)
-        files.put(file, header)  # as long as the first one: only the digests differ
+        files.put(file, final)  # as long as the first one: only the digests differ
 
 
 @contextlib.contextmanager
@@ -108,16 +89,18 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     try:
         text = _checked_manifest(path)
         manifest = _document(text)
-        with safetensors.safe_open(path, "pt") as file:  # "pt" maps the file where "np" would copy it
-            arrays = {name: file.get_tensor(name).numpy() for name in manifest["tensors"]}
+        try:
+            table, _ = parse(np.memmap(path, np.uint8, "c").data, TYPES)
+        except QuarlError as error:
+            raise DamagedError(str(error)) from None
+        arrays = {name: np.frombuffer(table[name][2], TYPES[table[name][0]]) for name in manifest["tensors"]}
+        arrays = {name: array.reshape(table[name][1]) for name, array in arrays.items()}
         with ThreadPoolExecutor() as pool:
             for name, digest in zip(arrays, pool.map(_digest, arrays.values()), strict=True):
                 if digest != manifest["tensors"][name]["sha256"]:
                     raise DamagedError(f"tensor {name!r} does not match its sha256")
     except OSError as error:
         raise DamagedError(f"it cannot be read: {error.strerror or error}") from None
-    except safetensors.SafetensorError as error:
-        raise DamagedError(str(error)) from None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuntimeError) as error:
         raise DamagedError(f"{type(error).__name__} in its header") from None
     return manifest, arrays
@@ -145,8 +128,7 @@ def _checked_manifest(path: Path) -> str:
             f"{path} has schema {manifest['schema']} and this QuaRL reads schema {SCHEMA}; "
             f"install QuaRL {manifest['quarl']} or newer"
         )
-    header = first_bytes(text)
-    if len(header) != 8 + length or header[8:] != start:
+    if first_bytes(text) != length.to_bytes(8, "little") + start:
         raise DamagedError("the header does not match the manifest")
     return text
 
@@ -170,15 +152,8 @@ def _manifest(facts: Mapping[str, Any], arrays: Mapping[str, Array], digests: Ma
 def first_bytes(manifest: str) -> bytes:
     """Length and header of the file that has this manifest; padded, so that the tensors start aligned."""
     metadata = {"manifest": manifest, "sha256": hashlib.sha256(manifest.encode()).hexdigest()}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for name, entry in json.loads(manifest)["tensors"].items():
-        end = at + DTYPES[entry["dtype"]].itemsize * math.prod(map(operator.index, entry["shape"]))
-        header[name] = {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    table = {name: (entry["dtype"], entry["shape"]) for name, entry in json.loads(manifest)["tensors"].items()}
+    return header(table, metadata)
 
 
 def _plain(value: object) -> object:
@@ -188,9 +163,5 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} {value!r} is neither number, text, list nor dict")
 
 
-def _bytes(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
-
-
 def _digest(array: Array) -> str:
-    return hashlib.sha256(_bytes(array)).hexdigest()
+    return hashlib.sha256(raw(array)).hexdigest()
