@@ -36,6 +36,7 @@ def draw(out: Path, game: str) -> Path | None:
         axes.set_title(f"{game} from pixels: running evaluations, one seed each")
         axes.legend()
     path = out / "atari" / here() / f"{named('curves', game)}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     style.save(figure, path)
     return path
 

@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--study", metavar="NAME", help="default: as the folder is called")
     parser.add_argument("--command", help="that measured it; default: quarl study run studies/NAME.yml")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     study = options.study or options.folder.resolve().name
     documents = {path.stem: json.loads(path.read_text()) for path in sorted(options.folder.glob("*.json"))}
@@ -98,7 +99,7 @@ def main() -> None:
         parser.error(f"no rows in {options.folder}: run quarl study report on it first")
     if any(row.get("state") == "todo" for row in tables.get("rows", ())):
         parser.error(f"{options.folder} has cells that are not measured yet: the command that made it goes on")
-    folder = write(study, options.command or f"quarl study run studies/{study}.yml", **tables)
+    folder = write(study, options.command or f"quarl study run studies/{study}.yml", root=options.out, **tables)
     for path in (path for pattern in SHOWN for path in options.folder.glob(pattern)):
         shutil.copy(path, folder)
     print(folder)

@@ -47,13 +47,11 @@ def test_rows_take_the_place_of_those_of_their_table_and_name_and_others_keep_th
 
 def test_what_a_study_left_in_its_folder_is_taken_in_once_it_is_whole(measured, monkeypatch, tmp_path, capsys):
     measured("a")
-    monkeypatch.setattr(results, "RESULTS", tmp_path / "kept")
-    monkeypatch.setattr(results.write, "__kwdefaults__", {"root": tmp_path / "kept"})
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "bits.png").write_bytes(b"png")
     (folder / "rows.json").write_text(json.dumps({"rows": [{"state": "todo"}]}))
-    monkeypatch.setattr(sys, "argv", ["results.py", str(folder)])
+    monkeypatch.setattr(sys, "argv", ["results.py", str(folder), "--out", str(tmp_path / "kept")])
     with pytest.raises(SystemExit):
         results.main()
     assert "cells that are not measured yet" in capsys.readouterr().err
