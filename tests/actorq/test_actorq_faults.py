@@ -21,12 +21,10 @@ import pytest
 
 from quarl.actorq import metrics, watch
 from quarl.actorq.build import build
-from quarl.actorq.channel import LocalChannel
 from quarl.actorq.environments import RETRIES, Environments
 from quarl.actorq.ledger import Actor, Control, Learner, Publisher
 from quarl.actorq.memory import Memory
 from quarl.actorq.pace import Pace
-from quarl.actorq.segment import segment_dtype
 from quarl.actorq.supervisor import Supervisor
 from quarl.actorq.versions import RESERVED, Versions
 from quarl.cli import parse
@@ -194,7 +192,7 @@ def crew(tmp_path):
     supervisor = Supervisor(config(tmp_path / "out"), said.append)
     supervisor.config.output.mkdir()
     yield supervisor, said
-    supervisor.memory.remove()
+    supervisor.channel.remove()
 
 
 def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(crew):
@@ -229,7 +227,7 @@ def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(
         supervisor.evaluator.entries = [{"return": 10.0, "last": False}, {"return": 11.0, "last": False}]
         assert not supervisor.evaluator.reached  # a file of before does not say it
     finally:
-        supervisor.memory.remove()
+        supervisor.channel.remove()
 
 
 class _Clock:
@@ -355,10 +353,8 @@ def at_work(supervisor):
     supervisor.crew.learner.process = _Obedient(supervisor)
     supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, supervisor.say)
     supervisor.ledger.learner[Learner.READY] = 1
-    board = supervisor.channel.floats
-    slot = board.begin()[: 4 * supervisor.template.num_floats].view(np.float32)
-    supervisor.template.flatten_into(build(supervisor.config), slot)
-    board.commit(slot.nbytes, version=1, step=0)
+    with supervisor.channel.floats.slot(4 * supervisor.template.num_floats, version=1, step=0) as slot:
+        supervisor.template.flatten_into(build(supervisor.config), slot.view(np.float32))
 
 
 def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, monkeypatch):
@@ -432,7 +428,7 @@ def test_resume_before_the_first_checkpoint_starts_at_the_beginning(tmp_path):
     said: list[str] = []
     (tmp_path / "out").mkdir()
     supervisor = Supervisor(config(tmp_path / "out", resume=True), said.append)
-    supervisor.memory.remove()
+    supervisor.channel.remove()
     assert said == [f"{tmp_path / 'out'} holds no checkpoint yet: the run starts at its beginning"]
     assert not supervisor.config.resume
 
@@ -477,7 +473,7 @@ def resumed(folder, *words):
     chosen = parse(["actorq", "--resume", "-o", str(folder), *words])
     chosen.check()
     supervisor = Supervisor(chosen, said.append)
-    supervisor.memory.remove()
+    supervisor.channel.remove()
     return supervisor.config, said
 
 
@@ -526,7 +522,7 @@ def test_a_run_that_kept_no_options_goes_on_with_those_given(tmp_path):
 def test_incarnations_go_on_after_resume(tmp_path):
     def first():
         supervisor = Supervisor(config(tmp_path), print)
-        supervisor.memory.remove()
+        supervisor.channel.remove()
         return supervisor.crew.actors[0].spec.incarnation
 
     assert first() == 0
@@ -546,7 +542,7 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
 
     def picked_up(steps, target):
         supervisor = Supervisor(config(tmp_path, target=target), print)
-        supervisor.memory.remove()
+        supervisor.channel.remove()
         supervisor.ledger.learner[Learner.BEGAN_AT] = steps
         supervisor._pick_up()
         return supervisor
@@ -663,14 +659,14 @@ def test_the_learner_has_a_core_for_each_of_its_threads(tmp_path, monkeypatch, t
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(Memory, "alone", lambda memory: True)
     supervisor = Supervisor(config(tmp_path, learner_threads=threads, actors=3), print)
-    supervisor.memory.remove()
+    supervisor.channel.remove()
     learner, *actors = (child.spec.cores for child in (supervisor.crew.learner, *supervisor.crew.actors))
     assert learner == frozenset(range(threads))
     assert len({*actors, learner}) == min(4, 1 + 4 - threads)
     assert all(len(cores) == 1 for cores in actors)
     monkeypatch.setattr(Memory, "alone", lambda memory: False)  # another run would be on the same cores
     beside = Supervisor(config(tmp_path), print)
-    beside.memory.remove()
+    beside.channel.remove()
     assert beside.crew.learner.spec.cores is None
 
 
@@ -741,32 +737,6 @@ def test_an_idle_learner_shows_its_newest_weights(tmp_path):
         for _ in range(2000):
             rig.learner.step()
         assert rig.channel.floats.version == after  # once is enough
-
-
-def test_the_learner_takes_the_oldest_weights_first_and_serves_equals_in_turn(tmp_path):
-    env = gymnasium.make("CartPole-v1")
-    dtype = segment_dtype(env.observation_space, env.action_space)
-    blocks = LocalChannel.blocks(8, dtype, 3, 16)
-    memory = Memory.create(blocks)
-    try:
-        actors = [LocalChannel(memory, 3, i) for i in range(3)]
-        for i, versions in enumerate(([5, 5, 9, 9], [7, 7], [5, 5])):
-            rows = np.zeros(len(versions), dtype)
-            rows["version"], rows["actor"] = versions, i
-            assert actors[i].send(rows)
-        taken = [
-            (int(row["actor"]), int(row["version"])) for rows in LocalChannel(memory, 3).receive(99) for row in rows
-        ]
-        assert taken == [(0, 5), (0, 5), (2, 5), (2, 5), (1, 7), (1, 7), (0, 9), (0, 9)]
-        rows = np.zeros(4, dtype)
-        for i in range(3):
-            rows["actor"] = i
-            assert actors[i].send(rows)
-        learner = LocalChannel(memory, 3)
-        served = [int(rows["actor"][0]) for _ in range(6) for rows in learner.receive(2)]
-        assert served == [0, 1, 2, 0, 1, 2]
-    finally:
-        memory.remove()
 
 
 class _Fragile:

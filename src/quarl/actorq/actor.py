@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,19 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from quarl import engines
-from quarl.actorq import wire
+from quarl.actorq import roles, wire
 from quarl.actorq.board import ORDERED
-from quarl.actorq.channel import LocalChannel
 from quarl.actorq.clock import Clock
 from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
-from quarl.actorq.ledger import CLASSES, Actor, Control, Learner, Ledger
-from quarl.actorq.memory import Block, Memory
-from quarl.actorq.segment import SegmentWriter
+from quarl.actorq.ledger import CLASSES, Actor, Learner
 from quarl.arrays import Array
 from quarl.envs.options import EnvironmentOptions
 from quarl.policy.graph import ActionHead, QuantizedPolicy
-from quarl.processes.inside import Worker, give_way, note
+from quarl.processes.inside import give_way, note
 
 AT_ONCE = 64
 BLOCK_S = 0.005
@@ -41,10 +37,9 @@ class ActorSpec:
     """What an actor is told when it is started."""
 
     index: int
-    num_actors: int
     incarnation: int
-    memory: Path
-    blocks: Mapping[str, Block]
+    channel: roles.Channel
+    """This actor's own."""
     env_id: str
     world: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     num_envs: int = 1
@@ -58,25 +53,24 @@ class ActorSpec:
     """Where it says what is no reason to end; None: on the terminal."""
 
 
-class ActorLoop(Worker):
-    """Acts until it is told to stop; every environment step is one segment."""
+class ActorLoop(roles.Actor):
+    """An actor with one engine on one thread."""
 
     def __init__(self, spec: ActorSpec) -> None:
         super().__init__(spec.cores)
         self.spec = spec
-        memory = Memory(spec.memory, spec.blocks)
-        self.ledger = Ledger(memory)
-        self.channel = LocalChannel(memory, spec.num_actors, spec.index)
+        self.channel, self.ledger = spec.channel, spec.channel.ledger
         self.cells = self.ledger.actors[spec.index]
         self.sent = self.ledger.actors[:, Actor.STEPS]
         self.beat()  # imports are over
-        self.steps = self.channel.ring.num_written  # a predecessor may have died before it could count its last one
+        self.steps = self.channel.num_sent()  # a predecessor may have died before it could count its last one
         self.cells[Actor.STEPS] = self.steps
         self.rng = np.random.default_rng((spec.seed, spec.index, spec.incarnation))
-        place = spec.incarnation * spec.num_actors + spec.index
+        self.num_actors = len(self.ledger.actors)
+        place = spec.incarnation * self.num_actors + spec.index
         # in replay's dtype whatever the environment returns: a reset may give integers where steps give floats
-        stored = self.channel.ring.rows["observation"]
-        seen = np.zeros((spec.num_envs, *stored.shape[1:]), stored.dtype)
+        stored = self.channel.dtype["observation"]
+        seen = np.zeros((spec.num_envs, *stored.shape), stored.base)
         say = partial(note, spec.log)
         self.world = Environments(spec.env_id, spec.num_envs, spec.seed, place, self.cells, seen, say, spec.world)
         self.version = self.step_of_version = 0
@@ -91,51 +85,34 @@ class ActorLoop(Worker):
         """When it last stood still for an evaluation: weights of before or within have waited for that."""
         self.cells[Actor.INCARNATION] = spec.incarnation
         self.cells[Actor.SIGMA] = spec.rung
-        self.writer = SegmentWriter(self.channel.ring.rows, spec.index, spec.incarnation)
+        self.clock = Clock(self.cells)
 
-    def run(self) -> None:
-        clock = Clock(self.cells)
-        while not self._pull():
-            if self._stopped():
-                return
-            self.beat()
-            clock.pause()
-        while not self._stopped():
-            due = self.steps - self.pulled_at >= self.spec.update_interval
-            if due:
-                self._pull()
-            allowed = self._allowed(clock)
-            if allowed:
-                sent, steps = self.sent.sum(), self.steps
-                self._act(allowed, clock, random=bool(sent < self.ledger.learner[Learner.RANDOM_UNTIL]))
-                own = max(self.steps - steps, 1)
-                self.meanwhile = max((self.sent.sum() - sent) / own * self.spec.num_envs, 0.95 * self.meanwhile)
-            clock.book()
-
-    def _allowed(self, clock: Clock) -> int:
-        """Steps of all environments that may be made before the next look; 0 after a nap."""
+    def allowed(self) -> int:
         learner, num = self.ledger.learner, self.spec.num_envs
         self.beat()
+        if self.steps - self.pulled_at >= self.spec.update_interval or not self.version:
+            self.pull()
         if learner[Learner.PAUSED]:
             self.paused_ns = time.monotonic_ns()
-            clock.pause()
+        if learner[Learner.PAUSED] or not self.version:
+            self.clock.pause()
             return 0
         sent = self.sent.sum()
-        room = min(learner[Learner.INSERT_LIMIT] - sent, self.channel.ring.free())
+        room = min(learner[Learner.INSERT_LIMIT] - sent, self.channel.room())
         if room < num:
-            clock.nap(Actor.WAIT_S)
+            self.clock.nap(Actor.WAIT_S)
             return 0
         fresh = self._fresh_until() - sent
-        if fresh < num and self._pull():
+        if fresh < num and self.pull():
             fresh = self._fresh_until() - sent
         if fresh < num:
             self.meanwhile *= 0.999  # one slow step must not keep it waiting for ever
-            clock.nap(Actor.STALE_S)
+            self.clock.nap(Actor.STALE_S)
             return 0
-        if fresh < 2 * AT_ONCE * num * self.spec.num_actors:
+        if fresh < 2 * AT_ONCE * num * self.num_actors:
             return 1  # so near to the bound every step of the others counts
         # What is left is shared: an actor that took all of it would let the others wait.
-        shared = max(int(room) // (num * self.spec.num_actors), 1)
+        shared = max(int(room) // (num * self.num_actors), 1)
         until_pull = self.pulled_at + self.spec.update_interval - self.steps
         return min(shared, AT_ONCE, max(-(-until_pull // num), 1))
 
@@ -150,15 +127,23 @@ class ActorLoop(Worker):
             return math.inf
         oldest = self.step_of_version + self.spec.max_staleness
         steps = (oldest - float(self.ledger.learner[Learner.UPDATES_OFFSET])) / per_insert
-        return steps - max(2 * self.meanwhile, self.spec.num_actors * self.spec.num_envs)
+        return steps - max(2 * self.meanwhile, self.num_actors * self.spec.num_envs)
 
-    def _act(self, num: int, clock: Clock, *, random: bool) -> None:
-        """`num` steps of every environment."""
-        now, ring, world, cells = time.monotonic, self.channel.ring, self.world, self.cells
+    def act(self, num_steps: int) -> None:
+        sent, steps = self.sent.sum(), self.steps
+        self._act(num_steps, random=bool(sent < self.ledger.learner[Learner.RANDOM_UNTIL]))
+        meanwhile = (self.sent.sum() - sent) / max(self.steps - steps, 1) * self.spec.num_envs
+        self.meanwhile = max(meanwhile, 0.95 * self.meanwhile)
+        self.clock.book()
+
+    def _act(self, num_steps: int, *, random: bool) -> None:
+        clock = self.clock
+        now, send, world, cells = time.monotonic, self.channel.send, self.world, self.cells
+        index, incarnation = self.spec.index, self.spec.incarnation
         until = now() + BLOCK_S
         version = -1 if random else self.version
         epsilon = float(self.ledger.learner[Learner.EXPLORATION])
-        for _ in range(num):
+        for _ in range(num_steps):
             before = now()
             if random:
                 actions, stored = self.explorer.random(self.spec.num_envs)
@@ -179,20 +164,9 @@ class ActorLoop(Worker):
                 gained = float(reward)
                 episode = (length + 1, total + gained)
                 done = terminated or truncated
-                self.writer.write(
-                    ring.index(0),
-                    world.sequence[k],
-                    version,
-                    k,
-                    episode if done else NOT_ENDED,
-                    gained,
-                    terminated,
-                    truncated,
-                    stored[k],
-                    world.observations[k],
-                    observation,
-                )
-                ring.commit(1)
+                ended = episode if done else NOT_ENDED
+                head = (world.sequence[k], version, index, incarnation, k, *ended, gained, terminated, truncated)
+                send(head, stored[k], world.observations[k], observation)
                 self.steps += 1
                 cells[STEPS] = self.steps
                 world.sequence[k] += 1
@@ -208,12 +182,11 @@ class ActorLoop(Worker):
             clock.inference_s += acted - before
             if self.acting_since is not None and not random:
                 self._first_action()
-            ended = now()
-            cells[HEARTBEAT_S] = ended
-            if ended > until:
+            cells[HEARTBEAT_S] = over = now()
+            if over > until:
                 return
 
-    def _pull(self) -> bool:
+    def pull(self) -> bool:
         """Takes the newest weights; False where there are none that are newer."""
         self.pulled_at = self.steps
         start = time.perf_counter()
@@ -254,9 +227,6 @@ class ActorLoop(Worker):
             self.cells[Actor.LATENCY_S] += seconds
             self.ledger.latency_ms[self.spec.index, min(int(1e3 * seconds), CLASSES - 1)] += 1
         self.acting_since = None
-
-    def _stopped(self) -> bool:
-        return bool(self.ledger.control[Control.STOP]) or self.orphaned()
 
     def beat(self) -> None:
         self.cells[Actor.HEARTBEAT_S] = time.monotonic()

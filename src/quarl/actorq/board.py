@@ -7,19 +7,19 @@ Stores become visible in program order on x86-64; elsewhere a torn artefact is c
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
 from quarl.actorq.memory import Block, Memory
+from quarl.actorq.roles import Made, Snapshot, Weights
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 
-Made = TypeVar("Made")
 SLOTS = 3
 """The newest, the one before it, which a slow reader may still be copying, and the one being written."""
 ORDERED = platform.machine().lower() in ("x86_64", "amd64")
@@ -28,23 +28,16 @@ HEADER = np.dtype([("sequence", "i8"), ("version", "i8"), ("step", "i8"), ("size
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Snapshot:
-    """What was put up."""
+class _Held(Snapshot):
+    """A snapshot in place."""
 
-    version: int
-    step: int
-    """Learner updates behind it."""
-    stamp_ns: int
-    """time.monotonic_ns() of the learner when these weights came to be."""
-    data: Array
-    """uint8 [size]."""
     slot: int
     """Where on the board it lies."""
     sequence: int
     """The slot's number while it does."""
 
 
-class Board:
+class Board(Weights):
     """One side's handle on a board in shared memory."""
 
     def __init__(self, memory: Memory, name: str) -> None:
@@ -80,44 +73,43 @@ class Board:
         self._newest[0] = slot + 1
         self._newest[1] = version
 
-    def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int | None = None) -> None:
-        self.begin()[: len(data)] = np.frombuffer(data, np.uint8)
-        self.commit(len(data), version=version, step=step, stamp_ns=stamp_ns)
+    @contextlib.contextmanager
+    def slot(self, size: int, *, version: int, step: int, stamp_ns: int | None = None) -> Iterator[Array]:
+        yield self.begin()[:size]
+        self.commit(size, version=version, step=step, stamp_ns=stamp_ns)
 
     @property
     def version(self) -> int:
-        """Of the newest snapshot; 0 while there is none."""
         return int(self._newest[1])
 
-    def pull(self, newer_than: int = 0) -> Snapshot | None:
-        """A copy of the newest snapshot, or None where its version is not above `newer_than`."""
-        read = self.read(newer_than, np.copy)
-        return None if read is None else replace(read[0], data=read[1])
-
     def read(self, newer_than: int, make: Callable[[Array], Made]) -> tuple[Snapshot, Made] | None:
-        """The same and what `make` makes of its data, in place: again where the writer began to write over it.
-
-        What is made may not keep views of the data.
-        """
-        while (found := self.peek(newer_than)) is not None:
+        """In place; where the writer began to write over it meanwhile, once more, from a copy of the newest."""
+        overtaken = False
+        while (snapshot := self.peek(newer_than)) is not None:
+            if overtaken:
+                snapshot = replace(snapshot, data=snapshot.data.copy())
+                if not self.holds(snapshot):
+                    continue
+                return snapshot, make(snapshot.data)
             try:
-                made = make(found.data)
+                made = make(snapshot.data)
             except QuarlError:
-                if self.holds(found):
+                if self.holds(snapshot):
                     raise
             else:
-                if self.holds(found):
-                    return found, made
+                if self.holds(snapshot):
+                    return snapshot, made
+            overtaken = True
         return None
 
-    def peek(self, newer_than: int = 0) -> Snapshot | None:
+    def peek(self, newer_than: int = 0) -> _Held | None:
         """The newest snapshot in place: whatever was made of its data counts only where `holds` is true afterwards."""
         while (slot := int(self._newest[0]) - 1) >= 0:
             header = self._headers[slot].copy()
             if header["sequence"] % 2 == 0:
                 if header["version"] <= newer_than:
                     return None
-                return Snapshot(
+                return _Held(
                     version=int(header["version"]),
                     step=int(header["step"]),
                     stamp_ns=int(header["stamp_ns"]),
@@ -127,7 +119,7 @@ class Board:
                 )
         return None
 
-    def holds(self, snapshot: Snapshot) -> bool:
+    def holds(self, snapshot: _Held) -> bool:
         """Whether the writer has not begun to write over it."""
         return bool(self._headers["sequence"][snapshot.slot] == snapshot.sequence)
 

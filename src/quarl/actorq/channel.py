@@ -1,4 +1,4 @@
-"""Channel: what learner, publisher and actors say to each other on one machine."""
+"""The channel of processes on one machine: boards, rings and counters in memory that they share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from quarl.actorq.board import Board
-from quarl.actorq.memory import Block, Memory
+from quarl.actorq.ledger import Ledger
+from quarl.actorq.memory import Memory
 from quarl.actorq.ring import Ring
+from quarl.actorq.roles import Channel
+from quarl.actorq.segment import Head, SegmentWriter
 from quarl.arrays import Array
 
 LEARNER_BOARD, ACTOR_BOARD = "float", "packed"
@@ -18,54 +21,71 @@ ARTEFACT_SLACK = 2**20
 """Bytes that an artefact may have beyond its float32 weights: names, scales, zero points."""
 
 
-class LocalChannel:
-    """Boards and rings in shared memory."""
+class LocalChannel(Channel):
+    """Pickled, it is the same channel in another process."""
 
-    def __init__(self, memory: Memory, num_actors: int, actor: int | None = None) -> None:
-        self.floats = Board(memory, LEARNER_BOARD)
-        """The learner's float32 tensors on their way to the publisher."""
-        self.packed = Board(memory, ACTOR_BOARD)
-        self.rings = [Ring(memory, f"ring{i}") for i in range(num_actors)]
-        self._ring = None if actor is None else self.rings[actor]
-        self._next = 0
+    def __init__(self, memory: Memory, actor: int | None = None) -> None:
+        self._memory, self._actor, self._next = memory, actor, 0
+        self.ledger = Ledger(memory)
+        self.floats, self.packed = Board(memory, LEARNER_BOARD), Board(memory, ACTOR_BOARD)
+        self._rings = [Ring(memory, f"ring{i}") for i in range(len(self.ledger.actors))]
+        self.dtype = self._rings[0].rows.dtype
+        if actor is not None:
+            self._ring = self._rings[actor]
+            self._writer = SegmentWriter(self._ring.rows)
 
-    @staticmethod
-    def blocks(num_floats: int, dtype: np.dtype[Any], num_actors: int, ring_rows: int) -> dict[str, Block]:
-        """The memory of a channel for snapshots of `num_floats` numbers and rings of `ring_rows` segments."""
-        blocks = Board.blocks(LEARNER_BOARD, 4 * num_floats)
+    @classmethod
+    def create(cls, num_actors: int, num_floats: int, dtype: np.dtype[Any], ring_rows: int) -> LocalChannel:
+        blocks = Ledger.blocks(num_actors)
+        blocks |= Board.blocks(LEARNER_BOARD, 4 * num_floats)
         blocks |= Board.blocks(ACTOR_BOARD, 4 * num_floats + ARTEFACT_SLACK)
         for i in range(num_actors):
             blocks |= Ring.blocks(f"ring{i}", dtype, ring_rows)
-        return blocks
+        return cls(Memory.create(blocks))
 
-    def send(self, rows: Array) -> bool:
-        ring = self.ring
-        if ring.free() < len(rows):
-            return False
-        for k, row in enumerate(rows):
-            ring.rows[ring.index(k)] = row
-        ring.commit(len(rows))
-        return True
+    def __reduce__(self) -> tuple[type[LocalChannel], tuple[Memory, int | None]]:
+        return LocalChannel, (self._memory, self._actor)
 
-    @property
-    def ring(self) -> Ring:
-        """The actor's own ring: its loop writes rows in place, field by field, which is `send` without the copy."""
-        assert self._ring is not None
-        return self._ring
+    def of(self, actor: int) -> LocalChannel:
+        return LocalChannel(self._memory, actor)
+
+    def room(self) -> int:
+        return self._ring.free()
+
+    def num_sent(self) -> int:
+        return self._ring.num_written
+
+    def send(self, head: Head, action: Any, observation: Array, next_observation: Array) -> None:
+        self._writer.write(self._ring.index(0), head, action, observation, next_observation)
+        self._ring.commit(1)
 
     def receive(self, most: int) -> Iterator[Array]:
-        """Oldest weights first, so that no segment ages while younger ones are taken; among equals, actors in turn."""
+        rings = self._rings
         while most > 0:
-            order = [(self._next + i) % len(self.rings) for i in range(len(self.rings))]
-            heads = [(int(rows["version"][0]), i) for i in order if len(rows := self.rings[i].peek(1))]
+            order = [(self._next + i) % len(rings) for i in range(len(rings))]
+            heads = [(int(rows["version"][0]), i) for i in order if len(rows := rings[i].peek(1))]
             if not heads:
                 return
             _, chosen = min(heads, key=itemgetter(0))
-            ring = self.rings[chosen]
-            rows = ring.peek(most)
+            rows = rings[chosen].peek(most)
             if others := [version for version, i in heads if i != chosen]:
                 rows = rows[: max(np.searchsorted(rows["version"], min(others), "right"), 1)]
             yield rows
-            ring.take(len(rows))
+            rings[chosen].take(len(rows))
             most -= len(rows)
-            self._next = (chosen + 1) % len(self.rings)
+            self._next = (chosen + 1) % len(rings)
+
+    def observations(self, num: int, rng: np.random.Generator) -> Array | None:
+        rings = [ring for ring in self._rings if ring.num_written]
+        pieces = []
+        for ring in rings:
+            whole = min(ring.num_written, ring.capacity)
+            chosen = rng.integers(whole, size=-(-num // len(rings)))
+            pieces.append(ring.rows["observation"][chosen])
+        return np.concatenate(pieces) if pieces else None
+
+    def alone(self) -> bool:
+        return self._memory.alone()
+
+    def remove(self) -> None:
+        self._memory.remove()

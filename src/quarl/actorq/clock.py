@@ -27,12 +27,14 @@ class Clock:
         start = time.perf_counter()
         time.sleep(NAP_S)
         self.cells[column] += time.perf_counter() - start
+        self.book()
 
     def pause(self) -> None:
         """Waits a moment that belongs to no one: evaluations and the wait for first weights are not on the clock."""
         start = time.perf_counter()
         time.sleep(NAP_S)
         self._idle += time.perf_counter() - start
+        self.book()
 
     def book(self) -> None:
         """Writes what has added up since the last time."""

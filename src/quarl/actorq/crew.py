@@ -10,8 +10,8 @@ from quarl.actorq.actor import ActorSpec
 from quarl.actorq.environments import world_of
 from quarl.actorq.exploration import ladder
 from quarl.actorq.learner import LearnerSpec
-from quarl.actorq.memory import Memory
 from quarl.actorq.publisher import PublisherSpec
+from quarl.actorq.roles import Channel
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
@@ -23,18 +23,16 @@ class Crew:
     """The child processes, not started yet; errors of each go to a log of its own in the output folder."""
 
     def __init__(
-        self, config: ActorQConfig, template: Template, packer: dict[str, Any], memory: Memory, world: Recalled
+        self, config: ActorQConfig, template: Template, packer: dict[str, Any], channel: Channel, world: Recalled
     ) -> None:
         """packer: keyword arguments of Packer. world: what a learner, which plays nothing, needs of its environment."""
-        shared: dict[str, Any] = {"memory": memory.path, "blocks": memory.blocks}
         rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
-        cores = _cores(config.actors, config.learner_threads, alone=memory.alone())
+        cores = _cores(config.actors, config.learner_threads, alone=channel.alone())
         names = ("learner", "publisher", *(f"actor-{i}" for i in range(config.actors)))
         logs = {name: config.output / f"{name}.log" for name in names}
-        self.learner = Child(
-            "learner", learner.main, LearnerSpec(config=config, world=world, cores=cores[0], **shared), logs["learner"]
-        )
-        publisher_spec = PublisherSpec(num_actors=config.actors, template=template.to_bytes(), packer=packer, **shared)
+        learner_spec = LearnerSpec(config=config, channel=channel, world=world, cores=cores[0])
+        self.learner = Child("learner", learner.main, learner_spec, logs["learner"])
+        publisher_spec = PublisherSpec(channel=channel, template=template.to_bytes(), packer=packer)
         self.publisher = Child("publisher", publisher.main, publisher_spec, logs["publisher"])
         # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
         # reserved in blocks by every learner, so their first number is above all incarnations before it.
@@ -45,8 +43,8 @@ class Crew:
                 actor.main,
                 ActorSpec(
                     index=i,
-                    num_actors=config.actors,
                     incarnation=first,
+                    channel=channel.of(i),
                     env_id=config.env,
                     world=world_of(config),
                     num_envs=config.envs_per_actor,
@@ -57,7 +55,6 @@ class Crew:
                     seed=config.seed,
                     cores=cores[1 + i],
                     log=logs[f"actor-{i}"],
-                    **shared,
                 ),
                 logs[f"actor-{i}"],
             )

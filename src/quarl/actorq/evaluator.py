@@ -12,8 +12,8 @@ import numpy as np
 
 from quarl import stats
 from quarl.actorq import wire
-from quarl.actorq.channel import LocalChannel
 from quarl.actorq.environments import world_of
+from quarl.actorq.roles import Channel
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.files import write_bytes
@@ -36,9 +36,7 @@ class ActorsEvaluator(Evaluator):
 
     config: ActorQConfig
 
-    def __init__(
-        self, config: ActorQConfig, template: Template, channel: LocalChannel, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: ActorQConfig, template: Template, channel: Channel, say: Callable[[str], None]) -> None:
         super().__init__(config, say)
         self.template, self.channel, self._world = template, channel, world_of(config)
         self.logger = make_logger(config, lambda: config.output, say)

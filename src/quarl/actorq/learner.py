@@ -10,19 +10,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from quarl import qat
+from quarl.actorq import roles
 from quarl.actorq.build import build
-from quarl.actorq.channel import LocalChannel
 from quarl.actorq.checkpointer import LearnerCheckpointer
 from quarl.actorq.intake import Intake
-from quarl.actorq.ledger import Control, Learner, Ledger, Publisher
-from quarl.actorq.memory import Block, Memory
+from quarl.actorq.ledger import Control, Learner, Publisher
 from quarl.actorq.pace import Pace
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
@@ -32,7 +29,7 @@ from quarl.algorithms.precision import Precision, learned
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError, note
-from quarl.processes.inside import Worker, die_with_parent, give_way
+from quarl.processes.inside import die_with_parent, give_way
 from quarl.runs.checkpoint_model import not_finite
 from quarl.runs.folder import RunFolder
 from quarl.runs.tracking import make_logger
@@ -51,23 +48,20 @@ class LearnerSpec:
     """What the learner is told when it is started."""
 
     config: ActorQConfig
-    memory: Path
-    blocks: Mapping[str, Block]
+    channel: roles.Channel
     world: Recalled | None = None
     cores: frozenset[int] | None = None
 
 
-class LearnerLoop(Worker):
-    """Trains until its steps or updates are done, or it is told to stop."""
+class LearnerLoop(roles.Learner):
+    """A learner whose model is one of Stable-Baselines3."""
 
     def __init__(self, spec: LearnerSpec) -> None:
         super().__init__(spec.cores)
         self.config = config = spec.config
         start_threads(config.learner_threads)
-        memory = Memory(spec.memory, spec.blocks)
-        self.ledger = Ledger(memory)
+        self.channel, self.ledger = spec.channel, spec.channel.ledger
         self.cells = self.ledger.learner
-        self.channel = LocalChannel(memory, config.actors)
         self.model = build(config, spec.world)
         self.template = Template.of(self.model)
         self.delay = config.delay(config.steps)
@@ -94,11 +88,7 @@ class LearnerLoop(Worker):
         self.started: float | None = None
         self.paused_s = 0.0
 
-    def run(self) -> None:
-        """The loop, and what is kept of it in the end."""
-        self.begin()
-        while not self.finished():
-            self.step()
+    def conclude(self) -> None:
         self._push()
         self._save()
         self.model.dump_logs()
@@ -123,7 +113,6 @@ class LearnerLoop(Worker):
         return qat.is_ready(self.model) and self.model._n_updates > self.checkpointer.float_updates
 
     def begin(self) -> None:
-        """The first weights for the actors, and a checkpoint: there is always something sound to go back to."""
         for cell in (Learner.RETURN_MEAN, Learner.LOSS, Learner.ACTOR_LOSS):
             self.cells[cell] = math.nan  # not known yet, which is not 0
         self.cells[Learner.BEGAN_AT] = self.inserts_before
@@ -135,7 +124,6 @@ class LearnerLoop(Worker):
         self.cells[Learner.READY] = 1
 
     def step(self) -> None:
-        """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them."""
         if self.limiter.updates_allowed():
             self.receive()  # nothing, but where actors keep no ratio
             self.update()
@@ -210,12 +198,12 @@ class LearnerLoop(Worker):
             due = self.model.num_timesteps >= self.delay and self.model._n_updates > 0
             if qat.follow(self.model, active=due):
                 self.checkpointer.float_updates = self.model._n_updates
-        board, version = self.channel.floats, self.versions.next(self.model._n_updates)
-        slot = board.begin()[: 4 * self.template.num_floats].view(np.float32)
-        self.template.flatten_into(self.model, slot)
-        board.commit(slot.nbytes, version=version, step=self.model._n_updates)
+        step, size = self.model._n_updates, 4 * self.template.num_floats
+        version = self.versions.next(step)
+        with self.channel.floats.slot(size, version=version, step=step) as slot:
+            self.template.flatten_into(self.model, slot.view(np.float32))
         self.cells[Learner.PUSH_S] += time.perf_counter() - start
-        self.cells[Learner.VERSION], self.pushed_step = version, self.model._n_updates
+        self.cells[Learner.VERSION], self.pushed_step = version, step
         self.cells[Learner.TRAINED_FOR] = self._is_trained_for()
 
     def _evaluate(self) -> None:
@@ -254,15 +242,13 @@ class LearnerLoop(Worker):
         return (self.model.num_timesteps // interval + 1) * interval if interval else math.inf
 
     def finished(self) -> bool:
-        """True when steps or updates are done, or someone wants an end."""
         config = self.config
         done = self.model.num_timesteps >= config.steps and not self.limiter.updates_allowed()
         done |= config.updates is not None and self.model._n_updates >= config.updates
         return bool(done or self._told_to_end())
 
     def _told_to_end(self) -> bool:
-        control = self.ledger.control
-        return bool(control[Control.FINISH] or control[Control.STOP]) or self.orphaned()
+        return bool(self.ledger.control[Control.FINISH]) or self.stopped()
 
     def _clock(self) -> float:
         running = 0.0 if self.started is None else time.perf_counter() - self.started - self.paused_s
@@ -294,6 +280,6 @@ def main(spec: LearnerSpec) -> None:
     die_with_parent(False)  # from here on there is something to save, and the loop looks for its supervisor itself
     loop.run()
     if loop.orphaned():
-        spec.memory.unlink(missing_ok=True)
+        spec.channel.remove()
     sys.stdout.flush()
     os._exit(0)  # the interpreter takes a second to take torch down, for which Ctrl-C need not wait

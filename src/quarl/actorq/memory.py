@@ -67,6 +67,10 @@ class Memory:
         finally:
             os.close(descriptor)
 
+    def __reduce__(self) -> tuple[type[Memory], tuple[Path, dict[str, Block]]]:
+        """Another process has the same bytes."""
+        return Memory, (self.path, self.blocks)
+
     @classmethod
     def create(cls, blocks: Mapping[str, Block]) -> Memory:
         """New memory of this process; `remove` ends it."""

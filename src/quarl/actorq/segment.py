@@ -12,12 +12,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 
 HEAD = struct.Struct("=qqiiiidd??")
 """The fields of a row up to `truncated`, as they lie in memory: one call writes what would be ten."""
+Head = tuple[int, int, int, int, int, int, float, float, bool, bool]
+"""Their values: sequence, version, actor, incarnation, environment, episode's length and return, reward, ends."""
 
 
 def segment_dtype(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> np.dtype[np.void]:
@@ -56,48 +58,19 @@ def segment_dtype(observation_space: gymnasium.Space[Any], action_space: gymnasi
 
 
 class SegmentWriter:
-    """Writes the rows of one incarnation of an actor in place."""
+    """Writes rows of that dtype in place."""
 
-    def __init__(self, rows: NDArray[Any], actor: int, incarnation: int) -> None:
+    def __init__(self, rows: Array) -> None:
         fields = rows.dtype.fields
         assert fields is not None
         assert fields["truncated"][1] + 1 == HEAD.size
-        self._bytes = rows.view(np.uint8).data
-        self._stride = rows.dtype.itemsize
-        self._actor, self._incarnation = actor, incarnation
+        self._bytes, self._stride = rows.view(np.uint8).data, rows.dtype.itemsize
         self._action, self._observation = rows["action"], rows["observation"]
         self._next_observation = rows["next_observation"]
 
-    def write(
-        self,
-        i: int,
-        sequence: int,
-        version: int,
-        environment: int,
-        episode: tuple[int, float],
-        reward: float,
-        terminated: bool,
-        truncated: bool,
-        action: Any,
-        observation: NDArray[Any],
-        next_observation: NDArray[Any],
-    ) -> None:
-        """Row i; episode: (length, return) of the episode that ends here, else zeros."""
-        length, total = episode
-        HEAD.pack_into(
-            self._bytes,
-            i * self._stride,
-            sequence,
-            version,
-            self._actor,
-            self._incarnation,
-            environment,
-            length,
-            total,
-            reward,
-            terminated,
-            truncated,
-        )
-        self._action[i] = action
-        self._observation[i] = observation
-        self._next_observation[i] = next_observation
+    def write(self, place: int, head: Head, action: Any, observation: Array, next_observation: Array) -> None:
+        """Row `place`; head: its fields from `sequence` to `truncated`."""
+        HEAD.pack_into(self._bytes, place * self._stride, *head)
+        self._action[place] = action
+        self._observation[place] = observation
+        self._next_observation[place] = next_observation

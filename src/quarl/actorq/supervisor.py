@@ -10,13 +10,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from quarl.actorq import metrics
+import numpy as np
+
+from quarl.actorq import metrics, roles
 from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.crew import Crew
 from quarl.actorq.evaluator import ActorsEvaluator
-from quarl.actorq.ledger import Actor, Control, Learner, Ledger
-from quarl.actorq.memory import Block, Memory
+from quarl.actorq.ledger import Actor, Control, Learner
 from quarl.actorq.pace import Pace
 from quarl.actorq.resume import begun, write_options
 from quarl.actorq.segment import segment_dtype
@@ -57,10 +58,20 @@ class Result:
     summary: dict[str, Any]
 
 
-class Supervisor:
+class Supervisor(roles.Supervisor):
     """One run, from start to its last line of metrics."""
 
-    def __init__(self, config: ActorQConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: ActorQConfig,
+        say: Callable[[str], None],
+        open_channel: Callable[[int, int, np.dtype[Any], int], roles.Channel] = LocalChannel.create,
+        children: Callable[[Callable[[str], None]], Children] = Children,
+    ) -> None:
+        """open_channel: from actors, numbers of the weights, dtype of segments, and how many may be on their way.
+
+        children: what starts and ends them.
+        """
         config = begun(config, say)
         self.config, self.say = config, say
         world = recalled(config)
@@ -69,18 +80,15 @@ class Supervisor:
         self.template = Template.of(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
         rows = max(min(RING_ROWS, RING_BYTES // dtype.itemsize), 2 * config.envs_per_actor)
-        self.blocks: dict[str, Block] = Ledger.blocks(config.actors)
-        self.blocks |= LocalChannel.blocks(self.template.num_floats, dtype, config.actors, rows)
-        self.memory = Memory.create(self.blocks)
+        self.channel: roles.Channel = open_channel(config.actors, self.template.num_floats, dtype, rows)
+        self.ledger = self.channel.ledger
         try:
-            self.ledger = Ledger(self.memory)
-            self.channel = LocalChannel(self.memory, config.actors)
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.crew = Crew(config, self.template, self.evaluator.packer_options, self.memory, world)
+            self.crew = Crew(config, self.template, self.evaluator.packer_options, self.channel, world)
         except BaseException:
-            self.memory.remove()
+            self.channel.remove()
             raise
-        self.children = Children(say)
+        self.children = children(say)
         self.interrupts = Interrupts(self.close)
         self.files = Dispensable(say)
         self.picked_up = False
@@ -266,9 +274,8 @@ class Supervisor:
         return f"go on with --resume -o {self.config.output}"
 
     def close(self) -> None:
-        """Ends every process and gives the memory back; more than once does no harm."""
         self.children.kill()
-        self.memory.remove()
+        self.channel.remove()
         self.evaluator.logger.close()
 
     def _summary(self, last: dict[str, Any]) -> dict[str, Any]:

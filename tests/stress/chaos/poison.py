@@ -17,7 +17,6 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.checkpointer import ROLLBACKS
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
 from quarl.actorq.ledger import Actor, Ledger, Publisher
-from quarl.actorq.memory import Memory
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
@@ -67,17 +66,15 @@ def rig(folder: Path, **changed: Any) -> Iterator[Rig]:
     model = build(config)
     template = Template.of(model)
     dtype = segment_dtype(model.observation_space, model.action_space)
-    blocks = Ledger.blocks(1) | LocalChannel.blocks(template.num_floats, dtype, 1, 256)
-    memory = Memory.create(blocks)
-    shared: dict[str, Any] = {"memory": memory.path, "blocks": blocks}
+    channel = LocalChannel.create(1, template.num_floats, dtype, 256)
     try:
-        learner = LearnerLoop(LearnerSpec(config=config, **shared))
+        learner = LearnerLoop(LearnerSpec(config=config, channel=channel))
         packer = {"actor_precision": "fp32"}
-        spec = PublisherSpec(num_actors=1, template=template.to_bytes(), packer=packer, **shared)
+        spec = PublisherSpec(channel=channel, template=template.to_bytes(), packer=packer)
         learner.begin()
-        yield Rig(folder, learner, PublisherLoop(spec), LocalChannel(memory, 1, 0), Ledger(memory), shared)
+        yield Rig(folder, learner, PublisherLoop(spec), channel.of(0), channel.ledger)
     finally:
-        memory.remove()
+        channel.remove()
 
 
 @dataclass
@@ -89,8 +86,6 @@ class Rig:
     publisher: PublisherLoop
     channel: LocalChannel
     ledger: Ledger
-    shared: dict[str, Any]
-    """Where an actor finds its memory: arguments of ActorSpec."""
     sent: int = 0
     not_finite: int = 0
 
@@ -151,14 +146,11 @@ class Rig:
 
     def send(self) -> None:
         """One made-up step, where the ring has room."""
-        if self.channel.ring.free() == 0:
+        if not self.channel.room():
             return
-        row = np.zeros(1, self.channel.ring.rows.dtype)
-        row["sequence"], row["version"], row["reward"] = self.sent, self.channel.floats.version, 1.0
-        row["observation"] = row["next_observation"] = np.sin(self.sent + np.arange(4))
-        row["action"], row["truncated"] = self.sent % 2, self.sent % 20 == 19
-        if row["truncated"]:
-            row["episode_return"] = row["episode_length"] = 20
-        self.channel.send(row)
+        length = 20 * (self.sent % 20 == 19)
+        head = (self.sent, self.channel.floats.version, 0, 0, 0, length, float(length), 1.0, False, length > 0)
+        observation = np.sin(self.sent + np.arange(4))
+        self.channel.send(head, self.sent % 2, observation, observation)
         self.sent += 1
         self.ledger.actors[0, Actor.STEPS] = self.sent
