@@ -19,10 +19,14 @@ MAX_DENOMINATOR = 10**6
 
 
 class _Counts:
-    """What both limiters count: rows inserted, and rows sampled."""
+    """What both limiters count: rows inserted, and rows sampled, past a start."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_size: int, **at_least_one: int) -> None:
+        _check_least(1, **at_least_one)
+        _check_least(0, min_size=min_size)
+        self.min_size = min_size
         self.inserts = self.samples = 0
+        self._start = (min_size, 0)
 
     def on_insert(self, count: int) -> None:
         """Counts inserted rows."""
@@ -31,6 +35,20 @@ class _Counts:
     def on_sample(self, count: int) -> None:
         """Counts sampled rows: batch_size for every update."""
         self.samples += count
+
+    @property
+    def realised(self) -> float:
+        """Samples per insert past the first min_size inserts, or since the ratio was last changed; 0 before."""
+        inserts, samples = self._start
+        return (self.samples - samples) / (self.inserts - inserts) if self.inserts > inserts else 0.0
+
+    def state(self) -> dict[str, float]:
+        """Numbers that `load_state` takes."""
+        return {"inserts": self.inserts, "samples": self.samples}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Goes on from `state`."""
+        self.inserts, self.samples = _counts(state, ("inserts", "samples"))
 
 
 def smallest_error_buffer(
@@ -71,9 +89,9 @@ class RateLimiter(_Counts):
         updates_at_once: updates become due in rounds of so many (SB3's gradient_steps).
         inserts_at_once: an actor goes on where there is room for so many, a step of each of its environments.
         """
-        super().__init__()
-        _check_least(1, batch_size=batch_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once)
-        _check_least(0, min_size=min_size)
+        super().__init__(
+            min_size, batch_size=batch_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once
+        )
         self._ratio = _ratio(samples_per_insert)
         smallest = smallest_error_buffer(samples_per_insert, batch_size, updates_at_once, inserts_at_once)
         if error_buffer is None:
@@ -87,13 +105,11 @@ class RateLimiter(_Counts):
         self.samples_per_insert = float(self._ratio)
         self.error_buffer = float(error_buffer)
         self.batch_size = batch_size
-        self.min_size = min_size
         self._updates_at_once = updates_at_once
         # In units of 1/denominator the error is an integer: (inserts - start) * up - (samples - start) * down.
         self._up, self._down = self._ratio.numerator, self._ratio.denominator
         self._round = batch_size * updates_at_once * self._down
         self._ahead = math.floor(Fraction(error_buffer) * self._down)
-        self._start = (min_size, 0)
 
     def updates_allowed(self) -> int:
         """Batches that the learner may sample now: what is left of the rounds that are due."""
@@ -115,17 +131,9 @@ class RateLimiter(_Counts):
         inserts, samples = self._start
         return inserts + ((self.samples - samples) * self._down + self._ahead) // self._up
 
-    @property
-    def realised(self) -> float:
-        """Samples per insert past the warm-up, or since the ratio was last changed; 0 before."""
-        inserts, samples = self._start
-        return (self.samples - samples) / (self.inserts - inserts) if self.inserts > inserts else 0.0
-
     def state(self) -> dict[str, float]:
         """Numbers that `load_state` takes."""
-        return {
-            "inserts": self.inserts,
-            "samples": self.samples,
+        return super().state() | {
             "start_inserts": self._start[0],
             "start_samples": self._start[1],
             "samples_per_insert": self.samples_per_insert,
@@ -138,10 +146,11 @@ class RateLimiter(_Counts):
 
         Otherwise a raised ratio would be made up for by a burst of updates, and a lowered one by a long wait.
         """
-        self.inserts, self.samples, *start = _counts(state, ("inserts", "samples", "start_inserts", "start_samples"))
-        own = self.state()
-        unchanged = all(state.get(name) == own[name] for name in ("samples_per_insert", "batch_size", "min_size"))
-        self._start = (start[0], start[1]) if unchanged else (max(self.inserts, self.min_size), self.samples)
+        super().load_state(state)
+        inserts, samples = _counts(state, ("start_inserts", "start_samples"))
+        ratio = {name: getattr(self, name) for name in ("samples_per_insert", "batch_size", "min_size")}
+        unchanged = ratio.items() <= state.items()
+        self._start = (inserts, samples) if unchanged else (max(self.inserts, self.min_size), self.samples)
 
     def warm_up_again(self) -> None:
         """Waits for min_size inserts from now on, because the replay was lost, before the ratio counts again."""
@@ -157,10 +166,7 @@ class SampleLimit(_Counts):
 
     def __init__(self, num_samplable: Callable[[], int], min_size: int, batch_size: int = 1) -> None:
         """num_samplable: rows that may still be sampled (`SegmentReplay.num_samplable`), asked at every call."""
-        super().__init__()
-        _check_least(1, batch_size=batch_size)
-        _check_least(0, min_size=min_size)
-        self.min_size = min_size
+        super().__init__(min_size, batch_size=batch_size)
         self._least = max(min_size, batch_size)
         self._num_samplable = num_samplable
 
@@ -175,19 +181,6 @@ class SampleLimit(_Counts):
     def insert_limit(self) -> int:
         """A number that is never reached."""
         return UNLIMITED
-
-    @property
-    def realised(self) -> float:
-        """Samples per insert past the first min_size inserts; 0 before."""
-        return self.samples / (self.inserts - self.min_size) if self.inserts > self.min_size else 0.0
-
-    def state(self) -> dict[str, float]:
-        """Numbers that `load_state` takes."""
-        return {"inserts": self.inserts, "samples": self.samples}
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        """Goes on from `state`."""
-        self.inserts, self.samples = _counts(state, ("inserts", "samples"))
 
 
 Limiter = RateLimiter | SampleLimit
