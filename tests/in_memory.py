@@ -13,8 +13,8 @@ import numpy as np
 
 from quarl.actorq import actor, learner, publisher
 from quarl.actorq.actor import ActorLoop
+from quarl.actorq.counters import Counters
 from quarl.actorq.learner import LearnerLoop
-from quarl.actorq.ledger import Ledger
 from quarl.actorq.publisher import PublisherLoop
 from quarl.actorq.roles import Channel, Snapshot, Weights
 from quarl.processes.child import Children
@@ -23,7 +23,7 @@ RECENT = 512
 
 
 class Cells:
-    """The ledger's arrays, which nobody else has."""
+    """The counters' arrays, which nobody else has."""
 
     def __init__(self, blocks):
         self.arrays = {name: np.zeros(block.shape, block.dtype) for name, block in blocks.items()}
@@ -59,7 +59,7 @@ class InMemoryChannel(Channel):
     """Queues of this process."""
 
     def __init__(self, num_actors, num_floats, dtype, rows):
-        self.ledger = Ledger(Cells(Ledger.blocks(num_actors)))
+        self.counters = Counters(Cells(Counters.blocks(num_actors)))
         self.floats, self.packed, self.dtype, self.removed = Newest(), Newest(), dtype, False
         self.queues = [deque() for _ in range(num_actors)]
         self.counts = [0] * num_actors

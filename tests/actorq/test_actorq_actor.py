@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quarl.actorq.actor import ActorLoop, ActorSpec
-from quarl.actorq.ledger import Actor, Learner
+from quarl.actorq.counters import Actor, Learner
 from stress.chaos import poison
 
 INTERVAL = 100
@@ -20,7 +20,7 @@ def acting(tmp_path):
         spec = ActorSpec(index=0, incarnation=0, channel=rig.channel, env_id="CartPole-v1", **options)
         loop = ActorLoop(spec)
         assert loop.pull()
-        rig.ledger.learner[Learner.INSERT_LIMIT], rig.ledger.learner[Learner.RANDOM_UNTIL] = 10**6, 0
+        rig.counters.learner[Learner.INSERT_LIMIT], rig.counters.learner[Learner.RANDOM_UNTIL] = 10**6, 0
         yield rig, loop
 
 
@@ -34,7 +34,7 @@ def test_weights_are_looked_for_when_the_interval_is_over_and_not_a_block_later(
 
 def test_weights_that_an_evaluation_held_up_say_nothing_of_the_latency(acting):
     rig, loop = acting
-    learner, counted = rig.ledger.learner, rig.ledger.latency_ms[0]
+    learner, counted = rig.counters.learner, rig.counters.latency_ms[0]
 
     def new_weights():
         rig.learner._push()

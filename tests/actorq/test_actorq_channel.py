@@ -11,7 +11,7 @@ import pytest
 
 from in_memory import InMemoryChannel, Threads
 from quarl.actorq.channel import LocalChannel
-from quarl.actorq.ledger import Actor, Learner
+from quarl.actorq.counters import Actor, Learner
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.supervisor import Supervisor
 from quarl.algorithms.cpu import threads
@@ -116,10 +116,10 @@ def test_the_publisher_sees_recent_observations_of_every_actor(channel):
 
 
 def test_all_see_the_same_numbers(channel):
-    channel.of(1).ledger.actors[1, Actor.STEPS] = 5
-    assert channel.ledger.actors[:, Actor.STEPS].tolist() == [0, 5, 0]
-    channel.ledger.learner[Learner.INSERT_LIMIT] = 2.0**52 + 1
-    assert channel.of(0).ledger.learner[Learner.INSERT_LIMIT] == 2**52 + 1
+    channel.of(1).counters.actors[1, Actor.STEPS] = 5
+    assert channel.counters.actors[:, Actor.STEPS].tolist() == [0, 5, 0]
+    channel.counters.learner[Learner.INSERT_LIMIT] = 2.0**52 + 1
+    assert channel.of(0).counters.learner[Learner.INSERT_LIMIT] == 2**52 + 1
 
 
 def test_a_local_channel_is_the_same_one_where_it_is_unpickled():
@@ -153,7 +153,7 @@ def test_a_whole_run_goes_through_another_transport_with_the_same_learner_publis
     assert (supervisor.result.exit_code, supervisor.result.message, said) == (0, "", [])
     assert isinstance(supervisor.channel, InMemoryChannel)
     assert supervisor.channel.removed
-    last, sent = rows[-1], supervisor.ledger.actors[:, Actor.STEPS]
+    last, sent = rows[-1], supervisor.counters.actors[:, Actor.STEPS]
     assert last["timesteps"] == 1500
     assert (sent > 0).all()
     assert last["updates"] == supervisor.result.summary["updates"] == (1500 - 200) // 4

@@ -21,8 +21,8 @@ import pytest
 
 from quarl.actorq import metrics, watch
 from quarl.actorq.build import build
+from quarl.actorq.counters import Actor, Control, Learner, Publisher
 from quarl.actorq.environments import RETRIES, Environments
-from quarl.actorq.ledger import Actor, Control, Learner, Publisher
 from quarl.actorq.memory import Memory
 from quarl.actorq.pace import Pace
 from quarl.actorq.supervisor import Supervisor
@@ -145,7 +145,7 @@ def test_a_learner_without_a_supervisor_saves_and_leaves(tmp_path, monkeypatch):
         rig.train(7)
         monkeypatch.setattr(rig.learner, "orphaned", lambda: True)
         rig.learner.run()
-        assert rig.ledger.learner[Learner.DONE] == 1
+        assert rig.counters.learner[Learner.DONE] == 1
         assert checkpoint.load_latest(tmp_path).updates == rig.learner.model._n_updates
 
 
@@ -187,7 +187,7 @@ def config(output: Path, **changed) -> ActorQConfig:
 
 @pytest.fixture
 def crew(tmp_path):
-    """A supervisor that started nobody, and its ledger."""
+    """A supervisor that started nobody, and its counters."""
     said: list[str] = []
     supervisor = Supervisor(config(tmp_path / "out"), said.append)
     supervisor.config.output.mkdir()
@@ -219,10 +219,10 @@ def test_a_target_that_is_reached_before_quantisation_acts_does_not_end_the_run(
         supervisor._catch_up = supervisor._evaluate = lambda: True
         for clock_s, done in enumerate(trained_for):
             supervisor.evaluator._add({"return": 10.0 + clock_s, "clock_s": clock_s, "trained_for": done})
-        supervisor.ledger.learner[Learner.EVALUATIONS] = 2
+        supervisor.counters.learner[Learner.EVALUATIONS] = 2
         supervisor._tick()
-        assert supervisor.ledger.control[Control.FINISH] == finish
-        assert supervisor.ledger.control[Control.EVALUATED] == 2
+        assert supervisor.counters.control[Control.FINISH] == finish
+        assert supervisor.counters.control[Control.EVALUATED] == 2
         assert supervisor.evaluator.reached_s == (1.0 if finish else None)
         supervisor.evaluator.entries = [{"return": 10.0, "last": False}, {"return": 11.0, "last": False}]
         assert not supervisor.evaluator.reached  # a file of before does not say it
@@ -260,7 +260,7 @@ def watched(crew, monkeypatch):
     monkeypatch.setattr(watch, "time", clock)
     for child in supervisor.crew.all:
         child.process, child.started = _Living(), clock.now
-    look = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, said.append)
+    look = watch.Watch(supervisor.crew, supervisor.counters, 10.0, said.append)
 
     def after(seconds, **beats):
         """Looks every half second; those named beat meanwhile."""
@@ -275,8 +275,8 @@ def watched(crew, monkeypatch):
 
 def _cells(supervisor, name):
     if name == "publisher":
-        return supervisor.ledger.publisher, Publisher.HEARTBEAT_S
-    return supervisor.ledger.actors[int(name[-1])], Actor.HEARTBEAT_S
+        return supervisor.counters.publisher, Publisher.HEARTBEAT_S
+    return supervisor.counters.actors[int(name[-1])], Actor.HEARTBEAT_S
 
 
 def test_a_slow_import_is_no_hang_and_a_silent_actor_is_one(watched):
@@ -310,7 +310,7 @@ def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
 
 def test_a_short_timeout_blames_nobody_either(watched):
     supervisor, said, clock, after = watched
-    short = watch.Watch(supervisor.crew, supervisor.ledger, 0.8, said.append)
+    short = watch.Watch(supervisor.crew, supervisor.counters, 0.8, said.append)
     after(1, actor_0=1, actor_1=1, publisher=1)
     short.look()
     clock.now += 3600  # Ctrl-Z, and fg
@@ -334,7 +334,7 @@ class _Obedient(_Living):
     """A learner that saves and leaves when it is told to."""
 
     def __init__(self, supervisor):
-        self.control = supervisor.ledger.control
+        self.control = supervisor.counters.control
 
     def is_alive(self):
         return not self.control[Control.FINISH]
@@ -351,8 +351,8 @@ def at_work(supervisor):
     for child in supervisor.crew.all:
         child.process = _Living()
     supervisor.crew.learner.process = _Obedient(supervisor)
-    supervisor.watch = watch.Watch(supervisor.crew, supervisor.ledger, 10.0, supervisor.say)
-    supervisor.ledger.learner[Learner.READY] = 1
+    supervisor.watch = watch.Watch(supervisor.crew, supervisor.counters, 10.0, supervisor.say)
+    supervisor.counters.learner[Learner.READY] = 1
     with supervisor.channel.floats.slot(4 * supervisor.template.num_floats, version=1, step=0) as slot:
         supervisor.template.flatten_into(build(supervisor.config), slot.view(np.float32))
 
@@ -395,7 +395,7 @@ def test_whatever_ends_a_supervisor_lets_the_learner_save(crew, monkeypatch):
     monkeypatch.setattr(supervisor, "_tick", tick)
     with pytest.raises(OSError, match="no space"):
         next(supervisor.run())
-    assert supervisor.ledger.control[Control.FINISH] == 1
+    assert supervisor.counters.control[Control.FINISH] == 1
 
 
 def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(crew):
@@ -404,13 +404,13 @@ def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(crew):
     actor = supervisor.crew.actors[0]
     actor.process = _Left()
     actor._result = Result(error="environment 'X-v0' cannot be made: licence server is busy", is_mistake=True)
-    supervisor.ledger.actors[0, Actor.STEPS] = 24_000
+    supervisor.counters.actors[0, Actor.STEPS] = 24_000
     assert supervisor._tick() is None
     assert actor.num_deaths == 1
     actor.num_deaths = 0
-    supervisor.ledger.actors[0, Actor.STEPS] = 0
+    supervisor.counters.actors[0, Actor.STEPS] = 0
     assert supervisor._tick() == (2, "actor 0: environment 'X-v0' cannot be made: licence server is busy")
-    assert supervisor.ledger.control[Control.FINISH] == 1  # the learner was told to save
+    assert supervisor.counters.control[Control.FINISH] == 1  # the learner was told to save
 
 
 def test_waiting_for_newer_weights_is_said_once_until_it_is_over(watched):
@@ -419,7 +419,7 @@ def test_waiting_for_newer_weights_is_said_once_until_it_is_over(watched):
     for waiting in (True, True, False, False, True):
         for _ in range(6):
             after(0.5, **everyone)
-            supervisor.ledger.actors[0, Actor.STALE_S] += 0.5 * waiting
+            supervisor.counters.actors[0, Actor.STALE_S] += 0.5 * waiting
     assert len(said) == 2
     assert "--max-staleness" in said[0]
 
@@ -543,13 +543,13 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
     def picked_up(steps, target):
         supervisor = Supervisor(config(tmp_path, target=target), print)
         supervisor.channel.remove()
-        supervisor.ledger.learner[Learner.BEGAN_AT] = steps
+        supervisor.counters.learner[Learner.BEGAN_AT] = steps
         supervisor._pick_up()
         return supervisor
 
     found = picked_up(350, 7.0)
     assert (found.evaluator.reached_s, found.evaluator.entries) == (30.0, entries[:3])
-    assert found.ledger.control[Control.FINISH] == 1
+    assert found.counters.control[Control.FINISH] == 1
     assert [json.loads(line) for line in path.read_text().splitlines()] == entries[:3]
     assert picked_up(350, 8.5).evaluator.reached_s is None
     path.write_text("".join(json.dumps(entry | {"last": entry["timesteps"] == 300}) + "\n" for entry in entries))
@@ -557,7 +557,7 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     found = picked_up(200, 7.0)
     assert (found.evaluator.reached_s, found.evaluator.entries) == (None, entries[:2])
-    assert found.ledger.control[Control.FINISH] == 0
+    assert found.counters.control[Control.FINISH] == 0
     assert not found.evaluator.has_concluded(200)
     found.evaluator.entries[-1]["last"] = True
     assert found.evaluator.has_concluded(200)
@@ -640,7 +640,7 @@ def test_without_episodes_nothing_is_evaluated_and_the_policy_is_kept(crew, monk
 def test_a_learner_that_left_at_once_has_its_evaluations_picked_up_first(crew, monkeypatch):
     supervisor, _ = crew
     supervisor.config = dataclasses.replace(supervisor.config, resume=True)
-    supervisor.ledger.learner[Learner.READY] = supervisor.ledger.learner[Learner.DONE] = 1
+    supervisor.counters.learner[Learner.READY] = supervisor.counters.learner[Learner.DONE] = 1
     order = []
     monkeypatch.setattr(supervisor, "_pick_up", lambda: order.append("evaluations before"))
     monkeypatch.setattr(supervisor, "_catch_up", lambda: order.append("the end"))

@@ -21,8 +21,8 @@ from quarl import qat
 from quarl.actorq.board import SLOTS
 from quarl.actorq.build import build, samples_per_insert
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
-from quarl.actorq.ledger import Actor, Control, Learner
 from quarl.actorq.limiter import smallest_error_buffer
 from quarl.actorq.pace import Pace
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
@@ -70,7 +70,7 @@ class Rig:
         model = build(chosen)
         dtype = segment_dtype(model.observation_space, model.action_space)
         self.channel = LocalChannel.create(chosen.actors, Template.of(model).num_floats, dtype, 256)
-        self.ledger = self.channel.ledger
+        self.counters = self.channel.counters
         self.channels = [self.channel.of(i) for i in range(chosen.actors)]
         try:
             self.loop = LearnerLoop(LearnerSpec(config=chosen, channel=self.channel))
@@ -93,7 +93,7 @@ class Rig:
         assert self.channels[actor].room()
         self.channels[actor].send(row.item()[:10], row["action"][0], row["observation"][0], row["next_observation"][0])
         self.sent[actor] += 1
-        self.ledger.actors[actor, Actor.STEPS] = self.sent[actor]
+        self.counters.actors[actor, Actor.STEPS] = self.sent[actor]
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch, algo, cl
     trace = []
     lockstep.loop.begin()
     while not lockstep.loop.finished():
-        if lockstep.sent[0] < lockstep.ledger.learner[Learner.INSERT_LIMIT]:
+        if lockstep.sent[0] < lockstep.counters.learner[Learner.INSERT_LIMIT]:
             trace.append(_clocks(model))  # what the callback of plain `learn` sees: the step is made, not yet booked
             lockstep.send()
         lockstep.loop.step()
@@ -208,14 +208,14 @@ def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):
     chosen = rig(samples_per_insert=0.5)
     chosen.loop.begin()
     while (done := int(chosen.sent.sum())) < 800:
-        assert done < chosen.ledger.learner[Learner.INSERT_LIMIT] or chosen.loop.limiter.updates_allowed()
-        if done < chosen.ledger.learner[Learner.INSERT_LIMIT]:
+        assert done < chosen.counters.learner[Learner.INSERT_LIMIT] or chosen.loop.limiter.updates_allowed()
+        if done < chosen.counters.learner[Learner.INSERT_LIMIT]:
             chosen.send()
         chosen.loop.step()
     model = chosen.loop.model
     assert model._n_updates == int((model.num_timesteps - 100) * 0.5 // 16)
     chosen.loop._show()
-    shown = chosen.ledger.learner[Learner.SAMPLES_PER_INSERT]  # the warm-up does not count
+    shown = chosen.counters.learner[Learner.SAMPLES_PER_INSERT]  # the warm-up does not count
     assert shown == 16 * model._n_updates / (model.num_timesteps - 100)
 
 
@@ -307,7 +307,7 @@ def test_an_actor_of_several_environments_has_room_for_a_step_of_them_all(rig):
     chosen = rig(envs_per_actor=13, n_timesteps=500)
     chosen.loop.begin()
     for _ in range(500):
-        if chosen.ledger.learner[Learner.INSERT_LIMIT] - chosen.sent[0] >= 13:
+        if chosen.counters.learner[Learner.INSERT_LIMIT] - chosen.sent[0] >= 13:
             for _ in range(13):
                 chosen.send()
         chosen.loop.step()
@@ -323,7 +323,7 @@ def test_a_learner_that_is_ahead_waits_for_experience_and_trains_no_further(rig)
     for _ in range(20):
         lonely.loop.step()
     assert lonely.loop.model._n_updates == 0
-    assert lonely.ledger.learner[Learner.WAIT_S] > 0
+    assert lonely.counters.learner[Learner.WAIT_S] > 0
 
 
 def test_every_push_has_a_higher_version_also_after_resume(rig, tmp_path):
@@ -346,14 +346,14 @@ def test_every_push_has_a_higher_version_also_after_resume(rig, tmp_path):
 def test_exploration_goes_on_after_resume_where_it_was(rig):
     first = rig()
     first.loop.begin()
-    assert first.ledger.learner[Learner.EXPLORATION] == 1.0
+    assert first.counters.learner[Learner.EXPLORATION] == 1.0
     while first.loop.model.num_timesteps < 300:
         first.send()
         first.loop.step()
     first.loop._save()
     second = rig(resume=True)
     second.loop.begin()
-    assert second.ledger.learner[Learner.EXPLORATION] == pytest.approx(1 - 0.95 * 300 / 600)
+    assert second.counters.learner[Learner.EXPLORATION] == pytest.approx(1 - 0.95 * 300 / 600)
 
 
 @pytest.mark.parametrize("longer", [2 * STEPS, 900])
@@ -479,7 +479,7 @@ def test_poisoned_weights_are_not_evaluated(rig):
     loop.begin()
     with torch.no_grad():
         loop.model.q_net.q_net[0].bias[0] = float("nan")
-    chosen.ledger.control[Control.EVALUATED] = 1
+    chosen.counters.control[Control.EVALUATED] = 1
     loop._evaluate()
     assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
     assert loop.checkpointer.rollbacks == 1
@@ -520,14 +520,14 @@ def test_without_episodes_a_learner_does_not_stand_still(rig):
         made.send()
     made.loop.step()
     assert made.loop.model.num_timesteps == 5
-    assert made.ledger.learner[Learner.EVALUATIONS] == 0
+    assert made.counters.learner[Learner.EVALUATIONS] == 0
 
 
 def test_stop_ends_the_loop(rig):
     chosen = rig()
     chosen.loop.begin()
     assert not chosen.loop.finished()
-    chosen.ledger.control[Control.STOP] = 1
+    chosen.counters.control[Control.STOP] = 1
     assert chosen.loop.finished()
 
 
@@ -539,7 +539,7 @@ def test_the_training_clock_stands_still_while_an_evaluation_is_played(rig):
     loop = rig().loop
     loop.begin()
     loop.started = began = time.perf_counter()
-    control = loop.ledger.control
+    control = loop.counters.control
     played = threading.Timer(0.6, lambda: control.__setitem__(Control.EVALUATED, 1))
     played.start()
     loop._evaluate()

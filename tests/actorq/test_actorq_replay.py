@@ -105,8 +105,6 @@ def test_truncation_cuts_the_return_and_bootstraps_and_termination_does_not_boot
     assert samples.discounts[:, 0].tolist() == [0.125, 0.25, 0.5, 0.125, 0.25, 0.5, 0.25, 0.5]
     assert samples.dones[:, 0].tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
     assert samples.next_observations[:, 0].tolist() == [2.5, 2.5, 2.5, 5.5, 5.5, 5.5, 7.5, 7.5]
-    unaware = both_ways(rows, n_steps=3, handle_timeout_termination=False)
-    assert unaware._get_samples(np.arange(8)).dones[:, 0].tolist() == [1, 1, 1, 1, 1, 1, 0, 0]
 
 
 def test_duplicates_are_refused_and_counted_wherever_they_stand_in_a_block():

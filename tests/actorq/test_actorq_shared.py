@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quarl.actorq.board import SLOTS, Board
-from quarl.actorq.ledger import Actor, Ledger, percentile
+from quarl.actorq.counters import Actor, Counters, percentile
 from quarl.actorq.memory import PREFIX, Block, Memory
 from quarl.actorq.ring import Ring
 from quarl.errors import QuarlError
@@ -272,8 +272,8 @@ def test_a_killed_writer_leaves_whole_rows_and_its_successor_goes_on(memory):
 
 
 def test_ledger_rows_do_not_share_cells(memory):
-    shared = memory(Ledger.blocks(2))
-    one, two = Ledger(shared), Ledger(shared)
+    shared = memory(Counters.blocks(2))
+    one, two = Counters(shared), Counters(shared)
     one.actors[0, Actor.STEPS] = 5
     one.actors[1, Actor.STEPS] = 2.0**52 + 1
     assert two.actors[:, Actor.STEPS].tolist() == [5, 2**52 + 1]

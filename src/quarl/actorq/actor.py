@@ -15,9 +15,9 @@ from quarl import engines
 from quarl.actorq import roles, wire
 from quarl.actorq.board import ORDERED
 from quarl.actorq.clock import Clock
+from quarl.actorq.counters import CLASSES, Actor, Learner
 from quarl.actorq.environments import Environments
 from quarl.actorq.exploration import Explorer
-from quarl.actorq.ledger import CLASSES, Actor, Learner
 from quarl.arrays import Array
 from quarl.envs.options import EnvironmentOptions
 from quarl.policy.graph import ActionHead, QuantizedPolicy
@@ -59,14 +59,14 @@ class ActorLoop(roles.Actor):
     def __init__(self, spec: ActorSpec) -> None:
         super().__init__(spec.cores)
         self.spec = spec
-        self.channel, self.ledger = spec.channel, spec.channel.ledger
-        self.cells = self.ledger.actors[spec.index]
-        self.sent = self.ledger.actors[:, Actor.STEPS]
+        self.channel, self.counters = spec.channel, spec.channel.counters
+        self.cells = self.counters.actors[spec.index]
+        self.sent = self.counters.actors[:, Actor.STEPS]
         self.beat()  # imports are over
         self.steps = self.channel.num_sent()  # a predecessor may have died before it could count its last one
         self.cells[Actor.STEPS] = self.steps
         self.rng = np.random.default_rng((spec.seed, spec.index, spec.incarnation))
-        self.num_actors = len(self.ledger.actors)
+        self.num_actors = len(self.counters.actors)
         place = spec.incarnation * self.num_actors + spec.index
         # in replay's dtype whatever the environment returns: a reset may give integers where steps give floats
         stored = self.channel.dtype["observation"]
@@ -88,7 +88,7 @@ class ActorLoop(roles.Actor):
         self.clock = Clock(self.cells)
 
     def allowed(self) -> int:
-        learner, num = self.ledger.learner, self.spec.num_envs
+        learner, num = self.counters.learner, self.spec.num_envs
         self.beat()
         if self.steps - self.pulled_at >= self.spec.update_interval or not self.version:
             self.pull()
@@ -122,16 +122,16 @@ class ActorLoop(roles.Actor):
         The learner comes to a step when it has made the updates that belong to those before it, and those are also the
         steps that other actors send while this one makes its own.
         """
-        per_insert = float(self.ledger.learner[Learner.UPDATES_PER_INSERT])
+        per_insert = float(self.counters.learner[Learner.UPDATES_PER_INSERT])
         if not per_insert:
             return math.inf
         oldest = self.step_of_version + self.spec.max_staleness
-        steps = (oldest - float(self.ledger.learner[Learner.UPDATES_OFFSET])) / per_insert
+        steps = (oldest - float(self.counters.learner[Learner.UPDATES_OFFSET])) / per_insert
         return steps - max(2 * self.meanwhile, self.num_actors * self.spec.num_envs)
 
     def act(self, num_steps: int) -> None:
         sent, steps = self.sent.sum(), self.steps
-        self._act(num_steps, random=bool(sent < self.ledger.learner[Learner.RANDOM_UNTIL]))
+        self._act(num_steps, random=bool(sent < self.counters.learner[Learner.RANDOM_UNTIL]))
         meanwhile = (self.sent.sum() - sent) / max(self.steps - steps, 1) * self.spec.num_envs
         self.meanwhile = max(meanwhile, 0.95 * self.meanwhile)
         self.clock.book()
@@ -142,8 +142,9 @@ class ActorLoop(roles.Actor):
         index, incarnation = self.spec.index, self.spec.incarnation
         until = now() + BLOCK_S
         version = -1 if random else self.version
-        epsilon = float(self.ledger.learner[Learner.EXPLORATION])
+        epsilon = float(self.counters.learner[Learner.EXPLORATION])
         for _ in range(num_steps):
+            # choose actions: one call of the engine for all environments
             before = now()
             if random:
                 actions, stored = self.explorer.random(self.spec.num_envs)
@@ -153,19 +154,21 @@ class ActorLoop(roles.Actor):
                 acted = now()
                 actions, stored = self.explorer.act(outputs, epsilon)
             for k in range(self.spec.num_envs):
+                # step the environment; one that raises is made anew, and what it did has no end in replay
                 started = now()
                 try:
                     observation, reward, terminated, truncated, _ = world.envs[k].step(actions[k])
-                except Exception as error:  # whatever a simulator raises: it is made anew
+                except Exception as error:  # whatever a simulator raises
                     world.replace(k, error)
                     continue
                 cells[HEARTBEAT_S] = stepped = now()
+                # send the segment, and count it when it is whole
                 length, total = world.episode[k]
                 gained = float(reward)
                 episode = (length + 1, total + gained)
                 done = terminated or truncated
-                ended = episode if done else NOT_ENDED
-                head = (world.sequence[k], version, index, incarnation, k, *ended, gained, terminated, truncated)
+                length, total = episode if done else NOT_ENDED
+                head = (world.sequence[k], version, index, incarnation, k, length, total, gained, terminated, truncated)
                 send(head, stored[k], world.observations[k], observation)
                 self.steps += 1
                 cells[STEPS] = self.steps
@@ -173,12 +176,14 @@ class ActorLoop(roles.Actor):
                 world.episode[k] = NOT_ENDED if done else episode
                 clock.environment_s += stepped - started
                 clock.insert_s += now() - stepped
+                # go on from there, or begin the next episode
                 if done:
                     started = now()
                     world.reset(k)
                     clock.environment_s += now() - started
                 else:
                     world.observations[k] = observation
+            # book, and leave after a while: others want to be looked at
             clock.inference_s += acted - before
             if self.acting_since is not None and not random:
                 self._first_action()
@@ -207,7 +212,7 @@ class ActorLoop(roles.Actor):
         cells[Actor.PULLS] += 1
         cells[Actor.VERSION] = snapshot.version
         blocked = min(int(1e4 * (done - start)), CLASSES - 1)
-        self.ledger.blocked_ms[self.spec.index, blocked] += 1
+        self.counters.blocked_ms[self.spec.index, blocked] += 1
         return True
 
     def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
@@ -225,7 +230,7 @@ class ActorLoop(roles.Actor):
         if self.acting_since > self.paused_ns:
             seconds = (time.monotonic_ns() - self.acting_since) * 1e-9
             self.cells[Actor.LATENCY_S] += seconds
-            self.ledger.latency_ms[self.spec.index, min(int(1e3 * seconds), CLASSES - 1)] += 1
+            self.counters.latency_ms[self.spec.index, min(int(1e3 * seconds), CLASSES - 1)] += 1
         self.acting_since = None
 
     def beat(self) -> None:

@@ -57,9 +57,9 @@ def recalled(config: ActorQConfig) -> Recalled:
 def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgorithm:
     """The model, its replay empty, seeded; nothing has been trained. world: `recalled`, where it is at hand."""
     cls, parameters, critic = hyperparameters(config)
-    known = inspect.signature(cls.__init__).parameters
-    gamma = float(parameters.get("gamma", known["gamma"].default))
-    n_steps = int(parameters.pop("n_steps", known["n_steps"].default))
+    defaults = inspect.signature(cls.__init__).parameters
+    gamma = float(parameters.get("gamma", defaults["gamma"].default))
+    n_steps = int(parameters.pop("n_steps", defaults["n_steps"].default))
     if config.algo == "sac" and parameters.get("target_update_interval", 1) != 1:
         # it counts updates within a round of gradient_steps, and here each is a round of its own
         raise QuarlError(
@@ -125,8 +125,8 @@ def hyperparameters(config: ActorQConfig) -> tuple[Any, dict[str, Any], Any]:
     if given.get("gradient_steps") == 0:
         raise QuarlError(NO_UPDATES)
     chosen |= {name: value for name in GIVEN_ONCE if (value := getattr(config, name)) is not None}
-    chosen |= (own := arguments(given, "--params"))
-    if (config.net_arch is not None or CRITIC in own) and "net_arch" in (own.get("policy_kwargs") or {}):
+    chosen |= (parameters := arguments(given, "--params"))
+    if (config.net_arch is not None or CRITIC in parameters) and "net_arch" in (parameters.get("policy_kwargs") or {}):
         raise QuarlError(
             f"--params policy_kwargs has a net_arch, and so has {'--net-arch' if config.net_arch else CRITIC}: give "
             f"layers by --net-arch and --params {CRITIC}:[...], or by policy_kwargs alone"
@@ -154,5 +154,5 @@ def _net_arch(config: ActorQConfig, critic: Any, preset: Any) -> Any:
         return None
     default = {"sac": [256, 256], "d4pg": [256, 256, 256]}.get(config.algo, [400, 300])
     default_critic = [512, 512, 256] if config.algo == "d4pg" else default
-    own = {"pi": default, "qf": default_critic} | (preset if isinstance(preset, dict) else {})
-    return {"pi": hidden or own["pi"], "qf": critic or own["qf"]}
+    layers = {"pi": default, "qf": default_critic} | (preset if isinstance(preset, dict) else {})
+    return {"pi": hidden or layers["pi"], "qf": critic or layers["qf"]}

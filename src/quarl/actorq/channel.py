@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from quarl.actorq.board import Board
-from quarl.actorq.ledger import Ledger
+from quarl.actorq.counters import Counters
 from quarl.actorq.memory import Memory
 from quarl.actorq.ring import Ring
 from quarl.actorq.roles import Channel
-from quarl.actorq.segment import Head, SegmentWriter
+from quarl.actorq.segment import HEAD, Head
 from quarl.arrays import Array
 
 LEARNER_BOARD, ACTOR_BOARD = "float", "packed"
@@ -26,17 +26,19 @@ class LocalChannel(Channel):
 
     def __init__(self, memory: Memory, actor: int | None = None) -> None:
         self._memory, self._actor, self._next = memory, actor, 0
-        self.ledger = Ledger(memory)
+        self.counters = Counters(memory)
         self.floats, self.packed = Board(memory, LEARNER_BOARD), Board(memory, ACTOR_BOARD)
-        self._rings = [Ring(memory, f"ring{i}") for i in range(len(self.ledger.actors))]
+        self._rings = [Ring(memory, f"ring{i}") for i in range(len(self.counters.actors))]
         self.dtype = self._rings[0].rows.dtype
         if actor is not None:
-            self._ring = self._rings[actor]
-            self._writer = SegmentWriter(self._ring.rows)
+            self._ring = ring = self._rings[actor]
+            self._bytes, self._stride = ring.rows.view(np.uint8).data, self.dtype.itemsize
+            self._actions, self._observations = ring.rows["action"], ring.rows["observation"]
+            self._next_observations = ring.rows["next_observation"]
 
     @classmethod
     def create(cls, num_actors: int, num_floats: int, dtype: np.dtype[Any], ring_rows: int) -> LocalChannel:
-        blocks = Ledger.blocks(num_actors)
+        blocks = Counters.blocks(num_actors)
         blocks |= Board.blocks(LEARNER_BOARD, 4 * num_floats)
         blocks |= Board.blocks(ACTOR_BOARD, 4 * num_floats + ARTEFACT_SLACK)
         for i in range(num_actors):
@@ -56,7 +58,11 @@ class LocalChannel(Channel):
         return self._ring.num_written
 
     def send(self, head: Head, action: Any, observation: Array, next_observation: Array) -> None:
-        self._writer.write(self._ring.index(0), head, action, observation, next_observation)
+        place = self._ring.index(0)
+        HEAD.pack_into(self._bytes, place * self._stride, *head)
+        self._actions[place] = action
+        self._observations[place] = observation
+        self._next_observations[place] = next_observation
         self._ring.commit(1)
 
     def receive(self, most: int) -> Iterator[Array]:

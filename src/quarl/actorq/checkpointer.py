@@ -56,26 +56,26 @@ class LearnerCheckpointer(Checkpointer):
 
         Without the replay of that run, learning starts when as much new experience is in.
         """
-        found = self.load()
+        last = self.load()
         for name in ("algo", "env"):
-            saved, here = found.state.get(name), getattr(self.config, name)
+            saved, here = last.state.get(name), getattr(self.config, name)
             if saved != here:
                 raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
-        if found.state.get("qat", self.trained_for()) != self.trained_for():
-            raise QuarlError(f"{found.path} was trained with other --qat options; resume with those of the first run")
-        checkpoint.restore(found, self.model, self._segments)
+        if last.state.get("qat", self.trained_for()) != self.trained_for():
+            raise QuarlError(f"{last.path} was trained with other --qat options; resume with those of the first run")
+        checkpoint.restore(last, self.model, self._segments)
         model = self.model
         held = hold(model, self.config.steps)
         model._total_timesteps = self.config.steps  # perhaps more than before
         model._num_timesteps_at_start = model.num_timesteps
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
-        self.limiter.load_state(found.state["limiter"])
-        if not found.has_replay and isinstance(self.limiter, RateLimiter):
+        self.limiter.load_state(last.state["limiter"])
+        if not last.has_replay and isinstance(self.limiter, RateLimiter):
             self.limiter.warm_up_again()
-        self._slow_down(float(found.state["rate_factor"]))
-        self.float_updates = int(found.state.get("float_updates", 0))
-        note(f"{standing(model)}, version {found.state['version']:,}{held}")
-        return float(found.state["clock_s"])
+        self._slow_down(float(last.state["rate_factor"]))
+        self.float_updates = int(last.state.get("float_updates", 0))
+        note(f"{standing(model)}, version {last.state['version']:,}{held}")
+        return float(last.state["clock_s"])
 
     def roll_back(self) -> None:
         """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
@@ -88,8 +88,8 @@ class LearnerCheckpointer(Checkpointer):
             )
         # weights go back, the run's clocks move on
         clocks = {name: getattr(self.model, name) for name in COUNTERS if hasattr(self.model, name)}
-        found = self.load()
-        checkpoint.restore(found, self.model)
+        last = self.load()
+        checkpoint.restore(last, self.model)
         for name, value in clocks.items():
             setattr(self.model, name, value)
         # A loss that is not written at every update would stay there as NaN.

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from quarl.actorq.ledger import Actor
+from quarl.actorq.counters import Actor
 
 NAP_S = 0.0005
 """Between two looks at a number that another process will change."""

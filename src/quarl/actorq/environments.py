@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 
-from quarl.actorq.ledger import Actor
+from quarl.actorq.counters import Actor
 from quarl.algorithms.arguments import mapping
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
@@ -61,7 +61,7 @@ class Environments:
         say: Callable[[str], None],
         world: EnvironmentOptions = EnvironmentOptions(),  # noqa: B008  # frozen
     ) -> None:
-        """place: number of the incarnation among those of all actors; cells: the actor's row of the ledger.
+        """place: number of the incarnation among those of all actors; cells: the actor's row of the counters.
 
         observations [num, *shape]: in the learner's shape and dtype, where each environment stands. say: hears of the
         first environment that raises; all are counted.

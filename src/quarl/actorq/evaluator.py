@@ -100,14 +100,14 @@ class ActorsEvaluator(Evaluator):
 
     def _read(self) -> list[dict[str, Any]]:
         """What the file holds, up to a line that is none of its own."""
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, ValueError, RecursionError):
             for line in self._path.read_text().splitlines():
                 entry = json.loads(line)
                 if not isinstance(entry, dict) or not all(isinstance(entry.get(n), int | float) for n in NUMBERS):
                     break
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     def _sent(self, quantized: QuantizedPolicy) -> str:
         """What the actors' policy is called: float actors may run weights that were rounded on their way."""

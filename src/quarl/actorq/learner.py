@@ -18,10 +18,10 @@ from quarl import qat
 from quarl.actorq import roles
 from quarl.actorq.build import build
 from quarl.actorq.checkpointer import LearnerCheckpointer
-from quarl.actorq.intake import Intake
-from quarl.actorq.ledger import Control, Learner, Publisher
+from quarl.actorq.counters import Control, Learner, Publisher
 from quarl.actorq.pace import Pace
 from quarl.actorq.replay import SegmentReplay
+from quarl.actorq.replay_insert import ReplayInsert
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms.cpu import start_threads
@@ -60,8 +60,8 @@ class LearnerLoop(roles.Learner):
         super().__init__(spec.cores)
         self.config = config = spec.config
         start_threads(config.learner_threads)
-        self.channel, self.ledger = spec.channel, spec.channel.ledger
-        self.cells = self.ledger.learner
+        self.channel, self.counters = spec.channel, spec.channel.counters
+        self.cells = self.counters.learner
         self.model = build(config, spec.world)
         self.template = Template.of(self.model)
         self.delay = config.delay(config.steps)
@@ -72,7 +72,10 @@ class LearnerLoop(roles.Learner):
         self.pace = Pace(config, self.model)
         self.limiter = self.pace.limiter
         self.versions = Versions(config.output)
-        self.intake = Intake(self.model, self.limiter, self.versions, self.ledger.staleness, normalize=config.normalize)
+        staleness = self.counters.staleness
+        self.replay_insert = ReplayInsert(
+            self.model, self.limiter, self.versions, staleness, normalize=config.normalize
+        )
         self.checkpointer = LearnerCheckpointer(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update, and written now and then where they are tracked.
         self.model.set_logger(make_logger(config, lambda: config.output, note))
@@ -100,7 +103,7 @@ class LearnerLoop(roles.Learner):
 
     def _check_quantised(self) -> None:
         """Refuses a run in which fake quantisation was asked for and never acted; what it came to is saved."""
-        if not self._is_trained_for() and not self.ledger.control[Control.STOP]:
+        if not self._is_trained_for() and not self.counters.control[Control.STOP]:
             raise QuarlError(
                 f"the run ended at step {self.model.num_timesteps:,}, and fake quantisation was to act from step "
                 f"{self.delay:,} on: take a smaller --quant-delay, or go on with --resume and more --updates or -n"
@@ -124,19 +127,23 @@ class LearnerLoop(roles.Learner):
         self.cells[Learner.READY] = 1
 
     def step(self) -> None:
+        # learn, or take in what is learnt from; beside an update there is only something where actors keep no ratio
         if self.limiter.updates_allowed():
-            self.receive()  # nothing, but where actors keep no ratio
+            self.receive()
             self.update()
         elif not self.receive():
             self._wait()
+        # let actors go on
         self._show()
         if self.config.track != "none" and time.monotonic() - self.tracked >= TRACKED_S:
             self.tracked = time.monotonic()
             self.model.dump_logs()  # Stable-Baselines3's own tags
+        # stand still for an evaluation
         steps = self.model.num_timesteps
         if steps >= self.next_evaluation:
             self.next_evaluation = self._next(self.config.eval_freq)
             self._evaluate()
+        # bound what a crash would cost
         if steps >= self.next_save or time.monotonic() - self.saved >= self.save_s:
             self.next_save = self._next(self.config.save_freq)
             self._save()
@@ -156,7 +163,7 @@ class LearnerLoop(roles.Learner):
         left = self.config.steps - self.model.num_timesteps  # actors may have made a step more than they should
         for rows in self.channel.receive(min(self.limiter.inserts_wanted(), AT_ONCE, left)):
             try:
-                self.intake.take(rows)
+                self.replay_insert.take(rows)
             except QuarlError as error:  # NaN from an environment: what was learned until then is sound
                 self._save()
                 raise QuarlError(f"{self.config.env}: {error}") from None
@@ -172,6 +179,7 @@ class LearnerLoop(roles.Learner):
         """One gradient step, its clocks and checks, and a push of weights where one is due."""
         start = time.perf_counter()
         model = self.model
+        # Stable-Baselines3's own gradient step, on a batch of replay
         try:
             with self.precision.update(self.learned):
                 model.train(gradient_steps=1, batch_size=model.batch_size)
@@ -181,11 +189,13 @@ class LearnerLoop(roles.Learner):
             self._roll_back()
             return
         self.cells[Learner.TRAIN_S] += time.perf_counter() - start
+        # the clocks: what it used up, what it cost
         self.limiter.on_sample(model.batch_size)
         losses = {k: float(v) for k, v in model.logger.name_to_value.items() if k.endswith("loss")}
         self.cells[Learner.LOSS] = losses.get("train/loss", losses.get("train/critic_loss", math.nan))
         self.cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", self.cells[Learner.ACTOR_LOSS])
-        refused = self.ledger.publisher[Publisher.REFUSED_VERSION] > self.sound_version
+        # back to sound weights where these are not, else on to the actors
+        refused = self.counters.publisher[Publisher.REFUSED_VERSION] > self.sound_version
         if refused or not all(map(math.isfinite, losses.values())):
             self._roll_back()
         elif model._n_updates % self.config.publish_interval == 0:
@@ -215,7 +225,7 @@ class LearnerLoop(roles.Learner):
         self._push()
         self.evaluations += 1
         self.cells[Learner.EVALUATIONS] = self.evaluations
-        control = self.ledger.control
+        control = self.counters.control
         while control[Control.EVALUATED] < self.evaluations and not self._told_to_end():
             time.sleep(0.01)
         self.paused_s += time.perf_counter() - start
@@ -248,7 +258,7 @@ class LearnerLoop(roles.Learner):
         return bool(done or self._told_to_end())
 
     def _told_to_end(self) -> bool:
-        return bool(self.ledger.control[Control.FINISH]) or self.stopped()
+        return bool(self.counters.control[Control.FINISH]) or self.stopped()
 
     def _clock(self) -> float:
         running = 0.0 if self.started is None else time.perf_counter() - self.started - self.paused_s

@@ -61,7 +61,7 @@ class StreamLinks:
 
     def last_incarnation(self, actor: int) -> int:
         """The latest of this actor; -1 if it was never seen."""
-        return max((incarnation for one, incarnation, _ in self._streams if one == actor), default=-1)
+        return max((incarnation for its_actor, incarnation, _ in self._streams if its_actor == actor), default=-1)
 
     def state(self) -> dict[str, Array]:
         """Arrays that `load_state` takes; views of the links of the rows there are."""
@@ -106,11 +106,11 @@ class StreamLinks:
         """`_append_each` in one pass over all streams of the block, with a dict look-up for each stream."""
         order, heads = _by_stream(rows)
         streams = _streams(rows[order[heads]])
-        known = np.array([self._streams.get(stream, UNKNOWN) for stream in streams])  # [streams, 2]
+        last = np.array([self._streams.get(stream, UNKNOWN) for stream in streams])  # [streams, 2]
         sequence = rows["sequence"][order]
         step = np.empty(len(rows), np.int64)
         step[1:] = sequence[1:] - sequence[:-1]
-        step[heads] = sequence[heads] - known[:, 0]
+        step[heads] = sequence[heads] - last[:, 0]
         if step.min() <= 0:
             return self._append_each(rows)
         self.num_gaps += int(np.count_nonzero(step != 1))
@@ -120,9 +120,9 @@ class StreamLinks:
         # The row before each in its stream: the one before it in `order`, or the stream's last if that still lives.
         before = np.empty(len(rows), np.int64)
         before[1:] = indices[:-1]
-        before[heads] = known[:, 1] % self.capacity
+        before[heads] = last[:, 1] % self.capacity
         linked = step == 1
-        linked[heads] &= known[:, 1] >= self.num_rows - self.capacity
+        linked[heads] &= last[:, 1] >= self.num_rows - self.capacity
         self._ends[indices] = (rows["terminated"] | rows["truncated"])[order]
         linked &= ~self._ends[before]
         self.successor[indices] = -1

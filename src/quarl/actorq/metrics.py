@@ -1,4 +1,4 @@
-"""Metrics of a run: rows of plain numbers from the ledger, for metrics.jsonl, TensorBoard and the live view."""
+"""Metrics of a run: rows of plain numbers from the counters, for metrics.jsonl, TensorBoard and the live view."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl.actorq.ledger import Actor, Control, Learner, Ledger, Publisher, percentile
+from quarl.actorq.counters import Actor, Control, Counters, Learner, Publisher, percentile
 from quarl.errors import QuarlError
 from quarl.files import write_bytes
 
@@ -28,27 +28,29 @@ TIMES = (
 COUNTS = (Actor.STEPS, Actor.PULLS, Actor.SKIPPED, Actor.ERRORS, Actor.DROPPED, Actor.VERSION, Actor.INCARNATION)
 
 
-def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:
+def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """The run at this moment; rates are over the time since `before`, a row of the same run."""
-    learner, publisher = ledger.learner, ledger.publisher
-    actors = [_actor(*one) for one in zip(ledger.actors, ledger.latency_ms.sum(axis=1), strict=True)]
-    found: dict[str, Any] = {
+    learner, publisher = counters.learner, counters.publisher
+    actors = [
+        _actor(cells, pulls) for cells, pulls in zip(counters.actors, counters.latency_ms.sum(axis=1), strict=True)
+    ]
+    numbers: dict[str, Any] = {
         "wall_s": wall_s,
         "clock_s": float(learner[Learner.CLOCK_S]),
         "timesteps": int(learner[Learner.TIMESTEPS]),
         "updates": int(learner[Learner.UPDATES]),
         "version": int(learner[Learner.VERSION]),
         "published_version": int(publisher[Publisher.VERSION]),
-        "actors_alive": int(ledger.control[Control.ACTORS]),
+        "actors_alive": int(counters.control[Control.ACTORS]),
         "episodes": int(learner[Learner.EPISODES]),
         "return_mean": _number(learner[Learner.RETURN_MEAN]) if learner[Learner.EPISODES] else None,
         "exploration": float(learner[Learner.EXPLORATION]),
         "loss": _number(learner[Learner.LOSS]),
         "actor_loss": _number(learner[Learner.ACTOR_LOSS]),
         "samples_per_insert": float(learner[Learner.SAMPLES_PER_INSERT]) or None,
-        **_percentiles("staleness", ledger.staleness, max=1.0),
-        **_percentiles("latency_ms", ledger.latency_ms.sum(axis=0)),
-        **_percentiles("blocked_ms", ledger.blocked_ms.sum(axis=0), unit=10),
+        **_percentiles("staleness", counters.staleness, max=1.0),
+        **_percentiles("latency_ms", counters.latency_ms.sum(axis=0)),
+        **_percentiles("blocked_ms", counters.blocked_ms.sum(axis=0), unit=10),
         "learner": {
             name.lower(): float(learner[Learner[name]])
             for name in ("TRAIN_S", "INSERT_S", "PUSH_S", "WAIT_S", "CHECKPOINT_S", "ROLLBACKS", "DUPLICATES", "GAPS")
@@ -66,18 +68,18 @@ def row(ledger: Ledger, wall_s: float, before: dict[str, Any] | None = None) -> 
         },
         "actors": actors,
     }
-    span = found["clock_s"] - (before["clock_s"] if before else 0.0)
+    span = numbers["clock_s"] - (before["clock_s"] if before else 0.0)
     for name in ("timesteps", "updates"):
-        found[f"{name}_per_s"] = _ratio(found[name] - (before[name] if before else 0), span)
-    return found
+        numbers[f"{name}_per_s"] = _ratio(numbers[name] - (before[name] if before else 0), span)
+    return numbers
 
 
-def append(path: Path, found: dict[str, Any]) -> None:
+def append(path: Path, row: dict[str, Any]) -> None:
     """One line more, whole or not at all; QuarlError where the disk is full."""
     size = path.stat().st_size if path.exists() else 0
     try:
         with path.open("a") as file:
-            print(json.dumps(found), file=file)
+            print(json.dumps(row), file=file)
     except OSError as error:
         with contextlib.suppress(OSError):  # no half of a row, which the next one would go on
             os.truncate(path, size)
@@ -98,18 +100,18 @@ def cut(path: Path, timesteps: int) -> None:
 
 def _actor(cells: Any, timed: Any) -> dict[str, Any]:
     """timed: pulls whose latency is in the sum."""
-    found: dict[str, Any] = {column.name.lower(): int(cells[column]) for column in COUNTS}
-    found |= {column.name.lower(): float(cells[column]) for column in TIMES}
-    found["loop_s"] = float(cells[Actor.LOOP_S])
-    found["sigma"] = float(cells[Actor.SIGMA])
-    found["latency_ms"] = _ratio(1e3 * cells[Actor.LATENCY_S], timed)
-    return found
+    numbers: dict[str, Any] = {column.name.lower(): int(cells[column]) for column in COUNTS}
+    numbers |= {column.name.lower(): float(cells[column]) for column in TIMES}
+    numbers["loop_s"] = float(cells[Actor.LOOP_S])
+    numbers["sigma"] = float(cells[Actor.SIGMA])
+    numbers["latency_ms"] = _ratio(1e3 * cells[Actor.LATENCY_S], timed)
+    return numbers
 
 
-def scalars(found: dict[str, Any], prefix: str = "") -> dict[str, float]:
+def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of a row by path, as TensorBoard wants them."""
     flat: dict[str, float] = {}
-    for name, value in found.items():
+    for name, value in row.items():
         if isinstance(value, dict):
             flat |= scalars(value, f"{prefix}{name}/")
         elif isinstance(value, list):

@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from quarl.actorq.build import samples_per_insert
+from quarl.actorq.counters import Actor, Learner, overhead_s
 from quarl.actorq.learner import LearnerLoop
-from quarl.actorq.ledger import Actor, Learner, overhead_s
 from quarl.actorq.supervisor import Supervisor
 from quarl.actorq.wire import Packer
 from quarl.algorithms.cpu import threads
@@ -144,8 +144,8 @@ def measure(
 
 def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
     """A step of each arm, all of one engine, in one actor process that never waits; keeps some of its segments."""
-    config, ledger, child = supervisor.config, supervisor.ledger, supervisor.crew.actors[0]
-    cells = ledger.actors[0]
+    config, counters, child = supervisor.config, supervisor.counters, supervisor.crew.actors[0]
+    cells = counters.actors[0]
 
     def booked(column: Actor, above: float, until: float = 0.0) -> Array:
         """The actor's books when it has more than `above` in that column, and the time has come."""
@@ -164,7 +164,7 @@ def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments
 
     child.kill()  # another engine's
     child.spec = replace(child.spec, engine=arms[0][1], incarnation=child.spec.incarnation + 1)
-    ledger.learner[Learner.INSERT_LIMIT] = 2**53
+    counters.learner[Learner.INSERT_LIMIT] = 2**53
     supervisor.children.start(child)
     packers = [Packer(precision, config.comm_bits, config.weight_compress) for precision, _ in arms]
     spent = np.zeros((len(arms), len(cells)))
@@ -191,7 +191,7 @@ def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: fl
         segments = next(blocks)
         segments["sequence"] += span  # of the same stream once more
         start, trained_s = time.perf_counter(), float(learner.cells[Learner.TRAIN_S])
-        learner.intake.take(segments)
+        learner.replay_insert.take(segments)
         insert_s += time.perf_counter() - start
         learner.update()
         if inserts:  # the first update makes the optimiser's state

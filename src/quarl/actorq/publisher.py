@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quarl.actorq import roles
-from quarl.actorq.ledger import Publisher
+from quarl.actorq.counters import Publisher
 from quarl.actorq.weights import Template
 from quarl.actorq.wire import Packer
 from quarl.arrays import Array
@@ -43,7 +43,7 @@ class PublisherLoop(roles.Publisher):
         self.channel = spec.channel
         self.template = Template.from_bytes(spec.template)
         self.packer = Packer(**spec.packer)
-        self.cells = self.channel.ledger.publisher
+        self.cells = self.channel.counters.publisher
         self.rng = np.random.default_rng(0)
         self.cpu_before = float(self.cells[Publisher.CPU_S])
         # After a restart: what is up already need not be packed again.

@@ -62,15 +62,15 @@ class Quantizer:
             self._refresh(policy, observations)
             self._age = 0
         self._age += 1
-        divided = {found.chain: found.scale for found in self._balances}
-        inserted = {found.source: found.inserted for found in self._balances if found.chain is None}
-        multiplied = {name: found for found in self._balances for name in found.consumers}
+        divided = {balance.chain: balance.scale for balance in self._balances}
+        inserted = {balance.source: balance.inserted for balance in self._balances if balance.chain is None}
+        multiplied = {name: balance for balance in self._balances for name in balance.consumers}
         ops: dict[str, Op] = {}
         for op in policy.ops:
             if isinstance(op, Linear):
-                found = multiplied.get(op.name)
-                source = op.inputs if found is None or found.chain else (inserted[found.source].name,)
-                coded = self._layer(policy, op, None if found is None else found.scale, divided.get(op.name))
+                balance = multiplied.get(op.name)
+                source = op.inputs if balance is None or balance.chain else (inserted[balance.source].name,)
+                coded = self._layer(policy, op, None if balance is None else balance.scale, divided.get(op.name))
                 ops[op.name] = replace(coded, inputs=source)
             else:
                 ops[op.name] = op
@@ -82,7 +82,7 @@ class Quantizer:
             self._balances = balances(
                 center_scores(policy) if scheme.center_scores else policy, values, scheme.equalize
             )
-        scales = {name: found.scale for found in self._balances for name in found.consumers}
+        scales = {name: balance.scale for balance in self._balances for name in balance.consumers}
         for op in policy.linear:
             rows = unfold(op, values[op.inputs[0]])
             mean = rows.reshape(-1, rows.shape[-1]).mean(axis=0, dtype=np.float64)
@@ -103,14 +103,14 @@ class Quantizer:
         wide = np.float64 if bits > 16 else np.float32  # above 16 bits float32 cannot hold a code
         num = max(1, AT_ONCE // weight.shape[1])
         for start in range(0, len(weight), num):
-            some = slice(start, start + num)
-            rows = weight[some] if factor is None else weight[some] * factor
+            block = slice(start, start + num)
+            rows = weight[block] if factor is None else weight[block] * factor
             high = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
             q = choose_qparams(-high, high, bits, symmetric=True)
             rounded = affine.quantize(rows.astype(wide, copy=False), q)
-            codes[some], scale[some] = rounded, q.scale[:, 0]
+            codes[block], scale[block] = rounded, q.scale[:, 0]
             if mean is not None:
-                error[some] = rows @ mean - (rounded @ mean) * q.scale[:, 0]
+                error[block] = rows @ mean - (rounded @ mean) * q.scale[:, 0]
         bias = op.bias + error
         if divide is not None:
             scale, bias = np.maximum(scale / divide, TINY).astype(np.float32), (bias / divide).astype(np.float32)

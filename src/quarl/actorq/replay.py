@@ -38,7 +38,6 @@ class SegmentReplay(ReplayBuffer):
         device: torch.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
         *,
         n_steps: int = 1,
         gamma: float = 0.99,
@@ -46,7 +45,6 @@ class SegmentReplay(ReplayBuffer):
     ) -> None:
         """buffer_size: transitions in total, not per environment.
 
-        handle_timeout_termination: truncated rows bootstrap; False makes them done.
         max_times_sampled: a row leaves the sampling set after so many samples; None: never.
         """
         if optimize_memory_usage:
@@ -57,7 +55,6 @@ class SegmentReplay(ReplayBuffer):
         # ReplayBuffer's own constructor would allocate arrays [buffer_size, n_envs] beside the columns.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.optimize_memory_usage = False
-        self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = n_steps
         self.gamma = gamma
         self.segment_dtype = segment_dtype(observation_space, action_space)
@@ -135,9 +132,7 @@ class SegmentReplay(ReplayBuffer):
         steps = np.arange(self.n_steps, dtype=np.float32)
         rewards = self._normalize_reward(self.columns["reward"][indices], env)
         rewards = (rewards * self.gamma**steps * (steps < used)).sum(axis=1, keepdims=True)
-        done = self.columns["terminated"][last]
-        if not self.handle_timeout_termination:
-            done = done | self.columns["truncated"][last]
+        done = self.columns["terminated"][last]  # truncated rows bootstrap
         observations = self._normalize_obs(self.columns["observation"].take(batch_inds, axis=0), env)
         next_observations = self._normalize_obs(self.columns["next_observation"].take(last, axis=0), env)
         actions = self.columns["action"].take(batch_inds, axis=0).reshape(len(batch_inds), -1)
@@ -175,10 +170,10 @@ class SegmentReplay(ReplayBuffer):
         The spaces, the buffer size and whether max_times_sampled is set must be as they were. Rows of `add` do not
         link to saved ones: their environments were reset meanwhile.
         """
-        own = self.state()
-        if wrong := sorted(own.keys() ^ state.keys()):
+        here = self.state()
+        if wrong := sorted(here.keys() ^ state.keys()):
             raise QuarlError(f"the saved replay differs in {wrong[0]!r}; resume with the max_times_sampled it had")
-        for name, array in own.items():
+        for name, array in here.items():
             if (state[name].dtype, state[name].shape[1:]) != (array.dtype, array.shape[1:]):
                 raise QuarlError(f"the saved replay's {name} is of another kind; resume with the same environment")
         num_rows, capacity = state["counters"][:2].tolist()

@@ -7,8 +7,8 @@
        └────────────────────── segments ─────────────────────┘
 
 Each is a process. They share nothing but a Channel: two boards of weights, a queue of segments from each actor, and the
-ledger's numbers, of which each has one writer. None waits for another inside of it: a board has its newest weights, a
-queue has room or not, and how far each may go stands in the ledger.
+counters, of which each has one writer. None waits for another inside of it: a board has its newest weights, a
+queue has room or not, and how far each may go stands in the counters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from quarl.actorq.ledger import Control, Ledger
+from quarl.actorq.counters import Control, Counters
 from quarl.actorq.segment import Head
 from quarl.arrays import Array
 from quarl.processes.inside import Worker
@@ -79,7 +79,7 @@ class Weights(ABC):
 class Channel(ABC):
     """All that the processes of a run say to each other. It is pickled into what each is told at its start."""
 
-    ledger: Ledger
+    counters: Counters
     floats: Weights
     """The learner's float32 numbers, as `Template` has them, for publisher and supervisor."""
     packed: Weights
@@ -130,7 +130,7 @@ class Role(Worker):
 
     def stopped(self) -> bool:
         """Whether the supervisor wants an end, or is no more."""
-        return bool(self.channel.ledger.control[Control.STOP]) or self.orphaned()
+        return bool(self.channel.counters.control[Control.STOP]) or self.orphaned()
 
 
 class Learner(Role, ABC):
@@ -155,7 +155,7 @@ class Learner(Role, ABC):
     def step(self) -> None:
         """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them.
 
-        What the others look at is in the ledger afterwards, and where an evaluation is due, it has been waited for.
+        Afterwards the counters say how far it came, and an evaluation that was due is over.
         """
 
     @abstractmethod

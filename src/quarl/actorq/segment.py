@@ -13,7 +13,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 
 HEAD = struct.Struct("=qqiiiidd??")
@@ -55,22 +54,3 @@ def segment_dtype(observation_space: gymnasium.Space[Any], action_space: gymnasi
         ],
         align=True,
     )
-
-
-class SegmentWriter:
-    """Writes rows of that dtype in place."""
-
-    def __init__(self, rows: Array) -> None:
-        fields = rows.dtype.fields
-        assert fields is not None
-        assert fields["truncated"][1] + 1 == HEAD.size
-        self._bytes, self._stride = rows.view(np.uint8).data, rows.dtype.itemsize
-        self._action, self._observation = rows["action"], rows["observation"]
-        self._next_observation = rows["next_observation"]
-
-    def write(self, place: int, head: Head, action: Any, observation: Array, next_observation: Array) -> None:
-        """Row `place`; head: its fields from `sequence` to `truncated`."""
-        HEAD.pack_into(self._bytes, place * self._stride, *head)
-        self._action[place] = action
-        self._observation[place] = observation
-        self._next_observation[place] = next_observation

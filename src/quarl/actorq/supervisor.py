@@ -15,9 +15,9 @@ import numpy as np
 from quarl.actorq import metrics, roles
 from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
+from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.crew import Crew
 from quarl.actorq.evaluator import ActorsEvaluator
-from quarl.actorq.ledger import Actor, Control, Learner
 from quarl.actorq.pace import Pace
 from quarl.actorq.resume import begun, write_options
 from quarl.actorq.segment import segment_dtype
@@ -81,7 +81,7 @@ class Supervisor(roles.Supervisor):
         dtype = segment_dtype(model.observation_space, model.action_space)
         rows = max(min(RING_ROWS, RING_BYTES // dtype.itemsize), 2 * config.envs_per_actor)
         self.channel: roles.Channel = open_channel(config.actors, self.template.num_floats, dtype, rows)
-        self.ledger = self.channel.ledger
+        self.counters = self.channel.counters
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
             self.crew = Crew(config, self.template, self.evaluator.packer_options, self.channel, world)
@@ -111,16 +111,16 @@ class Supervisor(roles.Supervisor):
             write_options(self.config)
             for child in self.crew.all:
                 self.children.start(child)
-            self.watch = Watch(self.crew, self.ledger, self.config.env_timeout, self.say)
+            self.watch = Watch(self.crew, self.counters, self.config.env_timeout, self.say)
             next_row = time.perf_counter()
             while (ended := self._tick()) is None:
-                if time.perf_counter() >= next_row and self.ledger.learner[Learner.READY]:
+                if time.perf_counter() >= next_row and self.counters.learner[Learner.READY]:
                     next_row = time.perf_counter() + ROW_S
-                    previous = metrics.row(self.ledger, time.perf_counter() - started, previous)
+                    previous = metrics.row(self.counters, time.perf_counter() - started, previous)
                     self._log(previous)
                     yield previous
-            last = metrics.row(self.ledger, time.perf_counter() - started, previous)
-            if began := bool(self.ledger.learner[Learner.READY]):
+            last = metrics.row(self.counters, time.perf_counter() - started, previous)
+            if began := bool(self.counters.learner[Learner.READY]):
                 self._log(last)
             code, message = ended
             if code == 0 and not self.evaluator.has_concluded(last["timesteps"]):
@@ -135,7 +135,7 @@ class Supervisor(roles.Supervisor):
         if self.signal is not None:
             self._wind_up()
             return self._stopped("by a signal")
-        cells, control, crew = self.ledger.learner, self.ledger.control, self.crew
+        cells, control, crew = self.counters.learner, self.counters.control, self.crew
         if self.config.resume and not self.picked_up and cells[Learner.READY]:
             self._pick_up()  # first: what is written in the end begins with the evaluations before
         if not crew.learner.alive():
@@ -146,7 +146,7 @@ class Supervisor(roles.Supervisor):
             if crew.publisher.parked:
                 self._wind_up()
                 return 1, f"the publisher keeps dying; {self._go_on()}"
-        for child, sent in zip(crew.actors, self.ledger.actors[:, Actor.STEPS], strict=True):
+        for child, sent in zip(crew.actors, self.counters.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
                 if child.result.is_mistake and not sent:  # one that has worked was made by no mistake
                     self._wind_up()
@@ -168,24 +168,24 @@ class Supervisor(roles.Supervisor):
 
     def _pick_up(self) -> None:
         """Goes on behind the run's evaluations, which may have reached the target."""
-        self.picked_up, began_at = True, int(self.ledger.learner[Learner.BEGAN_AT])
+        self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
         self.evaluator.resume(began_at)
         with contextlib.suppress(QuarlError):  # of a full disk, on which training goes on
             metrics.cut(self._metrics, began_at)
         if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
-            self.ledger.control[Control.FINISH] = 1
+            self.counters.control[Control.FINISH] = 1
 
     def _learner_left(self) -> tuple[int, str]:
         """The end of the run, good or bad."""
-        if self.ledger.learner[Learner.DONE]:
+        if self.counters.learner[Learner.DONE]:
             self._catch_up()
-            self.ledger.control[Control.STOP] = 1
+            self.counters.control[Control.STOP] = 1
             self.children.wind_up(GRACE_S)
             return (0, "") if self.signal is None else self._stopped("after its last update")
         reason = self.crew.learner.reason()
         if self.crew.learner.result.is_mistake:
-            return USAGE, f"{reason}; {self._go_on()}" if self.ledger.learner[Learner.TIMESTEPS] else reason
+            return USAGE, f"{reason}; {self._go_on()}" if self.counters.learner[Learner.TIMESTEPS] else reason
         return 1, f"the learner died ({reason}); {self._go_on()}"
 
     def _conclude(self) -> tuple[int, str]:
@@ -202,7 +202,7 @@ class Supervisor(roles.Supervisor):
 
         What raises there costs the evaluation and not the run, but for the last one.
         """
-        cells = self.ledger.learner
+        cells = self.counters.learner
 
         def play() -> None:
             self.evaluator.evaluate(
@@ -243,11 +243,11 @@ class Supervisor(roles.Supervisor):
 
     def _wind_up(self) -> None:
         """Lets the learner save, and everyone go; kills whoever does not."""
-        self.ledger.control[Control.FINISH] = self.ledger.control[Control.STOP] = 1
+        self.counters.control[Control.FINISH] = self.counters.control[Control.STOP] = 1
         if self.signal is not None:
             with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
                 self.say(f"stopping: the learner finishes its update and saves; {ONCE_MORE}")
-        learner, cells, start = self.crew.learner, self.ledger.learner, time.monotonic()
+        learner, cells, start = self.crew.learner, self.counters.learner, time.monotonic()
         until = start + (FINISH_S if cells[Learner.READY] else 0)  # before that it has nothing to save
         while learner.alive() and time.monotonic() < until:
             learner.join(TICK_S)

@@ -32,16 +32,16 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     """
     living = resolve(config.env, trusted=True)
     if atari := is_atari(living):
-        made = world_of(config).making
-        about = Provenance(env_id=living, env_kwargs=made["env_kwargs"], wrappers=made["wrappers"])
+        making = world_of(config).making
+        about = Provenance(env_id=living, env_kwargs=making["env_kwargs"], wrappers=making["wrappers"])
         say(f"a game of Atari: {described(about)}")
     if config.preset != "tuned":
         return config
-    found = tuned.read(config.algo, living, atari=atari)
-    say(f"hyper-parameters: {found.origin}")
+    published = tuned.read(config.algo, living, atari=atari)
+    say(f"hyper-parameters: {published.origin}")
     preprocessing = PREPROCESSING if atari else ()  # which actors do anyway
     given = config.hyperparameters()
-    left = {name: value for name, value in found.written.items() if value is not None and name not in preprocessing}
+    left = {name: value for name, value in published.written.items() if value is not None and name not in preprocessing}
     options: dict[str, Any] = {"preset": "none"}
     without = {name for name in GIVEN_ONCE if getattr(config, name) is not None} | given.keys()
     lasting = {n: value for n, value in tuned.for_last_policy(config.algo, living).items() if n not in without}
@@ -55,7 +55,7 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
         options["normalize"] = True
         said += [] if normalize is True else ["normalize is --normalize, of observations and rewards"]
     explores = config.sigma != ActorQConfig.sigma or "sigma" in config.typed or config.algo == "sac"
-    if kind and found.is_tuned and not explores:
+    if kind and published.is_tuned and not explores:
         options["sigma"] = float(std)
         said.append(f"{kind} noise is --sigma {std:g}, drawn anew at every step")
     if num_envs > 1 and isinstance(left.get("train_freq"), int):
@@ -66,15 +66,15 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if (config.net_arch is not None or CRITIC in given) and "policy_kwargs" in left:
         kwargs = literals.mapping(left["policy_kwargs"], names=True)
         left["policy_kwargs"] = literals.spell({name: value for name, value in kwargs.items() if name != "net_arch"})
-    known = {*inspect.signature(learner_class(config.algo).__init__).parameters, *OF_ENVIRONMENT} - OWN
-    if dropped := [name for name in left if name not in known]:
+    parameters = {*inspect.signature(learner_class(config.algo).__init__).parameters, *OF_ENVIRONMENT} - OWN
+    if dropped := [name for name in left if name not in parameters]:
         said.append(f"{', '.join(dropped)} left out")
     if said:
         say(f"for actors, {'; '.join(said)}")
     words = (
         f"{name}:{value if isinstance(value, str) else literals.spell(value)}"
         for name, value in left.items()
-        if name in known - without
+        if name in parameters - without
     )
     adopted = replace(config, params=(*words, *config.params), **options)
     adopted.check()

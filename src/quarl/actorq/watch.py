@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from quarl.actorq.counters import Actor, Counters, Publisher
 from quarl.actorq.crew import Crew
-from quarl.actorq.ledger import Actor, Ledger, Publisher
 from quarl.processes.child import Child
 
 START_S = 120.0
@@ -23,8 +23,8 @@ STALE_SHARE = 0.5
 class Watch:
     """Called again and again while a run goes on."""
 
-    def __init__(self, crew: Crew, ledger: Ledger, env_timeout: float, say: Callable[[str], None]) -> None:
-        self._crew, self._ledger, self._env_timeout, self._say = crew, ledger, env_timeout, say
+    def __init__(self, crew: Crew, counters: Counters, env_timeout: float, say: Callable[[str], None]) -> None:
+        self._crew, self._counters, self._env_timeout, self._say = crew, counters, env_timeout, say
         self._last = time.monotonic()
         self._watched = 0.0
         """Seconds that count."""
@@ -38,9 +38,9 @@ class Watch:
         span = min(now - self._last, BLIND_S, self._env_timeout / 2)
         self._watched += span
         self._last = now
-        for child, cells in zip(self._crew.actors, self._ledger.actors, strict=True):
+        for child, cells in zip(self._crew.actors, self._counters.actors, strict=True):
             self._watch(child, float(cells[Actor.HEARTBEAT_S]), span, self._env_timeout, "made no step")
-        heard = float(self._ledger.publisher[Publisher.HEARTBEAT_S])
+        heard = float(self._counters.publisher[Publisher.HEARTBEAT_S])
         self._watch(self._crew.publisher, heard, span, PUBLISHER_S, "gave no sign of life")
         self._staleness(now)
 
@@ -66,7 +66,7 @@ class Watch:
         """Says once that actors wait, and again when they have gone on in between."""
         if (span := now - self._stale_at) < 1:
             return
-        before, self._stale, self._stale_at = self._stale, float(self._ledger.actors[:, Actor.STALE_S].max()), now
+        before, self._stale, self._stale_at = self._stale, float(self._counters.actors[:, Actor.STALE_S].max()), now
         grown = self._stale - before
         if grown > STALE_SHARE * span and not self._waiting:
             self._waiting = True

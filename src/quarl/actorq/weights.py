@@ -123,16 +123,16 @@ class Template:
             grids = qat.trained_grids(model, self.initial)
             assert self.trained is not None
             out[0] = 1
-            found = [grids[name] for name in self.trained.values]
-            out[1:] = [part for grid in found for part in (grid.scale, grid.zero_point, grid.bits)]
+            in_order = [grids[name] for name in self.trained.values]
+            out[1:] = [part for grid in in_order for part in (grid.scale, grid.zero_point, grid.bits)]
 
     def grids(self, flat: Array) -> dict[str, ActivationGrid] | None:
         """The grids that training has come to; None where quantisation does not act in it."""
         if self.trained is None:
             return None
         active, *numbers = flat[self.num_floats - self.trained.num_floats :].tolist()
-        found = zip(self.trained.values, numbers[::3], numbers[1::3], numbers[2::3], strict=True)
-        grids = {name: ActivationGrid(scale=a, zero_point=int(b), bits=int(c)) for name, a, b, c in found}
+        triples = zip(self.trained.values, numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        grids = {name: ActivationGrid(scale=a, zero_point=int(b), bits=int(c)) for name, a, b, c in triples}
         return grids if active else None
 
     def policy(self, flat: Array) -> Policy:

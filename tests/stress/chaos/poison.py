@@ -15,8 +15,8 @@ from quarl.actorq import wire
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.checkpointer import ROLLBACKS
+from quarl.actorq.counters import Actor, Counters, Publisher
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
-from quarl.actorq.ledger import Actor, Ledger, Publisher
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
@@ -72,7 +72,7 @@ def rig(folder: Path, **changed: Any) -> Iterator[Rig]:
         packer = {"actor_precision": "fp32"}
         spec = PublisherSpec(channel=channel, template=template.to_bytes(), packer=packer)
         learner.begin()
-        yield Rig(folder, learner, PublisherLoop(spec), channel.of(0), channel.ledger)
+        yield Rig(folder, learner, PublisherLoop(spec), channel.of(0), channel.counters)
     finally:
         channel.remove()
 
@@ -85,7 +85,7 @@ class Rig:
     learner: LearnerLoop
     publisher: PublisherLoop
     channel: LocalChannel
-    ledger: Ledger
+    counters: Counters
     sent: int = 0
     not_finite: int = 0
 
@@ -95,11 +95,11 @@ class Rig:
 
     @property
     def published(self) -> int:
-        return int(self.ledger.publisher[Publisher.PUBLISHED])
+        return int(self.counters.publisher[Publisher.PUBLISHED])
 
     @property
     def refused(self) -> int:
-        return int(self.ledger.publisher[Publisher.REFUSED])
+        return int(self.counters.publisher[Publisher.REFUSED])
 
     def train(self, updates: int) -> None:
         """So many updates; the publisher has a look after each step of the loop."""
@@ -153,4 +153,4 @@ class Rig:
         observation = np.sin(self.sent + np.arange(4))
         self.channel.send(head, self.sent % 2, observation, observation)
         self.sent += 1
-        self.ledger.actors[0, Actor.STEPS] = self.sent
+        self.counters.actors[0, Actor.STEPS] = self.sent

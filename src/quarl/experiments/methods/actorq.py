@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl.actorq.ledger import CLASSES, Learner, Ledger
+from quarl.actorq.counters import CLASSES, Counters, Learner
 from quarl.actorq.supervisor import Supervisor
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
@@ -23,7 +23,7 @@ from quarl.experiments.methods.cells import Cell, Say
 from quarl.processes.signals import SIGNALLED
 
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
-"""Of the ledger: ages in updates, milliseconds, tenths of a millisecond."""
+"""Of the counters: ages in updates, milliseconds, tenths of a millisecond."""
 ADDED = (
     *("steps", "pulls", "skipped", "loop_s", "inference_s", "environment_s", "insert_s"),
     *("pull_s", "deserialize_s", "load_s", "wait_s", "stale_s"),
@@ -60,18 +60,18 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, met
         window: _Window | None = None
         with contextlib.closing(rows):
             for row in rows:
-                ledger = supervisor.ledger
+                counters = supervisor.counters
                 acting = all(actor["version"] for actor in row["actors"])
-                if not acting or row["timesteps"] <= ledger.learner[Learner.RANDOM_UNTIL]:
+                if not acting or row["timesteps"] <= counters.learner[Learner.RANDOM_UNTIL]:
                     continue
                 if acting_since is None:
                     acting_since = row["clock_s"]
                 if window is None and row["clock_s"] - acting_since >= warm_up:
-                    window = _Window(row, ledger, meter)
+                    window = _Window(row, counters, meter)
                 elif window is not None:
                     window.add(row)
                     if window.clock_s >= seconds:
-                        return window.close(ledger, config)
+                        return window.close(counters, config)
         raise _ended(supervisor, "before its window closed")
 
 
@@ -128,10 +128,10 @@ def _ended(supervisor: Supervisor, when: str) -> BaseException:
 class _Window:
     """Differences between the first row of a window and the last."""
 
-    def __init__(self, row: dict[str, Any], ledger: Ledger, meter: Meter) -> None:
+    def __init__(self, row: dict[str, Any], counters: Counters, meter: Meter) -> None:
         self.first = self.last = row
         self.slices = [_point(row)]
-        self.histograms = _histograms(ledger)
+        self.histograms = _histograms(counters)
         self.meter, self.joules = meter, meter.joules()
 
     def add(self, row: dict[str, Any]) -> None:
@@ -142,12 +142,12 @@ class _Window:
     def clock_s(self) -> float:
         return float(self.last["clock_s"] - self.first["clock_s"])
 
-    def close(self, ledger: Ledger, config: ActorQConfig) -> Cell:
+    def close(self, counters: Counters, config: ActorQConfig) -> Cell:
         first, last = self.first, self.last
         pairs = list(zip(first["actors"], last["actors"], strict=True))
         updates = last["updates"] - first["updates"]
         pulls = min(after["pulls"] - before["pulls"] for before, after in pairs)
-        more = {name: counts - self.histograms[name] for name, counts in _histograms(ledger).items()}
+        more = {name: counts - self.histograms[name] for name, counts in _histograms(counters).items()}
         cpu_s = [row["publisher"]["cpu_share"] * row["wall_s"] for row in (first, last)]
         return {
             "clock_s": self.clock_s,
@@ -172,8 +172,8 @@ def _point(row: dict[str, Any]) -> tuple[float, int, int]:
     return row["clock_s"], row["timesteps"], row["updates"]
 
 
-def _histograms(ledger: Ledger) -> dict[str, Array]:
-    return {name: getattr(ledger, name).reshape(-1, CLASSES).sum(axis=0) for name in HISTOGRAMS}
+def _histograms(counters: Counters) -> dict[str, Array]:
+    return {name: getattr(counters, name).reshape(-1, CLASSES).sum(axis=0) for name in HISTOGRAMS}
 
 
 def dense(*sparse: Mapping[str, int]) -> Array:

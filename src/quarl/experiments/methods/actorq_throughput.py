@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quarl.actorq import plan
-from quarl.actorq.ledger import overhead_s, percentile
+from quarl.actorq.counters import overhead_s, percentile
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm

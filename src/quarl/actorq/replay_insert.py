@@ -1,11 +1,11 @@
-"""Intake: what a learner does with the segments that come in."""
+"""Replay inserts: what a learner does with the segments that come in."""
 
 from __future__ import annotations
 
 import numpy as np
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from quarl.actorq.ledger import CLASSES
+from quarl.actorq.counters import CLASSES
 from quarl.actorq.limiter import Limiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.statistics import Statistics
@@ -14,13 +14,13 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError
 
 
-class Intake:
+class ReplayInsert:
     """Replay, limiter, statistics and Stable-Baselines3's clocks of one learner, moved together."""
 
     def __init__(
         self, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions, staleness: Array, *, normalize: bool
     ) -> None:
-        """staleness: the ledger's histogram of the ages of weights."""
+        """staleness: the counters' histogram of the ages of weights."""
         assert isinstance(model.replay_buffer, SegmentReplay)
         self.model, self.replay, self.limiter, self.versions = model, model.replay_buffer, limiter, versions
         self._staleness = staleness

@@ -1,4 +1,4 @@
-"""Ledger: the numbers that the processes of a run show each other, each with one writer.
+"""Counters: the numbers that the processes of a run show each other, each with one writer.
 
 float64 cells in shared memory: a cell is written and read whole, counters are exact up to 2**53, and a write costs
 less than a function call. Times are seconds that add up over the run; what a process was killed in the middle of is
@@ -150,34 +150,34 @@ class Actor(_Column):
     HEARTBEAT_S = auto()
 
 
-class Ledger:
+class Counters:
     """All rows; each process writes its own and reads the others'."""
 
     def __init__(self, memory: Memory) -> None:
-        self.control: Array = memory.array("ledger.control")
-        self.learner: Array = memory.array("ledger.learner")
-        self.publisher: Array = memory.array("ledger.publisher")
-        self.actors: Array = memory.array("ledger.actors")
-        self.staleness: Array = memory.array("ledger.staleness")
+        self.control: Array = memory.array("counters.control")
+        self.learner: Array = memory.array("counters.learner")
+        self.publisher: Array = memory.array("counters.publisher")
+        self.actors: Array = memory.array("counters.actors")
+        self.staleness: Array = memory.array("counters.staleness")
         """Rows that the learner took in by the age of their weights in updates."""
-        self.latency_ms: Array = memory.array("ledger.latency_ms")
+        self.latency_ms: Array = memory.array("counters.latency_ms")
         """[actors, classes]: pulls by milliseconds from learner step to acting, without those that an evaluation held
         up."""
-        self.blocked_ms: Array = memory.array("ledger.blocked_ms")
+        self.blocked_ms: Array = memory.array("counters.blocked_ms")
         """[actors, classes]: pulls by tenths of a millisecond that the actor did not act."""
 
     @staticmethod
     def blocks(num_actors: int) -> dict[str, Block]:
-        """The memory of a ledger."""
+        """The memory of a counters."""
         real, whole = np.dtype("f8"), np.dtype("i8")
         return {
-            "ledger.control": Block(real, (len(Control),)),
-            "ledger.learner": Block(real, (len(Learner),)),
-            "ledger.publisher": Block(real, (len(Publisher),)),
-            "ledger.actors": Block(real, (num_actors, -(-len(Actor) // 8) * 8)),
-            "ledger.staleness": Block(whole, (CLASSES,)),
-            "ledger.latency_ms": Block(whole, (num_actors, CLASSES)),
-            "ledger.blocked_ms": Block(whole, (num_actors, CLASSES)),
+            "counters.control": Block(real, (len(Control),)),
+            "counters.learner": Block(real, (len(Learner),)),
+            "counters.publisher": Block(real, (len(Publisher),)),
+            "counters.actors": Block(real, (num_actors, -(-len(Actor) // 8) * 8)),
+            "counters.staleness": Block(whole, (CLASSES,)),
+            "counters.latency_ms": Block(whole, (num_actors, CLASSES)),
+            "counters.blocked_ms": Block(whole, (num_actors, CLASSES)),
         }
 
 
