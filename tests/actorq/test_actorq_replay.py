@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.samplable import SamplableRows
 from quarl.errors import QuarlError
+from stepwise import Stepwise
 
 BOX = spaces.Box(-10.0, 10.0, (3,), np.float32)
 ACTIONS = spaces.Box(-2.0, 2.0, (2,), np.float32)
@@ -35,8 +36,8 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def replay(size: int = 100, action_space: Any = ACTIONS, **options: Any) -> SegmentReplay:
-    return SegmentReplay(size, BOX, action_space, device="cpu", **options)
+def replay(size: int = 100, action_space: Any = ACTIONS, **options: Any) -> Stepwise:
+    return Stepwise(size, BOX, action_space, device="cpu", **options)
 
 
 def segments(buffer: SegmentReplay, rows: list[dict[str, Any]]) -> np.ndarray:
@@ -250,7 +251,7 @@ def test_samples_equal_those_of_sb3s_buffers(n_steps, steps, normalize):
     assert torch.equal(mine.discounts, expected)
 
 
-class SB3Draws(SegmentReplay):
+class SB3Draws(Stepwise):
     """Draws the indices that SB3's buffers draw."""
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
@@ -294,7 +295,7 @@ def test_other_algorithms_fill_it_from_several_environments_each_its_own_stream(
         gradient_steps=2,
         buffer_size=1_000,
         policy_kwargs={"net_arch": [8]},
-        replay_buffer_class=SegmentReplay,
+        replay_buffer_class=Stepwise,
         replay_buffer_kwargs={"n_steps": 2, "gamma": 0.99},
         device="cpu",
         seed=0,
@@ -315,7 +316,7 @@ def test_other_algorithms_fill_it_from_several_environments_each_its_own_stream(
 
 def test_the_models_seed_decides_the_samples():
     def model(seed: int) -> Any:
-        made = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=SegmentReplay, buffer_size=500, seed=seed)
+        made = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=Stepwise, buffer_size=500, seed=seed)
         made.learn(60)
         return draws(made.replay_buffer)
 
@@ -343,20 +344,6 @@ def test_a_restored_replay_gives_the_same_samples_and_goes_on_alike(limit, count
     assert equal(draws(buffer, 2), draws(other, 2))
     assert (other.pos, other.full, other.num_samplable) == (buffer.pos, buffer.full, buffer.num_samplable)
     assert equal(draws(buffer, 1), draws(pickle.loads(pickle.dumps(other)), 1))
-
-
-def test_rows_of_add_after_a_restore_do_not_link_to_those_before():
-    def add(buffer: SegmentReplay) -> None:
-        buffer.add(np.ones((1, 3)), np.ones((1, 3)), np.ones((1, 2)), np.ones(1), np.zeros(1), [{}])
-
-    buffer, other = replay(), replay()
-    add(buffer)
-    add(buffer)
-    other.load_state(buffer.state())
-    add(other)
-    add(other)
-    assert other.links.successor[:4].tolist() == [1, -1, 3, -1]
-    assert (other.num_gaps, other.num_duplicates) == (0, 0)
 
 
 @pytest.mark.parametrize(

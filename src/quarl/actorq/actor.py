@@ -130,6 +130,7 @@ class ActorLoop(roles.Actor):
         return steps - max(2 * self.meanwhile, self.num_actors * self.spec.num_envs)
 
     def act(self, num_steps: int) -> None:
+        """So many steps, fewer where they are slow; at random before learning starts."""
         sent, steps = self.sent.sum(), self.steps
         self._act(num_steps, random=bool(sent < self.counters.learner[Learner.RANDOM_UNTIL]))
         meanwhile = (self.sent.sum() - sent) / max(self.steps - steps, 1) * self.spec.num_envs

@@ -75,6 +75,7 @@ class Board(Weights):
 
     @contextlib.contextmanager
     def slot(self, size: int, *, version: int, step: int, stamp_ns: int | None = None) -> Iterator[Array]:
+        """The board's own bytes; where the block raises, they are never seen."""
         yield self.begin()[:size]
         self.commit(size, version=version, step=step, stamp_ns=stamp_ns)
 

@@ -38,6 +38,7 @@ class LocalChannel(Channel):
 
     @classmethod
     def create(cls, num_actors: int, num_floats: int, dtype: np.dtype[Any], ring_rows: int) -> LocalChannel:
+        """New memory for weights of so many numbers, and for so many segments of each actor on their way."""
         blocks = Counters.blocks(num_actors)
         blocks |= Board.blocks(LEARNER_BOARD, 4 * num_floats)
         blocks |= Board.blocks(ACTOR_BOARD, 4 * num_floats + ARTEFACT_SLACK)
@@ -49,15 +50,19 @@ class LocalChannel(Channel):
         return LocalChannel, (self._memory, self._actor)
 
     def of(self, actor: int) -> LocalChannel:
+        """The same memory, and that actor's ring to send through."""
         return LocalChannel(self._memory, actor)
 
     def room(self) -> int:
+        """Free rows of this actor's ring."""
         return self._ring.free()
 
     def num_sent(self) -> int:
+        """Rows ever committed to this actor's ring."""
         return self._ring.num_written
 
     def send(self, head: Head, action: Any, observation: Array, next_observation: Array) -> None:
+        """Writes the next row of this actor's ring in place, and commits it."""
         place = self._ring.index(0)
         HEAD.pack_into(self._bytes, place * self._stride, *head)
         self._actions[place] = action
@@ -66,6 +71,7 @@ class LocalChannel(Channel):
         self._ring.commit(1)
 
     def receive(self, most: int) -> Iterator[Array]:
+        """Views of the rings' rows, which their actors may overwrite when the next block is asked for."""
         rings = self._rings
         while most > 0:
             order = [(self._next + i) % len(rings) for i in range(len(rings))]
@@ -82,6 +88,7 @@ class LocalChannel(Channel):
             self._next = (chosen + 1) % len(rings)
 
     def observations(self, num: int, rng: np.random.Generator) -> Array | None:
+        """Drawn from what lies in the rings, taken or not; equally many of each."""
         rings = [ring for ring in self._rings if ring.num_written]
         pieces = []
         for ring in rings:
@@ -91,7 +98,9 @@ class LocalChannel(Channel):
         return np.concatenate(pieces) if pieces else None
 
     def alone(self) -> bool:
+        """Whether no other run has memory on this machine."""
         return self._memory.alone()
 
     def remove(self) -> None:
+        """Deletes the file; processes that have it mapped keep their memory until they end."""
         self._memory.remove()

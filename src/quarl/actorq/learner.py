@@ -92,6 +92,7 @@ class LearnerLoop(roles.Learner):
         self.paused_s = 0.0
 
     def conclude(self) -> None:
+        """What is kept of the run; refused where fake quantisation was asked for and never acted."""
         self._push()
         self._save()
         self.model.dump_logs()
@@ -116,6 +117,7 @@ class LearnerLoop(roles.Learner):
         return qat.is_ready(self.model) and self.model._n_updates > self.checkpointer.float_updates
 
     def begin(self) -> None:
+        """The first weights for the actors, and a checkpoint."""
         for cell in (Learner.RETURN_MEAN, Learner.LOSS, Learner.ACTOR_LOSS):
             self.cells[cell] = math.nan  # not known yet, which is not 0
         self.cells[Learner.BEGAN_AT] = self.inserts_before
@@ -252,6 +254,7 @@ class LearnerLoop(roles.Learner):
         return (self.model.num_timesteps // interval + 1) * interval if interval else math.inf
 
     def finished(self) -> bool:
+        """True when steps or updates are done, or someone wants an end."""
         config = self.config
         done = self.model.num_timesteps >= config.steps and not self.limiter.updates_allowed()
         done |= config.updates is not None and self.model._n_updates >= config.updates

@@ -59,10 +59,6 @@ class StreamLinks:
         self.num_rows = 0
         self._streams = {stream: (sequence, NEVER) for stream, (sequence, _) in self._streams.items()}
 
-    def last_incarnation(self, actor: int) -> int:
-        """The latest of this actor; -1 if it was never seen."""
-        return max((incarnation for its_actor, incarnation, _ in self._streams if its_actor == actor), default=-1)
-
     def state(self) -> dict[str, Array]:
         """Arrays that `load_state` takes; views of the links of the rows there are."""
         size = min(self.num_rows, self.capacity)

@@ -50,6 +50,7 @@ class PublisherLoop(roles.Publisher):
         self.version = self.channel.packed.version
 
     def publish(self) -> bool:
+        """Packs in place where the learner leaves it the time, else a copy; NaN and infinity are refused."""
         start, cells = time.perf_counter(), self.cells
         cells[Publisher.HEARTBEAT_S] = time.monotonic()
         cells[Publisher.CPU_S] = self.cpu_before + time.process_time()

@@ -23,9 +23,6 @@ from quarl.actorq.segment import segment_dtype
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 
-OWN_ACTOR = -1
-"""The actor of rows that come through `add`."""
-
 
 class SegmentReplay(ReplayBuffer):
     """A replay buffer for SB3's `replay_buffer_class` that also takes segments; n-step samples come with discounts."""
@@ -65,10 +62,6 @@ class SegmentReplay(ReplayBuffer):
         self.columns["reward"] = np.zeros(buffer_size, np.float32)
         self.links = StreamLinks(buffer_size)
         self._samplable = None if max_times_sampled is None else SamplableRows(buffer_size, max_times_sampled)
-        self._own_rows = np.zeros(n_envs, self.segment_dtype)
-        self._own_rows["actor"] = OWN_ACTOR
-        self._own_rows["environment"] = np.arange(n_envs)
-        self._own_rows["sequence"] = -1
         # SB3 samples from numpy's global generator, which the model's seed has set when it makes its buffer.
         self.set_seed(int(np.random.randint(2**31)))
 
@@ -98,20 +91,6 @@ class SegmentReplay(ReplayBuffer):
         for begin in range(0, len(segments), self.buffer_size):
             self._write(self.links.append(segments[begin : begin + self.buffer_size]))
         return self.links.num_rows - before
-
-    def add(
-        self, obs: Array, next_obs: Array, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
-    ) -> None:
-        """SB3's door: one step of each of the n_envs environments, every one a stream."""
-        rows = self._own_rows
-        timeouts = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        rows["sequence"] += 1
-        for name, values in (("observation", obs), ("next_observation", next_obs), ("action", action)):
-            rows[name] = np.reshape(values, rows[name].shape)
-        rows["reward"] = reward
-        rows["terminated"] = np.asarray(done, bool) & ~timeouts
-        rows["truncated"] = timeouts
-        self.insert(rows)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """A batch of n-step samples, uniform over the rows that may be sampled; see `_get_samples`."""
@@ -167,8 +146,7 @@ class SegmentReplay(ReplayBuffer):
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Makes this replay the saved one: the same samples follow.
 
-        The spaces, the buffer size and whether max_times_sampled is set must be as they were. Rows of `add` do not
-        link to saved ones: their environments were reset meanwhile.
+        The spaces, the buffer size and whether max_times_sampled is set must be as they were.
         """
         here = self.state()
         if wrong := sorted(here.keys() ^ state.keys()):
@@ -193,8 +171,6 @@ class SegmentReplay(ReplayBuffer):
         self._generator.bit_generator.state = json.loads(state["generator"].tobytes())
         if self._samplable is not None:
             self._samplable.restore(state["samplable"], state["times_sampled"])
-        self._own_rows["incarnation"] = self.links.last_incarnation(OWN_ACTOR) + 1
-        self._own_rows["sequence"] = -1
 
     def _write(self, rows: Array) -> None:
         """Copies rows [n <= buffer_size] behind the newest, over the oldest."""

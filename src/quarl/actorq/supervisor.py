@@ -274,6 +274,7 @@ class Supervisor(roles.Supervisor):
         return f"go on with --resume -o {self.config.output}"
 
     def close(self) -> None:
+        """Ends every process and gives the memory back; more than once does no harm."""
         self.children.kill()
         self.channel.remove()
         self.evaluator.logger.close()

@@ -36,17 +36,17 @@ from stable_baselines3 import DDPG, DQN
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from quarl import files
-from quarl.actorq.replay import SegmentReplay
 from quarl.errors import QuarlError
 from quarl.runs import checkpoint, checkpoint_file
 from results import RESULTS, write
+from stepwise import Stepwise
 
 Row = dict[str, Any]
 
 
 def small_model(seed: int = 0) -> DQN:
     """A DQN after two updates; its replay holds 400 rows."""
-    kwargs: dict[str, Any] = {"replay_buffer_class": SegmentReplay, "buffer_size": 400, "batch_size": 8}
+    kwargs: dict[str, Any] = {"replay_buffer_class": Stepwise, "buffer_size": 400, "batch_size": 8}
     model = DQN("MlpPolicy", "CartPole-v1", seed=seed, learning_starts=398, train_freq=1, device="cpu", **kwargs)
     return model.learn(400)
 
