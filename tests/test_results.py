@@ -74,16 +74,14 @@ def test_every_folder_of_results_says_how_its_rows_were_measured():
 def test_every_file_that_moved_has_its_rows():
     moved = [line.split("\t") for line in (results.RESULTS / "MOVED.tsv").read_text().splitlines()[1:]]
     assert len({old for old, _, _ in moved}) == 1019
+    lengths = {new: len((ROOT / new).read_bytes().splitlines()) for _, new, _ in moved}
     for _, new, lines in moved:
-        path = ROOT / new
-        assert path.is_file()
         if lines:
-            last = int(lines.replace("-", ",").rpartition(",")[2])
-            assert last <= len(path.read_text().splitlines())
+            assert int(lines.replace("-", ",").rpartition(",")[2]) <= lengths[new]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_studies_can_be_planned(path, agents):
-    cells = plan.plan(file.read(str(path), agents))
+    cells = plan.plan(file.read(str(path), agents), seed=0)
     assert cells
     assert path.stem == file.read(str(path)).name
