@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quarl.actorq import metrics, watch
+from quarl.actorq import metrics, watchdog
 from quarl.actorq.build import build
 from quarl.actorq.counters import Actor, Control, Learner, Publisher
 from quarl.actorq.environments import RETRIES, Environments
@@ -186,7 +186,7 @@ def config(output: Path, **changed) -> ActorQConfig:
 
 
 @pytest.fixture
-def crew(tmp_path):
+def supervised(tmp_path):
     """A supervisor that started nobody, and its counters."""
     said: list[str] = []
     supervisor = Supervisor(config(tmp_path / "out"), said.append)
@@ -195,10 +195,10 @@ def crew(tmp_path):
     supervisor.channel.remove()
 
 
-def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(crew):
-    supervisor, _ = crew
+def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(supervised):
+    supervisor, _ = supervised
     at_work(supervisor)
-    publisher = supervisor.crew.publisher
+    publisher = supervisor.workers.publisher
     publisher.process.killed, publisher.parked = True, True
     supervisor.children.revive = lambda child: None
     supervisor.children.alive = list
@@ -238,7 +238,7 @@ class _Clock:
 
 
 class _Living:
-    """What a child's process is to the watch."""
+    """What a child's process is to the watchdog."""
 
     killed = False
 
@@ -253,14 +253,14 @@ class _Living:
 
 
 @pytest.fixture
-def watched(crew, monkeypatch):
-    """A watch over processes that are there in name only, on a clock that is set by hand."""
-    supervisor, said = crew
+def watched(supervised, monkeypatch):
+    """A watchdog over processes that are there in name only, on a clock that is set by hand."""
+    supervisor, said = supervised
     clock = _Clock()
-    monkeypatch.setattr(watch, "time", clock)
-    for child in supervisor.crew.all:
+    monkeypatch.setattr(watchdog, "time", clock)
+    for child in supervisor.workers.all:
         child.process, child.started = _Living(), clock.now
-    look = watch.Watch(supervisor.crew, supervisor.counters, 10.0, said.append)
+    look = watchdog.Watchdog(supervisor.workers, supervisor.counters, 10.0, said.append)
 
     def after(seconds, **beats):
         """Looks every half second; those named beat meanwhile."""
@@ -281,20 +281,20 @@ def _cells(supervisor, name):
 
 def test_a_slow_import_is_no_hang_and_a_silent_actor_is_one(watched):
     supervisor, said, _, after = watched
-    after(watch.START_S - 1, actor_1=1, publisher=1)
+    after(watchdog.START_S - 1, actor_1=1, publisher=1)
     assert not said
     after(1, actor_0=1, actor_1=1, publisher=1)
     after(9.5, actor_1=1, publisher=1)
     assert not said
     after(1, actor_1=1, publisher=1)
     assert said == ["actor 0 made no step for 10 s: killed"]
-    assert [child.alive() for child in supervisor.crew.actors] == [False, True]
+    assert [child.alive() for child in supervisor.workers.actors] == [False, True]
 
 
 def test_a_frozen_publisher_is_replaced_in_the_end(watched):
     _, said, _, after = watched
     after(1, actor_0=1, actor_1=1, publisher=1)
-    after(watch.PUBLISHER_S, actor_0=1, actor_1=1)
+    after(watchdog.PUBLISHER_S, actor_0=1, actor_1=1)
     assert not said
     after(1, actor_0=1, actor_1=1)
     assert said == ["the publisher gave no sign of life for 30 s: killed"]
@@ -310,7 +310,7 @@ def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
 
 def test_a_short_timeout_blames_nobody_either(watched):
     supervisor, said, clock, after = watched
-    short = watch.Watch(supervisor.crew, supervisor.counters, 0.8, said.append)
+    short = watchdog.Watchdog(supervisor.workers, supervisor.counters, 0.8, said.append)
     after(1, actor_0=1, actor_1=1, publisher=1)
     short.look()
     clock.now += 3600  # Ctrl-Z, and fg
@@ -348,17 +348,17 @@ class _Left(_Living):
 
 def at_work(supervisor):
     """Every child there in name, and weights up for an evaluation."""
-    for child in supervisor.crew.all:
+    for child in supervisor.workers.all:
         child.process = _Living()
-    supervisor.crew.learner.process = _Obedient(supervisor)
-    supervisor.watch = watch.Watch(supervisor.crew, supervisor.counters, 10.0, supervisor.say)
+    supervisor.workers.learner.process = _Obedient(supervisor)
+    supervisor.watchdog = watchdog.Watchdog(supervisor.workers, supervisor.counters, 10.0, supervisor.say)
     supervisor.counters.learner[Learner.READY] = 1
     with supervisor.channel.floats.slot(4 * supervisor.template.num_floats, version=1, step=0) as slot:
         supervisor.template.flatten_into(build(supervisor.config), slot.view(np.float32))
 
 
-def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, monkeypatch):
-    supervisor, said = crew
+def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(supervised, monkeypatch):
+    supervisor, said = supervised
     at_work(supervisor)
     failures = [KeyError("lost")]
     play = evaluator.evaluate
@@ -384,8 +384,8 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(crew, m
         supervisor._evaluate(last=True)
 
 
-def test_whatever_ends_a_supervisor_lets_the_learner_save(crew, monkeypatch):
-    supervisor, _ = crew
+def test_whatever_ends_a_supervisor_lets_the_learner_save(supervised, monkeypatch):
+    supervisor, _ = supervised
     at_work(supervisor)
     monkeypatch.setattr(supervisor.children, "start", lambda child: None)
 
@@ -398,10 +398,10 @@ def test_whatever_ends_a_supervisor_lets_the_learner_save(crew, monkeypatch):
     assert supervisor.counters.control[Control.FINISH] == 1
 
 
-def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(crew):
-    supervisor, _ = crew
+def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(supervised):
+    supervisor, _ = supervised
     at_work(supervisor)
-    actor = supervisor.crew.actors[0]
+    actor = supervisor.workers.actors[0]
     actor.process = _Left()
     actor._result = Result(error="environment 'X-v0' cannot be made: licence server is busy", is_mistake=True)
     supervisor.counters.actors[0, Actor.STEPS] = 24_000
@@ -523,7 +523,7 @@ def test_incarnations_go_on_after_resume(tmp_path):
     def first():
         supervisor = Supervisor(config(tmp_path), print)
         supervisor.channel.remove()
-        return supervisor.crew.actors[0].spec.incarnation
+        return supervisor.workers.actors[0].spec.incarnation
 
     assert first() == 0
     with poison.rig(tmp_path) as rig:
@@ -564,8 +564,8 @@ def test_what_was_reached_before_a_resume_stays_reached(tmp_path):
     assert not found.evaluator.has_concluded(300)
 
 
-def test_a_full_disk_costs_rows_and_not_the_run(crew, monkeypatch):
-    supervisor, said = crew
+def test_a_full_disk_costs_rows_and_not_the_run(supervised, monkeypatch):
+    supervisor, said = supervised
     path = supervisor.config.output / "metrics.jsonl"
     path.symlink_to("/dev/full")
     for _ in range(2):
@@ -596,8 +596,8 @@ def test_a_full_disk_costs_rows_and_not_the_run(crew, monkeypatch):
         Versions(supervisor.config.output).next(0)
 
 
-def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(crew, monkeypatch):
-    supervisor, _ = crew
+def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(supervised, monkeypatch):
+    supervisor, _ = supervised
     path = supervisor.config.output / "metrics.jsonl"
     supervisor._log({"clock_s": 1.0})
 
@@ -613,8 +613,8 @@ def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(crew, monkeypatch):
     assert [json.loads(line)["clock_s"] for line in path.read_text().splitlines()] == [1.0, 3.0]
 
 
-def test_a_last_evaluation_that_raises_twice_is_one_line(crew, monkeypatch):
-    supervisor, _ = crew
+def test_a_last_evaluation_that_raises_twice_is_one_line(supervised, monkeypatch):
+    supervisor, _ = supervised
     at_work(supervisor)
 
     def evaluate(*args, **kwargs):
@@ -626,8 +626,8 @@ def test_a_last_evaluation_that_raises_twice_is_one_line(crew, monkeypatch):
     assert message == ("the last evaluation failed (RuntimeError: simulator exploded); model and checkpoint are there")
 
 
-def test_without_episodes_nothing_is_evaluated_and_the_policy_is_kept(crew, monkeypatch):
-    supervisor, _ = crew
+def test_without_episodes_nothing_is_evaluated_and_the_policy_is_kept(supervised, monkeypatch):
+    supervisor, _ = supervised
     at_work(supervisor)
     supervisor.evaluator.config = dataclasses.replace(supervisor.config, eval_episodes=0)
     monkeypatch.setattr(evaluator, "evaluate", None)
@@ -637,8 +637,8 @@ def test_without_episodes_nothing_is_evaluated_and_the_policy_is_kept(crew, monk
     assert supervisor._summary(collections.defaultdict(float))["final"] is None
 
 
-def test_a_learner_that_left_at_once_has_its_evaluations_picked_up_first(crew, monkeypatch):
-    supervisor, _ = crew
+def test_a_learner_that_left_at_once_has_its_evaluations_picked_up_first(supervised, monkeypatch):
+    supervisor, _ = supervised
     supervisor.config = dataclasses.replace(supervisor.config, resume=True)
     supervisor.counters.learner[Learner.READY] = supervisor.counters.learner[Learner.DONE] = 1
     order = []
@@ -660,14 +660,14 @@ def test_the_learner_has_a_core_for_each_of_its_threads(tmp_path, monkeypatch, t
     monkeypatch.setattr(Memory, "alone", lambda memory: True)
     supervisor = Supervisor(config(tmp_path, learner_threads=threads, actors=3), print)
     supervisor.channel.remove()
-    learner, *actors = (child.spec.cores for child in (supervisor.crew.learner, *supervisor.crew.actors))
+    learner, *actors = (child.spec.cores for child in (supervisor.workers.learner, *supervisor.workers.actors))
     assert learner == frozenset(range(threads))
     assert len({*actors, learner}) == min(4, 1 + 4 - threads)
     assert all(len(cores) == 1 for cores in actors)
     monkeypatch.setattr(Memory, "alone", lambda memory: False)  # another run would be on the same cores
     beside = Supervisor(config(tmp_path), print)
     beside.channel.remove()
-    assert beside.crew.learner.spec.cores is None
+    assert beside.workers.learner.spec.cores is None
 
 
 def test_a_finished_run_that_is_resumed_is_finished(tmp_path):

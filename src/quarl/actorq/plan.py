@@ -124,7 +124,7 @@ def measure(
                 steps += _steps(supervisor, [arm for arm in arms if arm[1] == engine], seconds, segments)
             say("learner")
             rows = np.concatenate(segments)
-            learner = LearnerLoop(replace(supervisor.crew.learner.spec, cores=None))
+            learner = LearnerLoop(replace(supervisor.workers.learner.spec, cores=None))
             model = learner.model
             ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
             update_s, insert_s = _learning(learner, rows, model.batch_size / ratio, seconds)
@@ -144,7 +144,7 @@ def measure(
 
 def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
     """A step of each arm, all of one engine, in one actor process that never waits; keeps some of its segments."""
-    config, counters, child = supervisor.config, supervisor.counters, supervisor.crew.actors[0]
+    config, counters, child = supervisor.config, supervisor.counters, supervisor.workers.actors[0]
     cells = counters.actors[0]
 
     def booked(column: Actor, above: float, until: float = 0.0) -> Array:

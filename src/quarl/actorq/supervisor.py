@@ -16,13 +16,13 @@ from quarl.actorq import metrics, roles
 from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
-from quarl.actorq.crew import Crew
 from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.pace import Pace
 from quarl.actorq.resume import begun, write_options
 from quarl.actorq.segment import segment_dtype
-from quarl.actorq.watch import Watch
+from quarl.actorq.watchdog import Watchdog
 from quarl.actorq.weights import Template
+from quarl.actorq.workers import Workers
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line, note
 from quarl.files import Dispensable, locked
@@ -84,7 +84,7 @@ class Supervisor(roles.Supervisor):
         self.counters = self.channel.counters
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.crew = Crew(config, self.template, self.evaluator.packer_options, self.channel, world)
+            self.workers = Workers(config, self.template, self.evaluator.packer_options, self.channel, world)
         except BaseException:
             self.channel.remove()
             raise
@@ -109,9 +109,9 @@ class Supervisor(roles.Supervisor):
             stack.enter_context(self.interrupts)
             stack.enter_context(self._saving())
             write_options(self.config)
-            for child in self.crew.all:
+            for child in self.workers.all:
                 self.children.start(child)
-            self.watch = Watch(self.crew, self.counters, self.config.env_timeout, self.say)
+            self.watchdog = Watchdog(self.workers, self.counters, self.config.env_timeout, self.say)
             next_row = time.perf_counter()
             while (ended := self._tick()) is None:
                 if time.perf_counter() >= next_row and self.counters.learner[Learner.READY]:
@@ -135,25 +135,25 @@ class Supervisor(roles.Supervisor):
         if self.signal is not None:
             self._wind_up()
             return self._stopped("by a signal")
-        cells, control, crew = self.counters.learner, self.counters.control, self.crew
+        cells, control, workers = self.counters.learner, self.counters.control, self.workers
         if self.config.resume and not self.picked_up and cells[Learner.READY]:
             self._pick_up()  # first: what is written in the end begins with the evaluations before
-        if not crew.learner.alive():
+        if not workers.learner.alive():
             return self._learner_left()
-        self.watch.look()
-        if not crew.publisher.alive():
-            self.children.revive(crew.publisher)
-            if crew.publisher.parked:
+        self.watchdog.look()
+        if not workers.publisher.alive():
+            self.children.revive(workers.publisher)
+            if workers.publisher.parked:
                 self._wind_up()
                 return 1, f"the publisher keeps dying; {self._go_on()}"
-        for child, sent in zip(crew.actors, self.counters.actors[:, Actor.STEPS], strict=True):
+        for child, sent in zip(workers.actors, self.counters.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
                 if child.result.is_mistake and not sent:  # one that has worked was made by no mistake
                     self._wind_up()
                     return USAGE, f"{child.name}: {child.reason()}"
                 self.children.revive(child)
-        at_work = sum(not child.parked for child in crew.actors)
-        control[Control.ACTORS] = sum(child.alive() for child in crew.actors)
+        at_work = sum(not child.parked for child in workers.actors)
+        control[Control.ACTORS] = sum(child.alive() for child in workers.actors)
         if at_work < self.config.min_actors:
             self._wind_up()
             left = (
@@ -183,8 +183,8 @@ class Supervisor(roles.Supervisor):
             self.counters.control[Control.STOP] = 1
             self.children.wind_up(GRACE_S)
             return (0, "") if self.signal is None else self._stopped("after its last update")
-        reason = self.crew.learner.reason()
-        if self.crew.learner.result.is_mistake:
+        reason = self.workers.learner.reason()
+        if self.workers.learner.result.is_mistake:
             return USAGE, f"{reason}; {self._go_on()}" if self.counters.learner[Learner.TIMESTEPS] else reason
         return 1, f"the learner died ({reason}); {self._go_on()}"
 
@@ -227,8 +227,8 @@ class Supervisor(roles.Supervisor):
         while self.channel.packed.version < self.channel.floats.version and time.monotonic() < deadline:
             if self.signal is not None:
                 return False
-            if not self.crew.publisher.alive() and not self.crew.publisher.parked:
-                self.children.revive(self.crew.publisher)
+            if not self.workers.publisher.alive() and not self.workers.publisher.parked:
+                self.children.revive(self.workers.publisher)
             time.sleep(0.005)
         return True
 
@@ -247,7 +247,7 @@ class Supervisor(roles.Supervisor):
         if self.signal is not None:
             with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
                 self.say(f"stopping: the learner finishes its update and saves; {ONCE_MORE}")
-        learner, cells, start = self.crew.learner, self.counters.learner, time.monotonic()
+        learner, cells, start = self.workers.learner, self.counters.learner, time.monotonic()
         until = start + (FINISH_S if cells[Learner.READY] else 0)  # before that it has nothing to save
         while learner.alive() and time.monotonic() < until:
             learner.join(TICK_S)
@@ -290,7 +290,7 @@ class Supervisor(roles.Supervisor):
             **{name: last[name] for name in ("clock_s", "wall_s", "timesteps", "updates", "samples_per_insert")},
             "reached_s": self.evaluator.reached_s,
             "final": evaluations[-1] if evaluations else None,
-            "actor_deaths": sum(child.num_deaths for child in self.crew.actors),
+            "actor_deaths": sum(child.num_deaths for child in self.workers.actors),
         }
 
 

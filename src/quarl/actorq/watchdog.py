@@ -1,4 +1,4 @@
-"""The watch: finds processes that are alive and do not work, and actors that wait for newer weights."""
+"""The watchdog: finds processes that are alive and do not work, and actors that wait for newer weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from quarl.actorq.counters import Actor, Counters, Publisher
-from quarl.actorq.crew import Crew
+from quarl.actorq.workers import Workers
 from quarl.processes.child import Child
 
 START_S = 120.0
@@ -20,11 +20,11 @@ STALE_SHARE = 0.5
 """Of a second that an actor waits for newer weights, and it is worth a line."""
 
 
-class Watch:
+class Watchdog:
     """Called again and again while a run goes on."""
 
-    def __init__(self, crew: Crew, counters: Counters, env_timeout: float, say: Callable[[str], None]) -> None:
-        self._crew, self._counters, self._env_timeout, self._say = crew, counters, env_timeout, say
+    def __init__(self, workers: Workers, counters: Counters, env_timeout: float, say: Callable[[str], None]) -> None:
+        self._workers, self._counters, self._env_timeout, self._say = workers, counters, env_timeout, say
         self._last = time.monotonic()
         self._watched = 0.0
         """Seconds that count."""
@@ -38,10 +38,10 @@ class Watch:
         span = min(now - self._last, BLIND_S, self._env_timeout / 2)
         self._watched += span
         self._last = now
-        for child, cells in zip(self._crew.actors, self._counters.actors, strict=True):
+        for child, cells in zip(self._workers.actors, self._counters.actors, strict=True):
             self._watch(child, float(cells[Actor.HEARTBEAT_S]), span, self._env_timeout, "made no step")
         heard = float(self._counters.publisher[Publisher.HEARTBEAT_S])
-        self._watch(self._crew.publisher, heard, span, PUBLISHER_S, "gave no sign of life")
+        self._watch(self._workers.publisher, heard, span, PUBLISHER_S, "gave no sign of life")
         self._staleness(now)
 
     def _watch(self, child: Child, heard: float, span: float, bound: float, lack: str) -> None:
@@ -50,7 +50,7 @@ class Watch:
             return
         child.worked_s += span * (heard > child.started)
         if self._silent_s(child, heard) > bound:
-            name = f"the {child.name}" if child is self._crew.publisher else child.name
+            name = f"the {child.name}" if child is self._workers.publisher else child.name
             self._say(f"{name} {lack} for {bound:g} s: killed")
             child.kill()
 

@@ -1,4 +1,4 @@
-"""The crew: learner, publisher and actors of a run, each with what it is told."""
+"""The workers: learner, publisher and actors of a run, each with what it is told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quarl.envs.checked import Recalled
 from quarl.processes.child import Child
 
 
-class Crew:
+class Workers:
     """The child processes, not started yet; errors of each go to a log of its own in the output folder."""
 
     def __init__(
