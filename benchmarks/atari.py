@@ -23,11 +23,11 @@ import numpy as np
 import atari_curves
 from quarl import stats
 from quarl.cli import main as quarl
-from quarl.evaluate import Evaluation, evaluate
+from quarl.evaluate import Evaluation, evaluate, record
 from quarl.experiments.precisions import Settings, measure
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import QuantizedPolicy
-from quarl.ptq import quantize
+from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import checkpoint
@@ -166,9 +166,9 @@ class Agent:
 
     def quantised(self, agent: Path) -> list[dict[str, Any]]:
         """Rows of fp32, fp16 and every width, with activations quantised at run time and on calibrated grids."""
-        specs = [QuantSpec.parse("fp16")]
-        specs += [QuantSpec.parse(bits, mode=mode) for mode in ("dynamic", "static") for bits in BITS]
-        cells = measure(load.read(agent), specs, self.settings, lambda label, done: print(label, flush=True))
+        specs = [QuantSpec.parse("fp16"), *(QuantSpec.parse(b, mode=m) for m in ("dynamic", "static") for b in BITS)]
+        calibrated = Calibrated(policy := load.read(agent), record(policy, seed=self.settings.seed))
+        cells = measure(calibrated, specs, self.settings, lambda label, done: print(label, flush=True))
         return [asdict(cell.row) | {"returns": cell.evaluation.returns.tolist()} for cell in cells]
 
     def fine_tuned(self, clock: Clock, agent: Path, bits: str) -> dict[str, Any]:

@@ -22,8 +22,9 @@ import torch
 
 import agents
 from quarl import engines
-from quarl.experiments.precisions import EXACT, Settings, record
+from quarl.evaluate import record
 from quarl.ptq import quantize
+from quarl.quant.spec import EXACT
 from quarl.readers.load import read
 from results import RESULTS, write
 
@@ -57,7 +58,7 @@ def sb3_actions(agent: agents.Trained, observations: np.ndarray) -> np.ndarray:
 def compare(agent: agents.Trained, count: int) -> dict[str, Any]:
     """One row: the largest difference in continuous actions, or how many discrete ones differ."""
     policy = read(agent.path)
-    observations = record(policy, "fidelity", Settings(), count)
+    observations = record(policy, "fidelity", num=count)
     expected = sb3_actions(agent, observations)
     exact = quantize(policy, EXACT)
     row: dict[str, Any] = {"agent": agent.name, "observations": len(observations)}
@@ -67,9 +68,8 @@ def compare(agent: agents.Trained, count: int) -> dict[str, Any]:
             row[name] = {"different": int((actions != expected).sum())}
             row[name]["equal"] = row[name]["different"] == 0
         else:
-            error = float(np.abs(actions - expected).max())
             close = bool(np.allclose(actions, expected, rtol=TOLERANCE, atol=TOLERANCE))
-            row[name] = {"max_error": error, "equal": close}
+            row[name] = {"max_error": float(np.abs(actions - expected).max()), "equal": close}
     return row
 
 

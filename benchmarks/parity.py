@@ -10,7 +10,7 @@ import numpy as np
 
 import agents
 from quarl import engines
-from quarl.experiments.precisions import Settings, record
+from quarl.evaluate import record
 from quarl.policy.graph import Policy
 from quarl.policy.operators import LayerNorm
 from quarl.ptq import quantize
@@ -40,8 +40,8 @@ def difference(policy: Policy, one: np.ndarray, other: np.ndarray) -> dict[str, 
 def compare(agent: agents.Trained, count: int) -> list[dict[str, Any]]:
     """Rows of one agent, one for each precision and mode."""
     policy = read(agent.path)
-    calibration = record(policy, "calibration", Settings())
-    observations = record(policy, "fidelity", Settings(), count)
+    calibration = record(policy)
+    observations = record(policy, "fidelity", num=count)
     rows = []
     for precision, mode in PRECISIONS:
         quantized = quantize(policy, QuantSpec.parse(precision, mode=mode), calibration)

@@ -17,12 +17,12 @@ from quarl.arrays import Array
 from quarl.engines import Engine
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
-from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
+from quarl.evaluate import Evaluation, evaluate, record
 from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.ptq import quantize
-from quarl.quant.spec import Mode, QuantSpec
+from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence
 from quarl.readers.spaces import has_channels_last
@@ -78,9 +78,7 @@ class Agent:
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
         policy = EnvironmentOptions.of(**environment).at_home(self.policy, env_id)
         if observations is None and spec.needs_observations:
-            exact = quantize(policy, QuantSpec.parse("fp32"))
-            engine, num = engines.load(exact, batch=16), sample_size(exact)
-            observations = record_observations(exact, engine, num, seed=seed, stream="calibration", env_id=env_id)
+            observations = record(policy, seed=seed, env_id=env_id)
         given = None if observations is None else self._channels_first(_numbers(observations))
         return Agent(quantize(policy, spec, given))
 
@@ -163,7 +161,7 @@ class Agent:
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):
             return self.policy
-        return quantize(self.policy, QuantSpec.parse("fp32"))
+        return quantize(self.policy, EXACT)
 
     def _engine(self, name: str, batch: int) -> Engine:
         engine = self._engines.pop((name, batch), None) or engines.load(self._quantized(), name, batch=batch)

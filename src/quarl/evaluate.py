@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from quarl import engines
 from quarl.arrays import Array
 from quarl.engines import Engine, sound
 from quarl.envs import check_spaces, make_for, resolve
@@ -27,12 +28,15 @@ from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
+from quarl.ptq import quantize
+from quarl.quant.spec import EXACT
 
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
 """Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a
 convolution hundreds of rows."""
 MAX_CALIBRATED = 2**27
 """Numbers of all values on them together; there are fewer observations where a network makes more of each."""
+RECORD_BATCH = 16  # episodes side by side
 IMAGE_INTERVAL = 8
 """Steps between two images that are recorded: a game has thousands of them, most like the one before."""
 
@@ -165,6 +169,24 @@ def evaluate(
         wall_s=max(clock.wall_s for clock in clocks),
         engine_s=sum(clock.engine_s for clock in clocks),
     )
+
+
+def record(
+    policy: Policy,
+    stream: Stream = "calibration",
+    *,
+    seed: int = 0,
+    env_id: str | None = None,
+    engine: str = "litert",
+    num: int | None = None,
+) -> Array:
+    """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart.
+
+    num: None takes as many as calibrate such a policy.
+    """
+    exact = quantize(policy, EXACT)
+    loaded = engines.load(exact, engine, batch=RECORD_BATCH)
+    return record_observations(exact, loaded, num or sample_size(policy), seed=seed, stream=stream, env_id=env_id)
 
 
 def record_observations(

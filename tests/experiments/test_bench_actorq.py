@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,23 +47,32 @@ def test_a_finished_cell_is_not_measured_again(tmp_path):
     assert set(again) == {"settings", "machine", "found"}
 
 
-def test_a_cell_of_other_settings_is_refused(tmp_path):
-    cells(tmp_path).get("a", {"seconds": 1, "actors": 1}, lambda: {})
-    with pytest.raises(QuarlError, match=r"a\.json was measured with another seconds: choose another -o"):
-        cells(tmp_path).get("a", {"seconds": 2, "actors": 1}, lambda: {})
-    cells(tmp_path).get("sweep", {"ptq": ["8"], "save_freq": 100}, lambda: {})
-    with pytest.raises(QuarlError, match=r"measured with another bits: choose another -o"):
-        cells(tmp_path).get("sweep", {"ptq": ["4"]}, lambda: {})
-    again = cells(tmp_path).get("sweep", {"ptq": ["8"]}, lambda: pytest.fail("measured twice"))
-    assert again["settings"]["save_freq"] == 100  # of a time when cells held it
+def test_a_cell_of_other_settings_is_another(tmp_path):
+    for seconds in (1, 2):
+        cells(tmp_path).get("a", {"seconds": seconds}, lambda found=seconds: {"found": found})
+    for seconds in (1, 2):
+        assert cells(tmp_path).get("a", {"seconds": seconds}, lambda: pytest.fail("twice"))["found"] == seconds
 
 
-def test_a_damaged_cell_is_named(tmp_path):
-    made = cells(tmp_path)
-    for text in ("{", "[]", '{"settings": 3}'):
-        (made.folder / "a.json").write_text(text)
-        with pytest.raises(QuarlError, match=r"a\.json is no cell"):
-            made.get("a", {}, lambda: {})
+def test_a_cell_that_is_of_no_use_is_measured_again(tmp_path):
+    asked = {"usable": lambda cell: cell["found"] > 1}
+    assert cells(tmp_path).get("a", {}, lambda: {"found": 1}, **asked)["found"] == 1
+    assert cells(tmp_path).get("a", {}, lambda: {"found": 2}, **asked)["found"] == 2
+    assert cells(tmp_path).get("a", {}, lambda: pytest.fail("thrice"), **asked)["found"] == 2
+
+
+def test_a_damaged_cell_is_one_line(tmp_path):
+    cells(tmp_path).get("a", {}, lambda: {"found": 1})
+    with sqlite3.connect(tmp_path / "study.sqlite") as database:
+        database.execute("UPDATE cells SET row = '{'")
+    with pytest.raises(QuarlError, match=r"study\.sqlite is damaged: a row is no JSON"):
+        cells(tmp_path).get("a", {}, lambda: {})
+
+
+def test_cells_of_an_older_version_are_left_as_they_are(tmp_path):
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(QuarlError, match="holds cells of an older QuaRL"):
+        cells(tmp_path)
 
 
 def test_no_cell_is_begun_after_the_time_is_over(tmp_path):
@@ -287,8 +297,9 @@ def test_no_arm_is_compared_with_one_of_another_processor(tmp_path, trainings):
     rows_of(path, tmp_path)
     found = read(path)
     for name in ("int8", "fp32"):
-        to_another_processor(tmp_path / "cells" / f"Cart-Pole-{name}-spi1-seed0.json")
-    (tmp_path / "cells" / "Cart-Pole-torch-fp32-spi1-seed0.json").unlink()
+        to_another_processor(tmp_path, f"Cart-Pole-{name}-spi1-seed0")
+    with sqlite3.connect(tmp_path / "study.sqlite") as database:
+        database.execute("DELETE FROM cells WHERE source = 'Cart-Pole-torch-fp32-spi1-seed0'")
     trainings.clear()
     again = cells(tmp_path)
     runs = time_to_reward(found, found.tasks, again)
@@ -296,13 +307,16 @@ def test_no_arm_is_compared_with_one_of_another_processor(tmp_path, trainings):
     assert [(run.row.seed, run.row.cpu == "another") for run in runs] == [(0, True)] * 2 + [(1, False)] * 3
     assert (again.elsewhere, again.missing) == (["Cart-Pole-torch-fp32-spi1-seed0"], 0)
 
-    to_another_processor(tmp_path / "cells" / "Cart-Pole-fp32-spi1-seed1.json")
-    with pytest.raises(QuarlError, match=r"fp32-spi1-seed1\.json was measured on another, Cart-Pole-int8-spi1-seed1"):
+    to_another_processor(tmp_path, "Cart-Pole-fp32-spi1-seed1")
+    with pytest.raises(QuarlError, match=r"fp32-spi1-seed1 was measured on another, Cart-Pole-int8-spi1-seed1"):
         time_to_reward(found, found.tasks, cells(tmp_path))
 
 
-def to_another_processor(path):
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": {"cpu": "another"}}))
+def to_another_processor(folder, name):
+    with sqlite3.connect(folder / "study.sqlite") as database:
+        ((row,),) = database.execute("SELECT row FROM cells WHERE source = ?", (name,)).fetchall()
+        changed = json.dumps(json.loads(row) | {"machine": {"cpu": "another"}})
+        database.execute("UPDATE cells SET row = ? WHERE source = ?", (changed, name))
 
 
 def test_seeds_of_the_others_take_turns_and_cells_resume(tmp_path, trainings):
@@ -322,10 +336,10 @@ def test_a_run_that_was_stopped_sooner_than_it_would_be_now_is_no_censored_run(t
     path = protocol(tmp_path, options={"env": "CartPole-v1", "n_timesteps": 7000})
     assert [row.censored for row in rows_of(path, tmp_path)] == [False, False, True]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"cap_times": 8}))
-    with pytest.raises(
-        QuarlError, match=r"torch-fp32-spi1-seed0.json was stopped after 24 s, and the bound is 48 s now"
-    ):
-        rows_of(path, tmp_path)
+    trainings.clear()
+    *_, torch = rows_of(path, tmp_path)
+    assert (torch.seconds, torch.censored) == (48.0, True)
+    assert trainings == [("torch", "fp32", 1.0, 0, 48.0)]
 
 
 def test_other_ratios_are_bounded_by_the_arm_s_time_at_the_task_s_own(tmp_path, trainings):

@@ -76,7 +76,7 @@ def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tm
         ("method: qat", "method: awq", "line 18: unknown method 'awq'; use fp32, ptq, qat, actorq"),
         ("algo: dqn", "algo: dqm", r"line 8: unknown algorithm 'dqm'; did you mean 'dqn'\?"),
         ("algo: dqn, ", "", "line 8: algo must be a word"),
-        ('source: "zoo:sb3"}', "source: zoo}", "line 8: source 'zoo' is none of train, zoo:FOLDER and hub:"),
+        ('source: "zoo:sb3"}', "source: zoo}", "line 8: source 'zoo' is none of train, zoo:FOLDER, hub:"),
         (', source: "zoo:sb3"}', "}", "line 8: source is missing"),
         ("seeds: [0, 3]", "seeds: [0, -3]", "line 4: seeds must be a list of numbers from 0 to"),
         ("seeds: [0, 3]", "seeds: 3", "line 4: seeds must be a list"),

@@ -20,9 +20,8 @@ import pytest
 import contracts
 from quarl.cli import main
 from quarl.errors import QuarlError
-from quarl.evaluate import evaluate
+from quarl.evaluate import evaluate, record
 from quarl.experiments.policy_worker import PlayJob, WorkerSpec, make_worker, preload
-from quarl.experiments.precisions import Settings, record
 from quarl.experiments.source import digest
 from quarl.experiments.store import Store
 from quarl.files import locked
@@ -71,7 +70,7 @@ def test_rows_are_what_evaluation_finds_and_a_second_run_measures_nothing(
     path = study_file(f"{DQN}\n{A2C}", f"{FP32}\n{PTQ}", "seeds: [3]")
     rows = run(path, "--jobs", 2)
     policy = read(small_agents / "zoo/dqn/CartPole-v1_1")
-    observations = record(policy, "calibration", Settings(seed=3))
+    observations = record(policy, seed=3)
     for row, precision in zip(rows[:3], ("fp32", "8", "4"), strict=True):
         exact = evaluate(quantize(policy, QuantSpec.parse(precision), observations), episodes=6, seed=3)
         assert (row["algo"], row["seed"], row["state"], row["measured"]) == ("dqn", 3, "done", True)

@@ -119,7 +119,7 @@ def test_a_sweep_of_an_earlier_version_is_left_as_it_is(tmp_path: Path, capsys: 
     cell.write_text("{}")
     assert main([*WORDS, "-o", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "holds a sweep of an older QuaRL" in line
+    assert "holds cells of an older QuaRL" in line
     assert [path.relative_to(tmp_path).name for path in tmp_path.rglob("*") if path.is_file()] == ["fp32-0.json"]
 
 

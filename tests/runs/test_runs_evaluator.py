@@ -14,9 +14,9 @@ from training_runs import train
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
-from quarl.experiments.precisions import EXACT
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
+from quarl.quant.spec import EXACT
 from quarl.readers import load
 from quarl.runs.evaluator import BestEvaluator, undisturbed
 from quarl.runs.folder import RunFolder

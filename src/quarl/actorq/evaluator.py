@@ -20,7 +20,8 @@ from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
-from quarl.runs.evaluator import EXACT, Evaluator
+from quarl.quant.spec import EXACT
+from quarl.runs.evaluator import Evaluator
 from quarl.runs.tracking import make_logger, record_evaluation
 
 FINAL_EPISODES = 20

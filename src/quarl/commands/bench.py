@@ -10,8 +10,8 @@ from quarl.experiments.methods.networks import STANDARD, with_hidden
 from quarl.report import schema
 
 
-def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> None:
-    """Measures and prints the rows."""
+def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> int | None:
+    """Measures and prints the rows; returns the exit code."""
     # imported here: latencies need no learner
     if isinstance(config, BenchActorQConfig):
         from quarl.commands import bench_actorq
@@ -20,9 +20,10 @@ def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> Non
     elif isinstance(config, MixedPrecisionConfig):
         from quarl.commands import bench_mixed_precision
 
-        bench_mixed_precision.run(config)
+        return bench_mixed_precision.run(config)
     else:
         _latency(config)
+    return None
 
 
 def _latency(config: LatencyConfig) -> None:

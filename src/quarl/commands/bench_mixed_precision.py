@@ -6,24 +6,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quarl import energy
-from quarl.commands import terminal
+from quarl.commands import study, terminal
 from quarl.config import MixedPrecisionConfig
 from quarl.envs import resolve
+from quarl.experiments.methods import mixed_precision_learning
 from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import updates
-from quarl.experiments.methods.mixed_precision_learning import learning
+from quarl.experiments.runner import measure_document
 from quarl.files import write_bytes
+from quarl.processes.signals import SIGNALLED
 from quarl.report import schema
 
 TITLES = {"updates": "An update of DQN on images", "learning": "Returns of DQN trained in mixed precision"}
 
 
-def run(config: MixedPrecisionConfig) -> None:
+def run(config: MixedPrecisionConfig) -> int:
     """Measures what is missing, within the time, and shows everything that is there."""
     resolve(config.env, trusted=True)  # a typo leaves no folder behind
+    left, code = 0, 0
+    found: Sequence[Any]
     with energy.meter(config) as meter:
-        cells = Cells(config.output, config.minutes, terminal.note, meter)
-        found = updates(config, cells) if config.what == "updates" else learning(config, cells)
+        if config.what == "updates":
+            cells = Cells(config.output, config.minutes, terminal.note, meter)
+            found, left = updates(config, cells), cells.missing
+        else:
+            asked = config.output, mixed_precision_learning.document(config), config.env
+            measured = measure_document(*asked, terminal.progress, jobs=1, minutes=config.minutes)
+            if (code := study.ended(measured, config)) > SIGNALLED:
+                return code
+            found = mixed_precision_learning.rows(config, measured.records)
+            terminal.say(*study.failures(measured.records))
+            for path in (config.output / "runs").rglob("checkpoint-*") if not code and not measured.left else ():
+                path.unlink()  # they hold replay
     document = schema.document(
         f"bench mixed-precision {config.what}",
         found,
@@ -36,9 +50,10 @@ def run(config: MixedPrecisionConfig) -> None:
     if document["rows"]:
         terminal.show(document["command"], document["rows"], TITLES[config.what])
         terminal.say(*_sentences(document["rows"]))
-    if cells.missing:
-        terminal.say(f"the time is over with {cells.missing} cells to go: repeat the command to go on")
+    if left:
+        terminal.say(f"the time is over with {left} cells to go: repeat the command to go on")
     terminal.finish(config, document)
+    return code
 
 
 def _sentences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

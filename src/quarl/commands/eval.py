@@ -12,7 +12,7 @@ from quarl.config import EvalConfig
 from quarl.evaluate import Evaluation, evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
-from quarl.quant.spec import QuantSpec
+from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
 from quarl.report import schema
 
@@ -20,7 +20,7 @@ from quarl.report import schema
 def run(config: EvalConfig) -> None:
     """Plays the episodes and prints one row."""
     policy = model.at_home(model.read(config), config)
-    exact = policy if isinstance(policy, QuantizedPolicy) else quantize(policy, QuantSpec.parse("fp32"))
+    exact = policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
     with terminal.progress(config.episodes) as progress:
         evaluation = evaluate(
             exact,

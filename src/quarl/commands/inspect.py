@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
-from quarl.experiments import precisions
+from quarl.evaluate import record
 from quarl.files import staged, write_bytes
 from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
 from quarl.policy.graph import Policy, is_quantized
@@ -99,8 +99,7 @@ def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
         return inspect(found.layers, round_layers(found.layers, spec), spec)
     if not spec.needs_observations:
         return inspect(found.layers, of_policy(quantize(policy, spec)), spec)
-    settings = precisions.Settings(seed=config.seed, env_id=config.env)
-    observations = precisions.record(model.at_home(policy, config), "calibration", settings)
+    observations = record(model.at_home(policy, config), seed=config.seed, env_id=config.env)
     calibrated = Calibrated(policy, observations)
     before, _ = calibrated.rewrite(spec)
     return inspect(of_policy(before), of_policy(calibrated.quantize(spec)), spec)

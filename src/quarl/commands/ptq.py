@@ -12,6 +12,7 @@ from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
+from quarl.evaluate import record
 from quarl.experiments import precisions
 from quarl.experiments.precisions import Cell
 from quarl.files import staged, write_bytes
@@ -48,8 +49,8 @@ def run(config: PtqConfig) -> None:
     with staged(config.output, partial(_look, config, replaced)) as folder:
         total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
         with energy.meter(config) as meter, terminal.progress(total) as progress:
-            calibrated = Calibrated(policy, precisions.record(policy, "calibration", settings))
-            cells = precisions.measure(policy, specs, settings, progress, calibrated)
+            calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
+            cells = precisions.measure(calibrated, specs, settings, progress)
         document = schema.document(
             "ptq",
             [cell.row for cell in cells],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quarl.commands import terminal
-from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
+from quarl.config import MixedPrecisionConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
 from quarl.errors import QuarlError
 from quarl.experiments import file, rows
 from quarl.experiments.cells import DONE, FAILED, NA, RUNNING, TODO, Cell
@@ -49,14 +49,14 @@ def _run(config: StudyRunConfig) -> int:
     return code
 
 
-def ended(measured: Measured, config: StudyRunConfig | SweepConfig) -> int:
+def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecisionConfig) -> int:
     """The exit code, with what the user has to know of a run that was not whole."""
     if measured.signal is not None:
         terminal.note(f"stopped by a signal; go on with {config.command_line()}")
         return SIGNALLED + measured.signal
     if measured.left:
         terminal.note(f"the time is over with {measured.left} cells to go: repeat the command to go on")
-    return SOME_FAILED if measured.failed else 0
+    return SOME_FAILED if failures(measured.records) else 0
 
 
 def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> None:

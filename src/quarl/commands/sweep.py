@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
-
-import yaml
 
 from quarl import energy
 from quarl.commands import study, terminal
 from quarl.config import SweepConfig
-from quarl.errors import QuarlError
-from quarl.experiments import file, rows, summaries, sweep
+from quarl.experiments import rows, summaries, sweep
 from quarl.experiments.groups import groups
-from quarl.experiments.plan import plan
-from quarl.experiments.runner import Measured, measure
-from quarl.files import locked, write_bytes
+from quarl.experiments.runner import Measured, measure_document
+from quarl.files import write_bytes
 from quarl.processes.signals import SIGNALLED
 from quarl.report import schema, style
 from quarl.report.study_figures import bits_against_return
-
-FILE = "study.yml"
 
 
 def run(config: SweepConfig) -> int:
     """Writes the study, measures what is missing of it within the time, and shows all that is there; returns the exit
     code."""
-    checked = sweep.check(config)
-    if (config.output / "cells").is_dir():
-        raise QuarlError(
-            f"{config.output} holds a sweep of an older QuaRL, whose rows.json stays as it is: choose another -o, or "
-            "remove its folder cells to measure anew"
-        )
-    options: dict[str, Any] = {"jobs": config.jobs, "minutes": config.minutes, "retry_failed": True}
-    with energy.meter(config) as meter, locked(config.output):
-        write_bytes(yaml.safe_dump(sweep.document(checked), sort_keys=False).encode(), config.output / FILE)
-        asked = file.read(str(config.output / FILE))
-        cells = plan(asked, env_module=config.env.rpartition(":")[0] or None)
-        measured = measure(config.output, asked, cells, cells, terminal.progress, **options)
+    asked = config.output, sweep.document(sweep.check(config)), config.env
+    with energy.meter(config) as meter:
+        measured = measure_document(*asked, terminal.progress, jobs=config.jobs, minutes=config.minutes)
     if (code := study.ended(measured, config)) <= SIGNALLED:
         _show(config, measured, meter.cost)
     return code
@@ -54,7 +38,7 @@ def _show(config: SweepConfig, measured: Measured, cost: energy.Energy | None) -
             write_bytes(schema.to_text(document).encode(), config.output / name)
         figure = config.output / "return-against-bits.png"
         style.save(bits_against_return(summaries.means(grouped), title), figure)
-        terminal.show("study", found["rows"], title)
+        terminal.show("sweep", found["rows"], title)
         terminal.show("sweep summary", summary["rows"], f"{title}, over seeds")
         terminal.say(f"figure: {figure}")
     terminal.say(*study.failures(measured.records))

@@ -66,7 +66,7 @@ class LatencyConfig(MeteredConfig):
 class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     """Training with actors of several precisions: throughput, time to reward, where time goes, age of weights.
 
-    Finished cells lie as JSON files in the output folder: the same command again goes on where the last one stopped.
+    The output folder keeps finished cells: the same command again goes on where the last one stopped.
     """
 
     verb: ClassVar[str] = "bench actorq"

@@ -28,8 +28,8 @@ FIXED = {"buffer_size": NUM_FRAMES, "learning_starts": 0, "optimize_memory_usage
 class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
     """DQN on images in mixed precision: how long an update takes, and whether it learns the same.
 
-    Matrix products are autocast, weights and optimiser stay in float32, fp16 has its loss scaled. Finished cells lie as
-    JSON files in the output folder: the same command again goes on where the last one stopped.
+    Matrix products are autocast, weights and optimiser stay in float32, fp16 has its loss scaled. The output
+    folder keeps finished cells: the same command again goes on where the last one stopped.
     """
 
     verb: ClassVar[str] = "bench mixed-precision"

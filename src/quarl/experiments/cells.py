@@ -13,7 +13,7 @@ from quarl.quant.spec import FLOAT_BITS
 
 VERSION = 3
 """Part of every key: raised when what a cell computes changes, so that older results are not taken for newer ones."""
-TRAIN, FP32, PTQ, QAT, ACTORQ = "train", "fp32", "ptq", "qat", "actorq"
+TRAIN, FP32, PTQ, QAT, ACTORQ, UNTRAINED = "train", "fp32", "ptq", "qat", "actorq", "untrained"
 TODO, RUNNING, DONE, FAILED, NA = "todo", "running", "done", "failed", "na"
 STATES = (DONE, FAILED, NA, RUNNING, TODO)
 

@@ -27,6 +27,8 @@ class PolicyEntry:
     """Environment steps of its training; None: RL Zoo's."""
     params: Mapping[str, Any]
     """Hyper-parameters of its training over the tuned ones."""
+    name: str
+    """What tables call its source; empty: its source."""
     seeds: tuple[int, ...] | None
     """None: the study's."""
     episodes: int | None

@@ -31,7 +31,7 @@ from quarl.inert.yaml import key_lines, read_yaml
 from quarl.quant.spec import QatSpec, QuantSpec
 
 SHIPPED = Path(__file__).with_name("shipped")
-METHODS = ("fp32", "ptq", "qat", "actorq")
+METHODS = ("fp32", "ptq", "qat", "actorq", "untrained")
 MODES = ("dynamic", "static")
 SET_BY_CELLS = (
     *("algo", "env", "actor_precision", "seed", "output", "json", "resume", "plan", "track"),
@@ -40,14 +40,15 @@ SET_BY_CELLS = (
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(f.name for f in dataclasses.fields(ActorQConfig) if f.name not in SET_BY_CELLS)
 KEYS = ("name", "about", "episodes", "margin", "seeds", "limits", "agents", "policies", "methods")
-TRAIN = ("n_envs", "vec_env", "learner_dtype", "eval_freq", "threads", "device")
+TRAIN = ("n_envs", "vec_env", "learner_dtype", "eval_freq", "eval_episodes", "save_freq", "threads", "device")
 """Options of `quarl train` that a policy may have for its trainings."""
 POLICY = (
     *("algo", "env", "source", "na", "n_timesteps", "params", "seeds", "episodes", "train", "actorq"),
-    *("normalize", "deterministic", *OPTIONS),
+    *("name", "normalize", "deterministic", *OPTIONS),
 )
 OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "fp32": (),
+    "untrained": (),
     "ptq": ("precision", "scheme", "mode"),
     "qat": ("precision", "fine_tune", *QAT_OPTIONS),
     "actorq": ("precision", *ACTORQ),
@@ -140,6 +141,7 @@ class _Reader:
             env=env,
             sources=sources,
             na=na,
+            name=self.text(entry, "name", at, default=""),
             n_timesteps=self.count(entry, "n_timesteps", None, at),
             params=self.mapping(entry, "params", at),
             seeds=self.seeds(entry, at),
@@ -186,7 +188,7 @@ class _Reader:
             raise self.wrong(
                 (*at, "fine_tune"), f"fine_tune is a share of the agent's training, as in 0.1, got {found.fine_tune:g}"
             )
-        if method != "fp32" and "precision" not in entry:
+        if OF_METHOD[method] and "precision" not in entry:
             raise self.wrong(at, f"{method} needs precision: one, or a list")
         for mode in found.modes:
             if mode not in MODES:

@@ -15,13 +15,11 @@ from quarl.envs.names import of_module
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.experiments import source
-from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, Cell, key_of
+from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
 from quarl.experiments.entries import MethodEntry, PolicyEntry, Study
 from quarl.experiments.runs import check_actorq, check_training
 from quarl.experiments.source import Agent
-from quarl.quant.spec import QatSpec, QuantSpec
-
-EXACT = QuantSpec.parse("fp32")
+from quarl.quant.spec import EXACT, QatSpec, QuantSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +43,11 @@ class _Policy:
     @property
     def about(self) -> dict[str, Any]:
         """What all its cells share."""
-        shown = self.agent.source if self.agent is not None else next(iter(self.entry.sources), "none")
+        source = self.agent.source if self.agent is not None else next(iter(self.entry.sources), "none")
         return {
             "algo": self.entry.algo,
             "env_id": self.entry.env,
-            "source": shown,
+            "source": self.entry.name or source,
             "seed": self.seed,
             "episodes": self.played["episodes"],
             "agent": self.agent,
@@ -121,10 +119,7 @@ class _Asked:
         where = f"{study.at(self.entry.line)}: {cell.title} from {cell.source}"
         if self.key == other.key:
             return f"{where} is the same cell as one of line {other.entry.line}; keep one"
-        return (
-            f"{where} would have the same name in tables as another of line {other.entry.line}; measure it in a study "
-            "of its own"
-        )
+        return f"{where} would have the same name in tables as another of line {other.entry.line}; give it a name"
 
 
 def _of_policy(
@@ -172,6 +167,16 @@ def _refused(cell: Cell, why: str) -> Cell:
 
 def _fp32(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     yield _play(policy, EXACT)
+
+
+def _untrained(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """The networks that a training of the study begins with."""
+    agent = policy.agent
+    cell = Cell(**policy.about, method=UNTRAINED, precision=EXACT.precision, work={})
+    if agent is None or agent.kind != TRAIN:
+        yield _refused(cell, "" if agent is None else "its training is not part of the study")
+    else:
+        yield dataclasses.replace(cell, work={**agent.identity, **policy.played})
 
 
 def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
@@ -277,4 +282,5 @@ _METHODS: Mapping[str, Callable[[_Policy, MethodEntry], Iterator[Cell]]] = {
     PTQ: _ptq,
     QAT: _qat,
     ACTORQ: _actorq,
+    UNTRAINED: _untrained,
 }

@@ -15,8 +15,7 @@ import numpy as np
 from quarl import engines
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.evaluate import evaluate
-from quarl.experiments.precisions import Settings, record
+from quarl.evaluate import evaluate, record
 from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
 from quarl.inert.zip import read_bytes
@@ -35,10 +34,15 @@ VERSION = 1
 
 def play(calibrated: Calibrated, spec: QuantSpec, **settings: Any) -> dict[str, Any]:
     """`returns` of the policy quantised to `spec`, and how the weights that were quantised lie."""
-    quantized = calibrated.quantize(spec)
-    if quantized.coverage == 0:
+    return {**returns(quantised(calibrated, spec), **settings), **weights(calibrated.policy)}
+
+
+def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
+    """The policy in that precision; QuarlError where that would be the policy as it is."""
+    policy = calibrated.quantize(spec)
+    if policy.coverage == 0:
         raise QuarlError(f"{spec.precision} covers no weight of this policy; nothing would be quantised")
-    return {**returns(quantized, **settings), **weights(calibrated.policy)}
+    return policy
 
 
 def returns(
@@ -86,7 +90,7 @@ def calibration(policy: Policy, identity: Mapping[str, Any], seed: int, env_id: 
         found = read_npz(read_bytes(path), str(path))["observations"]
         if found.shape[1:] == policy.observation_shape and found.dtype == policy.observation_dtype:
             return found
-    observations = record(policy, "calibration", Settings(seed=seed, env_id=env_id))
+    observations = record(policy, seed=seed, env_id=env_id)
     buffer = io.BytesIO()
     np.savez(buffer, observations=observations)
     with suppress(OSError, QuarlError):  # a full disk costs the next run some episodes, and this one nothing

@@ -11,20 +11,17 @@ import numpy as np
 from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.engines import Engine
-from quarl.envs.rollout import Episode
-from quarl.envs.seeds import Stream
-from quarl.errors import QuarlError, UnsupportedError
-from quarl.evaluate import Evaluation, evaluate, record_observations, sample_size
+from quarl.errors import UnsupportedError
+from quarl.evaluate import Evaluation, evaluate, record
 from quarl.experiments.methods.latency import Timing, time_engines
+from quarl.experiments.play import quantised
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.ptq import Calibrated, quantize
-from quarl.quant.spec import QuantSpec
+from quarl.ptq import Calibrated
+from quarl.quant.spec import EXACT, QuantSpec
 
 AGREE_PCT = 1.0
 """Continuous actions agree where every component differs by at most this share of its range."""
-RECORD_BATCH = 16
-EXACT = QuantSpec.parse("fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +88,19 @@ class Settings:
 
 
 def measure(
-    policy: Policy,
+    calibrated: Calibrated,
     specs: Sequence[QuantSpec],
     settings: Settings,
     progress: Callable[[str, int], None] = lambda label, done: None,
-    calibrated: Calibrated | None = None,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
-    calibrated: the policy with the observations of its "calibration" stream, which are recorded where there are none.
+    calibrated: the policy with recorded observations.
     progress: called with the precision and 1 for every finished episode.
     """
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
-    calibrated = calibrated or Calibrated(policy, record(policy, "calibration", settings))
-    quantized = [calibrated.quantize(spec) for spec in specs]
-    for each in quantized:
-        if each.coverage == 0:
-            raise QuarlError(f"{each.spec.precision} covers no weight of this policy; nothing would be quantised")
+    policy = calibrated.policy
+    quantized = [quantised(calibrated, spec) for spec in specs]
     loaded = [_load(each, settings.engine) for each in quantized]
     names = [engine.name for engine in loaded]
     evaluations = [
@@ -119,11 +112,11 @@ def measure(
             engine=name,
             batch=settings.batch,
             num_workers=settings.num_workers,
-            progress=partial(_count, progress, each.spec.precision),
+            progress=partial(lambda label, episode: progress(label, 1), each.spec.precision),
         )
         for each, name in zip(quantized, names, strict=True)
     ]
-    observations = record(policy, "fidelity", settings)
+    observations = record(policy, "fidelity", seed=settings.seed, env_id=settings.env_id, engine=settings.engine)
     timings = time_engines(loaded, observations)
     actions = [greedy(each, name, observations) for each, name in zip(quantized, names, strict=True)]
     return [
@@ -136,21 +129,6 @@ def measure(
             quantized, loaded, evaluations, timings, actions, strict=True
         )
     ]
-
-
-def _count(progress: Callable[[str, int], None], label: str, episode: Episode) -> None:
-    progress(label, 1)
-
-
-def record(policy: Policy, stream: Stream, settings: Settings, num: int | None = None) -> Array:
-    """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart.
-
-    num: None takes as many as calibrate such a policy.
-    """
-    num = sample_size(policy) if num is None else num
-    exact = quantize(policy, EXACT)
-    engine = engines.load(exact, settings.engine, batch=RECORD_BATCH)
-    return record_observations(exact, engine, num, seed=settings.seed, stream=stream, env_id=settings.env_id)
 
 
 def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig, TrainConfig
+from quarl.errors import QuarlError
 
 UNCHECKED = Path(tempfile.gettempdir()) / "runs"
 """Stands for the folder of a training whose options are only checked."""
@@ -27,9 +28,8 @@ def training_config(
         trained_agent=trained_agent,
         normalize=normalize,
         folder=folder,
-        save_freq=work["save_freq"],
         seed=work["seed"],
-        **{"eval_freq": work["eval_freq"], **work.get("train", {})},
+        **{"save_freq": work["save_freq"], "eval_freq": work["eval_freq"], **work.get("train", {})},
         **work.get("environment", {}),
     )
 
@@ -38,6 +38,8 @@ def check_training(work: Mapping[str, Any]) -> None:
     """QuarlError where `quarl train` would not begin for its options or hyper-parameters."""
     config = training_config(work, UNCHECKED)
     config.check()
+    if not config.eval_episodes:
+        raise QuarlError("eval_episodes: 0 leaves no best agent, which is the one that is measured")
     if not config.params:
         return
     from quarl.algorithms.learners import constructor  # here: loading learners takes a second

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.experiments.cells import NA, NAMES, RUNNING, TODO, Cell, Named
+from quarl.experiments.cells import DONE, NA, NAMES, RUNNING, TODO, Cell, Named
 
 NAME = "study.sqlite"
 VERSION = 1
@@ -69,6 +69,15 @@ class Finished:
     seconds: float | None = None
     peak_mb: float | None = None
     found: Mapping[str, Any] | None = None
+
+
+def refuse_older(folder: Path) -> None:
+    """QuarlError where sweeps and benchmarks of an older QuaRL have their cells, a JSON file each."""
+    if (folder / "cells").is_dir():
+        raise QuarlError(
+            f"{folder} holds cells of an older QuaRL, whose tables stay as they are: choose another -o, or remove its "
+            "folder cells to measure anew"
+        )
 
 
 class Store:
@@ -156,11 +165,21 @@ class Store:
                     (RUNNING, time.time(), key, TODO),
                 )
 
+    def put(self, cell: Cell, found: Mapping[str, Any]) -> None:
+        """Keeps what a cell has measured that no study asks for."""
+        values = [getattr(cell, column) for column in COLUMNS]
+        with self._transaction():
+            self._db.execute(
+                f"INSERT OR REPLACE INTO cells (key, {', '.join(COLUMNS)}, state, row) "
+                f"VALUES ({', '.join('?' * (len(COLUMNS) + 3))})",
+                (cell.key, *values, DONE, json.dumps(found)),
+            )
+
     def found(self, key: str) -> Mapping[str, Any]:
-        """What a finished cell has measured."""
+        """What a finished cell has measured; empty where there is none."""
         with self._said():
-            (row,) = self._db.execute("SELECT row FROM cells WHERE key = ?", (key,)).fetchone()
-        return self._parsed(row) or {}
+            row = self._db.execute("SELECT row FROM cells WHERE key = ?", (key,)).fetchone()
+        return (self._parsed(row[0]) if row else None) or {}
 
     def study(self) -> tuple[str, Mapping[str, Any]]:
         """Name and file of the study."""

@@ -17,6 +17,7 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.experiments.cells import FP32, PTQ, QAT
 from quarl.experiments.groups import Group
 from quarl.experiments.rows import Row
+from quarl.experiments.runner import UNBOUNDED, entry_of, given
 from quarl.quant.spec import QuantSpec
 from quarl.readers import find
 from quarl.readers.load import read
@@ -26,8 +27,6 @@ from quarl.runs.train import Training
 from quarl.stats import as_fields
 
 METHODS = (FP32, PTQ, QAT)
-UNBOUNDED = {"minutes": 10**6, "memory_gb": 10**6}
-"""Of a cell: trainings take as long as they take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,40 +86,26 @@ def length(config: SweepConfig) -> int:
 
 def document(config: SweepConfig) -> dict[str, Any]:
     """The study file of a sweep that `check` has completed."""
-    training = config.training(config.seed, None, config.n_timesteps, config.output)
-    world = {**config.environment_options(), "env_kwargs": config.environment()["env_kwargs"]}
     agent = config.trained_agent
-    policy = {
-        "algo": config.algo,
-        "env": resolve(config.env, trusted=True).rpartition(":")[2],
-        "source": "train" if agent is None else f"file:{agent}",
-        "n_timesteps": config.n_timesteps,
-        "params": dict(word.split(":", 1) for word in config.params),
-        "train": {"eval_freq": training.eval_freq, "threads": training.threads},
-        "deterministic": True,
-        "normalize": config.normalize,
-        **{name: list(value) if isinstance(value, tuple) else value for name, value in world.items()},
-    }
+    entry = entry_of(config.training(config.seed, None, config.n_timesteps, config.output), ("eval_freq", "threads"))
+    if agent is not None:
+        entry |= {"source": f"file:{agent}", **given({"normalize": config.normalize})}
     options = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
     more = {PTQ: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
     methods = [
-        _given({"method": name, "precision": [config.precision(bits) for bits in config.bits], **more[name]})
+        given({"method": name, "precision": [config.precision(bits) for bits in config.bits], **more[name]})
         for name in METHODS[1:]
         if name in config.methods
     ]
     return {
-        "name": f"{config.algo} on {policy['env']}",
+        "name": f"{config.algo} on {entry['env']}",
         "episodes": config.episodes,
         "margin": config.margin,
         "seeds": list(range(config.seed, config.seed + config.seeds)),
         "limits": UNBOUNDED,
-        "policies": [_given(policy)],
+        "policies": [entry],
         "methods": [{"method": FP32}, *methods],
     }
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value not in (None, {}, [])}
 
 
 def rows(found: Sequence[Row]) -> list[Row]:

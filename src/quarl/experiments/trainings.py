@@ -11,7 +11,7 @@ from typing import Any
 
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
-from quarl.experiments.cells import ACTORQ, QAT, TRAIN
+from quarl.experiments.cells import ACTORQ, QAT, TRAIN, UNTRAINED
 from quarl.experiments.play import returns, weights
 from quarl.experiments.runs import actorq_config, training_config
 from quarl.experiments.source import check_file
@@ -20,6 +20,7 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
 from quarl.readers import load
 from quarl.runs import resumable
+from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
 from quarl.runs.outcome import Row
 
@@ -45,6 +46,14 @@ def train(job: Training) -> dict[str, Any]:
     run, row = _train(training_config(job.work, job.folder))
     agent = run.path / f"{BEST}.zip"
     return {"agent": os.path.relpath(agent, job.study), **_length(row)}
+
+
+def play_untrained(job: Training) -> dict[str, Any]:
+    """What the networks score that the training begins with."""
+    begun = runs.Training(training_config(job.work, job.folder), _print)  # writes nothing before it runs
+    assert begun.model.env is not None
+    begun.model.env.close()
+    return _played(job, begun.evaluator.exact(begun.model))
 
 
 def train_quantised(job: Training) -> dict[str, Any]:
@@ -86,6 +95,7 @@ WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {
     TRAIN: train,
     QAT: train_quantised,
     ACTORQ: run_actorq,
+    UNTRAINED: play_untrained,
 }
 
 
@@ -96,7 +106,7 @@ def _played(job: Training, policy: QuantizedPolicy) -> dict[str, Any]:
 
 
 def _length(row: Row) -> dict[str, Any]:
-    return {"trained_steps": row.timesteps, "minutes": row.clock_s / 60}
+    return {"trained_steps": row.timesteps, "updates": row.updates, "minutes": row.clock_s / 60}
 
 
 def _train(config: TrainConfig) -> tuple[RunFolder, Row]:

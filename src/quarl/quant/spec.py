@@ -297,3 +297,7 @@ def integer_range(bits: int, *, symmetric: bool = True) -> tuple[int, int]:
     """
     top = 2 ** (bits - 1) - 1
     return (-top if symmetric else -top - 1), top
+
+
+EXACT = QuantSpec.parse("fp32")
+"""What the others are compared with."""

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from quarl.quant.spec import FLOAT_BITS, SCHEMES
-from quarl.report.columns import Column, digits_of, field_of, interval, judged, number_of, signed, times_of, verdict
+from quarl.report.columns import (
+    Column,
+    digits_of,
+    field_of,
+    interval,
+    judged,
+    number,
+    number_of,
+    signed,
+    times_of,
+    verdict,
+)
 from quarl.report.schema import Row
 from quarl.stats import INFERIOR, NONINFERIOR
 
@@ -130,6 +141,18 @@ STUDY: Mapping[str, tuple[Column, ...]] = {
         Column("qat", number_of("qat")),
         *_error("qat"),
         Column("verdict", judged, left=True),
+    ),
+    "sweep summary": (
+        Column("precision", field_of("precision"), left=True),
+        Column("method", field_of("method"), left=True),
+        SEEDS,
+        Column("return", number_of("mean")),
+        Column("95 % interval", interval),
+        Column("E %", number_of("error_pct")),
+        Column("its interval", lambda row: interval(row, "error_low", "error_high")),
+        Column("verdict", verdict, left=True),
+        Column("qat over ptq", lambda row: number(row["gain"])),
+        Column("interval", lambda row: interval(row, "gain_low", "gain_high")),
     ),
     "study actorq": (
         *_AGENT,

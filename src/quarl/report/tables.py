@@ -31,7 +31,6 @@ from quarl.report.inspect_columns import INSPECT
 from quarl.report.mixed_precision_columns import MIXED_PRECISION
 from quarl.report.schema import Row
 from quarl.report.study_columns import STUDY
-from quarl.report.sweep_columns import SWEEP
 from quarl.report.train_columns import TRAIN
 
 MAX_CELL = 300
@@ -99,8 +98,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("file", lambda row: size(row["bytes"]) if row["bytes"] else "–"),
     ),
     **TRAIN,
-    **SWEEP,
     **STUDY,
+    "sweep": STUDY["study"],
     **ACTORQ,
     **ENVS,
     **MIXED_PRECISION,

@@ -23,14 +23,13 @@ from quarl.evaluate import Evaluation, evaluate
 from quarl.files import Dispensable
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import quantize
-from quarl.quant.spec import QuantSpec
+from quarl.quant.spec import EXACT
 from quarl.readers.extract import from_model
 from quarl.readers.zoo import samples_actions
 from quarl.runs.checkpoint_random import give_random, take_random
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import Recipe
 
-EXACT = QuantSpec.parse("fp32")
 NUMBERS = ("mean", "std", "ci_low", "ci_high")
 COMPARED = ("mean", "ci_low", "ci_high", "measured")
 """Of the last evaluation, and of the integers in it."""

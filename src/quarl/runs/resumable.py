@@ -6,40 +6,16 @@ Killed or not, it so ends in the very agent of one that was not.
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from quarl.config import TrainConfig
-from quarl.config.base import METERED
-from quarl.config.environment import OPTIONS
 from quarl.envs import resolve
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
 from quarl.runs.train import Training
-
-ELSEWHERE = ("folder", "json", "resume", "track", "vec_env", "save_freq", "save_minutes", *METERED)
-"""Options that say nothing of what is trained. As environments begin anew at every checkpoint, one with another
-save_freq is another run, but of the same kind."""
-
-
-def settings(config: TrainConfig) -> dict[str, Any]:
-    """What a training depends on, ready for JSON."""
-    newer = (*OPTIONS, "normalize")  # than measurements that are kept
-    found = {k: v for k, v in asdict(config).items() if k not in ELSEWHERE and (k not in newer or v)}
-    return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
-
-
-def own_folder(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:
-    """The place of a training in `folder`: what other settings have begun is not gone on with."""
-    same = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return folder / f"{name}-{same}"
 
 
 def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended]:

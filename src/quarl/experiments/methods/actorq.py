@@ -1,4 +1,4 @@
-"""Cells of the ActorQ measurements: real runs, watched for a window or to their end, one JSON file each."""
+"""Cells of the ActorQ measurements: real runs, watched for a window or to their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished measurements, one JSON file each, so that long ones can be stopped and gone on with."""
+"""Cells of `quarl bench`: measured one after the other in this process, and kept in the store that studies have."""
 
 from __future__ import annotations
 
@@ -10,57 +10,53 @@ from typing import Any, TypeVar
 
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
-from quarl.files import make_folder, write_bytes
+from quarl.experiments.cells import Cell as Asked
+from quarl.experiments.store import Store, refuse_older
+from quarl.files import make_folder
 from quarl.machine import machine
 
-Cell = dict[str, Any]
-RETIRED = ("save_freq",)
-"""Settings that older cells hold and that determine nothing that is measured."""
-OPTIONS = {"ptq": "bits"}
-"""What users call a setting, where it is not its name."""
+Cell = Mapping[str, Any]
 Say = Callable[[str], None]
 Item = TypeVar("Item")
 
 
 class Cells:
-    """Finished cells in a folder. A cell measured under other settings is never taken for one of these."""
+    """Finished cells in a folder. A cell measured under other settings is another cell."""
 
     def __init__(self, folder: Path, minutes: float, say: Say, meter: Meter = OFF) -> None:
         """meter: for measurements that say what they cost; cells that are there already are not measured anew."""
-        self.folder, self.say, self.meter = folder / "cells", say, meter
-        make_folder(self.folder)
+        refuse_older(folder)
+        make_folder(folder)
+        self.store, self.say, self.meter = Store(folder, create=True), say, meter
         self.deadline = time.monotonic() + 60 * minutes
         self.missing = 0
         """Cells that were asked for after the time was over."""
         self.elsewhere: list[str] = []
         """Names of cells that were asked for on another processor than that of their group."""
-        self.failed: list[str] = []
-        """Names of cells that could not be measured, where that is no reason to stop."""
-        self._groups: dict[str, tuple[str, Path]] = {}
+        self._groups: dict[str, tuple[str, str]] = {}
 
     def get(
-        self, name: str, settings: Mapping[str, Any], measure: Callable[[], Cell], *, group: str | None = None
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        measure: Callable[[], Mapping[str, Any]],
+        *,
+        group: str | None = None,
+        usable: Callable[[Cell], bool] = lambda cell: True,
     ) -> Cell | None:
-        """The cell of that name, measured now where it is not there; None where the time is over.
+        """The cell of that name, measured now where it is not there or not usable; None where the time is over.
 
         group: cells whose seconds are compared. They are all of the processor of the first one that is asked for: none
         is measured on another (None), and one that was is a QuarlError.
         """
-        path = self.path(name)
-        wanted = json.loads(json.dumps(settings))
-        if path.exists():
-            found: Cell = _read(path)
-            other = [
-                OPTIONS.get(key, key)
-                for key in wanted | found["settings"]
-                if key not in RETIRED and wanted.get(key) != found["settings"].get(key)
-            ]
-            if other:
-                raise QuarlError(
-                    f"{path} was measured with another {', '.join(other)}: choose another -o, or remove it"
-                )
-            self._same_processor(group, str(found.get("machine", {}).get("cpu")), path)
-            return found
+        work = {"name": name, **json.loads(json.dumps(settings))}
+        about = {"algo": work.get("algo", ""), "env_id": work.get("env", ""), "source": name, "episodes": 0}
+        precision = work.get("actor_precision", "fp32")
+        asked = Asked(**about, method="bench", precision=precision, seed=work.get("seed", 0), work=work)
+        kept = self.store.found(asked.key)
+        if kept and usable(kept):
+            self._same_processor(group, str(kept["machine"].get("cpu")), name)
+            return kept
         if time.monotonic() > self.deadline:
             self.missing += 1
             return None
@@ -69,36 +65,20 @@ class Cells:
             self.elsewhere.append(name)
             return None
         self.say(name)
-        measured = {"settings": wanted, "machine": here, **measure()}
-        write_bytes(json.dumps(measured).encode() + b"\n", path)
-        self._same_processor(group, str(here["cpu"]), path)
-        return measured
+        self.store.put(asked, {"settings": settings, "machine": here, **measure()})
+        self._same_processor(group, str(here["cpu"]), name)
+        return self.store.found(asked.key)
 
-    def path(self, name: str) -> Path:
-        return self.folder / f"{name}.json"
-
-    def _same_processor(self, group: str | None, cpu: str, path: Path) -> None:
+    def _same_processor(self, group: str | None, cpu: str, name: str) -> None:
         if group is None:
             return
-        others, first = self._groups.setdefault(group, (cpu, path))
+        others, first = self._groups.setdefault(group, (cpu, name))
         if others != cpu:
-            raise QuarlError(
-                f"{path} was measured on {cpu}, {first.name} on {others}: their seconds cannot be compared; "
-                "remove one of them, or choose another -o"
-            )
+            why = "their seconds cannot be compared; choose another -o"
+            raise QuarlError(f"{name} was measured on {cpu}, {first} on {others}: {why}")
 
 
 def turned(items: Sequence[Item], by: int) -> Sequence[Item]:
     """The items, beginning with another at every turn."""
     by %= max(len(items), 1)
     return (*items[by:], *items[:by])
-
-
-def _read(path: Path) -> Cell:
-    try:
-        found: Cell = json.loads(path.read_text())
-        if isinstance(found["settings"], dict):
-            return found
-    except (ValueError, KeyError, TypeError, OSError, RecursionError):
-        pass
-    raise QuarlError(f"{path} is no cell of this benchmark: remove it to measure it again")
