@@ -21,7 +21,7 @@ JOBS ?= 2
 MINUTES ?= 1000000
 LEARNER_DTYPE ?= bf16
 
-.PHONY: demo test check format fuzz hostile chaos kills $(BENCHES) clean
+.PHONY: demo test check format reference fuzz hostile chaos kills $(BENCHES) clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -38,6 +38,9 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+reference: $(VENV)/.dev
+	$(BIN)/python -m quarl.report.reference docs/reference/json.md
 
 $(STUDIES:%=bench-%): bench-%: $(VENV)/.dev
 	$(call study,studies/$*.yml,$*)

@@ -47,7 +47,7 @@ def test_every_extra_is_looked_at():
 
 def test_this_machine_passes_and_the_rows_keep_the_contract():
     rows = doctor.examine()
-    contracts.check(schema.document("doctor", rows))
+    contracts.check(schema.document(doctor.Check, rows))
     assert [row for row in rows if not row.ok] == []
     assert {f"engine {name}" for name in ENGINES} <= {row.check for row in rows}
 
@@ -76,7 +76,7 @@ def test_without_8_bit_dot_products_the_doctor_warns_of_saturation(monkeypatch):
     assert (row.found, row.ok) == ("none", True)
     assert "saturate" in row.advice
     monkeypatch.setattr(doctor, "instruction_sets", lambda: ["avx2", "avx-vnni"])
-    assert doctor._hardware()[-1] == doctor.Row("8-bit dot products", "avx-vnni", True, "")
+    assert doctor._hardware()[-1] == doctor.Check("8-bit dot products", "avx-vnni", True, "")
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_dm_control_and_mujoco_4_are_known_bad(installed, control, mujoco, ok):
 def test_a_missing_extra_is_no_fault_and_names_the_command(installed):
     installed.update({"pybullet": "3.2.7"})
     rows = {row.check: row for row in doctor._extras()}
-    assert rows["extra box2d"] == doctor.Row("extra box2d", "not installed", True, "pip install 'quarl[box2d]'")
+    assert rows["extra box2d"] == doctor.Check("extra box2d", "not installed", True, "pip install 'quarl[box2d]'")
     assert rows["extra pybullet"].found == "pybullet 3.2.7, without pybullet-envs-gymnasium"
 
 
 def test_a_missing_package_is_a_fault(installed):
     installed.update({package: "1.0" for package in doctor.REQUIRED if package != "onnxruntime"})
     faults = [row for row in doctor._packages() if not row.ok]
-    assert faults == [doctor.Row("onnxruntime", "missing", False, "pip install quarl")]
+    assert faults == [doctor.Check("onnxruntime", "missing", False, "pip install quarl")]
 
 
 def test_an_engine_that_cannot_be_imported_is_a_fault_in_one_line(monkeypatch):

@@ -19,6 +19,7 @@ from quarl.energy.sources import Counters, Gpus, ProcessorTime
 from quarl.errors import QuarlError
 from quarl.experiments.methods.actorq import settings_of, watch
 from quarl.report import schema
+from quarl.runs.outcome import TrainRow
 from waiting import PATIENCE_S, until
 
 TINY = "train --algo a2c -n 64 --eval-freq 0 --eval-episodes 2"
@@ -172,7 +173,7 @@ def test_what_is_not_asked_for_is_not_measured():
     with energy.meter(PtqConfig()) as meter:
         assert meter.joules() is meter.method is None
     assert meter.cost is None
-    assert "energy" not in schema.document("train", [], energy=None)
+    assert "energy" not in schema.document(TrainRow, [], energy=None)
 
 
 # said
@@ -211,7 +212,7 @@ def test_a_document_s_energy_has_the_contract_s_keys():
     cost = energy.Energy(
         joules=1.0, co2_g=2.0, method="m", watts=None, cpu_seconds=3.0, country="world", grams_per_kwh=4.0
     )
-    document = schema.document("train", [], energy=cost)
+    document = schema.document(TrainRow, [], energy=cost)
     contracts.check(json.loads(schema.to_text(document)))
     with pytest.raises(ValueError, match="energy: method is None"):
         contracts.check({**document, "energy": {**document["energy"], "method": None}})

@@ -31,7 +31,7 @@ def test_layers_alone_are_rounded_as_those_of_a_policy(name: str, scheme: str, p
             assert np.array_equal(one.weight.scale, other.weight.scale)
         else:
             assert np.array_equal(one.weight, other.weight)
-    rows = [[found.to_json() for found in inspect(of_policy(policy), side, spec)] for side in (alone, in_policy)]
+    rows = [[found.row for found in inspect(of_policy(policy), side, spec)] for side in (alone, in_policy)]
     assert rows[0] == rows[1]
 
 
@@ -43,13 +43,13 @@ def test_layers_alone_cannot_have_a_scheme_that_needs_observations():
 def test_a_model_s_row_counts_all_its_weights_together():
     layers = [layer([[3.0, -1.0]], [9.0]), layer(np.full((1, 2, 1, 1), 1.0), operator="Conv2d")]
     spec = QuantSpec.parse("int8", scheme="per-channel")
-    row = whole("m", layers, round_layers(layers, spec), spec).to_json()
-    assert (row["model"], row["weights"], row["min"], row["max"], row["range"]) == ("m", 4, -1.0, 3.0, 4.0)
-    assert row["std"] == pytest.approx(math.sqrt(2.0))  # 3, -1, 1, 1 about their mean 1
-    assert row["spread"] == pytest.approx(3 / math.sqrt(2.0))
-    assert (row["precision"], row["scheme"]) == ("int8", "per-channel")
-    assert sum(row["histogram"]["counts"]) == 4
-    assert [found["shape"] for found in row["layers"]] == [[1, 2], [1, 2, 1, 1]]
+    row = whole("m", layers, round_layers(layers, spec), spec)
+    assert (row.model, row.weights, row.min, row.max, row.range) == ("m", 4, -1.0, 3.0, 4.0)
+    assert row.std == pytest.approx(math.sqrt(2.0))  # 3, -1, 1, 1 about their mean 1
+    assert row.spread == pytest.approx(3 / math.sqrt(2.0))
+    assert (row.precision, row.scheme) == ("int8", "per-channel")
+    assert sum(row.histogram["counts"]) == 4
+    assert [found.shape for found in row.layers] == [(1, 2), (1, 2, 1, 1)]
 
 
 def test_the_noise_of_a_model_is_that_of_all_its_weights():
@@ -62,9 +62,9 @@ def test_the_noise_of_a_model_is_that_of_all_its_weights():
 def test_weights_that_are_all_alike_have_no_spread_and_what_is_exact_no_noise():
     layers = [layer([[2.0, 2.0]])]
     spec = QuantSpec.parse("fp16")
-    row = whole("m", layers, round_layers(layers, spec), spec).to_json()
-    assert row["spread"] is None
-    assert row["sqnr_db"] is None
+    row = whole("m", layers, round_layers(layers, spec), spec)
+    assert row.spread is None
+    assert row.sqnr_db is None
 
 
 def test_the_original_s_line_counts_biases_where_there_are_any():

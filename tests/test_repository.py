@@ -16,7 +16,7 @@ from quarl.cli import parse
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 
 
 def name_of(requirement):

@@ -6,10 +6,12 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from quarl.machine import CORE, INT8_DOT, cpu_name, instruction_sets, machine, memory_gib, usable_cores, version
+from quarl.rows import Column, Row
 
-__all__ = ["EXTRAS", "KNOWN_BAD", "KnownBad", "Row", "examine", "machine"]
+__all__ = ["EXTRAS", "KNOWN_BAD", "Check", "KnownBad", "examine", "machine"]
 
 REQUIRED = (*CORE, "safetensors", "matplotlib")
 EXTRAS = {
@@ -53,23 +55,24 @@ KNOWN_BAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One check: the contract of `quarl doctor --json`."""
+class Check(Row):
+    """One check."""
 
-    check: str
-    found: str
-    ok: bool
+    command = "doctor"
+    check: Annotated[str, Column("check")]
+    found: Annotated[str, Column("found")]
+    ok: Annotated[bool, Column("", lambda ok: "ok" if ok else "!")]
     """False where something that is needed is missing or broken; an extra that is not installed is no fault."""
-    advice: str
+    advice: Annotated[str, Column("advice")]
     """What to do, or what it means; empty where there is nothing to say."""
 
 
-def examine() -> list[Row]:
+def examine() -> list[Check]:
     """All checks, in the order they should be read."""
     return [*_hardware(), *_packages(), *_pairs(), *_extras(), *_engines()]
 
 
-def _hardware() -> list[Row]:
+def _hardware() -> list[Check]:
     sets = instruction_sets()
     dot = [name for name in sets if name in INT8_DOT]
     no_dot = (
@@ -79,24 +82,24 @@ def _hardware() -> list[Row]:
     memory = memory_gib()
     amount = "" if memory is None else f", {memory:g} GiB"
     return [
-        Row("processor", f"{cpu_name()}, {usable_cores()} cores{amount}", True, ""),
-        Row("instruction sets", " ".join(sets) or "none that matter here", True, ""),
-        Row("8-bit dot products", " ".join(dot) or "none", True, "" if dot else no_dot),
+        Check("processor", f"{cpu_name()}, {usable_cores()} cores{amount}", True, ""),
+        Check("instruction sets", " ".join(sets) or "none that matter here", True, ""),
+        Check("8-bit dot products", " ".join(dot) or "none", True, "" if dot else no_dot),
     ]
 
 
-def _packages() -> list[Row]:
+def _packages() -> list[Check]:
     python = ".".join(map(str, sys.version_info[:3]))
     recent = sys.version_info >= MIN_PYTHON
-    rows = [Row("python", python, recent, "" if recent else "install Python 3.11 or newer")]
+    rows = [Check("python", python, recent, "" if recent else "install Python 3.11 or newer")]
     for package in REQUIRED:
         found = version(package)
         missing = found is None
-        rows.append(Row(package, found or "missing", not missing, "pip install quarl" if missing else ""))
+        rows.append(Check(package, found or "missing", not missing, "pip install quarl" if missing else ""))
     return rows
 
 
-def _pairs() -> list[Row]:
+def _pairs() -> list[Check]:
     rows = []
     for pair in KNOWN_BAD:
         first, second = version(pair.package), version(pair.other)
@@ -104,11 +107,11 @@ def _pairs() -> list[Row]:
             continue
         bad = pair.is_bad(_numbers(first), _numbers(second))
         found = f"{pair.package} {first} with {pair.other} {second}"
-        rows.append(Row("versions together", found, not bad, f"{pair.symptom}: {pair.fix}" if bad else ""))
+        rows.append(Check("versions together", found, not bad, f"{pair.symptom}: {pair.fix}" if bad else ""))
     return rows
 
 
-def _extras() -> list[Row]:
+def _extras() -> list[Check]:
     rows = []
     for extra, packages in EXTRAS.items():
         found = {package: version(package) for package in packages}
@@ -116,11 +119,11 @@ def _extras() -> list[Row]:
         shown = ", ".join(f"{package} {number}" for package, number in found.items() if number is not None)
         if missing:
             shown = f"{shown}, without {', '.join(missing)}" if shown else "not installed"
-        rows.append(Row(f"extra {extra}", shown, True, f"pip install 'quarl[{extra}]'" if missing else ""))
+        rows.append(Check(f"extra {extra}", shown, True, f"pip install 'quarl[{extra}]'" if missing else ""))
     return rows
 
 
-def _engines() -> list[Row]:
+def _engines() -> list[Check]:
     """Every engine runs a small int8 policy and is compared with the reference."""
     rows = []
     for name in importlib.import_module("quarl.engines").ENGINES:
@@ -128,11 +131,11 @@ def _engines() -> list[Row]:
             error, measured = _try(name)
         except Exception as problem:  # whatever a broken installation of a runtime may raise
             advice = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
-            rows.append(Row(f"engine {name}", "does not run", False, advice))
+            rows.append(Check(f"engine {name}", "does not run", False, advice))
             continue
         close = error <= MAX_ERROR
         found = f"{'runs' if measured else 'simulates'} int8, {error:.1g} from the integer reference at most"
-        rows.append(Row(f"engine {name}", found, close, "" if close else "its results cannot be trusted here"))
+        rows.append(Check(f"engine {name}", found, close, "" if close else "its results cannot be trusted here"))
     return rows
 
 

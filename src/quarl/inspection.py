@@ -5,88 +5,88 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
+from quarl import formats
 from quarl.arrays import Array
+from quarl.errors import short
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import QuantizedTensor, Weight, as_float32
 from quarl.quant.affine import QParams
 from quarl.quant.diagnostics import Diagnostics, diagnose, histogram, sqnr_db
-from quarl.quant.spec import QuantSpec, Scheme, integer_range
+from quarl.quant.spec import QuantSpec, integer_range
+from quarl.quant.spec import Scheme as Rounding
+from quarl.rows import Column, Row, Scheme
+
+Minimum = Annotated[float, Column("min", "{:.4g}".format)]
+Maximum = Annotated[float, Column("max", "{:.4g}".format)]
+Range = Annotated[float, Column("range", "{:.4g}".format)]
+Noise = Annotated[
+    float | None,
+    Column("SQNR dB", lambda db: "exact" if db is None else f"{db:.1f}"),
+    "Signal to quantisation noise, in decibels; null where nothing changed.",
+]
+Histogram = Annotated[
+    dict[str, list[float]],
+    Column("histogram (log)", lambda histogram: formats.spark(histogram["counts"])),
+    "counts and edges of the float32 weights.",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow(Row):
+    """One layer before and after quantisation."""
+
+    command = "inspect"
+    layer: Annotated[str, Column("layer", short)]
+    operator: Annotated[str, Column("operator", caption="{} layers")]
+    """Dense, Conv2d, LSTM, ..."""
+    shape: Annotated[tuple[int, ...], Column("shape", lambda shape: "×".join(map(str, shape)))]
+    """[out, in] or [out, in, kh, kw]."""
+    precision: Annotated[str, Column("precision", caption="{}")]
+    scheme: Scheme
+    min: Minimum
+    max: Maximum
+    range: Range
+    levels: Annotated[int, Column("levels")]
+    """Distinct codes in use; distinct values where the precision is a float format."""
+    sqnr_db: Noise
+    saturation: Annotated[float, Column("clipped %", lambda share: f"{100 * share:.2g}")]
+    """Share of the weights that lie outside the grid by more than half a step, 0..1."""
+    histogram: Histogram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow(Row):
+    """All weights of one model together; biases are not among them."""
+
+    command = "inspect models"
+    model: Annotated[str, Column("model", short)]
+    weights: Annotated[int, Column("weights", "{:,}".format)]
+    precision: Annotated[str, Column("precision", caption="{}")]
+    scheme: Scheme
+    min: Minimum
+    max: Maximum
+    range: Range
+    std: Annotated[float, Column("std", "{:.4g}".format)]
+    spread: Annotated[float | None, Column("max/std", formats.number)]
+    """max |w| / std: how far the largest weight, which sets the step of a grid, lies from the typical one; null where
+    std is 0."""
+    sqnr_db: Noise
+    histogram: Histogram
+    layers: list[LayerRow]
+    """The model's `inspect` rows."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Layer:
-    """One layer before and after quantisation."""
+    """One layer's row and the levels that its weights can take."""
 
-    name: str
-    operator: str
-    """Dense, Conv2d, LSTM, ..."""
-    shape: tuple[int, ...]
-    """[out, in] or [out, in, kh, kw]."""
-    precision: str
-    scheme: str
-    diagnostics: Diagnostics
-
-    def to_json(self) -> dict[str, Any]:
-        """The layer's row: plain values, null for an infinite signal-to-noise ratio."""
-        found = self.diagnostics
-        return {
-            "layer": self.name,
-            "operator": self.operator,
-            "shape": list(self.shape),
-            "precision": self.precision,
-            "scheme": self.scheme,
-            "min": found.minimum,
-            "max": found.maximum,
-            "range": found.range,
-            "levels": found.levels,
-            "sqnr_db": _finite(found.sqnr_db),
-            "saturation": found.saturation,
-            "histogram": _histogram(found.counts, found.edges),
-        }
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Whole:
-    """All weights of one model together; biases are not among them."""
-
-    model: str
-    layers: list[Layer]
-    num_weights: int
-    minimum: float
-    maximum: float
-    std: float
-    spread: float
-    """max |w| / std: how far the largest weight, which sets the step of a grid, lies from the typical one."""
-    sqnr_db: float
-    counts: Array
-    """int64 [bins]."""
-    edges: Array
-    """float64 [bins + 1]."""
-
-    @property
-    def range(self) -> float:
-        return self.maximum - self.minimum
-
-    def to_json(self) -> dict[str, Any]:
-        """The model's row, with those of its layers in it."""
-        return {
-            "model": self.model,
-            "weights": self.num_weights,
-            "precision": self.layers[0].precision,
-            "scheme": self.layers[0].scheme,
-            "min": self.minimum,
-            "max": self.maximum,
-            "range": self.range,
-            "std": self.std,
-            "spread": _finite(self.spread),
-            "sqnr_db": _finite(self.sqnr_db),
-            "histogram": _histogram(self.counts, self.edges),
-            "layers": [layer.to_json() for layer in self.layers],
-        }
+    row: LayerRow
+    grid: Array
+    """As `Diagnostics` has it."""
 
 
 @np.errstate(all="ignore")  # of weights near the ends of float32
@@ -96,40 +96,50 @@ def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec:
     before: what was rounded; of a policy whose scheme equalises channels, those of `ptq.Calibrated.rewrite`, because it
     moves factors between layers first.
     """
-    return [
-        Layer(
-            name=x.name,
-            operator=x.operator,
-            shape=x.weight.shape,
-            precision=spec.precision,
-            scheme=spec.scheme.name,
-            diagnostics=_diagnose(x.weight, y.weight, spec.scheme),
-        )
-        for x, y in zip(before, after, strict=True)
-    ]
+    return [_layer(x, y, spec) for x, y in zip(before, after, strict=True)]
+
+
+def _layer(before: LayerWeights, after: LayerWeights, spec: QuantSpec) -> Layer:
+    diagnostics = _diagnose(before.weight, after.weight, spec.scheme)
+    row = LayerRow(
+        layer=before.name,
+        operator=before.operator,
+        shape=before.weight.shape,
+        precision=spec.precision,
+        scheme=spec.scheme.name,
+        min=diagnostics.minimum,
+        max=diagnostics.maximum,
+        range=diagnostics.range,
+        levels=diagnostics.levels,
+        sqnr_db=_finite(diagnostics.sqnr_db),
+        saturation=diagnostics.saturation,
+        histogram=_histogram(diagnostics.counts, diagnostics.edges),
+    )
+    return Layer(row=row, grid=diagnostics.grid)
 
 
 @np.errstate(all="ignore")
-def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> Whole:
+def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> ModelRow:
     """All weights of `model` in float, and what the precision of `spec` leaves of them."""
     x, y = (np.concatenate([as_float32(layer.weight).reshape(-1) for layer in side]) for side in (before, after))
-    counts, edges = histogram(x)
-    std = float(x.std(dtype=np.float64))
-    return Whole(
+    low, high, std = float(x.min()), float(x.max()), float(x.std(dtype=np.float64))
+    return ModelRow(
         model=model,
-        layers=inspect(before, after, spec),
-        num_weights=x.size,
-        minimum=float(x.min()),
-        maximum=float(x.max()),
+        weights=x.size,
+        precision=spec.precision,
+        scheme=spec.scheme.name,
+        min=low,
+        max=high,
+        range=high - low,
         std=std,
-        spread=float(np.abs(x).max()) / std if std > 0 else math.inf,
-        sqnr_db=sqnr_db(x, y),
-        counts=counts,
-        edges=edges,
+        spread=_finite(float(np.abs(x).max()) / std) if std > 0 else None,
+        sqnr_db=_finite(sqnr_db(x, y)),
+        histogram=_histogram(*histogram(x)),
+        layers=[layer.row for layer in inspect(before, after, spec)],
     )
 
 
-def _diagnose(before: Weight, after: Weight, scheme: Scheme) -> Diagnostics:
+def _diagnose(before: Weight, after: Weight, scheme: Rounding) -> Diagnostics:
     x = as_float32(before)
     if not isinstance(after, QuantizedTensor):
         return diagnose(x, as_float32(after))

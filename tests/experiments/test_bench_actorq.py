@@ -15,7 +15,7 @@ from quarl.actorq.plan import Rates, Step
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, BenchActorQConfig, LatencyConfig
 from quarl.errors import QuarlError
-from quarl.experiments.methods import actorq_reward, actorq_throughput
+from quarl.experiments.methods import actorq_reward, actorq_speedup, actorq_throughput
 from quarl.experiments.methods.actorq import ADDED, settings_of, train, watch
 from quarl.experiments.methods.actorq_protocol import read
 from quarl.experiments.methods.actorq_reward import time_to_reward
@@ -33,7 +33,7 @@ def cells(folder, minutes=10.0):
 
 
 def checked(command, rows):
-    contracts.check(schema.document(command, rows, seed=0))
+    contracts.check(schema.document(contracts.kinds()[command], rows, seed=0))
     return rows
 
 
@@ -401,7 +401,7 @@ def test_speedups_are_geometric_means_over_seeds_then_tasks():
     assert both.low == pytest.approx(2 / math.exp(t * math.log(2)), rel=1e-3)  # tasks of 4 and 1
     assert both.high is None  # a run that was stopped bounds nothing from above
     assert (both.task, both.speedup, both.at_least, both.seeds) == ("all", pytest.approx(2.0), True, 3)
-    contracts.check(schema.document("bench actorq speed-up", (a, b, both)))
+    contracts.check(schema.document(actorq_speedup.SpeedupRow, (a, b, both)))
 
 
 def test_seconds_of_the_bound_have_no_interval():

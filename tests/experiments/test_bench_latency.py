@@ -118,7 +118,7 @@ def test_rows_keep_the_contract_and_the_order(monkeypatch):
     tiny = networks.Network(name="8-8", observation_shape=(5,), hidden=(8, 8), num_actions=2)
     columns = [("torch", "fp32"), ("onnx", "int8"), ("onnx", latency.PER_TENSOR)]
     rows = latency.measure([tiny], batches=(1, 3), columns=columns, seconds=0.002)
-    contracts.check(schema.document("bench latency", rows, seed=0))
+    contracts.check(schema.document(latency.LatencyRow, rows, seed=0))
     assert [(row.batch, row.engine, row.precision) for row in rows] == [
         (b, *column) for b in (1, 3) for column in columns
     ]

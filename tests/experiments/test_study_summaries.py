@@ -21,8 +21,9 @@ from quarl.cli import main
 from quarl.commands import study_report
 from quarl.experiments import rows, spread, summaries
 from quarl.experiments.groups import groups
-from quarl.experiments.spread import FEWEST, spearman
+from quarl.experiments.spread import FEWEST, SpreadRow, spearman
 from quarl.experiments.store import Record
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.report import schema, style, tables
 from quarl.report.markdown import to_markdown
 from quarl.report.study_figures import bits_against_return, spread_against_error
@@ -55,11 +56,12 @@ def done(precision: str, returns: list[float], *, method: str = "ptq", **changes
     return Record(**{**made, "found": found, **changes})
 
 
-def checked(command: str, found: Any) -> list[Any]:
-    contracts.check(schema.document(command, found))
-    table = tables.cells(command, schema.document(command, found)["rows"])
+def checked(kind: Any, found: Any) -> list[Any]:
+    """The rows as plain values."""
+    contracts.check(schema.document(kind, found))
+    table = tables.cells(kind, schema.document(kind, found)["rows"])
     assert len(table.rows) == len(found)
-    return list(found)
+    return [dataclasses.asdict(row) for row in found]
 
 
 def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
@@ -73,23 +75,18 @@ def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
         done("fp32", [1.0], method="train"),
     ]
     found = rows.rows(records, 5.0)
-    checked("study", list(map(dataclasses.asdict, found)))
+    checked(rows.CellRow, found)
     assert [row.error_pct for row in found] == [0.0, 1.0, 0.0, 50.0, None, None]
     assert [row.noninferior for row in found] == [True, True, True, False, None, None]
     words = ["non-inferior", "non-inferior", "non-inferior", "inferior", None, None]
     assert [row.verdict for row in found] == words
     assert [row.differs for row in found] == [False, True, False, True, None, None]
-    shown = [" ".join(cells) for cells in tables.cells("study", list(map(dataclasses.asdict, found))).rows]
+    shown = [" ".join(cells) for cells in tables.cells(rows.CellRow, list(map(dataclasses.asdict, found))).rows]
     assert "non-inferior, differs beyond noise" in shown[1]
     assert "inferior, differs beyond noise" in shown[3]
     assert [row.state for row in found] == ["done"] * 5 + ["failed"]
     assert [row.mean for row in found][-2:] == [50.0, None]
     assert (found[1].weight_min, found[1].weight_max, found[1].weight_std) == (-1.0, 3.0, 0.5)
-
-
-def test_rows_have_the_contract_s_keys_in_its_order():
-    assert [field.name for field in dataclasses.fields(rows.Row)] == list(contracts.ROWS["study"])
-    assert [field.name for field in dataclasses.fields(rows.Status)] == list(contracts.ROWS["study status"])
 
 
 def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
@@ -98,7 +95,7 @@ def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
     beam = [done("fp32", [925.0]), done("fp16", [823.0]), done("int8", [721.0])]
     naive = [dataclasses.replace(breakout[2], scheme="naive")]
     beam = [dataclasses.replace(record, env_id="BeamRider") for record in beam]
-    found = checked("study errors", summaries.errors(groups([*breakout, *naive, *beam])))
+    found = checked(ErrorsRow, summaries.errors(groups([*breakout, *naive, *beam])))
     assert [(row["env_id"], row["scheme"]) for row in found] == [
         ("Hopper", "default"),
         ("BeamRider", "default"),
@@ -119,11 +116,11 @@ def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
     records = [done("fp32", [100.0] * 10), *(done(f"int{bits}", [mean] * 10) for bits, mean in widths.items())]
     records.append(done("int8", [50.0] * 10, scheme="naive"))
     records.append(done("w8a2", [50.0] * 10))  # another question
-    ours, naive = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
+    ours, naive = checked(SweetSpotRow, summaries.sweet_spots(groups(records), records, 5.0))
     assert ours["widths"] == [8, 7, 6, 5, 4]
     assert ours["noninferior"] == [True, True, False, True, False]
     assert ours["verdicts"] == ["non-inferior", "non-inferior", "inferior", "non-inferior", "inferior"]
-    (shown, _) = tables.cells("study sweet spots", [ours, naive]).rows
+    (shown, _) = tables.cells(SweetSpotRow, [ours, naive]).rows
     assert "8 7 [6] 5 [4]" in shown
     assert (ours["sweet_spot"], naive["sweet_spot"]) == (7, None)
 
@@ -132,10 +129,10 @@ def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
     records = [done(name, [100.0] * 10, seed=seed) for name in ("fp32", "int8", "int4") for seed in (0, 1, 2)]
     records += [done("int6", [100.0] * 10), done("int6", [], seed=1, state="failed"), done("int6", [], seed=2)]
     records[-1] = dataclasses.replace(records[-1], state="todo", found=None)
-    (row,) = checked("study sweet spots", summaries.sweet_spots(groups(records), records, 5.0))
+    (row,) = checked(SweetSpotRow, summaries.sweet_spots(groups(records), records, 5.0))
     assert (row["widths"], row["noninferior"], row["sweet_spot"]) == ([8, 6, 4], [True, False, True], 8)
     assert row["verdicts"] == ["non-inferior", None, "non-inferior"]
-    assert "8 (6) 4" in tables.cells("study sweet spots", [row]).rows[0]
+    assert "8 (6) 4" in tables.cells(SweetSpotRow, [row]).rows[0]
 
 
 def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
@@ -154,9 +151,9 @@ def test_means_stand_side_by_side_of_the_same_seeds_only():
     records = [done("fp32", [level] * 5, seed=seed) for seed, level in enumerate((100.0, 100.0, 500.0))]
     records += [done(name, [100.0] * 5, seed=seed) for name in ("int8", "w8a8") for seed in (0, 1)]
     records = [dataclasses.replace(one, method="qat") if one.precision == "w8a8" else one for one in records]
-    (error,) = summaries.errors(groups(records))
+    (error,) = checked(ErrorsRow, summaries.errors(groups(records)))
     assert (error["seeds"], error["fp32"], error["int8"], error["error_int8_pct"]) == (2, 100.0, 100.0, 0.0)
-    (row,) = summaries.trained(groups(records), 5.0)
+    (row,) = checked(QatRow, summaries.trained(groups(records), 5.0))
     assert (row["seeds"], row["fp32"], row["ptq"], row["qat"]) == (2, 100.0, 100.0, 100.0)
 
 
@@ -165,13 +162,13 @@ def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
     other = [dataclasses.replace(one, env_id="Walker") for one in records[:2]]
     zero = [done(name, [level] * 5) for name, level in (("fp32", 0.0), ("fp16", 1.0), ("int8", 1.0))]
     mean = summaries.errors(groups([*records, *other, *(dataclasses.replace(one, env_id="Ant") for one in zero)]))[-1]
-    assert (mean["agents"], mean["error_fp16_pct"], mean["error_int8_pct"]) == (1, 10.0, 20.0)
+    assert (mean.agents, mean.error_fp16_pct, mean.error_int8_pct) == (1, 10.0, 20.0)
 
 
 def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
     records = [done("fp32", [100.0]), done("int4", [20.0], scheme="naive"), done("int4", [60.0])]
     records += [done("w4a8", [95.0], method="qat"), done("w4", [99.0], method="qat")]
-    row, floating = checked("study qat", summaries.trained(groups(records), 5.0))
+    row, floating = checked(QatRow, summaries.trained(groups(records), 5.0))
     assert (row["fp32"], row["ptq"], row["qat"]) == (100.0, 60.0, 95.0)  # of the default scheme
     assert (row["error_ptq_pct"], row["error_qat_pct"]) == (40.0, 5.0)
     assert (floating["ptq"], floating["qat"]) == (None, 99.0)  # int4 has 8-bit activations
@@ -185,7 +182,7 @@ def run(precision: str, seed: int, clock_s: float, reached_s: float | None) -> R
 def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
     records = [run("fp32", 0, 100.0, 80.0), run("fp32", 1, 90.0, 20.0), run("int8", 0, 50.0, 40.0)]
     records += [run("int8", 1, 50.0, 2.5)]
-    exact, eight = checked("study actorq", summaries.actorq(records))
+    exact, eight = checked(ActorQRow, summaries.actorq(records))
     assert (exact["seconds"], exact["speedup"], exact["reached"]) == (pytest.approx(40.0), None, 2)
     assert eight["speedup"] == pytest.approx(4.0)  # of 2 and 8
     assert eight["at_least"] is False
@@ -194,14 +191,14 @@ def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
 def test_trainings_of_two_policies_are_no_seeds_of_one():
     records = [run("fp32", seed, 100.0, 50.0) for seed in (0, 1)]
     records += [dataclasses.replace(record, source="train") for record in records]
-    rows = checked("study actorq", summaries.actorq(records))
+    rows = checked(ActorQRow, summaries.actorq(records))
     assert [(row["source"], row["seeds"]) for row in rows] == [("zoo:sb3", 2), ("train", 2)]
 
 
 def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
-    exact, eight = summaries.actorq([run("fp32", 0, 100.0, None), run("int8", 0, 60.0, 50.0)])
+    exact, eight = checked(ActorQRow, summaries.actorq([run("fp32", 0, 100.0, None), run("int8", 0, 60.0, 50.0)]))
     assert (eight["speedup"], eight["at_least"], exact["reached"]) == (2.0, True, 0)
-    _, eight = summaries.actorq([run("fp32", 0, 100.0, 80.0), run("int8", 0, 60.0, None)])
+    _, eight = checked(ActorQRow, summaries.actorq([run("fp32", 0, 100.0, 80.0), run("int8", 0, 60.0, None)]))
     assert (eight["speedup"], eight["at_least"]) == (None, None)  # nothing can be said
 
 
@@ -213,7 +210,7 @@ def test_what_was_not_measured_is_listed_with_its_reason():
         done("int4", [], state="failed", error="why", scheme="naive", found={}),
         done("int2", [1.0]),
     ]
-    found = checked("study excluded", summaries.excluded(records))
+    found = checked(ExcludedRow, summaries.excluded(records))
     assert [(row["method"], row["cells"], row["state"], row["reason"]) for row in found] == [
         ("fp32", 1, "na", "budget"),
         ("ptq", 2, "na", "budget"),
@@ -255,12 +252,12 @@ def test_points_have_both_spreads_and_the_figures_draw_them():
     found = spread.points(groups(records))
     assert len(found) == 8 * 2 * 3
     assert (found[0]["range"], found[0]["peak"]) == (3.0, 4.0)
-    correlated = checked("study spread", spread.correlations(found))
+    correlated = checked(SpreadRow, spread.correlations(found))
     assert {row["correlation"] for row in correlated} == {1.0}
     assert {row["pairs"] for row in correlated} == {8}
     drawn = spread_against_error(found, correlated, "range", "title")
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["8 bits", "6 bits", "4 bits"]
-    assert spread.correlations(found[: 7 * 6])[0]["correlation"] is None  # of too few policies
+    assert spread.correlations(found[: 7 * 6])[0].correlation is None  # of too few policies
     assert len(bits_against_return(summaries.means(groups(records)), "title").axes) == 8
 
 
@@ -386,19 +383,20 @@ def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
 
 def test_the_report_s_sentences_count_every_cell_without_a_result():
     records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", found={})]
-    made = {"study sweet spots": [], "study spread": [], "study excluded": summaries.excluded(records)}
+    made = {SweetSpotRow: [], SpreadRow: [], ExcludedRow: checked(ExcludedRow, summaries.excluded(records))}
     assert study_report._sentences(made, records[:1]) == ["1 cells have no result; the last table says why."]
     waiting = [done("int4", [], state=state, found={}) for state in ("todo", "running")]
     assert study_report._sentences(made, [*records, *waiting]) == [
         "1 cells have no result; the last table says why.",
         "2 cells are still to be measured.",
     ]
-    none = {**made, "study excluded": []}
+    none = {**made, ExcludedRow: []}
     assert study_report._sentences(none, records[:1]) == ["Every cell was measured."]
 
 
 def test_markdown_is_the_table_as_the_terminal_has_it():
-    table = tables.cells("study excluded", summaries.excluded([done("int8", [], state="na", error="a|b", found={})]))
+    excluded = summaries.excluded([done("int8", [], state="na", error="a|b", found={})])
+    table = tables.cells(ExcludedRow, list(map(dataclasses.asdict, excluded)))
     text = to_markdown(table, "Not measured")
     assert text.splitlines()[0] == "## Not measured"
     assert "| ddpg | Hopper | ptq | 1 | n/a | a\\|b |" in text

@@ -26,12 +26,12 @@ def test_each_model_has_a_panel_on_the_same_axis_with_its_extent():
     assert len(drawn.axes) == 3
     assert {axes.get_xlim() for axes in drawn.axes} == {drawn.axes[0].get_xlim()}
     low, high = drawn.axes[0].get_xlim()
-    assert low < models[0].minimum
-    assert models[0].maximum < high
+    assert low < models[0].min
+    assert models[0].max < high
     for axes, one in zip(drawn.axes, models, strict=True):
         assert axes.get_title(loc="left").startswith(f"{one.model}: ")
         (bars,) = [patch for patch in axes.patches if hasattr(patch, "get_data")]
-        assert bars.get_data().values.tolist() == one.counts.tolist()
+        assert bars.get_data().values.tolist() == one.histogram["counts"]
     assert "a2c $1$" in style.to_svg(drawn)
 
 

@@ -64,7 +64,12 @@ def test_what_is_simulated_has_no_latency(rows):
 
 
 def test_titles_of_layers_stay_over_their_panels(layers):
-    long = [dataclasses.replace(layer, name="features_extractor.cnn.of_a_long_name.linear.0") for layer in layers]
+    long = [
+        dataclasses.replace(
+            layer, row=dataclasses.replace(layer.row, layer="features_extractor.cnn.of_a_long_name.linear.0")
+        )
+        for layer in layers
+    ]
     drawn = figures.weight_distribution(long, "")
     drawn.draw_without_rendering()
     for axes in drawn.axes:
@@ -76,11 +81,10 @@ def test_weights_lie_over_the_levels_of_the_quantiser(layers):
     drawn = figures.weight_distribution(layers, "")
     assert len(drawn.axes) == 2
     for axes, layer in zip(drawn.axes, layers, strict=True):
-        found = layer.diagnostics
         shown = np.unique(axes.lines[0].get_xdata())
-        inside = (found.grid >= found.minimum) & (found.grid <= found.maximum)
-        assert shown.tolist() == found.grid[inside].tolist()
-        assert f"{found.levels} levels" in axes.get_title(loc="left")
+        inside = (layer.grid >= layer.row.min) & (layer.grid <= layer.row.max)
+        assert shown.tolist() == layer.grid[inside].tolist()
+        assert f"{layer.row.levels} levels" in axes.get_title(loc="left")
 
 
 def test_more_layers_than_fit_are_left_out_and_said_so(layers):

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from quarl.experiments.precisions import PtqRow
 from quarl.report import figures, page, tables
 from quarl.report.style import INK
 
@@ -41,7 +42,7 @@ def rendered(rows, layers, title="dqn on CartPole-v1"):
         title=title,
         facts={"model": "a.zip"},
         sentences=["int8 is non-inferior."],
-        tables=[("Returns", tables.cells("ptq", rows))],
+        tables=[("Returns", tables.cells(PtqRow, rows))],
         figures=[
             ("one", figures.sweet_spot(rows, title)),
             ("two", figures.gains(rows, title)),
@@ -72,7 +73,7 @@ def test_a_page_is_well_formed_self_contained_and_small(text):
 
 
 def test_every_cell_of_the_table_is_on_the_page(text, rows):
-    for row in tables.cells("ptq", rows).rows:
+    for row in tables.cells(PtqRow, rows).rows:
         assert all(f">{cell}</td>" in text for cell in row)
 
 

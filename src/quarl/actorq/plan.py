@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from quarl import formats
 from quarl.actorq.build import samples_per_insert
 from quarl.actorq.counters import Actor, Learner, overhead_s
 from quarl.actorq.learner import LearnerLoop
@@ -28,6 +29,7 @@ from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.machine import usable_cores
+from quarl.rows import ActorPrecision, Column, Row
 
 Arm = tuple[str, str]
 """(precision, engine) of an actor."""
@@ -85,25 +87,26 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One precision on one engine: the contract of `quarl actorq --plan --json`."""
+class PlanRow(Row):
+    """What one precision on one engine would do; times are of one environment step."""
 
-    precision: str
+    command = "actorq plan"
+    precision: ActorPrecision
     engine: str
     """stable-baselines3: its own loop, in which environment, `predict` and learner take turns in one process."""
-    env_us: float
-    inference_us: float
-    """Of one environment step: a call, divided by the environments that it serves."""
-    overhead_us: float
+    env_us: Annotated[float, Column("environment µs", formats.three_digits)]
+    inference_us: Annotated[float, Column("inference µs", formats.three_digits)]
+    """A call, divided by the environments that it serves."""
+    overhead_us: Annotated[float, Column("overhead µs", formats.three_digits)]
     """Exploration, books and ring of a step."""
-    steps_per_s: float
+    steps_per_s: Annotated[float, Column("steps/s an actor", "{:,.0f}".format)]
     """Of one actor that never waits: 1e6 over the sum of the three, times its share of a core."""
-    learner_ms: float
+    learner_ms: Annotated[float, Column("learner ms", formats.three_digits)]
     """One update, with its inserts."""
-    predicted_updates_per_s: float
-    predicted_speedup_vs_torch_fp32: float | None
-    predicted_speedup_vs_litert_fp32: float | None
-    bottleneck: Bottleneck
+    predicted_updates_per_s: Annotated[float, Column("updates/s", formats.three_digits)]
+    predicted_speedup_vs_torch_fp32: Annotated[float | None, Column("× torch fp32", formats.times)]
+    predicted_speedup_vs_litert_fp32: Annotated[float | None, Column("× fp32", formats.times)]
+    bottleneck: Annotated[Bottleneck, Column("bottleneck")]
 
 
 def measure(
@@ -200,7 +203,7 @@ def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: fl
     return update_s / updates, insert_s / inserts
 
 
-def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> list[Row]:
+def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> list[PlanRow]:
     """A row for every step of the rates, in their order, on so many cores; None: on this machine's."""
     cores = usable_cores() if cores is None else cores
     num_steps = rates.batch_size / (config.samples_per_insert or rates.samples_per_insert)
@@ -219,7 +222,7 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
         return round(costs[base][1] / update_s, 3) if base in costs else None
 
     return [
-        Row(
+        PlanRow(
             precision=step.precision,
             engine=step.engine,
             env_us=round(1e6 * step.environment_s, 2),
@@ -241,13 +244,13 @@ def _bottleneck(ratio: float) -> Bottleneck:
     return "actors" if ratio < 1 / EVEN else "learner" if ratio > EVEN else "even"
 
 
-def even_ratio(rates: Rates, row: Row, config: ActorQConfig) -> float:
+def even_ratio(rates: Rates, row: PlanRow, config: ActorQConfig) -> float:
     """The samples per insert at which the learner is as fast as the actors of a row."""
     spare_s = 1 / (row.steps_per_s * config.actors) - rates.insert_s  # of a step, for its share of an update
     return rates.batch_size * max(spare_s, 0.0) / rates.update_s
 
 
-def sentences(rows: Sequence[Row], rates: Rates, config: ActorQConfig) -> Iterator[str]:
+def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> Iterator[str]:
     """What the rows mean for actors of the run's precision, in plain words, and what to do where they do not pay."""
     by_arm = {(row.precision, row.engine): row for row in rows}
     precision, base = config.actor_precision, by_arm[FLOAT]

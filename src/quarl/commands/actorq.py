@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -20,11 +21,34 @@ from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.config.base import check_tracking
 from quarl.errors import printable
-from quarl.files import write_bytes
 from quarl.report import schema
+from quarl.rows import Row
 from quarl.runs.environments import check_environment
 
 PLAN_STAGES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorQRow(Row):
+    """One run; its verb tells it in words."""
+
+    command = "actorq"
+    algo: str
+    env_id: str
+    precision: str
+    engine: str
+    seed: int
+    clock_s: float
+    """Of the training clock, on which evaluations are not."""
+    wall_s: float
+    timesteps: int
+    updates: int
+    samples_per_insert: float | None
+    reached_s: float | None
+    """When the target was reached; null where there was none, or it was not."""
+    final: dict[str, Any] | None
+    """The last evaluation."""
+    actor_deaths: int
 
 
 def run(config: ActorQConfig) -> int:
@@ -41,10 +65,9 @@ def run(config: ActorQConfig) -> int:
     if result.message:
         terminal.note(result.message)
     if result.summary:
-        document = schema.document(
-            "actorq", [result.summary], env_id=config.env, algo=config.algo, seed=config.seed, energy=meter.cost
-        )
-        write_bytes(schema.to_text(document).encode(), config.output / "summary.json")
+        about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
+        document = schema.document(ActorQRow, [ActorQRow(**result.summary)], **about)
+        schema.write(document, config.output / "summary.json")
         if result.exit_code == 0:
             terminal.say(*_sentences(config, result.summary))
             terminal.finish(config, document)
@@ -79,18 +102,9 @@ def _plan(config: ActorQConfig) -> int:
         rates = plan.measure(config, arms, say=lambda label: progress(label, 1))
     warn_about_cores(config)
     rows = plan.predict(rates, config)
-    document = schema.document(
-        "actorq plan",
-        rows,
-        algo=config.algo,
-        env_id=config.env,
-        seed=config.seed,
-        energy=meter.cost,
-    )
     title = f"{config.algo} {config.env}: {config.actors} actors, {rates.samples_per_insert:g} samples per insert"
-    terminal.show("actorq plan", document["rows"], title)
-    terminal.say(*plan.sentences(rows, rates, config))
-    terminal.finish(config, document)
+    about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
+    terminal.tell(config, plan.PlanRow, rows, title, *plan.sentences(rows, rates, config), **about)
     return 0
 
 

@@ -7,7 +7,6 @@ from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, LatencyConfig, MixedPrecisionConfig
 from quarl.experiments.methods import latency
 from quarl.experiments.methods.networks import STANDARD, with_hidden
-from quarl.report import schema
 
 
 def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> int | None:
@@ -36,6 +35,5 @@ def _latency(config: LatencyConfig) -> None:
             seed=config.seed,
             progress=lambda name: progress(name, int(name != networks[0].name)),
         )
-    document = schema.document("bench latency", rows, seed=config.seed, energy=meter.cost)
-    terminal.show("bench latency", document["rows"], "Latency of one call on one thread")
-    terminal.finish(config, document)
+    title = "Latency of one call on one thread"
+    terminal.tell(config, latency.LatencyRow, rows, title, seed=config.seed, energy=meter.cost)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -12,22 +11,22 @@ from quarl import energy
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig
 from quarl.experiments.methods.actorq_protocol import Protocol, read
-from quarl.experiments.methods.actorq_reward import time_to_reward
-from quarl.experiments.methods.actorq_speedup import speedups
-from quarl.experiments.methods.actorq_staleness import staleness
-from quarl.experiments.methods.actorq_throughput import breakdown, throughput
+from quarl.experiments.methods.actorq_reward import RewardRow, time_to_reward
+from quarl.experiments.methods.actorq_speedup import SpeedupRow, speedups
+from quarl.experiments.methods.actorq_staleness import StalenessRow, staleness
+from quarl.experiments.methods.actorq_throughput import BreakdownRow, ThroughputRow, breakdown, throughput
 from quarl.experiments.methods.cells import Cells
-from quarl.files import write_bytes
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style
+from quarl.rows import Row
 
-Rows = Sequence[Mapping[str, Any]]
-Tables = Mapping[str, Rows]
+Tables = Mapping[type[Row], Sequence[Row]]
 Figures = Mapping[str, Figure]
-TITLES = {
-    "throughput": "Throughput of training",
-    "time-to-reward": "Time to reward",
-    "breakdown": "Milliseconds of 1,000 environment steps",
-    "staleness": "Return against the age of weights",
+TITLES: Mapping[type[Row], str] = {
+    ThroughputRow: "Throughput of training",
+    RewardRow: "Time to reward",
+    BreakdownRow: "Milliseconds of 1,000 environment steps",
+    StalenessRow: "Return against the age of weights",
+    SpeedupRow: "Speed-up",
 }
 
 
@@ -36,8 +35,8 @@ def run(config: BenchActorQConfig) -> None:
     protocol = None if config.protocol is None else read(config.protocol)
     with energy.meter(config) as meter:
         cells = Cells(config.output, config.minutes, terminal.note, meter)
-        rows, tables, figures = _measure(config, protocol, cells)
-    _show(config, rows, tables, figures, meter.cost)
+        tables, figures = _measure(config, protocol, cells)
+    _show(config, tables, figures, meter.cost)
     if cells.elsewhere:
         terminal.say(
             f"{len(cells.elsewhere)} cells are left out, as those that they are compared with were measured on another "
@@ -47,50 +46,49 @@ def run(config: BenchActorQConfig) -> None:
         terminal.say(f"the time is over with {cells.missing} cells to go: repeat the command to go on")
 
 
-def _measure(config: BenchActorQConfig, protocol: Protocol | None, cells: Cells) -> tuple[Rows, Tables, Figures]:
-    """(rows, other tables by name, figures by name)."""
-    title, figures, tables = TITLES[config.what], dict[str, Figure](), dict[str, Rows]()
-    rows: Rows
-    if protocol is not None:
-        runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
-        rows = [asdict(run.row) for run in runs]
-        tables["speed-up"] = list(map(asdict, speedups(rows)))
-        if rows:
-            found = [(asdict(run.row), run.curve) for run in runs]
-            figures["times"] = actorq_reward_figures.times(rows, title)
-            figures["curves"] = actorq_reward_figures.curves(found, title)
-            figures["curves-updates"] = actorq_reward_figures.curves(found, title, "updates")
-        if any(one["best_ratio"] for one in tables["speed-up"]):
-            figures["ratios"] = actorq_reward_figures.ratios(rows, title)
-    elif config.what == "throughput":
-        rows = list(map(asdict, throughput(config, cells)))
-        figures |= {"throughput": actorq_figures.throughput(rows, title)} if rows else {}
+def _measure(config: BenchActorQConfig, protocol: Protocol | None, cells: Cells) -> tuple[Tables, Figures]:
+    """(tables, the verb's own first; figures by name)."""
+    if protocol is None:
+        return _watched(config, cells)
+    title, figures = TITLES[RewardRow], dict[str, Figure]()
+    runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
+    found = [(asdict(run.row), run.curve) for run in runs]
+    rows = [row for row, _ in found]
+    faster = speedups(rows)
+    if rows:
+        figures["times"] = actorq_reward_figures.times(rows, title)
+        figures["curves"] = actorq_reward_figures.curves(found, title)
+        figures["curves-updates"] = actorq_reward_figures.curves(found, title, "updates")
+    if any(row.best_ratio for row in faster):
+        figures["ratios"] = actorq_reward_figures.ratios(rows, title)
+    return {RewardRow: [run.row for run in runs], SpeedupRow: faster}, figures
+
+
+def _watched(config: BenchActorQConfig, cells: Cells) -> tuple[Tables, Figures]:
+    """Of runs without a protocol."""
+    kind: type[Row]
+    rows: Sequence[Row]
+    if config.what == "throughput":
+        kind, rows, draw = ThroughputRow, throughput(config, cells), actorq_figures.throughput
     elif config.what == "breakdown":
-        rows = list(map(asdict, breakdown(config, cells)))
-        figures |= {"breakdown": actorq_figures.breakdown(rows, title)} if rows else {}
+        kind, rows, draw = BreakdownRow, breakdown(config, cells), actorq_figures.breakdown
     else:
-        rows = list(map(asdict, staleness(config, cells)))
-        figures |= {"staleness": actorq_figures.staleness(rows, title)} if rows else {}
-    return rows, tables, figures
+        kind, rows, draw = StalenessRow, staleness(config, cells), actorq_figures.staleness
+    return {kind: rows}, {config.what: draw(list(map(asdict, rows)), TITLES[kind])} if rows else {}
 
 
-def _show(config: BenchActorQConfig, rows: Rows, tables: Tables, figures: Figures, cost: energy.Energy | None) -> None:
-    title, training = TITLES[config.what], config.protocol is None
-    document = schema.document(
-        f"bench actorq {config.what}",
-        rows,
-        algo=config.first().algo if training else None,
-        env_id=config.first().env if training else None,
-        seed=config.seed,
-        energy=cost,
-    )
-    for name, found in ((config.what, rows), *tables.items()):
-        command = f"bench actorq {name}"
-        shown = schema.document(command, found)
-        write_bytes(schema.to_text(document if name == config.what else shown).encode(), config.output / f"{name}.json")
-        if found:
-            terminal.show(command, shown["rows"], title if name == config.what else "Speed-up")
+def _show(config: BenchActorQConfig, tables: Tables, figures: Figures, cost: energy.Energy | None) -> None:
+    about = schema.Told(seed=config.seed, energy=cost)
+    if config.protocol is None:
+        about |= {"algo": config.first().algo, "env_id": config.first().env}
+    documents = {kind: schema.document(kind, rows) for kind, rows in tables.items()}
+    own = next(iter(tables))
+    documents[own] = schema.document(own, tables[own], **about)
+    for kind, document in documents.items():
+        schema.write(document, config.output / f"{kind.command.removeprefix('bench actorq ')}.json")
+        if document["rows"]:
+            terminal.show(kind, document["rows"], TITLES[kind])
     for name, drawn in figures.items():
         for suffix in ("png", "pdf"):
             style.save(drawn, config.output / f"{name}.{suffix}")
-    terminal.finish(config, document)
+    terminal.finish(config, documents[own])

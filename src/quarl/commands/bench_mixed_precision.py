@@ -11,11 +11,12 @@ from quarl.config import MixedPrecisionConfig
 from quarl.envs import resolve
 from quarl.experiments.methods import mixed_precision_learning
 from quarl.experiments.methods.cells import Cells
-from quarl.experiments.methods.mixed_precision import updates
+from quarl.experiments.methods.mixed_precision import UpdatesRow, updates
+from quarl.experiments.methods.mixed_precision_learning import LearningRow
 from quarl.experiments.runner import measure_document
-from quarl.files import write_bytes
 from quarl.processes.signals import SIGNALLED
 from quarl.report import schema
+from quarl.rows import Row
 
 TITLES = {"updates": "An update of DQN on images", "learning": "Returns of DQN trained in mixed precision"}
 
@@ -24,7 +25,8 @@ def run(config: MixedPrecisionConfig) -> int:
     """Measures what is missing, within the time, and shows everything that is there."""
     resolve(config.env, trusted=True)  # a typo leaves no folder behind
     left, code = 0, 0
-    found: Sequence[Any]
+    kind: type[Row]
+    found: Sequence[Row]
     with energy.meter(config) as meter:
         if config.what == "updates":
             cells = Cells(config.output, config.minutes, terminal.note, meter)
@@ -38,17 +40,11 @@ def run(config: MixedPrecisionConfig) -> int:
             terminal.say(*study.failures(measured.records))
             for path in (config.output / "runs").rglob("checkpoint-*") if not code and not measured.left else ():
                 path.unlink()  # they hold replay
-    document = schema.document(
-        f"bench mixed-precision {config.what}",
-        found,
-        algo="dqn",
-        env_id=config.env,
-        seed=config.seed,
-        energy=meter.cost,
-    )
-    write_bytes(schema.to_text(document).encode(), config.output / f"{config.what}.json")
+    kind = UpdatesRow if config.what == "updates" else LearningRow
+    document = schema.document(kind, found, algo="dqn", env_id=config.env, seed=config.seed, energy=meter.cost)
+    schema.write(document, config.output / f"{config.what}.json")
     if document["rows"]:
-        terminal.show(document["command"], document["rows"], TITLES[config.what])
+        terminal.show(kind, document["rows"], TITLES[config.what])
         terminal.say(*_sentences(document["rows"]))
     if left:
         terminal.say(f"the time is over with {left} cells to go: repeat the command to go on")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 
-from quarl import stats
+from quarl import formats, stats
 from quarl.commands import model, terminal
 from quarl.config import EvalConfig
 from quarl.evaluate import Evaluation, evaluate
@@ -14,7 +15,28 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
-from quarl.report import schema
+from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRow(Row):
+    """One evaluation of one policy."""
+
+    command = "eval"
+    precision: Precision
+    engine: EngineName
+    measured: Measured
+    stochastic: Annotated[bool, Column("actions", _actions, caption="{} actions")]
+    episodes: Episodes
+    mean: Annotated[float, Column("return", formats.spread, of=("mean", "std"))]
+    std: float
+    iqm: Annotated[float, Column("IQM", formats.number)]
+    ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
+    ci_high: float | None
+    steps: Steps
+    steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
+    """Of all environments together."""
+    returns: Returns
 
 
 def run(config: EvalConfig) -> None:
@@ -33,28 +55,34 @@ def run(config: EvalConfig) -> None:
             num_workers=config.workers,
             progress=lambda episode: progress(exact.spec.precision, 1),
         )
-    document = schema.document(
-        "eval",
+    terminal.tell(
+        config,
+        EvalRow,
         [_row(exact, evaluation)],
+        model.title(policy, evaluation.env_id),
+        "",
+        sentence(policy),
         model=str(model.locate(config)),
         algo=policy.provenance.algo,
         env_id=evaluation.env_id,
         seed=config.seed,
         statistics=sentence(policy),
     )
-    terminal.show("eval", document["rows"], model.title(policy, evaluation.env_id))
-    terminal.say("", document["statistics"])
-    terminal.finish(config, document)
 
 
-def _row(policy: QuantizedPolicy, evaluation: Evaluation) -> schema.Row:
+def _row(policy: QuantizedPolicy, evaluation: Evaluation) -> EvalRow:
     summary = stats.summary(evaluation.returns, np.random.default_rng(evaluation.seed))
-    return {
-        "precision": policy.spec.precision,
-        "engine": evaluation.engine,
-        "measured": evaluation.measured,
-        "stochastic": evaluation.stochastic,
+    return EvalRow(
+        precision=policy.spec.precision,
+        engine=evaluation.engine,
+        measured=evaluation.measured,
+        stochastic=evaluation.stochastic,
         **asdict(summary),
-        "steps": evaluation.num_steps,
-        "steps_per_s": evaluation.num_steps / evaluation.wall_s,
-    }
+        steps=evaluation.num_steps,
+        steps_per_s=evaluation.num_steps / evaluation.wall_s,
+        returns=evaluation.returns.tolist(),
+    )
+
+
+def _actions(stochastic: bool) -> str:
+    return "sampled" if stochastic else "deterministic"

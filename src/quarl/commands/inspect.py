@@ -13,7 +13,7 @@ from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
 from quarl.evaluate import record
 from quarl.files import staged, write_bytes
-from quarl.inspection import Layer, Whole, inspect, weight_bias_line, whole
+from quarl.inspection import Layer, LayerRow, ModelRow, inspect, weight_bias_line, whole
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
 from quarl.ptq import Calibrated, quantize, round_layers
@@ -65,29 +65,21 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
 
 def _one(config: InspectConfig, found: _Model) -> None:
     layers = _layers(config, found)
-    title = f"{found.path.name}: weights at {layers[0].precision}"
+    title = f"{found.path.name}: weights at {layers[0].row.precision}"
     line = weight_bias_line(found.path.name, found.layers)
     _write(config, figures.weight_distribution(layers, title), [line])
-    document = schema.document(
-        "inspect",
-        [layer.to_json() for layer in layers],
-        model=str(found.path),
-        algo=found.policy.provenance.algo if found.policy else None,
-        env_id=found.policy.provenance.env_id if found.policy else None,
-        seed=config.seed,
-        statistics=sentence(found.policy) if found.policy else None,
-    )
-    terminal.show("inspect", document["rows"], title)
+    about, said = schema.Told(model=str(found.path), seed=config.seed), list[str]()
     if found.policy:
-        terminal.say("", sentence(found.policy))
+        provenance, statistics = found.policy.provenance, sentence(found.policy)
+        about |= {"algo": provenance.algo, "env_id": provenance.env_id, "statistics": statistics}
+        said += ["", statistics]
     if _has_weights_alone(config, found):
-        terminal.say(*_reasons(config, [found]))
-    elif not is_quantized(found.policy) and _is_rewritten(layers[0]):
-        terminal.say(
-            "", f"Scheme {layers[0].scheme} rescales channels before it rounds: these are the weights it rounds."
-        )
-    terminal.say("", line, f"figure: {config.output / 'weights.png'}")
-    terminal.finish(config, document)
+        said += _reasons(config, [found])
+    elif not is_quantized(found.policy) and _is_rewritten(layers[0].row):
+        scheme = layers[0].row.scheme
+        said += ["", f"Scheme {scheme} rescales channels before it rounds: these are the weights it rounds."]
+    said += ["", line, f"figure: {config.output / 'weights.png'}"]
+    terminal.tell(config, LayerRow, [layer.row for layer in layers], title, *said, **about)
 
 
 def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
@@ -123,11 +115,9 @@ def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
     noise = f", noise at {_plain(config).precision}" if _are_rounded(found) else ""
     title = f"Weights of {len(found)} models{noise}"
     _write(config, comparison_figure.weights_of_models(compared, title), lines)
-    document = schema.document("inspect models", [one.to_json() for one in compared], seed=config.seed)
-    terminal.show("inspect models", document["rows"], title)
     said = [f"{label}: {sentence(one.policy)}" for label, one in zip(labels, found, strict=True) if one.policy]
-    terminal.say(*_reasons(config, found), "", *said, *lines, f"figure: {config.output / 'weights.png'}")
-    terminal.finish(config, document)
+    said = [*_reasons(config, found), "", *said, *lines, f"figure: {config.output / 'weights.png'}"]
+    terminal.tell(config, ModelRow, compared, title, *said, seed=config.seed)
 
 
 def _write(config: InspectConfig, drawn: Figure, lines: Sequence[str]) -> None:
@@ -137,7 +127,7 @@ def _write(config: InspectConfig, drawn: Figure, lines: Sequence[str]) -> None:
         write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
 
 
-def _whole(config: InspectConfig, found: _Model, label: str) -> Whole:
+def _whole(config: InspectConfig, found: _Model, label: str) -> ModelRow:
     if is_quantized(found.policy):
         return whole(label, found.layers, found.layers, found.policy.spec)
     return whole(label, found.layers, round_layers(found.layers, _plain(config)), _plain(config))
@@ -169,6 +159,6 @@ def _are_rounded(found: Sequence[_Model]) -> bool:
     return any(not is_quantized(one.policy) for one in found)
 
 
-def _is_rewritten(layer: Layer) -> bool:
+def _is_rewritten(layer: LayerRow) -> bool:
     scheme = SCHEMES[layer.scheme]
     return layer.precision not in FLOAT_BITS and (scheme.equalize is not None or scheme.center_scores)

@@ -14,7 +14,7 @@ from quarl.config import PtqConfig
 from quarl.errors import QuarlError
 from quarl.evaluate import record
 from quarl.experiments import precisions
-from quarl.experiments.precisions import Cell
+from quarl.experiments.precisions import Cell, PtqRow
 from quarl.files import staged, write_bytes
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
@@ -52,7 +52,7 @@ def run(config: PtqConfig) -> None:
             calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
             cells = precisions.measure(calibrated, specs, settings, progress)
         document = schema.document(
-            "ptq",
+            PtqRow,
             [cell.row for cell in cells],
             model=str(model.locate(config)),
             algo=policy.provenance.algo,
@@ -64,7 +64,7 @@ def run(config: PtqConfig) -> None:
         _write(folder, config, policy, cells, _drawn_layers(calibrated, cells), document)
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
-    terminal.show("ptq", rows, title)
+    terminal.show(PtqRow, rows, title)
     terminal.say("", *_verdict(document), "", f"report: {config.output / 'report.html'}")
     terminal.say(*replaced)
     terminal.finish(config, document)
@@ -101,7 +101,7 @@ def _write(
     title = model.title(policy, document["env_id"])
     for cell in cells:
         artifact.write(cell.policy, _path(cell, config, folder))
-    write_bytes(schema.to_text(document).encode(), folder / "rows.json")
+    schema.write(document, folder / "rows.json")
     write_bytes(tables.to_csv(rows).encode(), folder / "rows.csv")
     drawn = [
         (
@@ -115,7 +115,7 @@ def _write(
         ),
     ]
     caption = "Weights of each layer (blue, logarithmic) and the levels that the quantiser offers them (orange)"
-    weights = figures.weight_distribution(layers, f"{title}: weights and {layers[0].precision} levels")
+    weights = figures.weight_distribution(layers, f"{title}: weights and {layers[0].row.precision} levels")
     drawn.append((f"{caption}; per channel, those of the channel with the widest step.", weights))
     for name, (_, figure) in zip(("sweetspot", "gains", "weights"), drawn, strict=True):
         style.save(figure, folder / f"{name}.png")
@@ -123,7 +123,7 @@ def _write(
         title=f"{title}: post-training quantisation",
         facts=_facts(config, policy, document),
         sentences=_verdict(document),
-        tables=[("Returns, latency and size", tables.cells("ptq", rows))],
+        tables=[("Returns, latency and size", tables.cells(PtqRow, rows))],
         figures=drawn,
         command=config.command_line(),
         machine=page.machine_lines(),
@@ -155,7 +155,7 @@ def _drawn_layers(calibrated: Calibrated, cells: Sequence[Cell]) -> list[Layer]:
 
 def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict[str, str]:
     provenance = policy.provenance
-    played = document["env_id"]
+    played = str(document["env_id"])
     trained = provenance.env_id
     return {
         "model": f"{document['model']} ({provenance.origin})",
@@ -163,6 +163,6 @@ def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict
         "environment": played if played == trained or not trained else f"{played} (trained on {trained})",
         "weights": f"{policy.num_weights:,} in {len(policy.linear)} layers",
         "episodes": f"{config.episodes} at every precision, seed {config.seed}, the same starts for each",
-        "observations": document["statistics"],
+        "observations": sentence(policy),
         "actions": "sampled" if provenance.stochastic else "deterministic",
     }

@@ -16,7 +16,6 @@ from quarl.experiments.runner import Measured, measure
 from quarl.experiments.store import COLUMNS, NAME, Record, Store
 from quarl.files import locked
 from quarl.processes.signals import SIGNALLED
-from quarl.report import schema
 
 SOME_FAILED = 2
 """Exit code."""
@@ -60,12 +59,10 @@ def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecis
 
 
 def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> None:
-    document = schema.document("study", rows.rows(records, study.margin), seed=config.seed)
-    terminal.show("study", document["rows"], study.name)
-    terminal.say(*failures(records))
     again = " (again with --retry-failed)" if FAILED in (record.state for record in records) else ""
-    terminal.say(f"{_counted(records)}{again}; tables and figures: quarl study report {config.output}")
-    terminal.finish(config, document)
+    counted = f"{_counted(records)}{again}; tables and figures: quarl study report {config.output}"
+    said = [*failures(records), counted]
+    terminal.tell(config, rows.CellRow, rows.rows(records, study.margin), study.name, *said, seed=config.seed)
 
 
 def failures(records: Sequence[Record]) -> list[str]:
@@ -99,7 +96,7 @@ def _dry(config: StudyRunConfig, study: Study, cells: Sequence[Cell]) -> int:
         with Store(config.output) as store:
             states = store.states()
     records = [_as_record(cell, NA if cell.na else states.get(cell.key, TODO)) for cell in cells]
-    _show_status(config, rows.status(records), f"{study.name}: {_counted(records)}")
+    terminal.tell(config, rows.StatusRow, rows.status(records), f"{study.name}: {_counted(records)}")
     for reason in dict.fromkeys(cell.na for cell in cells if cell.na):
         terminal.say(f"n/a: {reason}")
     terminal.say("nothing was measured: drop --dry-run")
@@ -115,12 +112,6 @@ def _status(config: StudyStatusConfig) -> int:
     with Store(config.folder) as store:
         name, _ = store.study()
         records = store.records()
-    _show_status(config, rows.status(records), f"{name}: {_counted(records)}")
+    terminal.tell(config, rows.StatusRow, rows.status(records), f"{name}: {_counted(records)}")
     terminal.say(*failures(records))
     return 0
-
-
-def _show_status(config: StudyRunConfig | StudyStatusConfig, found: Sequence[rows.Status], title: str) -> None:
-    document = schema.document("study status", found)
-    terminal.show("study status", document["rows"], title)
-    terminal.finish(config, document)

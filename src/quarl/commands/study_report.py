@@ -13,23 +13,27 @@ from quarl.experiments import rows, spread, summaries
 from quarl.experiments.cells import DONE, TRAIN
 from quarl.experiments.entries import MARGIN_PCT
 from quarl.experiments.groups import Group, groups
+from quarl.experiments.spread import SpreadRow
 from quarl.experiments.store import Record, Store
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.files import write_bytes
+from quarl.formats import signed
 from quarl.report import page, schema, style, tables
-from quarl.report.columns import signed
 from quarl.report.markdown import escaped, to_markdown
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 from quarl.report.study_figures import bits_against_return, spread_against_error
+from quarl.rows import Row
 
-TITLES: Mapping[str, str] = {
-    "study errors": "Return and error",
-    "study sweet spots": "Sweet spots",
-    "study qat": "Trained for the precision",
-    "study actorq": "ActorQ",
-    "study spread": "Does wider mean worse?",
-    "study excluded": "Not measured",
+Tables = Mapping[type[Row], Sequence[Fields]]
+TITLES: Mapping[type[Row], str] = {
+    ErrorsRow: "Return and error",
+    SweetSpotRow: "Sweet spots",
+    QatRow: "Trained for the precision",
+    ActorQRow: "ActorQ",
+    SpreadRow: "Does wider mean worse?",
+    ExcludedRow: "Not measured",
 }
-"""Of the tables by their command, in the page's order."""
+"""Of the tables by their rows, in the page's order."""
 
 
 def run(config: StudyReportConfig) -> int:
@@ -38,7 +42,7 @@ def run(config: StudyReportConfig) -> int:
         name, document = store.study()
         records = store.records()
     margin = float(document.get("margin", MARGIN_PCT))
-    measured = schema.document("study", rows.rows(records, margin))
+    measured = schema.document(rows.CellRow, rows.rows(records, margin))
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
         raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")
@@ -49,29 +53,27 @@ def run(config: StudyReportConfig) -> int:
         figures["bits"] = bits_against_return(summaries.means(grouped), f"{name}: return at each precision")
     for measure in spread.SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"
-        figures[f"spread-{measure}"] = spread_against_error(points, made["study spread"], measure, title)
+        figures[f"spread-{measure}"] = spread_against_error(points, made[SpreadRow], measure, title)
     _write(config, name, str(document.get("about", "")), margin, records, measured, made, figures)
-    for command, shown in made.items():
+    for kind, shown in made.items():
         if shown:
-            terminal.show(command, shown, TITLES[command])
+            terminal.show(kind, shown, TITLES[kind])
     terminal.say(f"report: {config.folder / 'report.html'}")
     terminal.finish(config, measured)
     return 0
 
 
-def _tables(
-    records: Sequence[Record], found: Sequence[Group], points: Sequence[Row], margin: float
-) -> dict[str, Sequence[Row]]:
-    """Rows of each table by its command; numbers that JSON cannot write are None. found, points: of the records."""
-    made = {
-        "study errors": summaries.errors(found) if any(one.method == "ptq" for one in found) else [],
-        "study sweet spots": summaries.sweet_spots(found, records, margin),
-        "study qat": summaries.trained(found, margin),
-        "study actorq": summaries.actorq(records),
-        "study spread": spread.correlations(points),
-        "study excluded": summaries.excluded(records),
+def _tables(records: Sequence[Record], found: Sequence[Group], points: Sequence[Fields], margin: float) -> Tables:
+    """Rows of each table by their kind; numbers that JSON cannot write are None. found, points: of the records."""
+    made: Mapping[type[Row], Sequence[Row]] = {
+        ErrorsRow: summaries.errors(found) if any(one.method == "ptq" for one in found) else [],
+        SweetSpotRow: summaries.sweet_spots(found, records, margin),
+        QatRow: summaries.trained(found, margin),
+        ActorQRow: summaries.actorq(records),
+        SpreadRow: spread.correlations(points),
+        ExcludedRow: summaries.excluded(records),
     }
-    return {command: schema.document(command, rows)["rows"] for command, rows in made.items()}
+    return {kind: schema.document(kind, rows)["rows"] for kind, rows in made.items()}
 
 
 def _write(
@@ -81,19 +83,19 @@ def _write(
     margin: float,
     records: Sequence[Record],
     measured: schema.Document,
-    made: Mapping[str, Sequence[Row]],
+    made: Tables,
     figures: Mapping[str, Figure],
 ) -> None:
     folder = config.folder
-    shown = {command: rows for command, rows in made.items() if rows}
-    write_bytes(schema.to_text(measured).encode(), folder / "rows.json")
-    for command, rows_of in made.items():
-        file = folder / f"{command.partition(' ')[2].replace(' ', '-')}.json"
+    shown = {kind: rows for kind, rows in made.items() if rows}
+    schema.write(measured, folder / "rows.json")
+    for kind, rows_of in made.items():
+        file = folder / f"{kind.command.partition(' ')[2].replace(' ', '-')}.json"
         if rows_of:
-            write_bytes(schema.to_text(schema.document(command, rows_of)).encode(), file)
+            schema.write(schema.document(kind, rows_of), file)
         else:  # an earlier report's, of cells that the study no longer asks for
             file.unlink(missing_ok=True)
-    every = [(TITLES[command], tables.cells(command, rows_of)) for command, rows_of in shown.items()]
+    every = [(TITLES[kind], tables.cells(kind, rows_of)) for kind, rows_of in shown.items()]
     markdown = "\n".join(to_markdown(table, heading) for heading, table in every)
     judged = "".join(f"{key}: {fact}\n\n" for key, fact in _protocol(records, margin).items())
     write_bytes(f"# {escaped(name)}\n\n{escaped(about)}\n\n{judged}{markdown}".encode(), folder / "tables.md")
@@ -145,10 +147,10 @@ def _facts(about: str, records: Sequence[Record], margin: float) -> dict[str, st
     }
 
 
-def _sentences(made: Mapping[str, Sequence[Row]], records: Sequence[Record]) -> list[str]:
+def _sentences(made: Tables, records: Sequence[Record]) -> list[str]:
     """What the tables show, in words."""
     found = []
-    spots = made["study sweet spots"]
+    spots = made[SweetSpotRow]
     for scheme, mode in dict.fromkeys((row["scheme"], row["mode"]) for row in spots):
         some = [row for row in spots if (row["scheme"], row["mode"]) == (scheme, mode)]
         kept = []
@@ -160,7 +162,7 @@ def _sentences(made: Mapping[str, Sequence[Row]], records: Sequence[Record]) -> 
                 )
         if kept:
             found.append(f"Scheme {scheme}, {mode}: return is kept by {', '.join(kept)}.")
-    for row in made["study spread"]:
+    for row in made[SpreadRow]:
         if row["correlation"] is not None and row["bits"] == 8 and row["spread"] == "range":
             shows = "excludes" if row["low"] > 0 or row["high"] < 0 else "contains"
             found.append(
@@ -168,7 +170,7 @@ def _sentences(made: Mapping[str, Sequence[Row]], records: Sequence[Record]) -> 
                 f"{signed(row['correlation'])} over {row['agents']} policies; its interval {shows} 0."
             )
     left = sum(record.state != DONE for record in records if record.method != TRAIN)
-    explained = sum(row["cells"] for row in made["study excluded"])
+    explained = sum(row["cells"] for row in made[ExcludedRow])
     if explained:
         found.append(f"{explained:,} cells have no result; the last table says why.")
     if left > explained:

@@ -10,7 +10,6 @@ from quarl.config import SweepConfig
 from quarl.experiments import rows, summaries, sweep
 from quarl.experiments.groups import groups
 from quarl.experiments.runner import Measured, measure_document
-from quarl.files import write_bytes
 from quarl.processes.signals import SIGNALLED
 from quarl.report import schema, style
 from quarl.report.study_figures import bits_against_return
@@ -30,16 +29,16 @@ def run(config: SweepConfig) -> int:
 def _show(config: SweepConfig, measured: Measured, cost: energy.Energy | None) -> None:
     title = f"{config.algo} on {config.env}"
     about = partial(schema.document, algo=config.algo, env_id=config.env, seed=config.seed)
-    found = about("sweep", sweep.rows(rows.rows(measured.records, config.margin)), energy=cost)
+    found = about(sweep.SweepRow, sweep.rows(rows.rows(measured.records, config.margin)), energy=cost)
     grouped = groups(measured.records)
-    summary = about("sweep summary", sweep.summaries(grouped, config.margin))
+    summary = about(sweep.SummaryRow, sweep.summaries(grouped, config.margin))
     if found["rows"]:  # what is compared with float32 agents waits for the first of these
         for name, document in (("rows.json", found), ("summary.json", summary)):
-            write_bytes(schema.to_text(document).encode(), config.output / name)
+            schema.write(document, config.output / name)
         figure = config.output / "return-against-bits.png"
         style.save(bits_against_return(summaries.means(grouped), title), figure)
-        terminal.show("sweep", found["rows"], title)
-        terminal.show("sweep summary", summary["rows"], f"{title}, over seeds")
+        terminal.show(sweep.SweepRow, found["rows"], title)
+        terminal.show(sweep.SummaryRow, summary["rows"], f"{title}, over seeds")
         terminal.say(f"figure: {figure}")
     terminal.say(*study.failures(measured.records))
     terminal.finish(config, found)

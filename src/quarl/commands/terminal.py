@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Unpack
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,9 +18,10 @@ from quarl.config.base import STDOUT, is_kept
 from quarl.errors import note, printable, short
 from quarl.files import write_bytes
 from quarl.report import schema, tables
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
+from quarl.rows import Row
 
-__all__ = ["FILE_WIDTH", "finish", "note", "progress", "say", "show"]
+__all__ = ["FILE_WIDTH", "finish", "note", "progress", "say", "show", "tell"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 
@@ -40,11 +42,22 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
         yield lambda label, done: bar.update(task, description=short(label), advance=done)
 
 
-def show(command: str, rows: Sequence[Row], title: str) -> None:
+def show(kind: type[Row], rows: Sequence[Fields], title: str) -> None:
     """Prints the table of the rows."""
     out = _stdout()
     out.print()
-    out.print(tables.terminal(tables.cells(command, rows), title))
+    out.print(tables.terminal(tables.cells(kind, rows), title))
+
+
+def tell(
+    config: Config, kind: type[Row], rows: Sequence[Row], title: str, *said: str, **about: Unpack[schema.Told]
+) -> schema.Document:
+    """Prints the table of a verb's rows and what is said of it, and finishes; returns the document of the rows."""
+    document = schema.document(kind, rows, **about)
+    show(kind, document["rows"], title)
+    say(*said)
+    finish(config, document)
+    return document
 
 
 def say(*lines: str) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from quarl import energy
 from quarl.commands import terminal
 from quarl.config import TrainConfig
+from quarl.formats import number
 from quarl.report import schema
-from quarl.report.columns import number
-from quarl.runs.outcome import Row
+from quarl.runs.outcome import TrainRow
 from quarl.runs.train import Training
 
 
@@ -24,15 +24,15 @@ def run(config: TrainConfig) -> int:
         terminal.note(ended.message)
     if ended.row is not None:
         row = ended.row
-        document = schema.document("train", [row], algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
-        terminal.show("train", document["rows"], f"{row.algo} on {row.env_id}")
-        terminal.say(*_sentences(session, row))
         # of a resumed run these are its own options, not the words that resumed it
-        terminal.finish(dataclasses.replace(session.config, resume=False), document)
+        config = dataclasses.replace(session.config, resume=False)
+        title, said = f"{row.algo} on {row.env_id}", _sentences(session, row)
+        about = schema.Told(algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
+        terminal.tell(config, TrainRow, [row], title, *said, **about)
     return ended.exit_code
 
 
-def _sentences(session: Training, row: Row) -> Iterator[str]:
+def _sentences(session: Training, row: TrainRow) -> Iterator[str]:
     folder = session.folder()
     yield (
         f"trained {row.algo} on {row.env_id} for {row.clock_s / 60:.1f} min: {row.timesteps:,} environment steps "

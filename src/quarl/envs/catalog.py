@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from gymnasium.envs.registration import EnvSpec, registry
 
@@ -17,6 +18,7 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.envs.suite_tasks import TASKS
 from quarl.errors import QuarlError
 from quarl.machine import version
+from quarl.rows import Algorithm, Column, Row
 
 ALL = (
     Suite("classic", "gymnasium.envs.classic_control", "gymnasium", "CartPole-v1"),
@@ -27,35 +29,46 @@ ALL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteRow:
-    """One suite: the contract of `quarl envs --json`."""
+class SuiteRow(Row):
+    """One suite."""
 
-    suite: str
+    command = "envs"
+    suite: Annotated[str, Column("suite")]
     package: str
-    version: str | None
-    """Of the package; None where it is not installed."""
+    version: Annotated[str | None, Column("installed", _installed, of=("package", "version", "install"))]
+    """Of the package; null where it is not installed."""
     install: str
     """The command that installs it; empty where it is installed."""
-    ids: int
-    example: str
-    algorithms: list[str]
+    ids: Annotated[int, Column("ids", "{:,}".format)]
+    """Living ones."""
+    example: Annotated[str, Column("example")]
+    algorithms: Annotated[list[str], Column("learners that fit it", lambda fitting: " ".join(fitting) or "–")]
     """Those that can learn in the example; empty where the suite is not installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitRow:
-    """One algorithm on one environment: the contract of `quarl envs ID --json`."""
+class FitRow(Row):
+    """One algorithm on one environment."""
 
+    command = "envs id"
     env_id: str
-    suite: str
-    observation_space: str
-    action_space: str
-    time_limit: int | None
-    """Steps after which an episode is truncated; None: the environment never does that."""
-    algo: str
-    fits: bool
-    reason: str
+    suite: Annotated[str, Column("suite", caption="suite {}")]
+    observation_space: Annotated[str, Column("observations", caption="observations {}")]
+    action_space: Annotated[str, Column("actions", caption="actions {}")]
+    time_limit: Annotated[int | None, Column("time limit", _limit, caption="time limit {}", left=True)]
+    """Steps after which an episode is truncated; null: the environment never does that."""
+    algo: Algorithm
+    fits: Annotated[bool, Column("", lambda fits: "fits" if fits else "n/a")]
+    reason: Annotated[str, Column("reason")]
     """Why it does not; empty where it does."""
+
+
+def _installed(package: str, version: str | None, install: str) -> str:
+    return f"{package} {version}" if version else install
+
+
+def _limit(steps: int | None) -> str:
+    return "none" if steps is None else f"{steps:,} steps"
 
 
 def suites(only: str | None = None) -> list[SuiteRow]:

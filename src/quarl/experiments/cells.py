@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
+from quarl import formats
 from quarl.experiments.source import Agent
 from quarl.quant.spec import FLOAT_BITS
+from quarl.rows import Algorithm, Column, Environment, Method, Precision, Seed, Source
 
 VERSION = 3
 """Part of every key: raised when what a cell computes changes, so that older results are not taken for newer ones."""
@@ -28,14 +30,24 @@ def key_of(method: str, work: Mapping[str, Any]) -> str:
 class Named:
     """What names a cell in tables; no two cells of a study have the same."""
 
-    algo: str
-    env_id: str
-    source: str
-    method: str
-    precision: str
-    scheme: str = "default"
-    mode: str = "dynamic"
-    seed: int
+    algo: Algorithm
+    env_id: Environment
+    source: Source
+    method: Method
+    precision: Precision
+    scheme: Annotated[str, Column("scheme", _scheme, of=("scheme", "method", "precision"), caption="scheme {}")] = (
+        "default"
+    )
+    mode: Annotated[str, Column("mode", _mode, of=("mode", "method"), caption="{} activations")] = "dynamic"
+    seed: Seed
+
+
+def _scheme(scheme: str, method: str, precision: str) -> str:
+    return formats.unless_float(scheme, precision) if method == PTQ else ""
+
+
+def _mode(mode: str, method: str) -> str:
+    return mode if method == PTQ else ""
 
 
 NAMES = tuple(field.name for field in fields(Named))

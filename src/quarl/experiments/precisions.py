@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
-from quarl import engines, stats
+from quarl import engines, formats, stats
 from quarl.arrays import Array
 from quarl.engines import Engine
 from quarl.errors import UnsupportedError
@@ -19,57 +20,64 @@ from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import Calibrated
 from quarl.quant.spec import EXACT, QuantSpec
+from quarl.rows import Column, EngineName, Episodes, Error, Measured, Precision, Returns, Row, Scheme
 
 AGREE_PCT = 1.0
 """Continuous actions agree where every component differs by at most this share of its range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One precision of one agent: the contract of `rows.json`."""
+class PtqRow(Row):
+    """One precision of one agent."""
 
-    precision: str
+    command = "ptq"
+    precision: Precision
     bits_weights: int
     bits_activations: int
     """32 where activations stay float."""
-    scheme: str
-    mode: str
-    engine: str
-    measured: bool
-    """False where the precision was simulated in float."""
-    episodes: int
-    mean: float
+    scheme: Scheme
+    mode: Annotated[str, Column("mode", formats.activations, of=("mode", "bits_activations"), caption="{} activations")]
+    engine: EngineName
+    measured: Measured
+    episodes: Episodes
+    mean: Annotated[float, Column("return", formats.spread, of=("mean", "std"))]
     std: float
-    iqm: float
-    ci_low: float | None
-    """Ends of the 95 % bootstrap interval of the mean return; None of one episode."""
+    iqm: Annotated[float, Column("IQM", formats.number)]
+    """Interquartile mean: of the middle half of the returns."""
+    ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
+    """Ends of the 95 % bootstrap interval of the mean return; null of one episode."""
     ci_high: float | None
-    error_pct: float
-    """(fp32 - q) / |fp32| in percent: a loss is positive. NaN where fp32's interval contains 0."""
-    margin_pct: float
+    error_pct: Error
+    margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
+    """Loss that counts as non-inferior, in percent of the return in fp32."""
     noninferior: bool
-    verdict: str
+    verdict: Annotated[
+        str,
+        Column("verdict", formats.verdict, of=("verdict", "differs", "precision"), before="margin_pct"),
+    ]
     """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32."""
     differs: bool
     """Whether that interval does not contain 0."""
-    bytes: int
+    bytes: Annotated[int, Column("file", formats.size)]
     """The engine's own file: int8 or int4 containers."""
-    bytes_packed: int
+    bytes_packed: Annotated[int, Column("packed", formats.size)]
     """Weights at n bits each, scales and biases: what the policy weighs."""
-    latency_us_p50: float
-    latency_us_p99: float
+    latency_us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
+    latency_us_p99: Annotated[float, Column("p99", formats.three_digits)]
     """One observation in, one output out, one thread."""
-    agreement: float
-    """Share of recorded observations on which the action is that of fp32."""
-    coverage: float
+    agreement: Annotated[float, Column("agree %", formats.percent, before="bytes")]
+    """Share of recorded observations on which the action is that of fp32; where continuous, within 1 % of its
+    range."""
+    coverage: Annotated[float, Column("covered %", formats.percent, caption="{} % of the weights covered")]
     """Share of the policy's weights that are quantised."""
+    returns: Returns
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Cell:
     """A row with what it was computed from."""
 
-    row: Row
+    row: PtqRow
     policy: QuantizedPolicy
     evaluation: Evaluation
 
@@ -171,12 +179,12 @@ def _row(
     timing: Timing,
     agrees: float,
     settings: Settings,
-) -> Row:
+) -> PtqRow:
     spec = policy.spec
     rng = np.random.default_rng(settings.seed)
     summary = stats.summary(evaluation.returns, rng)
     verdict = stats.verdict(exact.returns, evaluation.returns, settings.margin_pct, rng)
-    return Row(
+    return PtqRow(
         precision=spec.precision,
         bits_weights=spec.weight_bits,
         bits_activations=spec.activation_bits or 32,
@@ -194,4 +202,5 @@ def _row(
         latency_us_p99=timing.us_p99,
         agreement=agrees,
         coverage=policy.coverage,
+        returns=evaluation.returns.tolist(),
     )

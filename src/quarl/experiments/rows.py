@@ -4,71 +4,101 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from quarl import stats
+from quarl import formats, stats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, DONE, FP32, NAMES, STATES, TRAIN, Named
+from quarl.experiments.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, Named
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
+from quarl.rows import (
+    Algorithm,
+    Column,
+    Environment,
+    Episodes,
+    Error,
+    Interval,
+    Mean,
+    Method,
+    Minutes,
+    Returns,
+    Row,
+    Source,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Named):
-    """One cell: the contract of the rows of `quarl study` and `quarl sweep`."""
+class CellRow(Named, Row):
+    """One cell."""
 
+    command = "study"
     bits_weights: int
     bits_activations: int
     """32 where activations stay float."""
     state: str
-    """done, failed, na, running or todo; what is measured is None in all but the first."""
-    episodes: int
-    mean: float | None
-    ci_low: float | None
+    """done, failed, na, running or todo; what is measured is null in all but the first."""
+    episodes: Episodes
+    mean: Mean
+    ci_low: Interval
     """Ends of the 95 % bootstrap interval of the mean, over episodes."""
     ci_high: float | None
-    error_pct: float | None
-    """Loss against the fp32 cell of the same agent and seed, in percent of it; NaN where its interval contains 0."""
+    error_pct: Error
+    """Loss against the fp32 cell of the same agent and seed (for actorq: with fp32 actors), in percent of it; null
+    where its interval contains 0, and without such a cell."""
     noninferior: bool | None
-    verdict: str | None
-    """Paired with that cell's episodes, as stats.Verdict has it; None where there is no such cell."""
+    verdict: Annotated[str | None, Column("verdict", _verdict, of=("verdict", "differs", "precision", "state"))]
+    """Paired with that cell's episodes; null where there is no such cell."""
     differs: bool | None
-    margin_pct: float
+    margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
     """Loss that counts as non-inferior, in percent of the return in fp32."""
-    measured: bool | None
+    measured: Annotated[bool | None, Column("kernels", formats.kernels)]
     """False where no kernel runs the precision and it was simulated."""
     file_bytes: int | None
     weight_min: float | None
     weight_max: float | None
     weight_std: float | None
-    seconds: float | None
+    seconds: Annotated[float | None, Column("seconds", lambda seconds: "–" if seconds is None else f"{seconds:.2f}")]
     """From the cell's beginning to its end."""
     env_steps: int | None
     minutes: float | None
     """Of the training behind it; 0 where its agent comes from elsewhere."""
+    returns: Returns
+
+
+def _verdict(verdict: str | None, differs: bool | None, precision: str, state: str) -> str:
+    if state != DONE:
+        return "n/a" if state == NA else state
+    return "" if verdict is None else formats.verdict(verdict, differs, precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """How far one method of one agent is: the contract of `quarl study status --json`."""
+class AgentRow(Row):
+    """What rows of one agent begin with."""
 
-    algo: str
-    env_id: str
-    source: str
-    method: str
-    cells: int
-    done: int
-    failed: int
-    na: int
-    running: int
-    todo: int
-    minutes: float
+    algo: Algorithm
+    env_id: Environment
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRow(AgentRow):
+    """How far one method of one agent is."""
+
+    command = "study status"
+    method: Method
+    cells: Annotated[int, Column("cells")]
+    done: Annotated[int, Column("done", formats.count)]
+    failed: Annotated[int, Column("failed", formats.count)]
+    na: Annotated[int, Column("n/a", formats.count)]
+    running: Annotated[int, Column("running", formats.count)]
+    todo: Annotated[int, Column("to do", formats.count)]
+    minutes: Minutes
     """Of all cells that have ended."""
 
 
-def rows(records: Sequence[Record], margin_pct: float) -> list[Row]:
+def rows(records: Sequence[Record], margin_pct: float) -> list[CellRow]:
     """A row for every cell that the study asks for; trainings, which score nothing themselves, have none."""
     exact = {_agent(record): returns(record) for record in records if is_baseline(record) and record.state == DONE}
     trained = {_agent(record): record.found for record in records if record.method == TRAIN and record.found}
@@ -94,7 +124,7 @@ def _agent(record: Record) -> tuple[Any, ...]:
     return record.algo, record.env_id, record.source, record.seed, record.method == ACTORQ
 
 
-def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margin_pct: float) -> Row:
+def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margin_pct: float) -> CellRow:
     about: dict[str, Any] = {name: getattr(record, name) for name in (*NAMES, "state", "episodes", "seconds")}
     spec = QuantSpec.parse(record.precision, scheme=record.scheme)
     about |= {
@@ -102,13 +132,13 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
         "bits_activations": spec.activation_bits or 32,
         "margin_pct": margin_pct,
     }
-    measured = ("measured", "file_bytes", "weight_min", "weight_max", "weight_std")
+    measured = ("measured", "file_bytes", "weight_min", "weight_max", "weight_std", "returns")
     nothing: dict[str, Any] = dict.fromkeys(
         ("mean", "ci_low", "ci_high", "error_pct", "env_steps", "minutes", *measured)
     )
     nothing |= stats.NO_VERDICT
     if record.state != DONE or record.found is None:
-        return Row(**about, **nothing)
+        return CellRow(**about, **nothing)
     training = record.found if "trained_steps" in record.found else training
     seconds = training.get("clock_s", 60 * training.get("minutes", 0.0))
     played = returns(record)
@@ -120,10 +150,10 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
     if exact is not None and exact.size == played.size:
         found["error_pct"] = stats.error_pct(exact, played, np.random.default_rng(record.seed))
         found |= stats.verdict(exact, played, margin_pct, rng).to_json()
-    return Row(**about, **(nothing | found))
+    return CellRow(**about, **(nothing | found))
 
 
-def status(records: Sequence[Record]) -> list[Status]:
+def status(records: Sequence[Record]) -> list[StatusRow]:
     """One row for every method of every agent, in the study's order."""
     groups: dict[tuple[str, str, str, str], list[Record]] = {}
     for record in records:
@@ -134,5 +164,5 @@ def status(records: Sequence[Record]) -> list[Status]:
         counts: dict[str, Any] = {state: states.count(state) for state in STATES}
         minutes = sum(record.seconds or 0.0 for record in members) / 60
         about = {"algo": algo, "env_id": env_id, "source": source, "method": method, "cells": len(members)}
-        made.append(Status(**{**about, **counts, "minutes": minutes}))
+        made.append(StatusRow(**{**about, **counts, "minutes": minutes}))
     return made

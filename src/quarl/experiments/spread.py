@@ -11,16 +11,18 @@ spent on a few weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from scipy.stats import rankdata
 
+from quarl import formats
 from quarl.arrays import Array
 from quarl.experiments.groups import Group
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
+from quarl.rows import Column, Row
 from quarl.stats import Interval
 
 WIDTHS = (8, 6, 4)
@@ -32,9 +34,29 @@ FEWEST = 8
 """Points that a rank correlation needs: of fewer its interval leaves out the true value too often."""
 
 
-def points(found: Sequence[Group]) -> list[Row]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadRow(Row):
+    """Spearman's rank correlation of one measure of spread and the error, over agents."""
+
+    command = "study spread"
+    spread: Annotated[str, Column("spread of weights")]
+    """range: largest minus smallest weight; peak: largest size over the standard deviation."""
+    bits: Annotated[int, Column("bits")]
+    scheme: Annotated[str, Column("scheme")]
+    agents: Annotated[int, Column("agents")]
+    pairs: Annotated[int, Column("pairs", caption="{} pairs of algorithm and environment")]
+    correlation: Annotated[float | None, Column("Spearman's ρ", formats.signed)]
+    low: Annotated[float | None, Column("95 % interval", _interval, of=("low", "high"))]
+    high: float | None
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "–" if low is None else f"[{formats.signed(low)}, {formats.signed(high)}]"
+
+
+def points(found: Sequence[Group]) -> list[Fields]:
     """One point for every policy at every width and scheme: its two spreads and its error."""
-    made: list[Row] = []
+    made: list[Fields] = []
     for one in found:
         error = one.error()
         shown = one.bits in WIDTHS and one.scheme in SCHEMES and one.mode == MODE
@@ -53,25 +75,25 @@ def _spread(found: Mapping[str, Any], name: str) -> float:
     return float(max(abs(low), abs(high)) / max(found["weight_std"], 1e-30))
 
 
-def correlations(found: Sequence[Row]) -> list[Row]:
+def correlations(found: Sequence[Fields]) -> list[SpreadRow]:
     """Spearman's rank correlation of spread and error for each measure, width and scheme, with its interval."""
-    made: list[Row] = []
+    made: list[SpreadRow] = []
     for name, bits, scheme in product(SPREADS, WIDTHS, SCHEMES):
         some = [row for row in found if (row["bits"], row["scheme"]) == (bits, scheme)]
         if not some:
             continue
         rho = spearman([row[name] for row in some], [row["error_pct"] for row in some])
         made.append(
-            {
-                "spread": name,
-                "bits": bits,
-                "scheme": scheme,
-                "agents": len(some),
-                "pairs": len({(row["algo"], row["env_id"]) for row in some}),
-                "correlation": None if rho is None else rho.point,
-                "low": None if rho is None else rho.low,
-                "high": None if rho is None else rho.high,
-            }
+            SpreadRow(
+                spread=name,
+                bits=bits,
+                scheme=scheme,
+                agents=len(some),
+                pairs=len({(row["algo"], row["env_id"]) for row in some}),
+                correlation=None if rho is None else rho.point,
+                low=None if rho is None else rho.low,
+                high=None if rho is None else rho.high,
+            )
         )
     return made
 

@@ -15,8 +15,9 @@ from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TR
 from quarl.experiments.groups import Agent, Group, agent_of, bits_of
 from quarl.experiments.rows import returns
 from quarl.experiments.store import Record
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.quant.spec import QuantSpec
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 from quarl.stats import NO_VERDICT, as_fields
 
 FP16, INT8 = "fp16", "int8"
@@ -26,10 +27,10 @@ Grid = tuple[str, str]
 """Scheme and mode."""
 
 
-def errors(found: Sequence[Group]) -> list[Row]:
+def errors(found: Sequence[Group]) -> list[ErrorsRow]:
     """Return in fp32, fp16 and int8 with E, one row a policy and scheme, then each algorithm's mean of E."""
     grids = list(dict.fromkeys((one.scheme, one.mode) for one in found if one.precision == INT8 and one.method == PTQ))
-    made: list[Row] = []
+    made: list[ErrorsRow] = []
     for algo in dict.fromkeys(one.agent.algo for one in found):
         for grid in grids or [("default", "dynamic")]:
             agents = list(dict.fromkeys(one.agent for one in found if one.agent.algo == algo))
@@ -70,7 +71,7 @@ def _find(found: Sequence[Group], agent: Agent, method: str, precision: str, gri
     )
 
 
-def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Row:
+def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> ErrorsRow:
     row: dict[str, Any] = {**asdict(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
     row["seeds"] = max(len(one.records) for one in columns.values() if one is not None) if any(columns.values()) else 0
     exact = columns[FP32]
@@ -79,10 +80,10 @@ def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> Ro
         one = columns[name]
         row[name] = None if one is None else one.mean().point
         row |= as_fields(None if one is None else one.error(), f"error_{name}_pct", f"error_{name}")
-    return row
+    return ErrorsRow(**row)
 
 
-def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]]) -> Row:
+def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]]) -> ErrorsRow:
     """Mean of E over the policies that have one in every column, as the paper's tables end."""
     names = [name for name in (FP16, INT8) if any(some[name] is not None for some in columns)]
     agents = [{name: _together(some[name]) for name in names} for some in columns]
@@ -94,7 +95,7 @@ def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]])
         error = stats.mean_error_interval(pairs, np.random.default_rng(0)) if pairs else None
         row[name] = None
         row |= as_fields(error, f"error_{name}_pct", f"error_{name}")
-    return row
+    return ErrorsRow(**row)
 
 
 def _together(one: Group | None) -> tuple[Array, Array] | None:
@@ -106,7 +107,7 @@ def _together(one: Group | None) -> tuple[Array, Array] | None:
     return None if math.isnan(stats.error_pct(exact, own, np.random.default_rng(0))) else (exact, own)
 
 
-def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[Row]:
+def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[SweetSpotRow]:
     """The smallest width whose every wider width is non-inferior, one row a policy and scheme.
 
     records: all of the study; a width that is not measured with each of its seeds has shown nothing.
@@ -117,7 +118,7 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
             widths_of = planned.setdefault((agent_of(record), record.scheme, record.mode), {})
             widths_of.setdefault(bits, set()).add(record.seed)
     members = {(one.agent, one.scheme, one.mode, one.bits): one for one in found if one.bits is not None and one.pairs}
-    made: list[Row] = []
+    made: list[SweetSpotRow] = []
     for (agent, scheme, mode), widths_of in planned.items():
         widths = sorted(widths_of, reverse=True)
         some = [members.get((agent, scheme, mode, bits)) for bits in widths]
@@ -130,23 +131,23 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
         good = [one is not None and one.noninferior for one in verdicts]
         reach = next((number for number, fine in enumerate(good) if not fine), len(good))
         made.append(
-            {
+            SweetSpotRow(
                 **asdict(agent),
-                "scheme": scheme,
-                "mode": mode,
-                "seeds": max(len(seeds) for seeds in widths_of.values()),
-                "widths": widths,
-                "noninferior": good,
-                "verdicts": [None if one is None else one.verdict for one in verdicts],
-                "sweet_spot": widths[reach - 1] if reach else None,
-            }
+                scheme=scheme,
+                mode=mode,
+                seeds=max(len(seeds) for seeds in widths_of.values()),
+                widths=widths,
+                noninferior=good,
+                verdicts=[None if one is None else one.verdict for one in verdicts],
+                sweet_spot=widths[reach - 1] if reach else None,
+            )
         )
     return made
 
 
-def means(found: Sequence[Group]) -> list[Row]:
+def means(found: Sequence[Group]) -> list[Fields]:
     """Return over seeds of every policy with every method at every precision, over the seeds that all of them have."""
-    made: list[Row] = []
+    made: list[Fields] = []
     for agent in dict.fromkeys(one.agent for one in found):
         named = {str(number): one for number, one in enumerate(found) if one.agent == agent}
         for one in _of_the_same_seeds(dict(named)).values():
@@ -158,10 +159,10 @@ def means(found: Sequence[Group]) -> list[Row]:
     return made
 
 
-def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
+def trained(found: Sequence[Group], margin_pct: float) -> list[QatRow]:
     """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision,
     with the default scheme, dynamic before static."""
-    made: list[Row] = []
+    made: list[QatRow] = []
     for one in found:
         if one.method != QAT:
             continue
@@ -174,23 +175,23 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[Row]:
         ptq_error = None if ptq is None else ptq.error()
         judged = None if own is None else own.verdict(margin_pct)
         made.append(
-            {
+            QatRow(
                 **asdict(one.agent),
-                "precision": one.precision,
-                "seeds": 0 if own is None else len(own.records),
-                "fp32": None if exact is None else exact.mean().point,
-                "ptq": None if ptq is None else ptq.mean().point,
-                "error_ptq_pct": None if ptq_error is None else ptq_error.point,
-                "qat": None if own is None else own.mean().point,
+                precision=one.precision,
+                seeds=0 if own is None else len(own.records),
+                fp32=None if exact is None else exact.mean().point,
+                ptq=None if ptq is None else ptq.mean().point,
+                error_ptq_pct=None if ptq_error is None else ptq_error.point,
+                qat=None if own is None else own.mean().point,
                 **as_fields(None if own is None else own.error(), "error_qat_pct", "error_qat"),
                 **(NO_VERDICT if judged is None else judged.to_json()),
                 **as_fields(None if own is None or ptq is None else own.gain(ptq), "gain", "gain"),
-            }
+            )
         )
     return made
 
 
-def actorq(records: Sequence[Record]) -> list[Row]:
+def actorq(records: Sequence[Record]) -> list[ActorQRow]:
     """ActorQ trainings over seeds: what the learner's policy scores, when it reached the target, and how much sooner.
 
     Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
@@ -203,7 +204,7 @@ def actorq(records: Sequence[Record]) -> list[Row]:
     return list(_actorq(members))
 
 
-def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[Row]:
+def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[ActorQRow]:
     for (agent, precision), some in members.items():
         facts = [record.found or {} for record in some]
         mean = stats.over_seeds([returns(record) for record in some], np.random.default_rng(0))
@@ -214,17 +215,17 @@ def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[Row]:
         # whoever was stopped short of the target would have taken longer
         clear = precision != FP32 and all(own["reached_s"] is not None for _, own in against)
         faster = math.exp(float(np.mean(np.log(ratios)))) if ratios and clear else None
-        yield {
+        yield ActorQRow(
             **asdict(agent),
-            "precision": precision,
-            "seeds": len(some),
+            precision=precision,
+            seeds=len(some),
             **as_fields(mean, "mean", "ci"),
-            "target": facts[0]["target"],
-            "reached": sum(fact["reached_s"] is not None for fact in facts),
-            "seconds": math.exp(float(np.mean([math.log(_seconds(fact)) for fact in facts]))),
-            "speedup": faster,
-            "at_least": any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
-        }
+            target=facts[0]["target"],
+            reached=sum(fact["reached_s"] is not None for fact in facts),
+            seconds=math.exp(float(np.mean([math.log(_seconds(fact)) for fact in facts]))),
+            speedup=faster,
+            at_least=any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
+        )
 
 
 def _seconds(found: Any) -> float:
@@ -232,12 +233,12 @@ def _seconds(found: Any) -> float:
     return max(float(found["clock_s"] if reached is None else reached), 1e-3)
 
 
-def excluded(records: Sequence[Record]) -> list[Row]:
+def excluded(records: Sequence[Record]) -> list[ExcludedRow]:
     """Cells that have no result and never will by themselves, with why: n/a, and failed."""
     counts: dict[tuple[str, ...], int] = {}
     for record in records:
         if record.state in (NA, FAILED) and record.method != TRAIN:
             about = (record.algo, record.env_id, record.source, record.method, record.state, record.error or "")
             counts[about] = counts.get(about, 0) + 1
-    names = ("algo", "env_id", "source", "method", "cells", "state", "reason")
-    return [dict(zip(names, (*about[:4], count, *about[4:]), strict=True)) for about, count in counts.items()]
+    names = ("algo", "env_id", "source", "method", "state", "reason")
+    return [ExcludedRow(**dict(zip(names, about, strict=True)), cells=count) for about, count in counts.items()]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from quarl import formats
 from quarl.algorithms import tuned
 from quarl.config import SweepConfig
 from quarl.config.environment import NONE
@@ -16,11 +17,12 @@ from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
 from quarl.experiments.cells import FP32, PTQ, QAT
 from quarl.experiments.groups import Group
-from quarl.experiments.rows import Row
+from quarl.experiments.rows import CellRow
 from quarl.experiments.runner import UNBOUNDED, entry_of, given
 from quarl.quant.spec import QuantSpec
 from quarl.readers import find
 from quarl.readers.load import read
+from quarl.rows import Column, Error, Interval, Mean, Method, Row, Verdict
 from quarl.runs.environments import check_environment
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.train import Training
@@ -29,29 +31,37 @@ from quarl.stats import as_fields
 METHODS = (FP32, PTQ, QAT)
 
 
+class SweepRow(CellRow):
+    """One cell of a sweep."""
+
+    __slots__ = ()
+    command = "sweep"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class SummaryRow(Row):
     """One method at one precision over all seeds, each seed's episodes paired with its own fp32 agent's."""
 
-    method: str
-    precision: str
+    command = "sweep summary"
+    method: Method
+    precision: Annotated[str, Column("precision", before="method")]
     bits_weights: int
     bits_activations: int
-    seeds: int
-    mean: float
-    ci_low: float
+    seeds: Annotated[int, Column("seeds", caption="seeds: {}")]
+    mean: Mean
+    ci_low: Interval
     """Ends of the 95 % interval over seeds and their episodes."""
-    ci_high: float
-    error_pct: float
-    error_low: float
-    error_high: float
+    ci_high: float | None
+    error_pct: Error
+    error_low: Annotated[float | None, Column("its interval", formats.interval, of=("error_low", "error_high"))]
+    error_high: float | None
     noninferior: bool
-    verdict: str
-    """By the interval of the error, as stats.Verdict has it."""
+    verdict: Verdict
+    """By the interval of the error."""
     differs: bool
-    gain: float | None
-    """Of qat over ptq in return; None elsewhere."""
-    gain_low: float | None
+    gain: Annotated[float | None, Column("qat over ptq", formats.number)]
+    """Of qat over ptq in return; null elsewhere."""
+    gain_low: Annotated[float | None, Column("interval", formats.interval, of=("gain_low", "gain_high"))]
     gain_high: float | None
 
 
@@ -108,18 +118,18 @@ def document(config: SweepConfig) -> dict[str, Any]:
     }
 
 
-def rows(found: Sequence[Row]) -> list[Row]:
+def rows(found: Sequence[CellRow]) -> list[CellRow]:
     """Those that have an fp32 agent to be compared with, by precision as they were asked for, then method and seed."""
     named = [replace(row, precision=QuantSpec.parse(row.precision).precision) for row in found]
     return sorted((row for row in named if row.error_pct is not None), key=lambda row: (*_place(row, named), row.seed))
 
 
-def _place(row: Row | Summary, every: Sequence[Row] | Sequence[Summary]) -> tuple[int, int]:
+def _place(row: CellRow | SummaryRow, every: Sequence[CellRow] | Sequence[SummaryRow]) -> tuple[int, int]:
     precisions = list(dict.fromkeys(other.precision for other in every))
     return precisions.index(row.precision), METHODS.index(row.method)
 
 
-def summaries(found: Sequence[Group], margin_pct: float) -> list[Summary]:
+def summaries(found: Sequence[Group], margin_pct: float) -> list[SummaryRow]:
     """Every method at every precision, over the seeds that have an fp32 agent."""
     made = []
     for group in found:
@@ -131,7 +141,7 @@ def summaries(found: Sequence[Group], margin_pct: float) -> list[Summary]:
         assert error is not None
         assert verdict is not None
         made.append(
-            Summary(
+            SummaryRow(
                 method=own.method,
                 precision=spec.precision,
                 bits_weights=spec.weight_bits,

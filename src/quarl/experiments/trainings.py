@@ -22,7 +22,7 @@ from quarl.readers import load
 from quarl.runs import resumable
 from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
-from quarl.runs.outcome import Row
+from quarl.runs.outcome import TrainRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +105,11 @@ def _played(job: Training, policy: QuantizedPolicy) -> dict[str, Any]:
     return {**found, **weights(policy)}
 
 
-def _length(row: Row) -> dict[str, Any]:
+def _length(row: TrainRow) -> dict[str, Any]:
     return {"trained_steps": row.timesteps, "updates": row.updates, "minutes": row.clock_s / 60}
 
 
-def _train(config: TrainConfig) -> tuple[RunFolder, Row]:
+def _train(config: TrainConfig) -> tuple[RunFolder, TrainRow]:
     """The run's folder and its row."""
     run, ended = resumable.train(config, _print)
     if ended.row is None:

@@ -9,22 +9,22 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from quarl.report import style
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 
 ORDER = ("torch fp32", "fp32", "fp16", "int8", "int7", "int6", "int5", "int4", "int3", "int2")
 """Arms from slow to fast; an arm has its colour in every figure."""
 
 
-def arm(row: Row) -> str:
+def arm(row: Fields) -> str:
     """The arm's name: its precision, with the engine in front where that is not LiteRT."""
     return str(row["precision"]) if row["engine"] == "litert" else f"{row['engine']} {row['precision']}"
 
 
-def names(rows: Sequence[Row]) -> Callable[[Row], str]:
+def names(rows: Sequence[Fields]) -> Callable[[Fields], str]:
     """What each row's kind of run is called: its arm, with policy and ratio where there are several of them."""
     networks, ratios = ({row[key] for row in rows} for key in ("net_arch", "samples_per_insert"))
 
-    def name(row: Row) -> str:
+    def name(row: Fields) -> str:
         network = [f"policy {row['net_arch']}"] if len(networks) > 1 else []
         ratio = [f"{row['samples_per_insert']:g} per insert"] if len(ratios) > 1 else []
         return "\n".join([arm(row), *network, *ratio])
@@ -32,7 +32,7 @@ def names(rows: Sequence[Row]) -> Callable[[Row], str]:
     return name
 
 
-def own_ratios(rows: Iterable[Row]) -> dict[str, float]:
+def own_ratios(rows: Iterable[Fields]) -> dict[str, float]:
     """Each task's own samples per insert: those of its first row."""
     first: dict[str, float] = {}
     for row in rows:
@@ -49,8 +49,8 @@ def colour(name: str) -> str:
 
 
 def bars(
-    axes: Axes, groups: Sequence[Sequence[Row]], key: str, names: Sequence[str]
-) -> list[tuple[Row, tuple[float, float]]]:
+    axes: Axes, groups: Sequence[Sequence[Fields]], key: str, names: Sequence[str]
+) -> list[tuple[Fields, tuple[float, float]]]:
     """Bars side by side within each group, in the order and colours of the arms; (row, (middle, width)) of each."""
     arms = sorted({arm(row) for group in groups for row in group}, key=rank)
     width = 0.8 / max(len(arms), 1)

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from quarl.report import style
 from quarl.report.actorq_arms import arm, bars, colour, logarithmic, names, rank
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 
 LINES = ("-", "--", ":", "-.")
 PARTS = {
@@ -25,7 +25,7 @@ PARTS = {
 }
 
 
-def throughput(rows: Sequence[Row], title: str) -> Figure:
+def throughput(rows: Sequence[Fields], title: str) -> Figure:
     """Updates a second against samples per insert, a bar an arm, ticks where the plan predicted; a panel a width."""
     networks = list(dict.fromkeys(row["net_arch"] for row in rows))
     with style.look():
@@ -49,7 +49,7 @@ def throughput(rows: Sequence[Row], title: str) -> Figure:
     return drawn
 
 
-def breakdown(rows: Sequence[Row], title: str) -> Figure:
+def breakdown(rows: Sequence[Fields], title: str) -> Figure:
     """Milliseconds of 1,000 environment steps, stacked, a bar an arm, a panel an update interval; waits as numbers."""
     intervals = list(dict.fromkeys(row["actor_update_interval"] for row in rows))
     called = names(rows)
@@ -76,12 +76,12 @@ def breakdown(rows: Sequence[Row], title: str) -> Figure:
     return drawn
 
 
-def staleness(rows: Sequence[Row], title: str) -> Figure:
+def staleness(rows: Sequence[Fields], title: str) -> Figure:
     """Final return (a point a run) and age of the weights (median, whisker to p99) against the update interval."""
     with style.look():
         drawn = style.figure(7.2, 2.9)
         left, right = drawn.subplots(1, 2)
-        called, kinds = names(rows), dict[str, list[Row]]()
+        called, kinds = names(rows), dict[str, list[Fields]]()
         for row in sorted(rows, key=lambda row: rank(arm(row))):
             kinds.setdefault(called(row), []).append(row)
         so_far: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from quarl.report import style
 from quarl.report.actorq_arms import arm, bars, colour, logarithmic, own_ratios, rank
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 
 DERIVED: Mapping[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.MUTED, "linewidth": 0}
 COLUMNS = 3
@@ -22,14 +22,14 @@ Curve = Sequence[Mapping[str, float]]
 CLOCKS = {"clock_s": "training seconds", "updates": "updates"}
 
 
-def times(rows: Sequence[Row], title: str) -> Figure:
+def times(rows: Sequence[Fields], title: str) -> Figure:
     """Seconds to the target, geometric mean over seeds, a bar an arm and task; rows at the task's own ratio.
 
     Hatched: derived. With an arrow: runs were stopped before they reached the target. Points: single runs.
     """
     own = own_ratios(rows)
     groups = []
-    runs: dict[tuple[str, str], list[Row]] = {}
+    runs: dict[tuple[str, str], list[Fields]] = {}
     for task, ratio in own.items():
         members = [row for row in rows if row["task"] == task and row["samples_per_insert"] == ratio]
         for row in members:
@@ -59,13 +59,13 @@ def times(rows: Sequence[Row], title: str) -> Figure:
     return drawn
 
 
-def ratios(rows: Sequence[Row], title: str) -> Figure:
+def ratios(rows: Sequence[Fields], title: str) -> Figure:
     """Seconds to the target against samples per insert, for tasks with several ratios, of the seeds that have them.
 
     A line an arm, through geometric means over seeds; points: single runs, hollow and with an arrow where they were
     stopped at the seconds shown before they reached the target.
     """
-    several: dict[str, list[Row]] = {}
+    several: dict[str, list[Fields]] = {}
     for task, own in own_ratios(rows).items():
         members = [row for row in rows if row["task"] == task]
         seeds = {row["seed"] for row in members if row["samples_per_insert"] != own}
@@ -96,7 +96,7 @@ def ratios(rows: Sequence[Row], title: str) -> Figure:
     return drawn
 
 
-def curves(found: Sequence[tuple[Row, Curve]], title: str, against: str = "clock_s") -> Figure:
+def curves(found: Sequence[tuple[Fields, Curve]], title: str, against: str = "clock_s") -> Figure:
     """Return of the learner's policy, a line a run, a panel a task, the target dashed; runs at the task's own ratio.
 
     against: clock_s or updates.
@@ -146,6 +146,6 @@ def _arrow(axes: Axes, x: float, top: float) -> float:
     return 1.6 * top
 
 
-def _mean(rows: Sequence[Row]) -> Row:
+def _mean(rows: Sequence[Fields]) -> Fields:
     """The first of the rows with the geometric mean of their seconds."""
     return {**rows[0], "seconds": float(np.exp(np.mean(np.log([row["seconds"] for row in rows]))))}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quarl.quant.spec import FLOAT_BITS
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, UNDECIDED
 
 
-def assess(rows: Sequence[Row]) -> list[str]:
+def assess(rows: Sequence[Fields]) -> list[str]:
     """Sentences about one agent's rows, fp32 among them; what is undecided may be for want of episodes."""
     base = next(row for row in rows if row["precision"] == "fp32")
     if base["episodes"] < FEWEST_EPISODES:
@@ -27,7 +27,7 @@ def assess(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def _unstable(rows: Sequence[Row], base: Row) -> list[str]:
+def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
     """Where some row is undecided, and returns vary so much that this may say nothing of it."""
     spread = 100 * base["std"] / abs(base["mean"]) if base["mean"] else float("inf")
     if spread <= STABLE_STD_PCT or all(row["verdict"] != UNDECIDED for row in rows if row is not base):
@@ -38,8 +38,8 @@ def _unstable(rows: Sequence[Row], base: Row) -> list[str]:
     ]
 
 
-def _verdicts(rows: Sequence[Row], base: Row) -> list[str]:
-    groups: dict[str, list[Row]] = {}
+def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:
+    groups: dict[str, list[Fields]] = {}
     for row in rows:
         if row is not base:
             groups.setdefault("" if row["precision"] in FLOAT_BITS else row["scheme"], []).append(row)
@@ -62,12 +62,12 @@ def _verdicts(rows: Sequence[Row], base: Row) -> list[str]:
     return sentences
 
 
-def _sentence(rows: Sequence[Row], name: str, singular: str, plural: str, what: str) -> list[str]:
+def _sentence(rows: Sequence[Fields], name: str, singular: str, plural: str, what: str) -> list[str]:
     names = [row["precision"] for row in rows]
     return [f"{listed(names)}{name} {singular if len(names) == 1 else plural} {what}."] if names else []
 
 
-def _change(row: Row, rows: Sequence[Row], verb: str, sign: int) -> str:
+def _change(row: Fields, rows: Sequence[Fields], verb: str, sign: int) -> str:
     """How much the most extreme of the rows loses or gains, where that is a number."""
     share = sign * (row["error_pct"] or 0.0)
     return f"; {'it' if len(rows) == 1 else row['precision']} {verb} {share:.0f} %" if share >= 1 else ""

@@ -5,30 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
-from quarl.inspection import Whole
+from quarl.formats import number
+from quarl.inspection import ModelRow
 from quarl.report import style
-from quarl.report.columns import number
 
 MAX_MODELS = 12
 """Models that are drawn; the rest is in the rows."""
 
 
-def weights_of_models(models: Sequence[Whole], title: str) -> Figure:
+def weights_of_models(models: Sequence[ModelRow], title: str) -> Figure:
     """One panel a model: log histogram of all its weights over a bar from the least to the greatest."""
     shown = models[:MAX_MODELS]
     left_out = f" (first {len(shown)} of {len(models)})" if len(models) > len(shown) else ""
-    low, high = min(one.minimum for one in shown), max(one.maximum for one in shown)
+    low, high = min(one.min for one in shown), max(one.max for one in shown)
     margin = 0.03 * (high - low) or 1.0
     with style.look():
         drawn = style.figure(7.2, 0.7 + 1.45 * len(shown))
         axes = drawn.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         for at, one, colour in zip(axes, shown, cycle(style.SERIES), strict=False):
-            at.stairs(one.counts, one.edges, fill=True, color=colour, alpha=0.85)
-            at.axvspan(one.minimum, one.maximum, color=colour, alpha=0.12, linewidth=0)
+            at.stairs(one.histogram["counts"], one.histogram["edges"], fill=True, color=colour, alpha=0.85)
+            at.axvspan(one.min, one.max, color=colour, alpha=0.12, linewidth=0)
             at.set_yscale("log")
             at.yaxis.set_minor_formatter(NullFormatter())
             at.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))  # the default writes powers as mathematics
@@ -42,7 +41,7 @@ def weights_of_models(models: Sequence[Whole], title: str) -> Figure:
     return drawn
 
 
-def _caption(one: Whole) -> str:
-    spread = f", largest {one.spread:.1f} standard deviations" if np.isfinite(one.spread) else ""
-    noise = "exact" if np.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB"
-    return f"{one.model}: {number(one.minimum)} to {number(one.maximum)}{spread}, {noise}"
+def _caption(one: ModelRow) -> str:
+    spread = f", largest {one.spread:.1f} standard deviations" if one.spread is not None else ""
+    noise = "exact" if one.sqnr_db is None else f"{one.sqnr_db:.1f} dB"
+    return f"{one.model}: {number(one.min)} to {number(one.max)}{spread}, {noise}"

@@ -12,13 +12,13 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from quarl.inspection import Layer
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report import precision_lines, style
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 
 MAX_LAYERS = 8
 """Layers that a weight figure draws; the rest is in the rows."""
 
 
-def sweet_spot(rows: Sequence[Row], title: str) -> Figure:
+def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
     """Return against precision with 95 % intervals, one line a scheme, over the band of fp32 and its margin.
 
     Filled markers are measured on kernels of that precision, hollow ones simulated.
@@ -47,7 +47,7 @@ def sweet_spot(rows: Sequence[Row], title: str) -> Figure:
     return drawn
 
 
-def gains(rows: Sequence[Row], title: str) -> Figure:
+def gains(rows: Sequence[Fields], title: str) -> Figure:
     """Batch-1 latency (median, with a whisker to the 99th percentile) and size, one bar a precision, one scheme."""
     first = next(iter(_by_scheme(rows)), "")
     rows = [row for row in rows if row["scheme"] == first or row["precision"] in FLOAT_BITS]
@@ -94,34 +94,35 @@ def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
 
 
 def _weights(axes: Axes, layer: Layer, columns: int) -> None:
-    found = layer.diagnostics
-    axes.stairs(found.counts, found.edges, fill=True, color=style.BARS, alpha=0.85)
+    row, grid = layer.row, layer.grid
+    counts, edges = row.histogram["counts"], row.histogram["edges"]
+    axes.stairs(counts, edges, fill=True, color=style.BARS, alpha=0.85)
     axes.set_yscale("log")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))  # the default one is mathematics, which is off
-    low, high = found.edges[0], found.edges[-1]
-    inside = found.grid[(found.grid >= low) & (found.grid <= high)]
+    low, high = edges[0], edges[-1]
+    inside = grid[(grid >= low) & (grid <= high)]
     if inside.size:
         # as many lines as the panel has pixels would be a block of colour
         width = float(np.clip(60 / inside.size, 0.25, 1.2))
         # one path with gaps, not a path a level: a tenth of the file
         x, y = np.repeat(inside, 3), np.tile([0.0, 1.0, np.nan], inside.size)
         axes.plot(x, y, transform=axes.get_xaxis_transform(), color=style.LEVELS, alpha=0.6, linewidth=width)
-    noise = "exact" if np.isinf(found.sqnr_db) else f"{found.sqnr_db:.1f} dB"
-    named = f"{layer.name} {'×'.join(map(str, layer.shape))}"
-    style.panel_title(axes, f"{named}\n{found.levels} levels, {noise}", columns)
+    noise = "exact" if row.sqnr_db is None else f"{row.sqnr_db:.1f} dB"
+    named = f"{row.layer} {'×'.join(map(str, row.shape))}"
+    style.panel_title(axes, f"{named}\n{row.levels} levels, {noise}", columns)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.grid(visible=False, axis="x")
     axes.tick_params(labelsize=7)
 
 
-def _order(rows: Sequence[Row]) -> list[str]:
+def _order(rows: Sequence[Fields]) -> list[str]:
     """Precisions from wide to narrow."""
     widths = {row["precision"]: (row["bits_weights"], row["precision"] in FLOAT_BITS) for row in rows}
     return sorted(widths, key=lambda name: widths[name], reverse=True)
 
 
-def _by_scheme(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _by_scheme(rows: Sequence[Fields]) -> dict[str, list[Fields]]:
     """Rows of each scheme, without the float formats, which have none."""
     quantized = [row for row in rows if row["precision"] not in FLOAT_BITS]
     return {

@@ -10,7 +10,7 @@ from quarl.report.tables import Cells
 
 def to_markdown(table: Cells, heading: str) -> str:
     """The table under its heading, its caption below."""
-    heads = [column.head or " " for column in table.columns]
+    heads = [column.heading or " " for column in table.columns]
     rules = [":---" if column.left else "---:" for column in table.columns]
     lines = [_line(heads), _line(rules), *(_line(row) for row in table.rows)]
     caption = f"\n{escaped(table.caption)}\n" if table.caption else ""

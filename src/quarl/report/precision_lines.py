@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 
 from quarl.quant.spec import FLOAT_BITS, QuantSpec
 from quarl.report import style
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 
 SHIFT = 0.12
 """Between lines, in precisions: side by side their intervals do not hide one another."""
 
 
-def band(axes: Axes, base: Row, label: str | None = None) -> None:
+def band(axes: Axes, base: Fields, label: str | None = None) -> None:
     """The mean of fp32, and its interval over the whole width."""
     if base["ci_low"] is not None:
         axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
@@ -29,7 +29,7 @@ def shift(number: int, count: int) -> float:
 
 def line(
     axes: Axes,
-    rows: Sequence[Row],
+    rows: Sequence[Fields],
     order: Sequence[str],
     *,
     shift: float,

@@ -1,42 +1,82 @@
-"""What a --json file holds: the document around the rows that a verb prints (docs/json.md)."""
+"""What a --json file holds: the document around the rows that a verb prints (docs/reference/json.md)."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, Unpack, cast
 
+from quarl import __version__
 from quarl.energy import Energy
+from quarl.files import write_bytes
+from quarl.machine import machine
+from quarl.rows import Row
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+SCHEMA = 1
+"""Raised when a key is taken away or changes its meaning."""
+Fields = Mapping[str, Any]
+"""A row as JSON has it."""
 
-Row = Mapping[str, Any]
-Document = Mapping[str, Any]
+
+class About(TypedDict, total=False):
+    """What rows are of; null where a verb has no such thing."""
+
+    model: str | None
+    algo: str | None
+    env_id: str | None
+    seed: int | None
+    statistics: str | None
+    """In words, with which file the agent's observations are normalised, or that none does."""
 
 
-def document(
-    command: str,
-    rows: Sequence[Row | DataclassInstance],
-    *,
-    model: str | None = None,
-    algo: str | None = None,
-    env_id: str | None = None,
-    seed: int | None = None,
-    statistics: str | None = None,
-    energy: Energy | None = None,
-) -> Document:
-    """What a --json file holds; numbers that JSON cannot write (NaN, infinity) become null.
+class Told(About, total=False):
+    """With what the run cost, where it was measured."""
 
-    statistics: in words, with which ones the agent's observations were normalised. energy: what the run cost, where it
-    was measured; elsewhere the document has no such key.
-    """
-    fields = (row if isinstance(row, Mapping) else asdict(row) for row in rows)
-    plain = [{key: _plain(value) for key, value in row.items()} for row in fields]
-    head = {"command": command, "model": model, "algo": algo, "env_id": env_id, "seed": seed, "statistics": statistics}
-    return {**head, **({} if energy is None else {"energy": asdict(energy)}), "rows": plain}
+    energy: Energy | None
+
+
+class Document(About):
+    """What a --json file holds; `energy` only where it was measured."""
+
+    command: str
+    """The verb, and what kind of rows these are."""
+    schema: int
+    """Number of this description; documents from before there was one have none, and may lack younger keys."""
+    quarl: str
+    """Version that wrote the document."""
+    machine: dict[str, Any]
+    """That it was written on: processor, memory, system, versions of packages, commit."""
+    date: str
+    """When it was written, in UTC."""
+    energy: NotRequired[dict[str, Any]]
+    rows: list[Fields]
+
+
+def document(kind: type[Row], rows: Sequence[Row | Fields], **told: Unpack[Told]) -> Document:
+    """What a --json file holds of rows of a kind; numbers that JSON cannot write (NaN, infinity) become null."""
+    energy = told.pop("energy", None)
+    made: Any = {
+        "command": kind.command,
+        "schema": SCHEMA,
+        "quarl": __version__,
+        "machine": _machine(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **dict.fromkeys(About.__annotations__),
+        **told,
+        **({} if energy is None else {"energy": asdict(energy)}),
+        "rows": [_plain(asdict(row) if isinstance(row, Row) else row) for row in rows],
+    }
+    return cast(Document, made)
+
+
+def write(document: Document, file: Path) -> None:
+    """Writes the document, whole or not at all."""
+    write_bytes(to_text(document).encode(), file)
 
 
 def to_text(document: Document) -> str:
@@ -47,8 +87,18 @@ def to_text(document: Document) -> str:
     return "{\n" + ",\n".join([*fields, f'  "rows": [\n{rows}\n  ]']) + "\n}\n"
 
 
+@cache
+def _machine() -> dict[str, Any]:
+    """This machine, which stays the same; the document has a date of its own."""
+    return {name: fact for name, fact in machine().items() if name != "date"}
+
+
 def _plain(value: Any) -> Any:
-    """The value without numpy's types; numbers that JSON has no word for become None."""
+    """The value without numpy's types and tuples; numbers that JSON has no word for become None."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value

@@ -16,11 +16,11 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
+from quarl.formats import signed
 from quarl.quant.spec import FLOAT_BITS, QuantSpec
 from quarl.report import precision_lines, style
-from quarl.report.columns import signed
 from quarl.report.precision_lines import width
-from quarl.report.schema import Row
+from quarl.report.schema import Fields
 
 COLUMNS = 3
 """Panels side by side."""
@@ -35,7 +35,7 @@ SPREADS: Mapping[str, str] = {
 }
 
 
-def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
+def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
     """Mean returns over seeds against precision, a line a method and scheme, a panel a policy, over fp32's interval.
 
     rows: one for every policy, method and precision, with its mean, the ends of its interval, and whether it was
@@ -63,11 +63,11 @@ def bits_against_return(rows: Sequence[Row], title: str) -> Figure:
     return drawn
 
 
-def _agent(row: Row) -> tuple[str, str, str]:
+def _agent(row: Fields) -> tuple[str, str, str]:
     return row["algo"], row["env_id"], row["source"]
 
 
-def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
+def _panel(axes: Axes, rows: Sequence[Fields], lines: dict[str, str]) -> None:
     """lines: colours by label, shared by all panels; labels that are new here are added."""
     for base in (row for row in rows if row["method"] == "fp32"):
         precision_lines.band(axes, base)
@@ -89,12 +89,12 @@ def _panel(axes: Axes, rows: Sequence[Row], lines: dict[str, str]) -> None:
     axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
 
 
-def _line(row: Row) -> str:
+def _line(row: Fields) -> str:
     static = " static" if row["mode"] == "static" and row["method"] == "ptq" else ""
     return f"scheme: {row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
 
 
-def spread_against_error(points: Sequence[Row], correlations: Sequence[Row], spread: str, title: str) -> Figure:
+def spread_against_error(points: Sequence[Fields], correlations: Sequence[Fields], spread: str, title: str) -> Figure:
     """A point a policy: E against one measure of the spread of its weights, a panel a width, a colour a scheme."""
     widths = sorted({row["bits"] for row in points}, reverse=True)
     schemes = list(dict.fromkeys(row["scheme"] for row in points))

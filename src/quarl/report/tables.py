@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -12,26 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quarl.errors import short
-from quarl.report.actorq_columns import ACTORQ
-from quarl.report.columns import (
-    Column,
-    activations,
-    field_of,
-    interval,
-    number,
-    number_of,
-    percent,
-    size,
-    three_digits,
-    unless_float,
-    verdict,
-)
-from quarl.report.envs_columns import ENVS
-from quarl.report.inspect_columns import INSPECT
-from quarl.report.mixed_precision_columns import MIXED_PRECISION
-from quarl.report.schema import Row
-from quarl.report.study_columns import STUDY
-from quarl.report.train_columns import TRAIN
+from quarl.report.schema import Fields
+from quarl.rows import Column, Row, columns
 
 MAX_CELL = 300
 """Characters of a cell: names out of files can be of any length. Files of rows have them whole."""
@@ -46,81 +28,14 @@ class Cells:
     caption: str
 
 
-PRECISION = Column("precision", field_of("precision"), left=True)
-ENGINE = Column("engine", field_of("engine"), "on {}", left=True)
-MEASURED = Column("kernels", lambda row: "measured" if row["measured"] else "simulated", "{} kernels", left=True)
-EPISODES = Column("episodes", field_of("episodes"), "{} episodes each")
-RETURN = Column("return", lambda row: f"{number(row['mean'])} ± {number(row['std'])}")
-INTERVAL = Column("95 % interval", interval)
-IQM = Column("IQM", number_of("iqm"))
-
-COLUMNS: Mapping[str, tuple[Column, ...]] = {
-    "ptq": (
-        PRECISION,
-        Column("scheme", unless_float("scheme"), "scheme {}", left=True),
-        Column("mode", activations, "{} activations", left=True),
-        ENGINE,
-        MEASURED,
-        EPISODES,
-        RETURN,
-        INTERVAL,
-        IQM,
-        Column("E %", number_of("error_pct")),
-        Column("verdict", verdict, left=True),
-        Column("margin", lambda row: f"{row['margin_pct']:g} %", "margin {}"),
-        Column("agree %", lambda row: percent(row["agreement"])),
-        Column("file", lambda row: size(row["bytes"]) if row["bytes"] else "–"),
-        Column("packed", lambda row: size(row["bytes_packed"])),
-        Column("µs p50", lambda row: three_digits(row["latency_us_p50"])),
-        Column("p99", lambda row: three_digits(row["latency_us_p99"])),
-        Column("covered %", lambda row: percent(row["coverage"]), "{} % of the weights covered"),
-    ),
-    "eval": (
-        PRECISION,
-        ENGINE,
-        MEASURED,
-        Column("actions", lambda row: "sampled" if row["stochastic"] else "deterministic", "{} actions", left=True),
-        EPISODES,
-        RETURN,
-        INTERVAL,
-        IQM,
-        Column("steps", lambda row: f"{row['steps']:,}"),
-        Column("steps/s", lambda row: f"{row['steps_per_s']:,.0f}"),
-    ),
-    **INSPECT,
-    "bench latency": (
-        Column("network", field_of("network"), left=True),
-        Column("batch", field_of("batch"), "batch {}"),
-        ENGINE,
-        PRECISION,
-        Column("µs p50", lambda row: three_digits(row["us_p50"])),
-        Column("µs p99", lambda row: three_digits(row["us_p99"])),
-        Column("file", lambda row: size(row["bytes"]) if row["bytes"] else "–"),
-    ),
-    **TRAIN,
-    **STUDY,
-    "sweep": STUDY["study"],
-    **ACTORQ,
-    **ENVS,
-    **MIXED_PRECISION,
-    "doctor": (
-        Column("check", field_of("check"), left=True),
-        Column("found", field_of("found"), left=True),
-        Column("", lambda row: "ok" if row["ok"] else "!", left=True),
-        Column("advice", field_of("advice"), left=True),
-    ),
-}
-"""By the `command` of the document."""
-
-
-def cells(command: str, rows: Sequence[Row]) -> Cells:
+def cells(kind: type[Row], rows: Sequence[Fields]) -> Cells:
     """The table of the rows; columns in which all rows agree move to the caption where they know how to."""
     shown: list[Column] = []
     caption: list[str] = []
-    for column in COLUMNS[command]:
+    for column in columns(kind):
         values = {_cell(column, row) for row in rows} - {""}
-        if column.constant and len(values) == 1:
-            caption.append(column.constant.format(values.pop()))
+        if column.caption and len(values) == 1:
+            caption.append(column.caption.format(values.pop()))
         elif values or not column.optional:
             shown.append(column)
     return Cells(
@@ -130,8 +45,8 @@ def cells(command: str, rows: Sequence[Row]) -> Cells:
     )
 
 
-def _cell(column: Column, row: Row) -> str:
-    return short(column.cell(row), MAX_CELL)
+def _cell(column: Column, row: Fields) -> str:
+    return short(column.text(*(row[name] for name in column.of)), MAX_CELL)
 
 
 def terminal(table: Cells, title: str) -> Table:
@@ -147,16 +62,17 @@ def terminal(table: Cells, title: str) -> Table:
     )
     for column in table.columns:
         # folded, not cut: a narrow terminal shows everything too
-        drawn.add_column(column.head, justify="left" if column.left else "right", overflow="fold")
+        drawn.add_column(column.heading, justify="left" if column.left else "right", overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     return drawn
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """All keys of the rows, one row a line, numbers in full precision, empty where null."""
+def to_csv(rows: Sequence[Fields]) -> str:
+    """All keys of the rows that hold one value, one row a line, numbers in full precision, empty where null."""
+    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
     out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(out, fieldnames=names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

@@ -40,7 +40,7 @@ from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.model import build, learn_in
-from quarl.runs.outcome import Ended, Row
+from quarl.runs.outcome import Ended, TrainRow
 from quarl.runs.replay import stored_replay
 from quarl.runs.tracking import make_logger
 from quarl.runs.trained_agent import TrainedAgent, act_before_learning
@@ -214,7 +214,7 @@ class Training:
 
     def _conclude(
         self, interrupts: Interrupts, integers: QuantizedPolicy | None, clock_s: float, started: float
-    ) -> Row | None:
+    ) -> TrainRow | None:
         """The last evaluation and the row; None where a signal breaks it off."""
         returns: dict[str, Any] = {}
         try:
@@ -226,7 +226,7 @@ class Training:
             ) from None
         spec, best = qat.spec_of(self.model), self.evaluator.best
         steps = self.model.num_timesteps
-        return Row(
+        return TrainRow(
             algo=self.config.algo,
             env_id=self.env_id,
             precision="fp32" if spec is None else spec.precision,

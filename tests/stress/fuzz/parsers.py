@@ -19,7 +19,7 @@ from quarl.engines import load_fitting, sound
 from quarl.errors import UnsupportedError
 from quarl.inert import npz, pickle
 from quarl.inert import zip as container
-from quarl.inspection import whole
+from quarl.inspection import LayerRow, inspect, whole
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import LayerWeights, of_policy
@@ -27,7 +27,7 @@ from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
 from quarl.readers.weights_only import models
-from quarl.report import figures, tables
+from quarl.report import figures, schema, tables
 from quarl.runs import checkpoint
 from stress.fuzz import foreign as other
 from stress.fuzz import mutate, seeds
@@ -167,9 +167,9 @@ def use(loaded: Any, name: str = "fuzzed") -> None:
         found = whole(name, loaded, rounded, SPEC)
         if name != "fuzzed":
             console = Console(file=io.StringIO(), width=160)
-            rows = [layer.to_json() for layer in found.layers]
-            console.print(tables.terminal(tables.cells("inspect", rows), name))
-            figures.weight_distribution(found.layers, name)
+            document = schema.document(LayerRow, found.layers)
+            console.print(tables.terminal(tables.cells(LayerRow, document["rows"]), name))
+            figures.weight_distribution(inspect(loaded, rounded, SPEC), name)
             plt.close("all")
 
 

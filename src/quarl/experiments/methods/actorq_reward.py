@@ -4,52 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+from quarl import formats
 from quarl.errors import QuarlError
 from quarl.experiments.methods.actorq import described, settings_of, train, watch
 from quarl.experiments.methods.actorq_protocol import Protocol, Task
 from quarl.experiments.methods.cells import Cell, Cells, turned
+from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row, Steps, Updates
 
 WARM_UP_S = 10.0
 Curve = list[dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run, or one that was derived: the contract of `quarl bench actorq --what time-to-reward --json`."""
+class RewardRow(Row):
+    """One run, or one that was derived."""
 
-    task: str
+    command = "bench actorq time-to-reward"
+    task: Annotated[str, Column("task")]
     algo: str
-    precision: str
+    precision: ActorPrecision
     engine: str
-    seed: int
-    target: float
-    seconds: float
+    seed: Annotated[int, Column("seed")]
+    target: Annotated[float, Column("target", formats.number)]
+    seconds: Annotated[float, Column("seconds", _seconds, of=("seconds", "censored"))]
     """Of the training clock, until the second of two evaluations running that reach the target; or, censored, until
     the run was stopped without."""
-    derived: bool
+    derived: Annotated[bool, Column("", lambda derived: "derived" if derived else "")]
     """Seconds are the updates of an fp32 run times this arm's measured seconds of an update."""
     censored: bool
-    env_steps: int
-    updates: int
-    final_return: float | None
+    env_steps: Steps
+    updates: Updates
+    final_return: Annotated[float | None, Column("final return", formats.number)]
     """Of the learner's policy, in the last evaluation."""
-    final_return_quantised: float | None
-    samples_per_insert: float
+    final_return_quantised: Annotated[float | None, Column("quantised", formats.number)]
+    samples_per_insert: Annotated[float, replace(RATIO, before="seed")]
     cpu: str
     """The processor: that of all arms of a task's seed."""
-    joules: float | None
-    """Of the whole run, evaluations included; None where it was derived, or measured without --energy."""
-    joules_by: str | None
-    """How they were found."""
+    joules: Joules
+    """Of the whole run, evaluations included; null where it was derived, or measured without --energy."""
+    joules_by: JoulesBy
+
+
+def _seconds(seconds: float, censored: bool) -> str:
+    return f"{'> ' if censored else ''}{seconds:,.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A row and the evaluations behind it, empty where it is derived."""
 
-    row: Row
+    row: RewardRow
     curve: Curve
 
 
@@ -115,7 +121,7 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
         return None
     reached: dict[str, Any] | None = cell["reached"]
     last: dict[str, Any] = cell["evaluations"][-1] if cell["evaluations"] else {}
-    row = Row(
+    row = RewardRow(
         task=task.name,
         **described(training, "algo", "seed"),
         target=task.target,
@@ -135,7 +141,7 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
 
 
 def _derived(
-    protocol: Protocol, task: Task, arm: str, ratio: float, seed: int, source: Row, cells: Cells
+    protocol: Protocol, task: Task, arm: str, ratio: float, seed: int, source: RewardRow, cells: Cells
 ) -> Run | None:
     """`source` at the pace of `arm`, measured once for all seeds."""
     training = task.training(arm, ratio, task.seeds[0])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from quarl import formats
 from quarl.arrays import Array
 from quarl.report.actorq_arms import own_ratios
+from quarl.report.schema import Fields
+from quarl.rows import ActorPrecision, Column, Row
 from quarl.stats import NO_VERDICT, Interval, as_fields, error_over_seeds, over_few, verdict_over_seeds
 
 MARGIN_PCT = 5.0
@@ -21,49 +24,58 @@ BASELINES = (("fp32", "litert"), ("fp32", "torch"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speedup:
+class SpeedupRow(Row):
     """One arm against another on one task, or in the geometric mean over the tasks (task "all")."""
 
-    task: str
-    precision: str
+    command = "bench actorq speed-up"
+    task: Annotated[str, Column("task")]
+    precision: ActorPrecision
     engine: str
-    against: str
+    against: Annotated[str, Column("against", caption="against {}")]
     """ENGINE fp32."""
-    best_ratio: bool
+    best_ratio: Annotated[
+        bool,
+        Column("ratio", lambda best: "each arm's best" if best else "own", caption="{} samples per insert"),
+    ]
     """Both arms at the samples per insert at which they were fastest, not at the task's own."""
-    seconds: float | None
+    seconds: Annotated[float | None, Column("seconds", formats.three_digits)]
     """Geometric mean over the seeds."""
-    seconds_against: float | None
-    speedup: float
+    seconds_against: Annotated[float | None, Column("its seconds", formats.three_digits)]
+    speedup: Annotated[float, Column("speed-up", _times, of=("speedup", "low", "high", "at_least"))]
     low: float | None
-    """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". None for a single one,
+    """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". Null for a single one,
     and where none of the other arm's runs reached the target: their seconds are those of the bound."""
     high: float | None
-    """None too where any of them did not: no number bounds the true speed-up."""
+    """Null too where any of them did not: no number bounds the true speed-up."""
     at_least: bool
     """The other arm was stopped before it reached the target: the true speed-up is larger."""
-    derived: bool
-    seeds: int
-    lost: int
+    derived: Annotated[bool, Column("", lambda derived: "derived" if derived else "")]
+    seeds: Annotated[int, Column("seeds")]
+    lost: Annotated[int, Column("not reached")]
     """Runs of this arm that did not reach the target, and are in none of these numbers."""
-    final_return_pct: float | None
+    final_return_pct: Annotated[
+        float | None,
+        Column("loss of return %", formats.times, of=("final_return_pct", "final_return_low", "final_return_high")),
+    ]
     """Mean final return over the other arm's, as a loss in percent; negative for a gain. Of the seeds with which both
     reached the target."""
     final_return_low: float | None
-    """Ends of its 95 % interval over the seeds. None for a single one."""
+    """Ends of its 95 % interval over the seeds. Null for a single one."""
     final_return_high: float | None
     noninferior: bool | None
-    verdict: str | None
-    """At a margin of 5 percent, as stats.Verdict has it. None where a run of either was censored, and below three."""
+    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs"), optional=True)]
+    """At a margin of 5 percent, by the 95 % interval of the loss. Null where a run of either was censored, and below
+    three."""
     differs: bool | None
 
 
-Row = Mapping[str, Any]
+def _times(speedup: float, low: float | None, high: float | None, at_least: bool) -> str:
+    return f"{'≥ ' if at_least else ''}{formats.times(speedup, low, high)}"
 
 
-def speedups(rows: Sequence[Row]) -> list[Speedup]:
+def speedups(rows: Sequence[Fields]) -> list[SpeedupRow]:
     """All arms against both baselines: each task, then all of them; then the same at each arm's best ratio."""
-    found: list[Speedup] = []
+    found: list[SpeedupRow] = []
     ratios = own_ratios(rows)
     own = [row for row in rows if row["samples_per_insert"] == ratios[row["task"]]]
     for chosen, is_best in ((own, False), (_best_ratio(rows), True)):
@@ -84,19 +96,19 @@ def _paired(before: Sequence[float], after: Sequence[float]) -> list[tuple[Array
     return [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
 
 
-def _best_ratio(rows: Sequence[Row]) -> list[Row]:
+def _best_ratio(rows: Sequence[Fields]) -> list[Fields]:
     """For every task and seed that has several ratios, each arm's fastest run that reached the target."""
-    by_run: dict[tuple[Any, ...], list[Row]] = {}
+    by_run: dict[tuple[Any, ...], list[Fields]] = {}
     for row in rows:
         by_run.setdefault((row["task"], row["seed"], row["precision"], row["engine"]), []).append(row)
     several = [runs for runs in by_run.values() if len(runs) > 1]
     return [min(runs, key=lambda row: (row["censored"], row["seconds"])) for runs in several]
 
 
-def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is_best: bool) -> list[Speedup]:
+def _arm(rows: Sequence[Fields], arm: tuple[str, str], base: tuple[str, str], *, is_best: bool) -> list[SpeedupRow]:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     logs: dict[str, Array] = {}
-    found: list[Speedup] = []
+    found: list[SpeedupRow] = []
     lost = 0
     for task in tasks:
         ours, theirs = (
@@ -112,7 +124,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
         both = [(a, b) for a, b in reached if not b["censored"]]
         unbounded = ["high"] * (len(both) < len(reached)) + ["low"] * (not both)
         found.append(
-            Speedup(
+            SpeedupRow(
                 task=task,
                 seconds=_geometric([a["seconds"] for a, _ in reached]),
                 seconds_against=_geometric([b["seconds"] for _, b in reached]),
@@ -127,7 +139,7 @@ def _arm(rows: Sequence[Row], arm: tuple[str, str], base: tuple[str, str], *, is
     if len(found) > 1:
         at_least = any(one.at_least for one in found)
         found.append(
-            Speedup(
+            SpeedupRow(
                 task="all",
                 seconds=None,
                 seconds_against=None,
@@ -168,7 +180,7 @@ def _geometric(seconds: Sequence[float]) -> float:
     return math.exp(float(np.mean(np.log(seconds))))
 
 
-def _final_return(pairs: Sequence[tuple[Row, Row]], *, judged: bool) -> dict[str, Any]:
+def _final_return(pairs: Sequence[tuple[Fields, Fields]], *, judged: bool) -> dict[str, Any]:
     """The fields of the quantised policies' loss of mean final return, in percent of the other arm's."""
     ours, theirs = ([pair[side]["final_return_quantised"] for pair in pairs] for side in (0, 1))
     known = bool(pairs) and None not in (*ours, *theirs) and np.mean(theirs) != 0

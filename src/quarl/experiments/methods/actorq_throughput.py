@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from quarl import formats
 from quarl.actorq import plan
 from quarl.actorq.counters import overhead_s, percentile
 from quarl.arrays import Array
@@ -16,6 +17,7 @@ from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm
 from quarl.experiments.methods.actorq import dense, described, name_of, settings_of, watch
 from quarl.experiments.methods.cells import Cell, Cells, turned
+from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row
 
 MIN_UPDATES = 20
 """With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both say the same."""
@@ -28,19 +30,27 @@ PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One arm at one ratio and width: the contract of `quarl bench actorq --what throughput --json`."""
+class ThroughputRow(Row):
+    """One arm at one ratio and width."""
 
-    precision: str
+    command = "bench actorq throughput"
+    precision: ActorPrecision
     engine: str
-    samples_per_insert: float
-    net_arch: str
-    actors: int
-    updates_per_s: float
-    env_steps_per_s: float
-    speedup_vs_torch_fp32: float | None
-    speedup_vs_litert_fp32: float | None
-    predicted_speedup: float | None
+    samples_per_insert: Annotated[float, replace(RATIO, before="precision")]
+    net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
+    actors: Annotated[int, Column("actors", caption="actors: {}", before="samples_per_insert")]
+    updates_per_s: Annotated[float, Column("updates/s", formats.three_digits)]
+    env_steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
+    speedup_vs_torch_fp32: Annotated[
+        float | None,
+        Column("× torch fp32", formats.times, of=("speedup_vs_torch_fp32", "vs_torch_low", "vs_torch_high")),
+    ]
+    """Ratio of updates a second; of environment steps where a window had fewer than 20 updates."""
+    speedup_vs_litert_fp32: Annotated[
+        float | None,
+        Column("× fp32", formats.times, of=("speedup_vs_litert_fp32", "vs_litert_low", "vs_litert_high")),
+    ]
+    predicted_speedup: Annotated[float | None, Column("predicted", formats.times, before="speedup_vs_litert_fp32")]
     """Over torch fp32, as `quarl actorq --plan` predicts it."""
     predicted_updates_per_s: float
     vs_torch_low: float | None
@@ -55,15 +65,16 @@ class Row:
     inference_us: float
     """Of an environment step, as the next ones."""
     environment_us: float
-    overhead_us: float
+    overhead_us: Annotated[float, Column("overhead µs", formats.three_digits)]
     actor_wait_share: float
     """Of the actors' time: ahead of the limiter, or at the staleness bound."""
     learner_wait_share: float
-    updates_per_version: float | None
+    updates_per_version: Annotated[float | None, Column("updates a version", formats.three_digits)]
     """Of the actor that took in the fewest versions."""
     versions_advance: bool
     """At least once in 30 updates on average."""
-    staleness_p50: float | None
+    staleness_p50: Annotated[float | None, Column("age p50/p99", _ages, of=("staleness_p50", "staleness_p99"))]
+    """Updates between the weights behind a step and the learner that takes it in."""
     staleness_p99: float | None
     latency_ms_p50: float | None
     """From a learner's step to the first action on its weights."""
@@ -73,35 +84,39 @@ class Row:
     blocked_ms_p99: float | None
     bytes_share_of_fp32: float | None
     publisher_cpu_share: float
-    joules: float | None
-    """Of the windows; None where one was measured without --energy."""
-    joules_by: str | None
-    """How they were found."""
+    joules: Joules
+    """Of the windows; null where one was measured without --energy."""
+    joules_by: JoulesBy
+
+
+def _ages(p50: float | None, p99: float | None) -> str:
+    return f"{formats.three_digits(p50)}/{formats.three_digits(p99)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
-    """Milliseconds of 1,000 environment steps: the contract of `--what breakdown`."""
+class BreakdownRow(Row):
+    """One arm's actors; all times are milliseconds of 1,000 environment steps."""
 
-    precision: str
+    command = "bench actorq breakdown"
+    precision: ActorPrecision
     engine: str
-    actor_update_interval: int
+    actor_update_interval: Annotated[int, Column("weights every", "{} steps".format, before="precision")]
     publish_interval: int
-    samples_per_insert: float
-    net_arch: str
+    samples_per_insert: Annotated[float, replace(RATIO, before="actor_update_interval")]
+    net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
     actors: int
     env_steps: int
-    inference_ms: float
-    environment_ms: float
-    insert_ms: float
-    pull_ms: float
-    deserialize_ms: float
-    load_ms: float
-    wait_ms: float
-    other_ms: float
+    inference_ms: Annotated[float, Column("inference", formats.three_digits)]
+    environment_ms: Annotated[float, Column("environment", formats.three_digits)]
+    insert_ms: Annotated[float, Column("insert", formats.three_digits)]
+    pull_ms: Annotated[float, Column("pull", formats.three_digits)]
+    deserialize_ms: Annotated[float, Column("deserialise", formats.three_digits)]
+    load_ms: Annotated[float, Column("load", formats.three_digits)]
+    wait_ms: Annotated[float, Column("wait", formats.three_digits)]
+    other_ms: Annotated[float, Column("other", formats.three_digits)]
 
 
-def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
+def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
     """A row for every arm at every ratio and width whose windows are there."""
     interval = config.intervals()[0]
     found: dict[tuple[str, float, str], list[Cell]] = {}
@@ -111,7 +126,7 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
             cell = _window(config, cells, arm, training, number)
             if cell is not None:
                 found.setdefault((network, ratio, arm), []).append(cell)
-    rows: list[Row] = []
+    rows: list[ThroughputRow] = []
     for network in config.networks():
         rates = _rates(config, cells, network)
         for ratio in config.ratios():
@@ -121,7 +136,7 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[Row]:
     return rows
 
 
-def breakdown(config: BenchActorQConfig, cells: Cells) -> list[Breakdown]:
+def breakdown(config: BenchActorQConfig, cells: Cells) -> list[BreakdownRow]:
     """A row for every update interval and arm whose windows are there."""
     rows = []
     for network, ratio, interval, arm in product(config.networks(), config.ratios(), config.intervals(), config.arms):
@@ -161,7 +176,7 @@ def _rates(config: BenchActorQConfig, cells: Cells, network: str) -> plan.Rates 
 
 def _rows(
     config: BenchActorQConfig, group: dict[str, list[Cell]], ratio: float, network: str, rates: plan.Rates
-) -> Iterator[Row]:
+) -> Iterator[ThroughputRow]:
     by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in group.values())
     paces = {arm: _paces(cells, 2 if by_updates else 1) for arm, cells in group.items()}
     training = config.training(next(iter(group)), ratio, network, config.intervals()[0])
@@ -176,7 +191,7 @@ def _rows(
         joules, joules_by = _joules(cells)
         ages = [cell["updates_per_version"] for cell in cells]
         slowest = None if None in ages else max(ages)
-        yield Row(
+        yield ThroughputRow(
             precision=precision,
             engine=engine,
             samples_per_insert=ratio,
@@ -251,10 +266,10 @@ def _joules(cells: Sequence[Cell]) -> tuple[float | None, str | None]:
     return (float(sum(found)), cells[-1]["joules_by"]) if len(found) == len(cells) else (None, None)
 
 
-def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> Breakdown:
+def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> BreakdownRow:
     actors = _summed(cells)
     per_1000 = 1e6 / max(actors["steps"], 1)
-    return Breakdown(
+    return BreakdownRow(
         **described(training, *OPTIONS),
         env_steps=actors["steps"],
         **{f"{part}_ms": actors[f"{part}_s"] * per_1000 for part in PARTS},

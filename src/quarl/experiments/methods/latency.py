@@ -11,10 +11,11 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from quarl import engines
+from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.engines import Engine
 from quarl.engines.onnx import tool
@@ -23,6 +24,7 @@ from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.policy.graph import Policy
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
+from quarl.rows import Column, EngineName, Precision, Row
 
 PER_TENSOR = "int8-per-tensor"
 """ONNX Runtime's own dynamic quantisation; its "int8" is quantised per row, as in every engine, at some cost."""
@@ -51,16 +53,17 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One engine in one precision: the contract of `quarl bench latency --json`."""
+class LatencyRow(Row):
+    """One engine in one precision."""
 
-    network: str
-    batch: int
-    engine: str
-    precision: str
-    us_p50: float
-    us_p99: float
-    bytes: int
+    command = "bench latency"
+    network: Annotated[str, Column("network")]
+    batch: Annotated[int, Column("batch", caption="batch {}")]
+    engine: EngineName
+    precision: Precision
+    us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
+    us_p99: Annotated[float, Column("µs p99", formats.three_digits)]
+    bytes: Annotated[int, Column("file", formats.size)]
     """Of the file that the engine loads."""
 
 
@@ -73,7 +76,7 @@ def measure(
     seed: int = 0,
     seconds: float = 0.4,
     progress: Callable[[str], None] = lambda label: None,
-) -> list[Row]:
+) -> list[LatencyRow]:
     """Rows of every network, batch and (engine, precision), in that order.
 
     scheme: of the integer precisions; its weights are rounded to nearest, which gives the same operators in less time.
@@ -89,7 +92,7 @@ def measure(
             loaded = _load(policy, observations, columns, scheme, batch)
             timings = time_engines(loaded, observations, seconds=seconds)
             rows += [
-                Row(
+                LatencyRow(
                     network=network.name,
                     batch=batch,
                     engine=name,

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import Logger
 
+from quarl import formats
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.device import find_device
 from quarl.algorithms.precision import Precision, learned
@@ -25,6 +26,7 @@ from quarl.arrays import Array
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.machine import multiplies, usable_cores
+from quarl.rows import Column, Row
 from quarl.runs.train import Training
 
 ROUNDS = 10
@@ -36,35 +38,44 @@ RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One policy in one precision: the contract of `quarl bench mixed-precision --json`."""
+class UpdatesRow(Row):
+    """One policy in one precision."""
 
-    policy: str
-    filters: int
+    command = "bench mixed-precision updates"
+    policy: Annotated[str, Column("policy")]
+    filters: Annotated[int, Column("filters")]
     """Of each of the three convolutions."""
-    width: int
+    width: Annotated[int, Column("dense")]
     """Of the dense layer."""
-    parameters: int
-    dtype: str
-    native: bool
+    parameters: Annotated[int, Column("parameters", lambda count: f"{count / 1e6:.3g} M")]
+    dtype: Annotated[str, Column("updates in")]
+    native: Annotated[bool, Column("products", lambda native: "native" if native else "emulated")]
     """Whether the device multiplies these numbers; else it emulates them."""
-    device: str
-    threads: int
-    batch: int
-    updates: int
-    """That were timed."""
-    ms_per_update: float
+    device: Annotated[str, Column("device", caption="on {}", before="dtype")]
+    threads: Annotated[int, Column("threads", caption="{} threads", before="dtype")]
+    batch: Annotated[int, Column("batch", caption="batch {}", before="device")]
+    updates: Annotated[int, Column("updates")]
+    """That were timed; 0 where three did not fit into the time."""
+    ms_per_update: Annotated[float, Column("ms an update", _ms, of=("ms_per_update", "updates"))]
     """Median; where no update was timed, extrapolated from small batches."""
-    ci_low: float | None
+    ci_low: Annotated[float | None, Column("95 % interval", _ends, of=("ci_low", "ci_high"))]
     """Ends of the 95 % bootstrap interval of the median."""
     ci_high: float | None
-    speedup: float | None
+    speedup: Annotated[float | None, Column("× fp32", formats.times, of=("speedup", "speedup_low", "speedup_high"))]
     """Over float32: the ratio of the medians."""
     speedup_low: float | None
     speedup_high: float | None
 
 
-def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
+def _ms(ms: float, updates: int) -> str:
+    return formats.three_digits(ms) if updates else f"≈ {formats.three_digits(ms)}"
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    return "" if low is None else f"[{formats.three_digits(low)}, {formats.three_digits(high)}]"
+
+
+def updates(config: MixedPrecisionConfig, cells: Cells) -> list[UpdatesRow]:
     """A row for every policy, and every precision of it, that is there or could be measured in time."""
     device = find_device(config.device).type
     settings = {
@@ -78,7 +89,7 @@ def updates(config: MixedPrecisionConfig, cells: Cells) -> list[Row]:
     if config.params:  # cells without any are older than this setting
         settings["params"] = config.params
     settings |= {name: value for name, value in config.environment_options().items() if value}
-    rows: list[Row] = []
+    rows: list[UpdatesRow] = []
     for policy in config.chosen():
         name = f"updates-{policy.replace(',', 'x')}-{device}"
         cell = cells.get(name, settings | {"sizes": sizes(policy)}, partial(measure, config, policy, cells.say))
@@ -230,14 +241,14 @@ class _Median:
         return float(low), float(high)
 
 
-def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[Row]:
+def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[UpdatesRow]:
     filters, width = sizes(policy)
     base = _Median.of(cell, "fp32") if "fp32" in config.dtypes else None
     for dtype in config.dtypes:
         own = _Median.of(cell, dtype)
         speedup = None if base is None else base.over(own) if dtype != "fp32" else _Median(1.0, None)
         low, high = own.ends()
-        yield Row(
+        yield UpdatesRow(
             policy=policy,
             filters=filters,
             width=width,

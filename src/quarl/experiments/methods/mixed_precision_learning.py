@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from quarl import stats
+from quarl import formats, stats
 from quarl.arrays import Array
 from quarl.config.mixed_precision import MixedPrecisionConfig, sizes
 from quarl.experiments.cells import DONE, FP32, TRAIN, UNTRAINED
 from quarl.experiments.runner import UNBOUNDED, entry_of
 from quarl.experiments.store import Record
+from quarl.rows import Column, Episodes, Interval, Mean, Minutes, Row
 
 OPTIONS = ("learner_dtype", "eval_freq", "eval_episodes", "save_freq", "threads", "device")
 """Of its trainings."""
@@ -22,34 +23,41 @@ Cell = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One precision over its seeds: the contract of `quarl bench mixed-precision --what learning --json`."""
+class LearningRow(Row):
+    """One precision over its seeds."""
 
-    policy: str
-    filters: int
-    width: int
-    dtype: str
-    env_id: str
-    seeds: int
-    env_steps: int
+    command = "bench mixed-precision learning"
+    policy: Annotated[str, Column("policy")]
+    filters: Annotated[int, Column("filters")]
+    width: Annotated[int, Column("dense")]
+    dtype: Annotated[str, Column("updates in")]
+    env_id: Annotated[str, Column("environment", caption="on {}", before="dtype")]
+    seeds: Annotated[int, Column("seeds", caption="seeds: {}")]
+    env_steps: Annotated[int, Column("steps", "{:,}".format, caption="{} steps each")]
     """Of each training."""
-    updates: int
-    episodes: int
+    updates: Annotated[int, Column("updates", "{:,}".format, caption="{} updates each")]
+    episodes: Episodes
     """Of each seed's best agent."""
-    before: float
+    before: Annotated[float, Column("before", formats.number)]
     """Mean return of the same networks before training."""
-    mean: float
-    ci_low: float
+    mean: Mean
+    ci_low: Interval
     """Ends of the 95 % interval over seeds and their episodes."""
-    ci_high: float
-    difference: float | None
-    """To float32, paired by seed and episode; None for it."""
+    ci_high: float | None
+    difference: Annotated[
+        float | None, Column("to fp32", _difference, of=("difference", "difference_low", "difference_high"))
+    ]
+    """To float32, paired by seed and episode; null for it."""
     difference_low: float | None
     difference_high: float | None
-    equal: bool | None
+    equal: Annotated[bool | None, Column("equal", lambda equal: {None: "–", True: "within", False: "apart"}[equal])]
     """Whether the difference's interval holds 0."""
-    minutes: float
+    minutes: Minutes
     """Of a training, on average."""
+
+
+def _difference(difference: float | None, low: float | None, high: float | None) -> str:
+    return "–" if difference is None else f"{formats.number(difference)} {formats.interval(low, high)}"
 
 
 def document(config: MixedPrecisionConfig) -> dict[str, Any]:
@@ -69,7 +77,7 @@ def document(config: MixedPrecisionConfig) -> dict[str, Any]:
     }
 
 
-def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[Row]:
+def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[LearningRow]:
     """A row for every policy and precision of which a seed is there."""
     cells: dict[str, dict[int, dict[str, Mapping[str, Any]]]] = {}
     for record in records:
@@ -85,7 +93,7 @@ def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[Row]:
     return made
 
 
-def _row(config: MixedPrecisionConfig, policy: str, dtype: str, found: Mapping[str, Mapping[int, Cell]]) -> Row:
+def _row(config: MixedPrecisionConfig, policy: str, dtype: str, found: Mapping[str, Mapping[int, Cell]]) -> LearningRow:
     own, base = found[dtype], found.get("fp32", {})
     filters, width = sizes(policy)
     trained = [cell[TRAIN] for cell in own.values()]
@@ -94,7 +102,7 @@ def _row(config: MixedPrecisionConfig, policy: str, dtype: str, found: Mapping[s
     difference = None
     if pairs:
         difference = stats.over_seeds([_returns(a) - _returns(b) for a, b in pairs], np.random.default_rng(0))
-    return Row(
+    return LearningRow(
         policy=policy,
         filters=filters,
         width=width,

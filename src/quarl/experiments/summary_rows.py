@@ -1,0 +1,143 @@
+"""Rows of a study's tables: errors as the paper's tables have them, sweet spots, training for a precision, ActorQ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from quarl import formats
+from quarl.experiments.cells import NA
+from quarl.experiments.rows import AgentRow
+from quarl.quant.spec import SCHEMES
+from quarl.rows import Column, Interval, Mean, Method
+from quarl.stats import INFERIOR, NONINFERIOR
+
+
+def _mode(mode: str, scheme: str) -> str:
+    """Of widths from 2 to 8; the original's scheme leaves activations in float32."""
+    return "" if scheme in SCHEMES and SCHEMES[scheme].original else mode
+
+
+Seeds = Annotated[int, Column("seeds", formats.count, caption="seeds: {}")]
+Scheme = Annotated[str, Column("scheme", caption="scheme {}")]
+Mode = Annotated[str, Column("mode", _mode, of=("mode", "scheme"), caption="{} activations")]
+
+
+def _error(name: str) -> Column:
+    return Column("its interval", formats.interval, of=(f"error_{name}_low", f"error_{name}_high"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorsRow(AgentRow):
+    """One agent in one scheme; a row whose env_id is `mean` ends each algorithm."""
+
+    command = "study errors"
+    scheme: Scheme
+    mode: Mode
+    agents: Annotated[int, Column("agents", lambda agents: str(agents) if agents > 1 else "")]
+    seeds: Seeds
+    fp32: Annotated[float | None, Column("fp32", formats.number)]
+    fp32_low: Annotated[float | None, Column("its interval", formats.interval, of=("fp32_low", "fp32_high"))]
+    fp32_high: float | None
+    fp16: Annotated[float | None, Column("fp16", formats.number)]
+    error_fp16_pct: Annotated[float | None, Column("E_fp16 %", formats.number)]
+    error_fp16_low: Annotated[float | None, _error("fp16")]
+    error_fp16_high: float | None
+    int8: Annotated[float | None, Column("int8", formats.number)]
+    error_int8_pct: Annotated[float | None, Column("E_int8 %", formats.number)]
+    error_int8_low: Annotated[float | None, _error("int8")]
+    error_int8_high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweetSpotRow(AgentRow):
+    """One agent in one scheme: which widths keep its return."""
+
+    command = "study sweet spots"
+    scheme: Scheme
+    mode: Mode
+    seeds: Seeds
+    widths: Annotated[
+        list[int],
+        Column("bits non-inferior, (undecided), [inferior]", _widths, of=("widths", "verdicts"), left=True),
+    ]
+    noninferior: list[bool]
+    verdicts: list[str | None]
+    """By width; null where some seed's is missing."""
+    sweet_spot: Annotated[int | None, Column("sweet spot", lambda bits: "none" if bits is None else f"{bits} bits")]
+    """Null where no width down from the widest holds."""
+
+
+def _widths(widths: Sequence[int], verdicts: Sequence[str | None]) -> str:
+    """Widths from wide to narrow, in brackets where they are not non-inferior."""
+    marks = {NONINFERIOR: "{}", INFERIOR: "[{}]"}
+    return " ".join(marks.get(word or "", "({})").format(bits) for bits, word in zip(widths, verdicts, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QatRow(AgentRow):
+    """One agent trained for a precision."""
+
+    command = "study qat"
+    precision: Annotated[str, Column("trained for")]
+    seeds: Seeds
+    fp32: Annotated[float | None, Column("fp32", formats.number)]
+    ptq: Annotated[float | None, Column("ptq", formats.number)]
+    """Return of the fp32 agent quantised to that precision after training."""
+    error_ptq_pct: Annotated[float | None, Column("E_ptq %", formats.number)]
+    qat: Annotated[float | None, Column("qat", formats.number)]
+    error_qat_pct: Annotated[float | None, Column("E_qat %", formats.number)]
+    error_qat_low: Annotated[float | None, _error("qat")]
+    error_qat_high: float | None
+    noninferior: bool | None
+    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs"))]
+    differs: bool | None
+    gain: float | None
+    """Of qat over ptq in return, with the ends of its interval."""
+    gain_low: float | None
+    gain_high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorQRow(AgentRow):
+    """One agent trained with actors of one precision."""
+
+    command = "study actorq"
+    precision: Annotated[str, Column("actors")]
+    seeds: Seeds
+    mean: Mean
+    ci_low: Interval
+    ci_high: float | None
+    target: Annotated[float | None, Column("target", formats.number)]
+    reached: Annotated[int, Column("reached", _reached, of=("reached", "seeds", "target"))]
+    """Seeds whose learner reached the target."""
+    seconds: Annotated[float, Column("seconds", formats.three_digits)]
+    """Of the training clock: to the target, or to the end of a run that never reached it, or that had none; their
+    geometric mean."""
+    speedup: Annotated[float | None, Column("× fp32", _speedup, of=("speedup", "at_least"))]
+    at_least: bool | None
+    """Whether a run with fp32 actors was stopped short of the target: the true speed-up is larger."""
+
+
+def _reached(reached: int, seeds: int, target: float | None) -> str:
+    return "–" if target is None else f"{reached} of {seeds}"
+
+
+def _speedup(speedup: float | None, at_least: bool | None) -> str:
+    return f"{'≥ ' if at_least else ''}{formats.times(speedup)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcludedRow(AgentRow):
+    """Cells that have no result, and why."""
+
+    command = "study excluded"
+    method: Method
+    cells: Annotated[int, Column("cells")]
+    state: Annotated[str, Column("", _state)]
+    reason: Annotated[str, Column("reason")]
+
+
+def _state(state: str) -> str:
+    return "n/a" if state == NA else state

@@ -1,0 +1,102 @@
+"""Formats: how one value of a row is written in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quarl.quant.spec import FLOAT_BITS
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_BINS = 20
+
+
+def number(value: float | None) -> str:
+    """A return, with as many decimals as its size deserves; an en dash where there is none."""
+    if value is None:
+        return "–"
+    decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:z.{decimals}f}".replace("-", "−")
+
+
+def spread(mean: float | None, std: float | None) -> str:
+    """A mean return and the standard deviation around it."""
+    return f"{number(mean)} ± {number(std)}"
+
+
+def signed(value: float | None) -> str:
+    """A correlation; an en dash where there is none."""
+    return "–" if value is None else f"{value:+z.2f}".replace("-", "−")
+
+
+def size(count: int) -> str:
+    """Bytes in decimal units; an en dash for none."""
+    if not count:
+        return "–"
+    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{three_digits(count / factor)} {unit}"
+    return f"{count} B"
+
+
+def three_digits(value: float | None) -> str:
+    """Never in powers of ten, to which `.3g` turns from 999.5 on; an en dash where there is none."""
+    return "–" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    """A share 0..1 in percent, never rounded up to 100."""
+    text = f"{100 * share:.1f}"
+    return "100" if share == 1 else "99.9" if text == "100.0" else text
+
+
+def count(value: int | None) -> str:
+    """A count with its thousands; blank where there is nothing to count, as seeds of a mean over agents."""
+    return f"{value:,}" if value else ""
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """An interval by its ends; an en dash where it has none."""
+    return "–" if low is None else f"[{number(low)}, {number(high)}]"
+
+
+def times(factor: float | None, low: float | None = None, high: float | None = None) -> str:
+    """A factor with the ends of its interval, which a baseline against itself has not; the upper one may be unknown."""
+    if factor is None:
+        return "–"
+    if low is None or low == high:
+        return f"{factor:.2f}"
+    end = "–" if high is None else f"{high:.2f}"
+    return f"{factor:.2f} [{low:.2f}, {end}]"
+
+
+def verdict(word: str | None, differs: bool | None, precision: str = "") -> str:
+    """A verdict in words, blank where there is none; what others are compared with has none."""
+    return "baseline" if precision == "fp32" else f"{word or ''}{', differs beyond noise' if differs else ''}"
+
+
+def kernels(measured: bool | None) -> str:
+    """Whether kernels of the precision ran; blank where nothing did."""
+    return {True: "measured", False: "simulated", None: ""}[measured]
+
+
+def unless_float(value: str, precision: str) -> str:
+    """Blank for float formats, which have no scheme."""
+    return "" if precision in FLOAT_BITS else value
+
+
+def actor(precision: str, engine: str) -> str:
+    """What ActorQ's actors run: the precision, and the engine where it is not the usual one."""
+    return precision if engine == "litert" else f"{engine} {precision}"
+
+
+def activations(mode: str, bits: int) -> str:
+    """How activations are quantised, blank where they are not."""
+    return "" if bits == FLOAT_BITS["fp32"] else mode
+
+
+def spark(counts: Sequence[int]) -> str:
+    """A histogram in SPARK_BINS characters, its bars as long as the logarithm of their counts; blank for nothing."""
+    width = max(1, len(counts) // SPARK_BINS)
+    bars = [sum(counts[start : start + width]) for start in range(0, len(counts), width)]
+    top = max(bars).bit_length()
+    return "".join(SPARKS[(bar.bit_length() * (len(SPARKS) - 1)) // top] if bar else " " for bar in bars)

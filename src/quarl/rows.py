@@ -1,0 +1,105 @@
+"""Rows: what a verb measured, each field with the column that shows it, said once.
+
+A verb's row is a dataclass below `Row`. A field of the type Annotated[T, Column(...)] stands in the verb's table,
+others only in files; the string under a field is its meaning. Tables, CSV, JSON, its schema and
+docs/reference/json.md follow from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+
+from quarl import formats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What all rows are."""
+
+    command: ClassVar[str]
+    """The verb's, as the document of its rows names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a table shows a field."""
+
+    heading: str
+    text: Callable[..., str] = str
+    """The cell, of the values of the fields `of`; a lambda sees nothing but these."""
+    of: tuple[str, ...] = ()
+    """Where empty, the field itself."""
+    caption: str = ""
+    """Where set and all rows that have a cell agree, this, with {} for the cell, joins the caption instead."""
+    left: bool | None = None
+    """Where it stands in its column; of None, numbers stand right and all else left."""
+    optional: bool = False
+    """Whether it is left out where no row has a cell."""
+    before: str = ""
+    """The field before whose column it stands, where that is not the next one's."""
+
+
+def columns(row: type[Row]) -> tuple[Column, ...]:
+    """The columns of the row's table, from left to right."""
+    hints = get_type_hints(row, include_extras=True)
+    shown = {
+        name: replace(extra, of=extra.of or (name,), left=not _is_number(hint) if extra.left is None else extra.left)
+        for name, hint in hints.items()
+        for extra in getattr(hint, "__metadata__", ())
+        if isinstance(extra, Column)
+    }
+    order = list(shown)
+    for name, column in shown.items():
+        if column.before:
+            order.remove(name)
+            order.insert(order.index(column.before), name)
+    return tuple(shown[name] for name in order)
+
+
+def _is_number(hint: Any) -> bool:
+    inner = hint.__origin__
+    return any(each in (int, float) for each in get_args(inner) or (inner,))
+
+
+Algorithm = Annotated[str, Column("algorithm"), "dqn, ppo, ..."]
+Environment = Annotated[str, Column("environment"), "Id of the environment."]
+Source = Annotated[str, Column("agent", caption="agents from {}"), "Where the agent comes from."]
+Method = Annotated[str, Column("method"), "fp32, ptq, qat, actorq or untrained."]
+Precision = Annotated[str, Column("precision"), "fp32, fp16, bf16, intN, wNaM."]
+Scheme = Annotated[str, Column("scheme", formats.unless_float, of=("scheme", "precision"), caption="scheme {}")]
+EngineName = Annotated[str, Column("engine", caption="on {}")]
+Measured = Annotated[
+    bool,
+    Column("kernels", formats.kernels, caption="{} kernels"),
+    "False where no kernel runs the precision and it was simulated.",
+]
+Seed = Annotated[int, Column("seed", caption="seed {}")]
+Episodes = Annotated[int, Column("episodes", caption="{} episodes each")]
+Mean = Annotated[float | None, Column("return", formats.number), "Mean return."]
+Interval = Annotated[
+    float | None,
+    Column("95 % interval", formats.interval, of=("ci_low", "ci_high")),
+    "Ends of the 95 % interval of the mean; null of one episode.",
+]
+Verdict = Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
+Error = Annotated[
+    float | None,
+    Column("E %", formats.number),
+    "(fp32 - q) / |fp32| in percent: a loss is positive. Null where fp32's interval contains 0.",
+]
+Returns = Annotated[list[float] | None, "Of each episode, in order: the same starts at every precision."]
+Steps = Annotated[int, Column("steps", "{:,}".format), "Of the environment."]
+Updates = Annotated[int, Column("updates", "{:,}".format), "Gradient steps."]
+Minutes = Annotated[float, Column("minutes", "{:.1f}".format)]
+ActorPrecision = Annotated[str, Column("actor", formats.actor, of=("precision", "engine")), "What the actors run."]
+RATIO = Column("samples per insert", "{:g}".format, caption="{} samples per insert")
+Joules = Annotated[
+    float | None, Column("joules", lambda joules: "" if joules is None else f"{joules:,.0f}", optional=True)
+]
+JoulesBy = Annotated[
+    str | None,
+    Column("joules by", lambda method: method or "", caption="joules by {}", optional=True),
+    "How the joules were found.",
+]
