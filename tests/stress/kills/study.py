@@ -178,9 +178,10 @@ def measure(folder: Path, *, kills: int, episodes: int, n_timesteps: int, seed: 
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows without their column of time."""
+    """The rows without their columns of time."""
     return [
-        {key: value for key, value in row.items() if key != "seconds"} for row in json.loads(path.read_text())["rows"]
+        {key: value for key, value in row.items() if key not in ("seconds", "minutes")}
+        for row in json.loads(path.read_text())["rows"]
     ]
 
 
