@@ -156,7 +156,7 @@ def test_a_whole_run_goes_through_another_transport_with_the_same_learner_publis
     last, sent = rows[-1], supervisor.counters.actors[:, Actor.STEPS]
     assert last["timesteps"] == 1500
     assert (sent > 0).all()
-    assert last["updates"] == supervisor.result.summary["updates"] == (1500 - 200) // 4
+    assert last["updates"] == supervisor.result.row["updates"] == (1500 - 200) // 4
     assert last["learner"]["gaps"] == last["learner"]["duplicates"] == 0
     assert all(actor["version"] > 1 for actor in last["actors"])
     evaluations = [json.loads(line) for line in (config.output / "evaluations.jsonl").read_text().splitlines()]

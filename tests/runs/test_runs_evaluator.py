@@ -56,7 +56,7 @@ def looked(tmp_path, monkeypatch):
         for model.num_timesteps, mean in evaluations:
             played = SimpleNamespace(returns=np.full(2, mean), lengths=np.full(2, 5))
             monkeypatch.setattr(found, "_play", lambda policy, stream, played=played: played)
-            found.keep(model, found.look(model))
+            found.keep(model, *found.look(model))
         return found
 
     return look
@@ -105,7 +105,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
         return evaluate(*args, **kwargs)
 
     monkeypatch.setattr("quarl.runs.evaluator.evaluate", flaky)
-    assert found.keep(model, found.look(model)) > 0
+    assert found.keep(model, *found.look(model)) > 0
     failures += [KeyError("lost"), KeyError("lost")]
     assert found.look(model) is None
     assert (found.timesteps, failures) == ([0], [])

@@ -144,10 +144,10 @@ def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
     session(*resuming("dqn", "CartPole-v1", "-n", 256, "--params", "learning_rate:1e-5"))
     again = session(*resuming("dqn", "CartPole-v1", "-n", 256))
     assert again.model.lr_schedule(1.0) == 1e-5
-    assert not again.has_changed  # since the last time
+    assert not again.options.has_changed  # since the last time
     same = session(*resuming("dqn", "CartPole-v1", "--params", "learning_rate:1e-5"))
-    assert (same.has_changed, same.n_timesteps) == (False, 256)
-    assert session(*resuming("dqn", "CartPole-v1", "--params", "learning_rate:1e-4")).has_changed
+    assert (same.options.has_changed, same.n_timesteps) == (False, 256)
+    assert session(*resuming("dqn", "CartPole-v1", "--params", "learning_rate:1e-4")).options.has_changed
 
 
 def test_hyper_parameters_given_with_resume_join_those_of_the_beginning(tmp_path):

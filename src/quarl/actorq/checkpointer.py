@@ -61,8 +61,6 @@ class LearnerCheckpointer(Checkpointer):
             saved, here = last.state.get(name), getattr(self.config, name)
             if saved != here:
                 raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
-        if last.state.get("qat", self.trained_for()) != self.trained_for():
-            raise QuarlError(f"{last.path} was trained with other --qat options; resume with those of the first run")
         checkpoint.restore(last, self.model, self._segments)
         model = self.model
         held = hold(model, self.config.steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import wait
@@ -29,6 +28,7 @@ from quarl.files import Dispensable, locked
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
+from quarl.runs.outcome import Ended
 
 RING_ROWS = 4096
 """Segments that an actor may be ahead of the learner's reading; fewer where observations are large."""
@@ -46,16 +46,6 @@ SAVE_S = 120.0
 """More for a learner that is at its last checkpoint: a large replay takes its time, and the next signal ends it."""
 USAGE, TOO_FEW = 2, 4
 """Exit codes: the user's mistake; fewer actors than --min-actors."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
-    """How a run ended."""
-
-    exit_code: int
-    message: str
-    """One line, empty where all went well."""
-    summary: dict[str, Any]
 
 
 class Supervisor(roles.Supervisor):
@@ -100,7 +90,7 @@ class Supervisor(roles.Supervisor):
 
     def run(self) -> Generator[dict[str, Any]]:
         """Rows of metrics, one a second; `result` is there when they end."""
-        self.result = Result(exit_code=1, message="the run did not end", summary={})
+        self.result: Ended[dict[str, Any]] = Ended(exit_code=1, message="the run did not end", row=None)
         started = time.perf_counter()
         previous: dict[str, Any] | None = None
         with contextlib.ExitStack() as stack:
@@ -125,7 +115,7 @@ class Supervisor(roles.Supervisor):
             code, message = ended
             if code == 0 and not self.evaluator.has_concluded(last["timesteps"]):
                 code, message = self._conclude()
-            self.result = Result(exit_code=code, message=message, summary=self._summary(last))
+            self.result = Ended(exit_code=code, message=message, row=self._summary(last))
             if began:
                 yield last
 

@@ -64,12 +64,12 @@ def run(config: ActorQConfig) -> int:
     result, config = supervisor.result, supervisor.config
     if result.message:
         terminal.note(result.message)
-    if result.summary:
+    if result.row:
         about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
-        document = schema.document(ActorQRow, [ActorQRow(**result.summary)], **about)
+        document = schema.document(ActorQRow, [ActorQRow(**result.row)], **about)
         schema.write(document, config.output / "summary.json")
         if result.exit_code == 0:
-            terminal.say(*_sentences(config, result.summary))
+            terminal.say(*_sentences(config, result.row))
             terminal.finish(config, document)
     return result.exit_code
 

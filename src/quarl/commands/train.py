@@ -49,5 +49,5 @@ def _sentences(session: Training, row: TrainRow) -> Iterator[str]:
     if row.switched_at is not None:
         yield f"quantised policy: {folder.integers}"
     yield f"agent: {folder.agent}"
-    if session.has_changed:
+    if session.options.has_changed:
         yield "it went on with other options than it began with: the command below has the last ones from the beginning"

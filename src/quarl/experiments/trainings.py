@@ -79,16 +79,17 @@ def run_actorq(job: Training) -> dict[str, Any]:
     supervisor = Supervisor(config, _print)
     for _ in supervisor.run():
         pass
-    ended = supervisor.result
+    ended, row = supervisor.result, supervisor.result.row
     if ended.exit_code > SIGNALLED:
         raise SystemExit(ended.exit_code)
     if ended.exit_code:
         raise QuarlError(ended.message.partition("; go on with")[0])
     policy = load.read(job.folder / "policy-fp32.safetensors")
     assert isinstance(policy, QuantizedPolicy)
+    assert row is not None
     names = ("clock_s", "reached_s", "updates")
-    facts = {name: ended.summary[name] for name in names}
-    return {**_played(job, policy), **facts, "target": config.target, "trained_steps": ended.summary["timesteps"]}
+    facts = {name: row[name] for name in names}
+    return {**_played(job, policy), **facts, "target": config.target, "trained_steps": row["timesteps"]}
 
 
 WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {

@@ -16,10 +16,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from quarl.errors import QuarlError
+from quarl.evaluate import Evaluation
+from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import Interrupts
 from quarl.runs.checkpoint_model import not_finite, suspect
 from quarl.runs.checkpointer import AgentCheckpointer, Checkpointer
-from quarl.runs.evaluator import BestEvaluator, Look
+from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.tracking import record_evaluation
 
 SHOWN_S = 0.1
@@ -128,16 +130,16 @@ class TrainingCallback(BaseCallback):
         start = time.perf_counter()
         try:
             check_finite(self.model, self.checkpointer)
-            looked: list[Look | None] = []
+            looked: list[tuple[QuantizedPolicy, Evaluation] | None] = []
             if not self.interrupts.attempt(lambda: looked.append(self.evaluator.look(self.model))):
                 raise Stopped
             if self.evaluator.has_borrowed:
                 self.checkpointer.begin_anew(self.evaluator.config.seed)
             if looked[0] is None:
                 return
-            mean = self.evaluator.keep(self.model, looked[0])  # whole: what is being written is not broken off
+            mean = self.evaluator.keep(self.model, *looked[0])  # whole: what is being written is not broken off
             self.label = f"training, return {mean:.1f}"
-            record_evaluation(self.logger, looked[0].played)
+            record_evaluation(self.logger, looked[0][1])
         finally:
             self.paused_s += time.perf_counter() - start
 

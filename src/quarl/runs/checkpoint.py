@@ -55,6 +55,11 @@ class Checkpoint:
     facts: dict[str, Any]
     arrays: dict[str, Array]
 
+    @property
+    def timesteps(self) -> int:
+        """Environment steps that its learner had made."""
+        return int(self.facts["counters"]["num_timesteps"])
+
 
 def save(
     folder: Path, model: BaseAlgorithm, state: Mapping[str, Any], *, replay: Replay | None = None, keep: int = 2

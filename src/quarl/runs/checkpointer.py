@@ -41,23 +41,26 @@ class Checkpointer:
 
         state: JSON values that are saved too.
         """
-        return self._files.write(partial(self._write, {"clock_s": clock_s, "qat": self.trained_for(), **state}))
+        spec = qat.spec_of(self.model)
+        state |= {"clock_s": clock_s, "qat": None if spec is None else spec.to_json()}
+        return self._files.write(partial(self._write, state))
 
     def _write(self, state: Mapping[str, Any]) -> None:
         self.newest = checkpoint.save(self._folder().path, self.model, state, replay=self._replay)
 
     def load(self) -> checkpoint.Checkpoint:
-        """The newest sound one; those that are damaged are said."""
+        """The newest sound one; those that are damaged are said. QuarlError where the learner trains for other bits."""
         newest = checkpoint.load_latest(self._folder().path)
         for warning in newest.warnings:
             self._say(warning)
+        if _trained_for(newest) != qat.spec_of(self.model) and "qat" in newest.state:
+            raise QuarlError(f"{newest.path} was trained with other --qat options; resume with those of the first run")
         self.newest = newest.path
         return newest
 
-    def trained_for(self) -> dict[str, Any] | None:
-        """The options of quantisation-aware training; None in float32."""
-        spec = qat.spec_of(self.model)
-        return None if spec is None else spec.to_json()
+
+def _trained_for(saved: checkpoint.Checkpoint) -> QatSpec | None:
+    return None if (spec := saved.state.get("qat")) is None else QatSpec.from_json(spec)
 
 
 class AgentCheckpointer(Checkpointer):
@@ -68,19 +71,16 @@ class AgentCheckpointer(Checkpointer):
         self._folder().write_agent(self.model)
 
     @checkpoint.sound()
-    def resume(self, asked: str | None, seed: int) -> float:
+    def resume(self, asked: QatSpec | None, seed: int) -> float:
         """Everything from the newest sound checkpoint; the training clock there.
 
         The environments begin new episodes, with seeds of their own: what they had in them is not saved.
         asked: the precision that the user names now; QuarlError where the checkpoint trains for another.
         """
         found = self.load()
-        saved = QatSpec.from_json(found.state["qat"]) if found.state.get("qat") is not None else None
-        precision = "fp32" if saved is None else saved.precision
-        if asked not in (None, precision):
-            raise QuarlError(f"{found.path} was trained for {precision} and --qat says {asked}: resume without --qat")
-        if saved != qat.spec_of(self.model):
-            raise QuarlError(f"{found.path} was trained for {precision} with other options than its args.yml says")
+        trained, named = ("fp32" if spec is None else spec.precision for spec in (_trained_for(found), asked))
+        if asked is not None and named != trained:
+            raise QuarlError(f"{found.path} was trained for {trained} and --qat says {named}: resume without --qat")
         checkpoint.restore(found, self.model, self._replay)
         self._begin_episodes(seed)
         return float(found.state["clock_s"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,14 +33,6 @@ from quarl.runs.hyperparameters import Recipe
 NUMBERS = ("mean", "std", "ci_low", "ci_high")
 COMPARED = ("mean", "ci_low", "ci_high", "measured")
 """Of the last evaluation, and of the integers in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """An evaluation that nothing has been written of."""
-
-    policy: QuantizedPolicy
-    played: Evaluation
 
 
 class Evaluator:
@@ -95,24 +87,23 @@ class BestEvaluator(Evaluator):
             mean, step, self._best_quantised = best
             self.best = mean, step
 
-    def look(self, model: BaseAlgorithm) -> Look | None:
+    def look(self, model: BaseAlgorithm) -> tuple[QuantizedPolicy, Evaluation] | None:
         """The episodes that the model plays now, for `keep`.
 
         None where an environment raised and raised again: that costs the evaluation and not the run.
         """
         with undisturbed(model):
-            policy = self.acting(model)
+            policy = self.integers(model) if qat.is_ready(model) else self.exact(model)
             try:
                 played = self._play(policy, "development")
             except Exception as error:  # whatever a simulator raises
                 steps = model.num_timesteps
                 self._say(f"the evaluation after {steps:,} steps is left out ({in_one_line(error)}); training goes on")
                 return None
-        return Look(policy=policy, played=played)
+        return policy, played
 
-    def keep(self, model: BaseAlgorithm, look: Look) -> float:
+    def keep(self, model: BaseAlgorithm, policy: QuantizedPolicy, played: Evaluation) -> float:
         """The mean return; evaluations.npz and, where it is the best so far, best_model.zip are written."""
-        policy, played = look.policy, look.played
         self.timesteps.append(model.num_timesteps)
         self._returns.append(played.returns)
         self._lengths.append(played.lengths)
@@ -146,10 +137,6 @@ class BestEvaluator(Evaluator):
                 played = self._play(integers, "evaluation")
                 found = {**_summary(played), "measured": played.measured}
         return {**summary, **{f"{name}_quantised": found.get(name) for name in COMPARED}}
-
-    def acting(self, model: BaseAlgorithm) -> QuantizedPolicy:
-        """What the learner's rollouts compute: float32, or integers once quantisation-aware training knows them."""
-        return self.integers(model) if qat.is_ready(model) else self.exact(model)
 
     def exact(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """The float32 policy."""

@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from quarl.algorithms.clocks import CLOCK
 from quarl.config import TrainConfig
 from quarl.config.learner import LearnerOptions
 from quarl.config.options import options_of, plain
@@ -33,11 +34,12 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.readers import find
 from quarl.readers.statistics import own_statistics
 from quarl.runs import checkpoint
-from quarl.runs.model import PATCHED
 
 ATTEMPTS = 100
 """Runs that may take a number in the moment before we do."""
 BEST = "best_model"
+PATCHED = ("train", "_sample_action", CLOCK)
+"""Attributes that training puts on a model, which are not saved with it."""
 
 
 class RunFolder:

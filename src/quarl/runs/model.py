@@ -10,25 +10,23 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from quarl.algorithms.clocks import CLOCK
+from quarl import qat
 from quarl.algorithms.device import find_device
 from quarl.algorithms.learners import constructor, made
 from quarl.algorithms.precision import Precision, learned
 from quarl.algorithms.replay_size import check_replay
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
-from quarl.runs.hyperparameters import Recipe
-
-PATCHED = ("train", "_sample_action", CLOCK)
-"""Attributes that training puts on a model, which are not saved with it."""
+from quarl.runs.options import RunOptions
+from quarl.runs.trained_agent import act_before_learning
 
 
-def build(
-    config: TrainConfig, recipe: Recipe, env: VecEnv, say: Callable[[str], None], *, images: bool
-) -> BaseAlgorithm:
-    """The model; what Stable-Baselines3 warns of is said in one line each."""
+def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, images: bool) -> BaseAlgorithm:
+    """The model, which starts from the trained agent if there is one, prepared for its precisions."""
+    config, recipe = options.config, options.recipe
     cls, arguments = constructor(config.algo, recipe.arguments)
     check_replay(cls, arguments, env, recipe.n_timesteps)
     if recipe.noise is not None:
@@ -53,10 +51,17 @@ def build(
     for warning in warned:
         if issubclass(warning.category, UserWarning):
             say(str(warning.message).partition("\n")[0].rstrip(","))
+    if options.agent is not None:
+        options.agent.give(model)
+    elif config.trained_agent is not None and isinstance(model, OffPolicyAlgorithm):
+        act_before_learning(model)
+    if (spec := config.spec()) is not None:
+        qat.prepare(model, spec)
+    _learn_in(model, config)
     return model
 
 
-def learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
+def _learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
     """Makes the model's updates run in the configuration's precision."""
     precision, what = Precision(config.learner_dtype, model.device), learned(model)
     plain: Any = model.train  # type: ignore[attr-defined]  # every algorithm has it, the base class does not say so

@@ -1,12 +1,14 @@
-"""How a training session ended: the row of its --json, and the exit code."""
+"""How a run ended: the row of its --json, and the exit code."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 from quarl import formats
 from quarl.rows import Algorithm, Column, Environment, Interval, Mean, Row, Steps, Updates
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +60,10 @@ def _quantised(mean: float | None, low: float | None, high: float | None) -> str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a session ended."""
+class Ended(Generic[R]):
+    """How a run ended."""
 
     exit_code: int
     message: str
     """One line, empty where all went well."""
-    row: TrainRow | None
+    row: R | None

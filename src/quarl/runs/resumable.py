@@ -14,11 +14,11 @@ from quarl.envs import resolve
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
-from quarl.runs.outcome import Ended
+from quarl.runs.outcome import Ended, TrainRow
 from quarl.runs.train import Training
 
 
-def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended]:
+def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended[TrainRow]]:
     """The only run in `config.folder`, begun or gone on with: its folder, and how its last stretch ended.
 
     `Ended.row` is None where a signal broke it off. QuarlError where training diverges, or no checkpoint can be
@@ -36,7 +36,7 @@ def train(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, E
         before = steps
 
 
-def _stretch(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended, int]:
+def _stretch(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended[TrainRow], int]:
     """The run, how its stretch ended, and its environment steps then; nothing here holds the learner any longer."""
     session = Training(config, say)
     ended = session.run(lambda label, done: None, one_stretch=True)
@@ -52,18 +52,14 @@ def from_here(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig:
     try:
         run = RunFolder.latest(config.folder, config.algo, resolve(config.env, trusted=True))
         saved = checkpoint.load_latest(run.path)
-        if config.n_timesteps is not None and _steps(saved) >= config.n_timesteps:
+        if config.n_timesteps is not None and saved.timesteps >= config.n_timesteps:
             # killed in its last evaluation: the last stretch is trained again, whose end is the same
             saved.path.unlink()
             saved = checkpoint.load_latest(run.path)
-        if _steps(saved) > 0:
+        if saved.timesteps > 0:
             return TrainConfig(algo=config.algo, env=config.env, folder=config.folder, resume=True)
     except NothingSavedError as error:
         if any(config.folder.rglob("checkpoint-*")):
             say(f"trained again from the beginning: {error}")
     shutil.rmtree(config.folder, ignore_errors=True)
     return config
-
-
-def _steps(saved: checkpoint.Checkpoint) -> int:
-    return int(saved.facts["counters"]["num_timesteps"])

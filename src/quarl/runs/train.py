@@ -1,35 +1,25 @@
-"""A session: one `quarl train`, from its options to the row that says how it ended."""
+"""One `quarl train`: options, environments and learner, the training, and the row that says how it ended."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from quarl import qat
-from quarl.algorithms import tuned
 from quarl.algorithms.clocks import check_updates, hold, standing
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.d4pg import D4PG
 from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
-from quarl.config.environment import spelled
-from quarl.config.options import completed
-from quarl.envs import resolve
-from quarl.envs.bound import LIMIT, longest
 from quarl.envs.checked import BrokenEnvironmentError
-from quarl.envs.names import is_atari
-from quarl.envs.options import EnvironmentOptions, described
 from quarl.errors import QuarlError
 from quarl.machine import usable_cores
-from quarl.policy.graph import Provenance, QuantizedPolicy
+from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
 from quarl.runs.callback import Progress, Stopped, TrainingCallback, check_finite, diverged
@@ -38,100 +28,57 @@ from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.environments import check_spaces, make_environments
 from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.folder import RunFolder
-from quarl.runs.hyperparameters import interpret
-from quarl.runs.model import build, learn_in
+from quarl.runs.model import build
+from quarl.runs.options import RunOptions
 from quarl.runs.outcome import Ended, TrainRow
 from quarl.runs.replay import stored_replay
 from quarl.runs.tracking import make_logger
-from quarl.runs.trained_agent import TrainedAgent, act_before_learning
-
-Say = Callable[[str], None]
 
 
 class Training:
     """Everything is checked and built when it is made; nothing has been written."""
 
-    def __init__(self, config: TrainConfig, say: Say) -> None:
+    def __init__(self, config: TrainConfig, say: Callable[[str], None]) -> None:
         self._say, self._notes = say, list[str]()  # said when nothing was wrong: a mistake is one line
-        self.env_id = resolve(config.env, trusted=True)
-        self._folder: RunFolder | None = None
-        given = config.hyperparameters()
-        path, agent = config.trained_agent, None
-        if path is not None:
-            agent = TrainedAgent(path, config.algo, config.normalize)
-        asked: str | None = None
-        before: dict[str, Any] = {}
-        if config.resume:
-            self._folder = RunFolder.latest(config.folder, config.algo, self.env_id)
-            spec = config.spec()
-            asked = None if spec is None else spec.precision
-            config = completed(config, _options(self._folder), self._folder.options)
-            before = self._folder.read_config()
-            written = before | given
-        else:
-            atari = is_atari(self.env_id)
-            found = tuned.read(config.algo, self.env_id, atari=atari)
-            self._notes.append(f"hyper-parameters: {found.origin}")
-            written = found.written | given if agent is None else agent.adapt(found.written, given, self._notes.append)
-        written |= {name: getattr(config, name) or written.get(name) for name in ("n_timesteps", "n_envs")}
-        written = EnvironmentOptions.said(config).over(written)
-        self.has_changed = config.resume and any(written.get(name) != before.get(name) for name in written)
-        """Whether it goes on with other options than it began with, which no single command repeats."""
-        # the zoo's scripts take what is there for set
-        self.written = written = {name: value for name, value in written.items() if value is not None}
-        where = Path("hyper-parameters") if self._folder is None else self._folder.settings / "config.yml"
-        self.recipe = recipe = interpret(written, where)
-        longest(recipe.env_kwargs.get(LIMIT), config.max_episode_steps)
-        if self._folder is None and atari:
-            made = Provenance(env_id=self.env_id, env_kwargs=recipe.env_kwargs, wrappers=recipe.wrappers)
-            self._notes.append(f"a game of Atari: {described(made)}")
-        spec, delay = config.spec(), config.delay(recipe.n_timesteps)
-        self.config = dataclasses.replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
-        env = make_environments(config.env, recipe, config.vec_env, self._notes.append)
+        # what it is told
+        self.options = options = RunOptions(config, self._notes.append)
+        self.config = config = options.config
+        self._folder, self.n_timesteps = options.folder, options.recipe.n_timesteps
+        # environments and learner
+        env = make_environments(config.env, options.recipe, config.vec_env, self._notes.append)
         with ExitStack() as stack:
             stack.callback(env.close)
-            images = check_spaces(config.algo, self.env_id, env).is_image
+            images = check_spaces(config.algo, options.env_id, env).is_image
             self.threads = config.threads or (usable_cores() if images else 1)
             with threads(self.threads):
-                self.model = build(config, recipe, env, self._notes.append, images=images)
-                if agent is not None:
-                    agent.give(self.model)
-                elif config.trained_agent is not None and isinstance(self.model, OffPolicyAlgorithm):
-                    act_before_learning(self.model)
-                if spec is not None:
-                    qat.prepare(self.model, spec)
-            learn_in(self.model, config)
+                self.model = build(options, env, self._notes.append, images=images)
             if isinstance(self.model, D4PG):
                 self.model.say = say
+            # what is kept of it
             self.checkpointer = AgentCheckpointer(self.model, self.folder, say, stored_replay(self.model))
-            self.evaluator = BestEvaluator(self.config, recipe, self.folder, say)
+            self.evaluator = BestEvaluator(config, options.recipe, self.folder, say)
             if isinstance(env.unwrapped, DummyVecEnv):
                 self.evaluator.learners = env.unwrapped.envs[0]
-            self.clock_before = self.checkpointer.resume(asked, config.seed) if config.resume else 0.0
+            self.clock_before = self.checkpointer.resume(options.asked, config.seed) if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
+            # what would come to nothing
             check_updates(self.model, self.n_timesteps)
-            if delay is not None:
-                check_delay(self.model, delay, self.steps_before, self.n_timesteps)
-            check_tracking(self.config.track)
+            if config.quant_delay is not None:
+                check_delay(self.model, config.quant_delay, self.steps_before, self.n_timesteps)
+            check_tracking(config.track)
             if config.resume:
                 self._go_on()
             stack.pop_all()
 
-    @property
-    def n_timesteps(self) -> int:
-        """Of the whole run."""
-        return self.recipe.n_timesteps
-
     def folder(self) -> RunFolder:
         """The run's folder, made when something is to be written."""
         if self._folder is None:
-            self._folder = RunFolder.new(self.config.folder, self.config.algo, self.env_id)
-            self._folder.describe(self.config, self.written, self.env_id)
+            self._folder = RunFolder.new(self.config.folder, self.config.algo, self.options.env_id)
             self._folder.write_command(self.config)
-            self.say_notes()
+            self._describe(self._folder)
         return self._folder
 
-    def run(self, progress: Progress, *, one_stretch: bool = False) -> Ended:
+    def run(self, progress: Progress, *, one_stretch: bool = False) -> Ended[TrainRow]:
         """Trains to the end, or to a signal; QuarlError where training diverges, its checkpoints kept.
 
         one_stretch: or to the next checkpoint of save_freq, with no row. A run in stretches, each of which resumes the
@@ -228,7 +175,7 @@ class Training:
         steps = self.model.num_timesteps
         return TrainRow(
             algo=self.config.algo,
-            env_id=self.env_id,
+            env_id=self.options.env_id,
             precision="fp32" if spec is None else spec.precision,
             quant_delay=self.config.quant_delay,
             switched_at=qat.switched_at(self.model),
@@ -254,7 +201,10 @@ class Training:
                 "resume it with more, as in -n " + str(2 * self.n_timesteps)
             )
         self._notes.append(f"{standing(self.model)}{hold(self.model, self.n_timesteps)}")
-        self.folder().describe(self.config, self.written, self.env_id)
+        self._describe(self.folder())
+
+    def _describe(self, folder: RunFolder) -> None:
+        folder.describe(self.config, self.options.written, self.options.env_id)
         self.say_notes()
 
     def say_notes(self) -> None:
@@ -277,12 +227,3 @@ class Training:
         assert self.model.env is not None
         with suppress(Exception):
             self.model.env.close()
-
-
-def _options(folder: RunFolder) -> dict[str, Any]:
-    """Those that the run in the folder began with."""
-    options = folder.read_args()
-    if isinstance(agent := options.get("trained_agent"), str):
-        options["trained_agent"] = Path(agent)
-    kwargs = options.get("env_kwargs")
-    return {**options, "env_kwargs": spelled(kwargs) if isinstance(kwargs, dict) else ()}
