@@ -89,7 +89,7 @@ Error = Annotated[
     Column("E %", formats.number),
     "(fp32 - q) / |fp32| in percent: a loss is positive. Null where fp32's interval contains 0.",
 ]
-Returns = Annotated[list[float] | None, "Of each episode, in order: the same starts at every precision."]
+Returns = Annotated[list[float] | None, "Of each episode, in order, which is the same for all precisions."]
 Steps = Annotated[int, Column("steps", "{:,}".format), "Of the environment."]
 Updates = Annotated[int, Column("updates", "{:,}".format), "Gradient steps."]
 Minutes = Annotated[float, Column("minutes", "{:.1f}".format)]

@@ -81,9 +81,8 @@ def _show(config: BenchActorQConfig, tables: Tables, figures: Figures, cost: ene
     about = schema.Told(seed=config.seed, energy=cost)
     if config.protocol is None:
         about |= {"algo": config.first().algo, "env_id": config.first().env}
-    documents = {kind: schema.document(kind, rows) for kind, rows in tables.items()}
-    own = next(iter(tables))
-    documents[own] = schema.document(own, tables[own], **about)
+    about_of: Mapping[type[Row], schema.Told] = {SpeedupRow: {}}
+    documents = {kind: schema.document(kind, rows, **about_of.get(kind, about)) for kind, rows in tables.items()}
     for kind, document in documents.items():
         schema.write(document, config.output / f"{kind.command.removeprefix('bench actorq ')}.json")
         if document["rows"]:
@@ -91,4 +90,4 @@ def _show(config: BenchActorQConfig, tables: Tables, figures: Figures, cost: ene
     for name, drawn in figures.items():
         for suffix in ("png", "pdf"):
             style.save(drawn, config.output / f"{name}.{suffix}")
-    terminal.finish(config, documents[own])
+    terminal.finish(config, documents[next(iter(tables))])

@@ -26,7 +26,9 @@ class EvalRow(Row):
     precision: Precision
     engine: EngineName
     measured: Measured
-    stochastic: Annotated[bool, Column("actions", _actions, caption="{} actions")]
+    stochastic: Annotated[
+        bool, Column("actions", lambda drawn: "sampled" if drawn else "deterministic", caption="{} actions")
+    ]
     episodes: Episodes
     mean: Annotated[float, Column("return", formats.spread, of=("mean", "std"))]
     std: float
@@ -82,7 +84,3 @@ def _row(policy: QuantizedPolicy, evaluation: Evaluation) -> EvalRow:
         steps_per_s=evaluation.num_steps / evaluation.wall_s,
         returns=evaluation.returns.tolist(),
     )
-
-
-def _actions(stochastic: bool) -> str:
-    return "sampled" if stochastic else "deterministic"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,8 @@ from quarl.runs.checkpoint_random import give_random, take_random
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import Recipe
 
-NUMBERS = ("mean", "std", "ci_low", "ci_high")
-COMPARED = ("mean", "ci_low", "ci_high", "measured")
+NUMBERS = ("mean", "std", "ci_low", "ci_high", "returns")
+COMPARED = ("mean", "ci_low", "ci_high", "measured", "returns")
 """Of the last evaluation, and of the integers in it."""
 
 
@@ -200,5 +200,5 @@ def undisturbed(model: BaseAlgorithm) -> Iterator[None]:
 
 
 def _summary(played: Evaluation) -> dict[str, Any]:
-    summary = stats.summary(played.returns, np.random.default_rng(0))
-    return {name: getattr(summary, name) for name in ("episodes", *NUMBERS)}
+    summary = {**asdict(stats.summary(played.returns, np.random.default_rng(0))), "returns": played.returns.tolist()}
+    return {name: summary[name] for name in ("episodes", *NUMBERS)}

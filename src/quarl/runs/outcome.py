@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 from quarl import formats
-from quarl.rows import Algorithm, Column, Environment, Interval, Mean, Row, Steps, Updates
+from quarl.rows import Algorithm, Column, Environment, Interval, Mean, Returns, Row, Steps, Updates
 
 R = TypeVar("R")
 
@@ -53,6 +53,8 @@ class TrainRow(Row):
     Null with --eval-freq 0."""
     best_timesteps: int | None
     folder: str
+    returns: Returns
+    returns_quantised: Returns
 
 
 def _quantised(mean: float | None, low: float | None, high: float | None) -> str:
