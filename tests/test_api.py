@@ -285,7 +285,10 @@ def test_the_root_folder_holds_no_agent():
         ({"n_eval_episodes": 5}, "did you mean 'episodes'?"),
         ({"max_steps": 5}, "did you mean 'max_episode_steps'?"),
         ({"sed": 5}, "did you mean 'seed'?"),
-        ({"env_id": gymnasium.make("CartPole-v1")}, "env_id is a TimeLimit: give a Gymnasium id, as in 'CartPole-v1'"),
+        (
+            {"env_id": gymnasium.make("CartPole-v1").unwrapped},
+            "env_id is a CartPoleEnv: give a Gymnasium id, as in 'CartPole-v1'",
+        ),
         ({"episodes": "5"}, "episodes is '5', not a whole number"),
         ({"episodes": 2.5}, "episodes is '2.5', not a whole number"),
         ({"seed": None}, "seed is 'None', not a whole number"),

@@ -107,8 +107,8 @@ def in_processes(job: Job, shares: list[range], report: Callable[[Episode], None
                 del playing[source]
                 if message.cause:
                     raise QuarlError(f"an evaluation process died ({message.cause}); use fewer workers")
-                if message.is_mistake:
-                    raise QuarlError(message.error)
+                if message.mistake:
+                    raise message.mistake(message.error)
                 if message.error:
                     raise QuarlError(f"an evaluation process raised {message.error}; with one worker it says where")
                 clocks.append(message.value)

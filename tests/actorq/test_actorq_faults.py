@@ -403,7 +403,7 @@ def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(supervised):
     at_work(supervisor)
     actor = supervisor.workers.actors[0]
     actor.process = _Left()
-    actor._result = Result(error="environment 'X-v0' cannot be made: licence server is busy", is_mistake=True)
+    actor._result = Result(error="environment 'X-v0' cannot be made: licence server is busy", mistake=QuarlError)
     supervisor.counters.actors[0, Actor.STEPS] = 24_000
     assert supervisor._tick() is None
     assert actor.num_deaths == 1

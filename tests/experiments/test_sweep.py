@@ -259,7 +259,7 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
     assert (qat.gain_low, qat.gain_high) == pytest.approx((74 - half, 74 + half), rel=1e-4)
     assert [row.error_pct for row in sweep.rows(rows.rows(found, 5.0))] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
     (trained,) = summaries.trained(groups(found), 5.0)
-    assert (trained["gain"], trained["gain_low"], trained["gain_high"]) == (qat.gain, qat.gain_low, qat.gain_high)
+    assert (trained.gain, trained.gain_low, trained.gain_high) == (qat.gain, qat.gain_low, qat.gain_high)
 
 
 def test_seeds_whose_fp32_agent_is_missing_have_no_rows():

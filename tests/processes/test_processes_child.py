@@ -49,11 +49,11 @@ def test_a_mistake_is_told_from_a_fault_and_never_silent(tmp_path: Path):
         raise error
 
     mistake = attempt(partial(raises, QuarlError("no such file")), tmp_path / "log")
-    assert (mistake.error, mistake.is_mistake, mistake.cause) == ("no such file", True, "")
+    assert (mistake.error, mistake.mistake, mistake.cause) == ("no such file", QuarlError, "")
     assert (tmp_path / "log").read_text() == "no such file\n"
     for silent in (QuarlError(), ValueError()):
         said = attempt(partial(raises, silent), tmp_path / "log")
-        assert (said.error, said.is_mistake) == (type(silent).__name__, isinstance(silent, QuarlError))
+        assert (said.error, said.mistake is not None) == (type(silent).__name__, isinstance(silent, QuarlError))
     assert attempt(partial(raises, ValueError("first\nsecond")), tmp_path / "log").error == "ValueError: first"
 
 

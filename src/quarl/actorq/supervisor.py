@@ -138,7 +138,7 @@ class Supervisor(roles.Supervisor):
                 return 1, f"the publisher keeps dying; {self._go_on()}"
         for child, sent in zip(workers.actors, self.counters.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
-                if child.result.is_mistake and not sent:  # one that has worked was made by no mistake
+                if child.result.mistake and not sent:  # one that has worked was made by no mistake
                     self._wind_up()
                     return USAGE, f"{child.name}: {child.reason()}"
                 self.children.revive(child)
@@ -174,7 +174,7 @@ class Supervisor(roles.Supervisor):
             self.children.wind_up(GRACE_S)
             return (0, "") if self.signal is None else self._stopped("after its last update")
         reason = self.workers.learner.reason()
-        if self.workers.learner.result.is_mistake:
+        if self.workers.learner.result.mistake:
             return USAGE, f"{reason}; {self._go_on()}" if self.counters.learner[Learner.TIMESTEPS] else reason
         return 1, f"the learner died ({reason}); {self._go_on()}"
 

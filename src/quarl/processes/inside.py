@@ -36,8 +36,8 @@ class Result:
     value: Any = None
     error: str = ""
     """One line; empty where the work succeeded."""
-    is_mistake: bool = False
-    """The user's: to do the work again does not help."""
+    mistake: type[QuarlError] | None = None
+    """The kind of error that the user caused: to do the work again does not help."""
     cause: str = ""
     """The signal or exit code that ended a process that said nothing."""
     peak_mb: float = 0.0
@@ -95,7 +95,7 @@ def attempt(work: Callable[[], Any], log: Path | None = None) -> Result:
         line = in_one_line(error) or type(error).__name__
         if log is not None:
             note(log, line)
-        return Result(error=line, is_mistake=True, peak_mb=_peak_mb())
+        return Result(error=line, mistake=type(error), peak_mb=_peak_mb())
     except Exception as error:
         note(log, traceback.format_exc().rstrip())
         first = str(error).partition("\n")[0][:ERROR_CHARACTERS]
