@@ -21,6 +21,6 @@ def test_smoke_trains_quantises_reports_and_has_nothing_left_to_do(tmp_path: Pat
     assert all(row["measured"] for row in document["rows"][:10])
     capsys.readouterr()
     assert main(words) == 0
-    assert json.loads(Path("rows.json").read_text()) == document
+    assert json.loads(Path("rows.json").read_text())["rows"] == document["rows"]
     assert main(["study", "report", "out"]) == 0
     assert Path("out/report.html").is_file()
