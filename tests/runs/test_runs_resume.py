@@ -450,6 +450,13 @@ def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, l
     assert same(whole, broken)
 
 
+def test_letters_beyond_ascii_are_escaped_in_the_header_of_a_checkpoint_as_they_always_were(tmp_path):
+    path = tmp_path / "checkpoint"
+    checkpoint_file.write(path, {}, {"größe": np.float32([1])})
+    assert rb'"gr\u00f6\u00dfe":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}' in path.read_bytes()
+    assert checkpoint_file.read(path)[1]["größe"].tolist() == [1]
+
+
 def test_checkpoints_with_right_checksums_and_wrong_contents_are_one_line(tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 64)
     older, path = sorted((tmp_path / "logs/a2c/CartPole-v1_1").glob("checkpoint-*"))

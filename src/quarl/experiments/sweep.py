@@ -88,10 +88,10 @@ def length(config: SweepConfig) -> int:
     """Environment steps of each training."""
     if config.n_timesteps is not None:
         return config.n_timesteps
-    given = config.training(config.seed, None, None, config.output).hyperparameters()
+    asked = config.training(config.seed, None, None, config.output).hyperparameters()
     env_id = resolve(config.env, trusted=True)
-    found = tuned.read(config.algo, env_id, atari=is_atari(env_id)).written
-    return interpret(found | given, Path("hyper-parameters")).n_timesteps
+    defaults = tuned.read(config.algo, env_id, atari=is_atari(env_id)).written
+    return interpret(defaults | asked, Path("hyper-parameters")).n_timesteps
 
 
 def document(config: SweepConfig) -> dict[str, Any]:

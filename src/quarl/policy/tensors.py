@@ -50,17 +50,17 @@ def ordered(tensors: Mapping[str, Array]) -> list[str]:
     return sorted(tensors, key=lambda name: (list(NAMES).index(tensors[name].dtype), name))
 
 
-def header(table: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+def header(table: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str], *, ascii_only: bool) -> bytes:
     """What stands before the numbers: the header's length and the header.
 
-    table: name in TYPES and shape of each tensor, as they lie.
+    table: name in TYPES and shape of each tensor, as they lie. ascii_only: other letters are escaped, not UTF-8.
     """
     fields: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
     for name, (dtype, shape) in table.items():
         begin, end = end, end + TYPES[dtype].itemsize * math.prod(map(operator.index, shape))
         fields[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=ascii_only).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
@@ -69,7 +69,7 @@ def pieces(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[by
     """What the file is, in order; tensors: contiguous arrays of the types in DTYPES."""
     names = ordered(tensors)
     table = {name: (NAMES[tensors[name].dtype], tensors[name].shape) for name in names}
-    return [header(table, metadata), *(raw(tensors[name]) for name in names)]
+    return [header(table, metadata, ascii_only=False), *(raw(tensors[name]) for name in names)]
 
 
 def raw(array: Array) -> memoryview:

@@ -153,7 +153,7 @@ def first_bytes(manifest: str) -> bytes:
     """Length and header of the file that has this manifest; padded, so that the tensors start aligned."""
     metadata = {"manifest": manifest, "sha256": hashlib.sha256(manifest.encode()).hexdigest()}
     table = {name: (entry["dtype"], entry["shape"]) for name, entry in json.loads(manifest)["tensors"].items()}
-    return header(table, metadata)
+    return header(table, metadata, ascii_only=True)
 
 
 def _plain(value: object) -> object:
