@@ -1,9 +1,9 @@
 """Evaluation speed: environment steps per second of `quarl.evaluate` against SB3's `evaluate_policy`.
 
-    python benchmarks/eval_speed.py AGENT.zip [--out results]
+    python benchmarks/eval_speed.py [AGENT] [--out results]
 
-AGENT.zip is a Stable-Baselines3 DQN trained on CartPole-v1. Both sides play the same episodes of the same fp32 policy
-on one thread: every episode has its own reset seed, and the returns are compared. SB3 steps a DummyVecEnv of
+AGENT is the run folder of a Stable-Baselines3 DQN trained on CartPole-v1. Both sides play the same episodes of the same
+fp32 policy on one thread: every episode has its own reset seed, and returns are compared. SB3 steps a DummyVecEnv of
 Monitor-wrapped environments (what its documentation prescribes), and once more without the Monitor. Runs alternate, so
 that a slow moment of the machine meets both; the ratio is the median of the pairs' ratios. Making environments and
 loading the policy is counted on neither side.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import agents
+from fidelity import sb3_model
 from quarl.envs.seeds import episode_seed
 from quarl.evaluate import evaluate
 from quarl.policy.graph import QuantizedPolicy
@@ -36,7 +36,7 @@ from quarl.readers.load import read
 from results import RESULTS, write
 
 ENV_ID = "CartPole-v1"
-AGENT = agents.DEFAULT_FOLDER / "sb3" / "dqn" / "CartPole-v1_1" / "CartPole-v1.zip"
+AGENT = agents.DEFAULT_FOLDER / "sb3" / "dqn" / "CartPole-v1_1"
 BARS = {1: 8.0, 4: 4.0, 16: 2.0}
 """Environments side by side -> the ratio that has to be reached."""
 
@@ -51,21 +51,6 @@ class SeededResets(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         # after the last episode SB3 resets once more, and throws the observation away
         return self.env.reset(seed=next(self.seeds, None), options=options)
-
-
-def load_sb3(path: Path) -> DQN:
-    """The agent as SB3 itself loads it; what old zips pickle by the name of gym is replaced."""
-    env = gymnasium.make(ENV_ID)
-    replaced = {
-        "learning_rate": 0.0,
-        "lr_schedule": lambda _: 0.0,
-        "exploration_schedule": lambda _: 0.0,
-        "observation_space": env.observation_space,
-        "action_space": env.action_space,
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="You are probably loading a DQN model saved with SB3 < 2.4.0")
-        return DQN.load(path, device="cpu", buffer_size=1, custom_objects=replaced)
 
 
 def sb3_run(model: DQN, num_envs: int, episodes: int, *, monitor: bool) -> tuple[float, list[float]]:
@@ -121,13 +106,15 @@ def compare(model: DQN, policy: QuantizedPolicy, num_envs: int, episodes: int, p
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluation speed against Stable-Baselines3, on CartPole-v1.")
-    parser.add_argument("agent", type=Path, nargs="?", default=AGENT, help="zip of an SB3 DQN trained on CartPole-v1")
+    parser.add_argument(
+        "agent", type=Path, nargs="?", default=AGENT, help="run folder of an SB3 DQN trained on CartPole-v1"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--episodes", type=int, default=32, help="episodes of each run")
     parser.add_argument("--pairs", type=int, default=7, help="alternating runs of each side")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model = load_sb3(options.agent)
+    model = sb3_model(agents.Trained("sb3", "dqn", ENV_ID, options.agent, None))
     policy = quantize(read(options.agent), QuantSpec.parse("fp32"))
     rows = []
     for num_envs in BARS:

@@ -10,13 +10,15 @@ and "int8-per-tensor" is what its own tool makes of the float32 file, which is f
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quarl.experiments.methods.artifact_speed import measure_artifact
-from quarl.experiments.methods.latency import Row, measure
+from quarl import engines
+from quarl.experiments.methods.latency import LatencyRow, measure
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.policy import artifact
 from quarl.ptq import quantize
@@ -31,39 +33,26 @@ MAX_SIZES = {"int8": 0.27, "int4": 0.14}
 LARGE = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """LiteRT at batch 1 must be this much faster than another column."""
-
-    network: str
-    precision: str
-    engine: str
-    factor: float
-
-
 BARS = (
-    *(Bar(network.name, "int8", "litert", 0.95) for network in STANDARD),
-    Bar(WIDEST, "int8", "litert", 5),
-    Bar(WIDEST, "int4", "litert", 10),
-    Bar(WIDEST, "int8", "torch", 12),
-    Bar(WIDEST, "int4", "torch", 25),
-    Bar("64-64", "int8", "torch", 8),
-    Bar("nature-cnn", "int8", "litert", 2.2),
+    *((network.name, "int8", "litert", 0.95) for network in STANDARD),
+    (WIDEST, "int8", "litert", 5),
+    (WIDEST, "int4", "litert", 10),
+    (WIDEST, "int8", "torch", 12),
+    (WIDEST, "int4", "torch", 25),
+    ("64-64", "int8", "torch", 8),
+    ("nature-cnn", "int8", "litert", 2.2),
 )
-"""Over the other engine's fp32."""
+"""At batch 1 LiteRT's precision is so many times as fast as an engine's fp32."""
 
 
-def judge(rows: list[Row], artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def judge(rows: list[LatencyRow], artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What was asked for, what was measured, and whether that is enough."""
     at_one = {(row.network, row.engine, row.precision): row for row in rows if row.batch == 1}
     verdicts = []
-    for bar in BARS:
-        ours, theirs = (
-            at_one[bar.network, engine, precision].us_p50
-            for engine, precision in (("litert", bar.precision), (bar.engine, "fp32"))
-        )
-        name = f"{bar.network}: litert {bar.precision} over {bar.engine} fp32, times"
-        verdicts.append(verdict(name, theirs / ours, bar.factor, at_least=True))
+    for name, precision, engine, factor in BARS:
+        ratio = at_one[name, engine, "fp32"].us_p50 / at_one[name, "litert", precision].us_p50
+        what = f"{name}: litert {precision} over {engine} fp32, times"
+        verdicts.append(verdict(what, ratio, factor, at_least=True))
     for network in STANDARD:
         if build(network).num_weights < LARGE:
             continue
@@ -82,6 +71,26 @@ def artifact_bytes(network: Network, precision: str) -> int:
     return len(artifact.to_bytes(quantize(build(network), QuantSpec.parse(precision, scheme="per-channel"))))
 
 
+def time_artifacts(network: Network, folder: Path, repeats: int = 11) -> list[dict[str, Any]]:
+    """Median ms from float32 tensors to the file, and from the file to the first output; precisions take turns."""
+    policy, observation = build(network), record(network, num=1)[0]
+    specs = [QuantSpec.parse(text, scheme="per-channel") for text in ("fp32", *MAX_SIZES)]
+    took: dict[str, list[tuple[float, float, int]]] = {spec.precision: [] for spec in specs}
+    for _ in range(repeats + 1):  # the first one warms up
+        for spec in specs:
+            path, start = folder / f"{spec.precision}.quarl", time.perf_counter()
+            artifact.write(quantize(policy, spec), path)
+            middle = time.perf_counter()
+            engines.load(artifact.read(path), "litert", batch=1).run(observation)
+            took[spec.precision].append((middle - start, time.perf_counter() - middle, path.stat().st_size))
+    rows = []
+    for name, all_of_it in took.items():
+        write_s, load_s, size = map(statistics.median, zip(*all_of_it[1:], strict=True))
+        about = {"precision": name, "scheme": "per-channel", "engine": "litert", "bytes": int(size)}
+        rows.append(about | {"write_ms": round(1e3 * write_s, 2), "load_ms": round(1e3 * load_s, 2)})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Latency of engines side by side, and of artefacts.")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -90,7 +99,7 @@ def main() -> None:
     rows = measure(seconds=options.seconds, progress=lambda name: print(name, flush=True))
     widest = next(network for network in STANDARD if network.name == WIDEST)
     with tempfile.TemporaryDirectory() as folder:
-        artifacts = [asdict(row) for row in measure_artifact(build(widest), Path(folder))]
+        artifacts = time_artifacts(widest, Path(folder))
     verdicts = judge(rows, artifacts)
     write(
         "latency",

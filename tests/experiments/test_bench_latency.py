@@ -15,7 +15,6 @@ from quarl import engines
 from quarl.engines.onnx import tool
 from quarl.errors import QuarlError
 from quarl.experiments.methods import latency, networks
-from quarl.experiments.methods.artifact_speed import measure_artifact
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.report import schema
@@ -182,13 +181,3 @@ def test_onnx_runtimes_own_tool_comes_close_and_says_nothing(caplog, capfd):
     assert engine.file_bytes < engines.load(exact, "onnx").file_bytes
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert capfd.readouterr() == ("", "")
-
-
-def test_an_artefact_is_written_and_loaded(tmp_path):
-    policy = small.dense([17, 64, 64, 6])
-    rows = measure_artifact(policy, tmp_path, precisions=("int8", "int4"), engine="onnx", repeats=2)
-    assert [row.precision for row in rows] == ["int8", "int4"]
-    assert all(row.write_ms > 0 and row.load_ms > 0 for row in rows)
-    assert rows[0].bytes == (tmp_path / "int8.quarl").stat().st_size
-    with pytest.raises(QuarlError, match="per-channel"):
-        measure_artifact(policy, tmp_path, scheme="default")
