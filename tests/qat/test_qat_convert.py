@@ -84,7 +84,7 @@ def test_what_action_values_have_in_common_costs_no_bits():
         last.weight += 100 * torch.rand(1, last.in_features)  # hundreds of times what the two actions differ by
     model.learn(256, callback=qat.QuantDelay(128))
     weight = last.weight.detach()
-    kept = last.quant.parameters(last).weight.detach()
+    kept = last.computed().weight.detach()
     torch.testing.assert_close(kept.mean(0), weight.mean(0), rtol=0, atol=float((weight[0] - weight[1]).abs().max()))
     assert len((kept - weight.mean(0)).abs().round(decimals=4).unique()) == 2  # codes -1, 0, 1 of a symmetric layer
     assert (kept - weight).abs().max() < (weight[0] - weight[1]).abs().max()
@@ -94,8 +94,8 @@ def test_what_action_values_have_in_common_costs_no_bits():
 def test_a_value_networks_output_is_rounded_whole():
     model = make("ppo")
     qat.prepare(model, qat.QatSpec.parse("w2a8", critic=True))
-    assert model.policy.action_net.quant.plan.scores
-    assert not model.policy.value_net.quant.plan.scores
+    assert model.policy.action_net.plan.scores
+    assert not model.policy.value_net.plan.scores
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_pixels_lose_nothing_in_front_of_the_first_layer():
     layer = model.q_net.features_extractor.cnn[0]
     pixels = torch.arange(256, dtype=torch.float32) / 255
     with torch.no_grad():
-        torch.testing.assert_close(layer.quant.before(pixels), pixels, rtol=0, atol=1e-7)
+        torch.testing.assert_close(layer.before(pixels), pixels, rtol=0, atol=1e-7)
 
 
 def test_a_converted_policy_is_saved_and_read_like_any_other(tmp_path: Any):

@@ -15,13 +15,14 @@ from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Dense
 from quarl.policy.rewrite import centred
 from quarl.qat.fake import (
-    WeightGrids,
     first_log_step,
     in_steps,
     on_learned_grid,
     on_step,
     on_tensor_grid,
+    on_weight_grids,
     rounded_part,
+    weight_qparams,
 )
 from quarl.quant.affine import QParams, choose_qparams, fake_quantize
 from quarl.quant.spec import integer_range
@@ -61,10 +62,10 @@ def test_weights_lie_on_the_grids_that_calibration_chooses(
 ):
     rows = weight if per_channel else weight.reshape(1, -1)
     q = choose_qparams(rows.min(axis=1)[:, None], rows.max(axis=1)[:, None], bits, symmetric=symmetric)
-    ours = WeightGrids(bits, symmetric, per_channel).params(torch.from_numpy(weight))
+    ours = weight_qparams(torch.from_numpy(weight), bits, symmetric=symmetric, per_channel=per_channel)
     wide = np.abs(rows).max(axis=1) > 1e-30  # a row of zeros has any scale
     np.testing.assert_allclose(ours.scale.numpy()[wide], q.scale[wide], rtol=3e-7)
-    quantized = WeightGrids(bits, symmetric, per_channel)(torch.from_numpy(weight))[0].numpy()
+    quantized = on_weight_grids(torch.from_numpy(weight), bits, symmetric=symmetric, per_channel=per_channel)[0].numpy()
     expected = fake_quantize(
         weight, QParams(ours.scale.numpy(), 0 if symmetric else ours.zero_point.numpy(), ours.qmin, ours.qmax)
     )
@@ -73,7 +74,7 @@ def test_weights_lie_on_the_grids_that_calibration_chooses(
 
 def test_a_weights_gradient_passes_whole_as_its_grid_covers_it():
     weight = torch.randn(4, 8, requires_grad=True)
-    WeightGrids(3)(weight)[0].sum().backward()
+    on_weight_grids(weight, 3, symmetric=True, per_channel=True)[0].sum().backward()
     assert torch.equal(weight.grad, torch.ones(4, 8))
 
 

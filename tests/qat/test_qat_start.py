@@ -76,7 +76,7 @@ def test_the_network_is_nearer_to_what_it_was_than_by_rounding_to_nearest(algo: 
 
 def assert_well_inside_their_steps(layer: Any, ranges: str = "minmax") -> None:
     """No number may be near another code: the first updates would turn it back."""
-    rounded, scale = layer.quant._rounded(layer.weight)
+    rounded, scale = layer._rounded(layer.weight)
     assert ((rounded - layer.weight).abs() <= (ROOM + 1e-4) * scale).all()
     if ranges == "minmax":  # rounding again finds the same grid
         ends = layer.weight.abs().amax(tuple(range(1, layer.weight.ndim)), keepdim=True)
@@ -149,7 +149,7 @@ def test_skipped_layers_and_the_critic_stay():
 def test_the_last_layer_has_its_own_bits():
     model = trained("ddpg", QatSpec.parse("2", output_bits=8))
     follow(model, active=True)
-    levels = [max(len(row.unique()) for row in layer.quant._rounded(layer.weight)[0]) for _, layer in layers_of(model)]
+    levels = [max(len(row.unique()) for row in layer._rounded(layer.weight)[0]) for _, layer in layers_of(model)]
     assert [plan.bits for plan, _ in layers_of(model)] == [2, 2, 8]
     assert levels[0] <= 3
     assert levels[1] <= 3 < levels[2]

@@ -152,7 +152,7 @@ def test_the_value_network_is_quantised_where_asked_for():
     qat.prepare(model, qat.QatSpec.parse("w2a8", critic=True))
     model.learn(384, callback=qat.QuantDelay(0))
     layer = model.policy.value_net
-    assert len(np.unique(layer.quant.parameters(layer).weight.detach().numpy())) <= 3
+    assert len(np.unique(layer.computed().weight.detach().numpy())) <= 3
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "ddpg", "td3", "sac", "d4pg"])
@@ -166,7 +166,7 @@ def test_every_layer_of_a_critic_is_quantised_where_asked_for(algo: str):
         layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, torch.nn.Linear)}
         assert layers
         assert all(isinstance(layer, QatLinear) for layer in layers.values())
-        bits = {name: layer.quant.plan.bits for name, layer in layers.items()}
+        bits = {name: layer.plan.bits for name, layer in layers.items()}
         ends = {name for name, layer in layers.items() if bits[name] == 6}
         if algo in ("ppo", "a2c"):
             assert ends == {"action_net", "value_net"}
@@ -183,8 +183,8 @@ def test_bits_of_the_output_and_layers_left_out():
     model.learn(256, callback=qat.QuantDelay(0))
     first, skipped = model.policy.mlp_extractor.policy_net[0], model.policy.mlp_extractor.policy_net[2]
     last = model.policy.action_net
-    assert len(np.unique(np.abs(first.quant.parameters(first).weight[0].detach().numpy()))) <= 2
-    assert len(np.unique(np.abs(last.quant.parameters(last).weight[0].detach().numpy()))) > 20
+    assert len(np.unique(np.abs(first.computed().weight[0].detach().numpy()))) <= 2
+    assert len(np.unique(np.abs(last.computed().weight[0].detach().numpy()))) > 20
     assert type(skipped) is torch.nn.Linear
 
 

@@ -9,7 +9,7 @@ from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.grids import origin, trained_rules
 from quarl.ptq import on_grids
-from quarl.qat.layers import LayerQuantizer
+from quarl.qat.layers import QatLayer
 from quarl.qat.plan import Site
 from quarl.qat.prepare import is_active, spec_of
 from quarl.qat.table import RangeTable
@@ -35,19 +35,19 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
             "its delay"
         )
     policy = from_model(model, distribution=distribution)
-    quants = _quantizers(model, policy)
+    layers = _layers(model, policy)
     return on_grids(
         policy,
         spec.deployed,
         bits=layer_bits(model, policy),
         grids=trained_grids(model, policy),
-        scales={name: quant.learned_scale() for name, quant in quants.items() if quant.table.learned},
+        scales={name: layer.learned_scale() for name, layer in layers.items() if layer.table.learned},
     )
 
 
 def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
     """Bits of the weights of each layer of the model's extracted policy; layers that stay float are left out."""
-    return {name: quant.plan.bits for name, quant in _quantizers(model, policy).items()}
+    return {name: layer.plan.bits for name, layer in _layers(model, policy).items()}
 
 
 def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationGrid]:
@@ -55,12 +55,12 @@ def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationG
     spec = spec_of(model)
     assert spec is not None
     rules = trained_rules(policy, spec.skips) if spec.activation_bits is not None else {}
-    quants = _quantizers(model, policy)
+    layers = _layers(model, policy)
     sites: dict[str, tuple[RangeTable, Site | None]] = {}
     for op in policy.linear:
-        if (quant := quants.get(op.name)) is not None:
-            sites.setdefault(origin(rules, op.inputs[0]), (quant.table, quant.plan.source))
-            sites[op.name] = quant.table, quant.plan.behind
+        if (layer := layers.get(op.name)) is not None:
+            sites.setdefault(origin(rules, op.inputs[0]), (layer.table, layer.plan.source))
+            sites[op.name] = layer.table, layer.plan.behind
     return {name: _in_force(name, *sites[origin(rules, name)]) for name in rules}
 
 
@@ -71,8 +71,7 @@ def _in_force(name: str, table: RangeTable, site: Site | None) -> ActivationGrid
     return grid
 
 
-def _quantizers(model: BaseAlgorithm, policy: Policy) -> dict[str, LayerQuantizer]:
-    """The quantiser of each layer of the policy that was not skipped."""
+def _layers(model: BaseAlgorithm, policy: Policy) -> dict[str, QatLayer]:
+    """The layers of the policy that were not skipped."""
     layers = {op.name: model.policy.get_submodule(op.name) for op in policy.linear}
-    found = {name: getattr(layer, "quant", None) for name, layer in layers.items()}
-    return {name: quant for name, quant in found.items() if isinstance(quant, LayerQuantizer)}
+    return {name: layer for name, layer in layers.items() if isinstance(layer, QatLayer)}

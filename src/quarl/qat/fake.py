@@ -9,7 +9,6 @@ one of less than half a step becomes 0, and has no gradient either.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,29 +44,22 @@ def on_tensor_grid(x: Tensor, grid: ActivationGrid, quotient: Tensor | None = No
     return _put_on_grid(functional.hardtanh(x, *ends), q, quotient)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightGrids:
-    """How a weight is quantised by its own extent: symmetric or affine, for each output channel or as a whole."""
+def on_weight_grids(weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool) -> tuple[Tensor, Tensor]:
+    """The weight on grids which cover it, so that gradients pass whole; their scale [out or 1, 1, ...]."""
+    params = weight_qparams(weight, bits, symmetric=symmetric, per_channel=per_channel)
+    return _put_on_grid(weight.clone(), params), params.scale
 
-    bits: int
-    symmetric: bool = True
-    per_channel: bool = True
 
-    def __call__(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight on its grids, which cover it, so that gradients pass whole; their scale [out or 1, 1, ...]."""
-        params = self.params(weight)
-        return _put_on_grid(weight.clone(), params), params.scale
-
-    def params(self, weight: Tensor) -> QParams:
-        """Scale, and zero point where it is not 0, [out or 1, 1, ...]."""
-        weight = weight.detach()
-        kept = tuple(range(int(self.per_channel), weight.ndim))
-        qmin, qmax = integer_range(self.bits, symmetric=self.symmetric)
-        if self.symmetric:
-            return QParams(weight.abs().amax(kept, keepdim=True).div_(qmax).clamp_(min=TINY), 0, qmin, qmax)
-        low, high = weight.amin(kept, keepdim=True).clamp_(max=0), weight.amax(kept, keepdim=True).clamp_(min=0)
-        scale = ((high - low) / (qmax - qmin)).clamp_(min=TINY)
-        return QParams(scale, (qmin - low / scale).round().clamp_(qmin, qmax), qmin, qmax)
+def weight_qparams(weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool) -> QParams:
+    """Scale, and zero point where it is not 0, [out or 1, 1, ...], by the extent of each output channel or of all."""
+    weight = weight.detach()
+    kept = tuple(range(int(per_channel), weight.ndim))
+    qmin, qmax = integer_range(bits, symmetric=symmetric)
+    if symmetric:
+        return QParams(weight.abs().amax(kept, keepdim=True).div_(qmax).clamp_(min=TINY), 0, qmin, qmax)
+    low, high = weight.amin(kept, keepdim=True).clamp_(max=0), weight.amax(kept, keepdim=True).clamp_(min=0)
+    scale = ((high - low) / (qmax - qmin)).clamp_(min=TINY)
+    return QParams(scale, (qmin - low / scale).round().clamp_(qmin, qmax), qmin, qmax)
 
 
 def common_part(weight: Tensor) -> Tensor:

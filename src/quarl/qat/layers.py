@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActivationGrid
-from quarl.qat.fake import WeightGrids, common_part, in_steps, on_learned_grid, on_step, on_tensor_grid
+from quarl.qat.fake import common_part, in_steps, on_learned_grid, on_step, on_tensor_grid, on_weight_grids
 from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.qat.table import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
@@ -25,47 +25,51 @@ longer, or as many as for an image, one in ten inputs has a float32 sum whose ro
 the integer's. Whole numbers have no such error up to 2^24."""
 
 
-class LayerQuantizer:
-    """What happens to one layer's input, weight and output; `target` says that it is part of a target network."""
+class QatLayer(nn.Module):
+    """What quantisation-aware training adds to a layer: what happens to its input, weight and output."""
 
-    def __init__(self, table: RangeTable, place: int, *, target: bool) -> None:
-        self.table, self.place, self.target = table, place, target
-        self.plan: LayerPlan = table.plan.layers[place]
-        self.grids = WeightGrids(self.plan.bits, table.spec.symmetric, table.spec.per_channel)
+    weight: Tensor
+    bias: Any
+    """A tensor or None."""
+    plan: LayerPlan
+    table: RangeTable
+    place: int
+    """In the table's plan."""
+    is_target: bool
+    """Whether it is part of a target network."""
 
-    def parameters(self, layer: nn.Linear | nn.Conv2d) -> Parameters:
+    def computed(self) -> Parameters:
         """The layer's weight and bias as it computes with them."""
-        weight, bias, table = layer.weight, layer.bias, self.table
+        weight, bias, table = self.weight, self.bias, self.table
         if not table.active:
             return Parameters(weight, bias)
-        if torch.is_grad_enabled() or (table.training and not self.target):
-            return self.quantized(weight, bias)
-        known = table.cache.get(self.place)
-        if known is None or not self._is_of(known[0], layer):
-            mark = bias.detach().clone() if self.target and bias is not None else weight._version
-            known = table.cache[self.place] = mark, self.quantized(weight, bias)
-        return known[1]
+        if torch.is_grad_enabled() or (table.training and not self.is_target):
+            return self.quantized()
+        cached = table.cache.get(self.place)
+        if cached is None or not self._is_of(cached[0]):
+            mark = bias.detach().clone() if self.is_target and bias is not None else weight._version
+            cached = table.cache[self.place] = mark, self.quantized()
+        return cached[1]
 
-    def _is_of(self, mark: int | Tensor, layer: nn.Linear | nn.Conv2d) -> bool:
+    def _is_of(self, mark: int | Tensor) -> bool:
         """Whether a weight that was rounded under this mark is still the layer's.
 
         Stable-Baselines3 writes target networks without a trace in `_version`; but biases come with their weights.
         """
-        if isinstance(mark, Tensor) and layer.bias is not None:
-            return bool(torch.equal(mark, layer.bias))
-        return not self.target and bool(mark == layer.weight._version)
+        if isinstance(mark, Tensor) and self.bias is not None:
+            return bool(torch.equal(mark, self.bias))
+        return not self.is_target and bool(mark == self.weight._version)
 
-    def quantized(self, weight: Tensor, bias: Tensor | None) -> Parameters:
+    def quantized(self) -> Parameters:
         """The weight on its grids, and the bias on that of the layer's sums where these are integers.
 
         Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504. Scores lie on no grid: no
         rounding of their sums leads to another code.
         """
+        weight, bias = self.weight, self.bias
         rounded, scale = self.rounded(weight)
-        if self.plan.scores:
-            return Parameters(rounded, bias)
         source = self._source()
-        if source is None:
+        if self.plan.scores or source is None:
             return Parameters(rounded, bias)
         step = scale.flatten() * source.scale
         if bias is not None and self.plan.behind is not None:
@@ -97,8 +101,9 @@ class LayerQuantizer:
         return self._rounded(weight, log_step)
 
     def _rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        spec = self.table.spec
         if not self.table.learned:
-            return self.grids(weight)
+            return on_weight_grids(weight, self.plan.bits, symmetric=spec.symmetric, per_channel=spec.per_channel)
         if log_step is None:
             log_step = self._log_step()
         return on_learned_grid(weight, log_step, 0, self.plan.bits, symmetric=True), log_step.detach().exp()
@@ -123,7 +128,7 @@ class LayerQuantizer:
         return step
 
     def before(self, x: Tensor) -> Tensor:
-        """The layer's input as it reads it."""
+        """The layer's input as its sums read it."""
         return x if self.plan.before is None else self._at(self.plan.before, x)
 
     def behind(self, y: Tensor, quotient: Tensor | None = None) -> Tensor:
@@ -150,40 +155,33 @@ class LayerQuantizer:
             return on_learned_grid(x, step, grid.zero_point, site.bits, symmetric=False, quotient=quotient)
         return on_tensor_grid(x, grid, quotient)
 
+    def _between(self, x: Tensor, sums: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Tensor:
+        """The layer's output between its quantisers; sums: of input, weight and bias."""
+        parameters = self.computed()
+        x = self.before(x)
+        if parameters.step is None:
+            return self.behind(sums(x, parameters.weight, parameters.bias))
+        counted = sums(self.counted(x), parameters.weight, parameters.bias)
+        multiplier = parameters.multiplier
+        return self.behind(counted * parameters.step, None if multiplier is None else counted.detach() * multiplier)
 
-class QatLinear(nn.Linear):
+
+class QatLinear(QatLayer, nn.Linear):
     """nn.Linear between its quantisers."""
-
-    quant: LayerQuantizer
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():  # an extracted policy is the float one; its grids are taken from the tables
-            return super().forward(x)
-        return _computed(self, x, functional.linear)
+            return nn.Linear.forward(self, x)
+        return self._between(x, functional.linear)
 
 
-class QatConv2d(nn.Conv2d):
+class QatConv2d(QatLayer, nn.Conv2d):
     """nn.Conv2d between its quantisers."""
-
-    quant: LayerQuantizer
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
-            return super().forward(x)
-        return _computed(self, x, self._conv_forward)
-
-
-def _computed(
-    layer: QatLinear | QatConv2d, x: Tensor, sums: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-) -> Tensor:
-    quant = layer.quant
-    parameters = quant.parameters(layer)
-    x = quant.before(x)
-    if parameters.step is None:
-        return quant.behind(sums(x, parameters.weight, parameters.bias))
-    counted = sums(quant.counted(x), parameters.weight, parameters.bias)
-    multiplier = parameters.multiplier
-    return quant.behind(counted * parameters.step, None if multiplier is None else counted.detach() * multiplier)
+            return nn.Conv2d.forward(self, x)
+        return self._between(x, self._conv_forward)
 
 
 def layers_of(network: nn.Module, plan: NetworkPlan, name: str = "") -> dict[str, nn.Linear | nn.Conv2d]:
@@ -226,5 +224,6 @@ def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: boo
     network.add_module(TRAINED_RANGES, table)
     for place, layer in enumerate(layers.values()):
         layer.__class__ = QatLinear if isinstance(layer, nn.Linear) else QatConv2d
-        object.__setattr__(layer, "quant", LayerQuantizer(table, place, target=target))
+        # as plain attributes: the table is a module of the network, not of each of its layers
+        vars(layer).update(plan=plan.layers[place], table=table, place=place, is_target=target)
     return table

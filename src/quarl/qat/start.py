@@ -60,7 +60,7 @@ def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tens
             module: Any = network.get_submodule(layer.path)
             if module.weight[0].numel() > MAX_INPUTS:
                 continue
-            columns = _columns(module, module.quant.before(_input(policy, module, observations)))
+            columns = _columns(module, module.before(_input(policy, module, observations)))
             weight, scale = _fitted(module, columns)
             if module.bias is not None:
                 added = _added(module, weight, scale).flatten(1) @ columns.mean(0)
@@ -91,7 +91,7 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
     The weights of scores are not all where they are left alone: what they have in common is taken out of them once
     more. So several ranges are tried there, and the weight as it is.
     """
-    layer: LayerPlan = module.quant.plan
+    layer: LayerPlan = module.plan
     h = second_moment(columns.cpu().numpy())
     part = rounded_part(module.weight, scores=layer.scores)
     numbers: Array = part.double().cpu().numpy().reshape(len(part), -1)
@@ -117,7 +117,7 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
 
 def _added(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
     """To the layer's weight, where it computes with `weight` rounded."""
-    added: Tensor = module.quant.rounded(weight, scale.log())[0] - module.weight
+    added: Tensor = module.rounded(weight, scale.log())[0] - module.weight
     return added
 
 
