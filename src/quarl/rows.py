@@ -7,11 +7,14 @@ docs/reference/json.md follow from these.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from quarl import formats
+
+Each = TypeVar("Each")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,14 @@ class Column:
     """Whether it is left out where no row has a cell."""
     before: str = ""
     """The field before whose column it stands, where that is not the next one's."""
+
+
+def by(rows: Iterable[Each], key: Callable[[Each], Key]) -> dict[Key, list[Each]]:
+    """The rows of each key, both in the order in which they come."""
+    groups: dict[Key, list[Each]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def columns(row: type[Row]) -> tuple[Column, ...]:

@@ -9,7 +9,7 @@ from quarl.policy.layers import LayerWeights
 from quarl.ptq import round_layers
 from quarl.quant.spec import QuantSpec
 from quarl.report import style
-from quarl.report.comparison_figure import MAX_MODELS, weights_of_models
+from quarl.report.weight_figures import MAX_MODELS, weights_of_models
 
 SPEC = QuantSpec.parse("int8", scheme="per-channel")
 

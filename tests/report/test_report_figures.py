@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quarl.errors import QuarlError
-from quarl.report import figures, style
+from quarl.report import figures, style, weight_figures
 
 
 def lines(axes, label):
@@ -70,7 +70,7 @@ def test_titles_of_layers_stay_over_their_panels(layers):
         )
         for layer in layers
     ]
-    drawn = figures.weight_distribution(long, "")
+    drawn = weight_figures.weight_distribution(long, "")
     drawn.draw_without_rendering()
     for axes in drawn.axes:
         (title,) = (text for text in axes.get_children() if getattr(text, "get_text", str)() == axes.get_title("left"))
@@ -78,7 +78,7 @@ def test_titles_of_layers_stay_over_their_panels(layers):
 
 
 def test_weights_lie_over_the_levels_of_the_quantiser(layers):
-    drawn = figures.weight_distribution(layers, "")
+    drawn = weight_figures.weight_distribution(layers, "")
     assert len(drawn.axes) == 2
     for axes, layer in zip(drawn.axes, layers, strict=True):
         shown = np.unique(axes.lines[0].get_xdata())
@@ -88,8 +88,8 @@ def test_weights_lie_over_the_levels_of_the_quantiser(layers):
 
 
 def test_more_layers_than_fit_are_left_out_and_said_so(layers):
-    drawn = figures.weight_distribution(layers * 6, "title")
-    assert len(drawn.axes) == figures.MAX_LAYERS
+    drawn = weight_figures.weight_distribution(layers * 6, "title")
+    assert len(drawn.axes) == weight_figures.MAX_LAYERS
     assert drawn.get_suptitle() == "title (first 8 of 12 layers)"
 
 

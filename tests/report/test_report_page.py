@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from quarl.experiments.precisions import PtqRow
-from quarl.report import figures, page, tables
+from quarl.report import figures, page, tables, weight_figures
 from quarl.report.style import INK
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -46,7 +46,7 @@ def rendered(rows, layers, title="dqn on CartPole-v1"):
         figures=[
             ("one", figures.sweet_spot(rows, title)),
             ("two", figures.gains(rows, title)),
-            ("three", figures.weight_distribution(layers * 4, title)),
+            ("three", weight_figures.weight_distribution(layers * 4, title)),
         ],
         command="quarl ptq a.zip",
         machine={"processor": "one"},

@@ -21,7 +21,7 @@ from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
 from quarl.readers import find, load, weights_only
 from quarl.readers.normalizer import sentence
 from quarl.readers.weights_only import models
-from quarl.report import comparison_figure, figures, schema, style
+from quarl.report import schema, style, weight_figures
 
 PLAIN = "per-channel"
 """The scheme that stands in for those that need observations, where there are weights alone."""
@@ -67,7 +67,7 @@ def _one(config: InspectConfig, found: _Model) -> None:
     layers = _layers(config, found)
     title = f"{found.path.name}: weights at {layers[0].row.precision}"
     line = weight_bias_line(found.path.name, found.layers)
-    _write(config, figures.weight_distribution(layers, title), [line])
+    _write(config, weight_figures.weight_distribution(layers, title), [line])
     about, said = schema.Told(model=str(found.path), seed=config.seed), list[str]()
     if found.policy:
         provenance, statistics = found.policy.provenance, sentence(found.policy)
@@ -114,7 +114,7 @@ def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
     lines = [weight_bias_line(label, one.layers) for one, label in zip(found, labels, strict=True)]
     noise = f", noise at {_plain(config).precision}" if _are_rounded(found) else ""
     title = f"Weights of {len(found)} models{noise}"
-    _write(config, comparison_figure.weights_of_models(compared, title), lines)
+    _write(config, weight_figures.weights_of_models(compared, title), lines)
     said = [f"{label}: {sentence(one.policy)}" for label, one in zip(labels, found, strict=True) if one.policy]
     said = [*_reasons(config, found), "", *said, *lines, f"figure: {config.output / 'weights.png'}"]
     terminal.tell(config, ModelRow, compared, title, *said, seed=config.seed)

@@ -22,7 +22,7 @@ from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
 from quarl.ptq import Calibrated
 from quarl.readers.normalizer import sentence
-from quarl.report import assessment, figures, page, schema, style, tables
+from quarl.report import assessment, figures, page, schema, style, tables, weight_figures
 
 DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""
@@ -115,7 +115,7 @@ def _write(
         ),
     ]
     caption = "Weights of each layer (blue, logarithmic) and the levels that the quantiser offers them (orange)"
-    weights = figures.weight_distribution(layers, f"{title}: weights and {layers[0].row.precision} levels")
+    weights = weight_figures.weight_distribution(layers, f"{title}: weights and {layers[0].row.precision} levels")
     drawn.append((f"{caption}; per channel, those of the channel with the widest step.", weights))
     for name, (_, figure) in zip(("sweetspot", "gains", "weights"), drawn, strict=True):
         style.save(figure, folder / f"{name}.png")

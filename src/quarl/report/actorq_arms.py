@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator
 
 from quarl.report import style
 from quarl.report.schema import Fields
+from quarl.rows import by
 
 ORDER = ("torch fp32", "fp32", "fp16", "int8", "int7", "int6", "int5", "int4", "int3", "int2")
 """Arms from slow to fast; an arm has its colour in every figure."""
@@ -34,10 +36,7 @@ def names(rows: Sequence[Fields]) -> Callable[[Fields], str]:
 
 def own_ratios(rows: Iterable[Fields]) -> dict[str, float]:
     """Each task's own samples per insert: those of its first row."""
-    first: dict[str, float] = {}
-    for row in rows:
-        first.setdefault(row["task"], row["samples_per_insert"])
-    return first
+    return {task: members[0]["samples_per_insert"] for task, members in by(rows, itemgetter("task")).items()}
 
 
 def rank(name: str) -> int:
@@ -52,15 +51,14 @@ def bars(
     axes: Axes, groups: Sequence[Sequence[Fields]], key: str, names: Sequence[str]
 ) -> list[tuple[Fields, tuple[float, float]]]:
     """Bars side by side within each group, in the order and colours of the arms; (row, (middle, width)) of each."""
-    arms = sorted({arm(row) for group in groups for row in group}, key=rank)
+    arms = by(((x, row) for x, group in enumerate(groups) for row in group), lambda pair: arm(pair[1]))
     width = 0.8 / max(len(arms), 1)
     places = []
-    for number, name in enumerate(arms):
-        shift = (number - (len(arms) - 1) / 2) * width
-        members = [(x, row) for x, group in enumerate(groups) for row in group if arm(row) == name]
-        heights = [row[key] for _, row in members]
-        axes.bar([x + shift for x, _ in members], heights, 0.92 * width, color=colour(name), label=name)
-        places += [(row, (x + shift, 0.92 * width)) for x, row in members]
+    for number, name in enumerate(sorted(arms, key=rank)):
+        middles = [x + (number - (len(arms) - 1) / 2) * width for x, _ in arms[name]]
+        members = [row for _, row in arms[name]]
+        axes.bar(middles, [row[key] for row in members], 0.92 * width, color=colour(name), label=name)
+        places += [(row, (middle, 0.92 * width)) for row, middle in zip(members, middles, strict=True)]
     axes.set_xticks(range(len(groups)), list(names))
     axes.grid(visible=False, axis="x")
     return places
@@ -69,10 +67,8 @@ def bars(
 def logarithmic(axes: Axes, values: Sequence[float]) -> None:
     """Decades on the axis of the bars, which begin at the one below the shortest and hold the longest."""
     axes.set_yscale("log")
-    positive = [value for value in values if value > 0]
-    if positive:
+    if positive := [value for value in values if value > 0]:
         top = max(axes.get_ylim()[1], *positive)
         axes.set_ylim(10.0 ** np.floor(np.log10(0.8 * min(positive))), top)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # the default one is mathematics, which is off
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    style.plain(axes.yaxis, "{x:,g}")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from quarl.arrays import Array
 from quarl.quant.spec import FLOAT_BITS, QuantSpec
 from quarl.report import style
 from quarl.report.schema import Fields
+from quarl.rows import by
 
 SHIFT = 0.12
 """Between lines, in precisions: side by side their intervals do not hide one another."""
+
+
+def whiskers(rows: Sequence[Fields], middle: str, low: str, high: str) -> tuple[Array, Array]:
+    """Values [n] and how far their intervals reach below and above [2, n], of rows and their keys; NaN where null."""
+    middles, lows, highs = (np.array([row[key] for row in rows], np.float64) for key in (middle, low, high))
+    return middles, np.maximum([middles - lows, highs - middles], 0)
 
 
 def band(axes: Axes, base: Fields, label: str | None = None) -> None:
@@ -22,36 +30,39 @@ def band(axes: Axes, base: Fields, label: str | None = None) -> None:
     axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label=label)
 
 
-def shift(number: int, count: int) -> float:
-    """How far the line of that number is from the middle of `count` of them."""
-    return SHIFT * (number - (count - 1) / 2)
-
-
-def line(
+def draw(
     axes: Axes,
     rows: Sequence[Fields],
     order: Sequence[str],
+    label: Callable[[Fields], str],
+    colours: dict[str, str],
     *,
-    shift: float,
-    colour: str,
-    label: str | None = None,
     size: float = 6.0,
 ) -> None:
-    """A point a row, joined where only the bits of weights differ; hollow where no kernel of the precision ran.
+    """Means with their intervals against precision, a line a label, side by side; float formats, which have none, grey.
 
-    order: precisions from left to right. size: of a point.
+    order: precisions from left to right. colours: by label; labels that are new here are added. size: of a point.
     """
+    groups = by((row for row in rows if row["precision"] not in FLOAT_BITS), label)
+    for number, (name, members) in enumerate(groups.items()):
+        shade = colours.setdefault(name, style.SERIES[len(colours) % len(style.SERIES)])
+        _line(axes, members, order, SHIFT * (number - (len(groups) - 1) / 2), shade, name, size)
+    if floats := [row for row in rows if row["precision"] in FLOAT_BITS]:
+        _line(axes, floats, order, 0.0, style.MUTED, "float formats", size)
+
+
+def _line(
+    axes: Axes, rows: Sequence[Fields], order: Sequence[str], shift: float, colour: str, label: str, size: float
+) -> None:
+    """A point a row, joined where only the bits of weights differ; hollow where no kernel of the precision ran."""
     rows = sorted(rows, key=lambda row: order.index(row["precision"]))
     x = np.array([order.index(row["precision"]) for row in rows]) + shift
-    mean, low, high = (np.array([row[key] for row in rows], np.float64) for key in ("mean", "ci_low", "ci_high"))
-    spread = np.maximum([mean - low, high - mean], 0)
+    mean, ends = whiskers(rows, "mean", "ci_low", "ci_high")
     axes.errorbar(
-        x, mean, yerr=spread, fmt="o", color=colour, markersize=size, capsize=size / 2, elinewidth=size / 5, label=label
+        x, mean, yerr=ends, fmt="o", color=colour, markersize=size, capsize=size / 2, elinewidth=size / 5, label=label
     )
-    activations = np.array([width(row["precision"])[1] for row in rows])
-    for bits in dict.fromkeys(activations.tolist()):
-        some = activations == bits
-        axes.plot(x[some], mean[some], color=colour, linewidth=0.8 + size / 6)
+    for joined in by(range(len(rows)), lambda at: width(rows[at]["precision"])[1]).values():
+        axes.plot(x[joined], mean[joined], color=colour, linewidth=0.8 + size / 6)
     hollow = [not row["measured"] for row in rows]
     axes.plot(x[hollow], mean[hollow], "o", color=colour, markersize=size, markerfacecolor="white", zorder=3)
 

@@ -6,15 +6,17 @@ import io
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
 from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from quarl.errors import short
 from quarl.files import write_bytes
@@ -56,14 +58,48 @@ RC: Mapping[str, Any] = {
 }
 
 
-def look() -> AbstractContextManager[None]:
-    """The context in which figures are drawn and saved."""
-    return mpl.rc_context(cast(Any, dict(RC)))  # its stub wants the names of all 300 settings as a literal type
+@contextmanager
+def look() -> Iterator[None]:
+    """Figures are drawn and saved inside, or by functions that this decorates."""
+    with mpl.rc_context(cast(Any, dict(RC))):  # its stub wants the names of all 300 settings as a literal type
+        yield
 
 
-def figure(width: float, height: float) -> Figure:
-    """An empty figure, size in inches, with the layout done by constraints. Draw inside `look()`."""
-    return Figure(figsize=(width, height), layout="constrained")
+def panels(
+    count: int,
+    title: str = "",
+    *,
+    height: float,
+    head: float = 0.0,
+    columns: int = 1,
+    x: str = "",
+    y: str = "",
+    shared: str = "",
+) -> tuple[Figure, list[Axes]]:
+    """A figure with that many empty panels, at most `columns` side by side, laid out by constraints. Draw in `look()`.
+
+    height: inches of a row of panels; head: of what is around them. title, x, y: over, below and beside all of them.
+    shared: "x" or "y", the axis that all have in common.
+    """
+    columns = min(count, columns) or 1
+    rows = -(-count // columns) or 1
+    drawn = Figure(figsize=(7.2, head + height * rows), layout="constrained")
+    grid = drawn.subplots(rows, columns, squeeze=False, sharex=shared == "x", sharey=shared == "y").ravel().tolist()
+    for axes in grid[count:]:
+        axes.remove()
+    if title:
+        drawn.suptitle(title, x=0.01, ha="left", fontsize=10)
+    if x:
+        drawn.supxlabel(x, fontsize=9)
+    if y:
+        drawn.supylabel(y, fontsize=9)
+    return drawn, grid[:count]
+
+
+def plain(axis: Axis, numbers: str = "{x:g}") -> None:
+    """Its ticks' numbers in that format: the default one is mathematics, which is off."""
+    axis.set_major_formatter(StrMethodFormatter(numbers))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def panel_title(axes: Axes, text: str, columns: int) -> None:

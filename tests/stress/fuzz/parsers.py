@@ -27,7 +27,7 @@ from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
 from quarl.readers.weights_only import models
-from quarl.report import figures, schema, tables
+from quarl.report import schema, tables, weight_figures
 from quarl.runs import checkpoint
 from stress.fuzz import foreign as other
 from stress.fuzz import mutate, seeds
@@ -169,7 +169,7 @@ def use(loaded: Any, name: str = "fuzzed") -> None:
             console = Console(file=io.StringIO(), width=160)
             document = schema.document(LayerRow, found.layers)
             console.print(tables.terminal(tables.cells(LayerRow, document["rows"]), name))
-            figures.weight_distribution(inspect(loaded, rounded, SPEC), name)
+            weight_figures.weight_distribution(inspect(loaded, rounded, SPEC), name)
             plt.close("all")
 
 
