@@ -1,37 +1,43 @@
 """Layers of an .onnx file: constants that linear operators read, integer ones on the scales that the graph gives them.
 
-The file is parsed by ONNX's own protocol buffers; nothing in it is run.
+The file is parsed by ONNX's own protocol buffers; nothing in it is run. Constants lie in the file, beside it, or are
+made of such by a few operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
+from quarl.inert.budget import current
+from quarl.inert.zip import escapes, read_bytes
 from quarl.policy.layers import LayerWeights
 from quarl.readers.weights_only import names
-from quarl.readers.weights_only.onnx_constants import Constants, attributes
 
-DENSE = ("MatMul", "Gemm", "MatMulInteger")
-CONVOLUTIONS = ("Conv", "ConvInteger", "ConvTranspose")
-RECURRENT = ("LSTM", "GRU", "RNN")
-FUSED = {"FusedMatMul": "MatMul", "FusedGemm": "Gemm", "FusedConv": "Conv"}
-"""What ONNX Runtime calls a product that it has joined to an activation or a transposition, and the product."""
-QUANTIZED = {"QLinearMatMul": "MatMul", "QGemm": "Gemm", "QLinearConv": "Conv"}
-"""Products of codes: each operand is followed by its scale and zero point."""
-BIASES = {"QGemm": 6, "QLinearConv": 8}
-"""Inputs that are biases, where it is not the third; they are on the product of the operands' scales."""
+LAYERS = {
+    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulInteger", "QLinearMatMul", "QGemm"), "Dense"),
+    **dict.fromkeys(("Conv", "FusedConv", "ConvInteger", "QLinearConv"), "Conv"),
+    **{"ConvTranspose": "ConvTranspose", "LSTM": "LSTM", "GRU": "Recurrent", "RNN": "Recurrent"},
+}
+"""By operator with weights, those among them that ONNX Runtime has joined to others: what a layer of it is called."""
+RECURRENT = ("LSTM", "Recurrent")
+ADDED = ("MatMul", "FusedMatMul", "MatMulInteger", "ConvInteger")
+"""Operators whose bias is added by another one."""
+QUANTIZED = {"QLinearMatMul": -1, "QGemm": 6, "QLinearConv": 8}
+"""Products of codes, each operand followed by its scale and zero point: which input is the bias, on the product of the
+operands' scales."""
 ONNX = ("", "ai.onnx")
 RUNTIME = (*ONNX, "com.microsoft")
 """Domains in which an operator means what its name says: com.microsoft.nchwc has a Conv that shuffles its weights."""
 PASSING = ("Identity", "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear")
 MAX_HOPS = 16
-"""Operators between an integer product and its scale."""
+"""Operators between a constant and its reader, or an integer product and its scale."""
 
 
 def layers(data: bytes, path: Path) -> list[LayerWeights]:
@@ -40,7 +46,7 @@ def layers(data: bytes, path: Path) -> list[LayerWeights]:
         model = onnx.load_model_from_string(data)
         names.check_scales(model.doc_string)
         with np.errstate(over="ignore", invalid="ignore"):  # factors may be any numbers; what is not finite is refused
-            return _Graph(model, Constants(model.graph, path.parent)).layers()
+            return _Graph(model, path.parent).layers()
     except QuarlError as error:
         raise QuarlError(f"{path}: {error}") from None
     except Exception as error:  # protobuf's own kind, and what its values make numpy and onnx raise
@@ -49,50 +55,47 @@ def layers(data: bytes, path: Path) -> list[LayerWeights]:
 
 
 class _Graph:
-    def __init__(self, model: onnx.ModelProto, constants: Constants) -> None:
-        self.constants = constants
-        self.nodes = list(model.graph.node)
+    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
+        """folder: where files that hold constants must lie."""
+        self.folder, self.budget, self.nodes = folder, current(), model.graph.node
         self.functions = {(function.domain, function.name) for function in model.functions}
+        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
+        self.values: dict[str, Array | None] = {}
+        self.files: dict[str, bytes] = {}
         for node in self.nodes:
-            constants.budget.parse(1 + len(node.input))
+            self.budget.parse(1 + len(node.input))
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
 
     def layers(self) -> list[LayerWeights]:
         layers: dict[str, LayerWeights] = {}
         for node in self.nodes:
-            self._check_known(node)
-            for name in self._weights(node):
-                source = self.constants.source(name)
-                value = None if source in layers else self.constants.value(name)
+            self.check_known(node)
+            kind = LAYERS.get(node.op_type) if node.domain in RUNTIME else None
+            first, end = (1, 3) if kind in RECURRENT else (3, 4) if node.op_type in QUANTIZED else (1, 2)
+            for name in node.input[first:end] if kind is not None else ():
+                source = self.source(name)
+                value = None if source in layers else self.value(name)
                 if value is not None and value.size and value.ndim >= 2:
-                    layers[source] = self._layer(node, source, value)
-        return list(layers.values()) or names.layers(self.constants.initializers())
+                    layers[source] = self.layer(node, source, value)
+        if layers:
+            return list(layers.values())
+        return names.layers({name: value for name in self.tensors if (value := self.value(name)) is not None})
 
-    def _weights(self, node: onnx.NodeProto) -> Iterator[str]:
-        """The inputs of the node that are weights, if they are constant."""
-        if node.domain not in RUNTIME:
-            return
-        if node.op_type in (*DENSE, *CONVOLUTIONS, *FUSED):
-            yield from node.input[1:2]
-        elif node.op_type in QUANTIZED:
-            yield from node.input[3:4]
-        elif node.op_type in RECURRENT:
-            yield from node.input[1:3]
-
-    def _check_known(self, node: onnx.NodeProto) -> None:
+    def check_known(self, node: onnx.NodeProto) -> None:
         """Refuses an operator that may hide weights: one that reads a constant matrix and is none of ONNX's own.
 
         Of ONNX's own, those that are not read here take tables, masks and offsets; Einsum can be any product. Functions
         that the file defines are made of such.
         """
-        read_here = (*FUSED, *QUANTIZED, *PASSING) if node.domain in RUNTIME else ()
+        read_here = node.domain in RUNTIME and (node.op_type in LAYERS or node.op_type in PASSING)
         standard = node.domain in ONNX and node.op_type != "Einsum"
-        if standard or node.op_type in read_here or (node.domain, node.op_type) in self.functions:
+        if standard or read_here or (node.domain, node.op_type) in self.functions:
             return
         for name in node.input:
-            value = self.constants.value(name)
+            value = self.value(name)
             if value is not None and sum(size > 1 for size in value.shape) > 1:
                 operator = f"{node.domain}.{node.op_type}".removeprefix(".")
                 raise QuarlError(
@@ -100,55 +103,40 @@ class _Graph:
                     "export the model as the training library has it, before a runtime optimises it"
                 )
 
-    def _layer(self, node: onnx.NodeProto, name: str, value: Array) -> LayerWeights:
-        kind = (FUSED | QUANTIZED).get(node.op_type, node.op_type)
-        self.constants.budget.copy(4 * value.size)
+    def layer(self, node: onnx.NodeProto, name: str, value: Array) -> LayerWeights:
+        """The weight `value`, called `name`, as the node reads it, with its bias."""
+        kind, options, output = LAYERS[node.op_type], _attributes(node), node.output[0]
+        self.budget.copy(4 * value.size)
         if kind in RECURRENT:  # [directions, gates * hidden, in]
-            weight = names.as_numbers(value.reshape(-1, value.shape[-1]))
-            return LayerWeights(name, "LSTM" if kind == "LSTM" else "Recurrent", weight)
-        if kind in ("MatMulInteger", "ConvInteger"):
-            return self._integer(node, name, value)
-        operator = "Dense" if kind in DENSE else f"{kind}{value.ndim - 2}d"
-        if kind == "ConvTranspose":
-            value = value.swapaxes(0, 1)
-        elif kind in DENSE:
-            value = np.moveaxis(value, -2 if attributes(node).get("transB", 0) else -1, 0)
-        alpha, beta = (np.float32(attributes(node).get(factor, 1)) for factor in ("alpha", "beta"))
+            return LayerWeights(name, kind, names.as_numbers(value.reshape(-1, value.shape[-1])))
+        dense = -2 if options.get("transB", 0) else -1
+        weight = np.moveaxis(value, {"Dense": dense, "ConvTranspose": 1}.get(kind, 0), 0)
+        alpha, beta = (np.float32(options.get(factor, 1)) for factor in ("alpha", "beta"))
         if node.op_type in QUANTIZED:
-            weight, unit = self._on_scales(node, value)
-            bias = self._constant(node, BIASES.get(node.op_type, -1), len(weight))
-            biases = None if bias is None or unit is None else alpha * unit * bias
-            return LayerWeights(name, operator, alpha * weight, biases)
-        weight = alpha * names.as_numbers(value)
-        if kind == "MatMul":
-            return LayerWeights(name, operator, weight, self._added(node.output[0], len(weight)))
-        bias = self._constant(node, 2, len(weight))
+            places = 4, 5, QUANTIZED[node.op_type]
+            scale, zero_point, bias = (self.input(node, place, 1, len(weight)) for place in places)
+            if scale is None or zero_point is None:
+                raise QuarlError(f"the scale of {node.input[3][:80]!r} is computed or of another size; export it again")
+            weight, inputs = names.dequantized(weight, scale, zero_point), self.input(node, 1, 1)
+            bias = None if bias is None or inputs is None or len(bias) != len(weight) else inputs * scale * bias
+            beta = alpha
+        elif node.op_type in ADDED:
+            if node.op_type.endswith("Integer"):  # codes, whose sums are multiplied with their scale later on
+                scale, output = self.scale(output, len(weight))
+                weight = names.dequantized(weight, scale, self.value(node.input[3]) if len(node.input) > 3 else None)
+            bias = self.added(output, len(weight))
+        else:
+            bias = self.input(node, 2, len(weight))
+        operator = kind if kind == "Dense" else f"{kind}{weight.ndim - 2}d"
+        weight = alpha * names.as_numbers(weight)
         return LayerWeights(name, operator, weight, None if bias is None else beta * bias)
 
-    def _constant(self, node: onnx.NodeProto, place: int, *sizes: int) -> Array | None:
+    def input(self, node: onnx.NodeProto, place: int, *sizes: int) -> Array | None:
         """float32 [size]: that input of the node; None where there is none, or it is computed or of another size."""
-        value = self.constants.value(node.input[place]) if 0 <= place < len(node.input) else None
+        value = self.value(node.input[place]) if 0 <= place < len(node.input) else None
         return None if value is None or value.size not in sizes else names.as_numbers(value.reshape(-1))
 
-    def _on_scales(self, node: onnx.NodeProto, codes: Array) -> tuple[Array, Array | None]:
-        """The numbers that the codes stand for, and what a code of the bias stands for; None where that is computed."""
-        scale, zero_point = (self._constant(node, place, 1, len(codes)) for place in (4, 5))
-        if scale is None or zero_point is None:
-            raise QuarlError(f"the scale of {node.input[3][:80]!r} is computed or of another size; export it again")
-        inputs = self._constant(node, 1, 1)
-        return names.dequantized(codes, scale, zero_point), None if inputs is None else inputs * scale
-
-    def _integer(self, node: onnx.NodeProto, name: str, codes: Array) -> LayerWeights:
-        """Codes less their zero point, times the scale that their sums are multiplied with later on."""
-        dense = node.op_type == "MatMulInteger"
-        codes = np.moveaxis(codes, -1, 0) if dense else codes
-        zero_point = self.constants.value(node.input[3]) if len(node.input) > 3 else None
-        scale, scaled = self._scale(node.output[0], len(codes))
-        operator = "Dense" if dense else f"Conv{codes.ndim - 2}d"
-        weight = names.dequantized(codes, scale, zero_point)
-        return LayerWeights(name, operator, weight, self._added(scaled, len(codes)))
-
-    def _scale(self, name: str, size: int) -> tuple[Array, str]:
+    def scale(self, name: str, size: int) -> tuple[Array, str]:
         """The constant, one number or one for each output, that the product `name` is multiplied with, and the result.
 
         Between them there may be casts, a product with the scale of the inputs, and the share of their zero point.
@@ -161,19 +149,100 @@ class _Graph:
             if node.op_type not in ("Cast", "Sub", "Add", "Mul"):
                 break
             if node.op_type == "Mul":
-                others = [other for other in node.input[:2] if other != name]
-                for other in (*others, *(far for near in others for far in self.constants.factors(near))):
-                    value = self.constants.value(other)
+                factors = [factor for factor in node.input[:2] if factor != name]
+                makers = [self.makers[factor] for factor in factors if factor in self.makers]
+                factors += [factor for maker in makers if maker.op_type == "Mul" for factor in maker.input[:2]]
+                for factor in factors:
+                    value = self.value(factor)
                     if value is not None and value.size in (1, size):
                         return names.as_numbers(value.reshape(-1)), node.output[0]
             name = node.output[0]
         return np.ones(1, np.float32), name
 
-    def _added(self, name: str, size: int) -> Array | None:
+    def added(self, name: str, size: int) -> Array | None:
         """float32 [size]: the constant that is added to `name`."""
         for node in self.readers.get(name, [])[:MAX_HOPS]:
-            for other in node.input[:2] if node.op_type == "Add" else ():
-                value = self.constants.value(other) if other != name else None
-                if value is not None and value.size == size:
-                    return names.as_numbers(value.reshape(-1))
+            for place, term in enumerate(node.input[:2] if node.op_type == "Add" else ()):
+                if term != name and (value := self.input(node, place, size)) is not None:
+                    return value
         return None
+
+    def source(self, name: str) -> str:
+        """The name of the constant that `name` is made of: what a person called it."""
+        for _ in range(MAX_HOPS):
+            node = self.makers.get(name)
+            if name in self.tensors or node is None or not node.input:
+                break
+            name = node.input[0]
+        return name
+
+    def value(self, name: str) -> Array | None:
+        """The constant that `name` is, after casts, transpositions and dequantisation; None for what is computed."""
+        if name not in self.values:
+            self.values[name] = None  # of what is made of itself
+            if name in self.tensors:
+                self.values[name] = self.numbers(self.tensors[name])
+            elif name in self.makers:
+                self.values[name] = self.folded(self.makers[name])
+        return self.values[name]
+
+    def folded(self, node: onnx.NodeProto) -> Array | None:
+        """What the node makes of constants; None where it is none of those that are followed, or reads others."""
+        options = _attributes(node)
+        if node.op_type == "Constant":
+            tensor = options.get("value")
+            return self.numbers(tensor) if isinstance(tensor, onnx.TensorProto) else None
+        if node.op_type not in PASSING or node.op_type == "QuantizeLinear":
+            return None
+        source, scale, zero_point, *_ = (*map(self.value, node.input[:3]), None, None, None)
+        if source is None or node.op_type in ("Identity", "Cast"):
+            return source
+        if node.op_type == "Transpose":
+            return source.transpose(options.get("perm"))
+        axis = int(options.get("axis", 1))
+        if scale is None or (scale.size > 1 and scale.shape != (source.shape[axis],)):
+            return None  # it is computed, or of blocks
+        self.budget.copy(8 * source.size)
+        return names.dequantized(source, scale, zero_point, axis)
+
+    def numbers(self, tensor: onnx.TensorProto) -> Array | None:
+        """The numbers of an initializer or of a Constant node."""
+        if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            return None
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=self.external(tensor))
+        array = numpy_helper.to_array(tensor)
+        return array if array.dtype.kind in "fiubV" else None  # V: number types that numpy does not know
+
+    def external(self, tensor: onnx.TensorProto) -> bytes:
+        """The bytes that the tensor has in another file, which must lie in the model's folder."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if location not in self.files:
+            self.files[location] = self.beside(location)
+        content = self.files[location]
+        offset = int(entries.get("offset", "0")[:20])
+        length = int(entries.get("length", str(len(content) - offset))[:20])
+        if offset < 0 or length < 0 or offset + length > len(content):
+            raise QuarlError(
+                f"{location[:80]!r} beside it has no bytes {offset:,} to {offset + length:,}; fetch it again"
+            )
+        self.budget.copy(length)
+        return content[offset : offset + length]
+
+    def beside(self, location: str) -> bytes:
+        if escapes(location):
+            raise QuarlError(f"its weights are said to lie at {location[:80]!r}, outside its folder; they are not read")
+        target = self.folder / location
+        try:
+            inside = target.resolve().is_relative_to(self.folder.resolve())
+        except (OSError, RuntimeError):  # a name that no system takes, or links in a circle
+            inside = False
+        if not inside:
+            raise QuarlError(f"its weights are said to lie at {location[:80]!r}, which is no file of its folder")
+        return read_bytes(target)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """The node's attributes by name."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
