@@ -105,7 +105,7 @@ class _Graph:
 
     def layer(self, node: onnx.NodeProto, name: str, value: Array) -> LayerWeights:
         """The weight `value`, called `name`, as the node reads it, with its bias."""
-        kind, options, output = LAYERS[node.op_type], _attributes(node), node.output[0]
+        kind, options = LAYERS[node.op_type], _attributes(node)
         self.budget.copy(4 * value.size)
         if kind in RECURRENT:  # [directions, gates * hidden, in]
             return LayerWeights(name, kind, names.as_numbers(value.reshape(-1, value.shape[-1])))
@@ -121,6 +121,7 @@ class _Graph:
             bias = None if bias is None or inputs is None or len(bias) != len(weight) else inputs * scale * bias
             beta = alpha
         elif node.op_type in ADDED:
+            output = node.output[0]
             if node.op_type.endswith("Integer"):  # codes, whose sums are multiplied with their scale later on
                 scale, output = self.scale(output, len(weight))
                 weight = names.dequantized(weight, scale, self.value(node.input[3]) if len(node.input) > 3 else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +24,29 @@ from quarl.quant.packing import packed_size, unpack
 from quarl.readers.weights_only import names
 
 Operator, TensorType = schema.BuiltinOperator, schema.TensorType
-FLOATS: Mapping[int, Any] = {
+NUMBERS: Mapping[int, Any] = {
     TensorType.FLOAT32: np.float32,
     TensorType.FLOAT16: np.float16,
     TensorType.FLOAT64: np.float64,
     TensorType.BFLOAT16: ml_dtypes.bfloat16,
+    TensorType.INT8: np.int8,
+    TensorType.UINT8: np.uint8,
+    TensorType.INT16: np.int16,
+    TensorType.INT32: np.int32,
 }
-INTEGERS: Mapping[int, Any] = {TensorType.INT8: np.int8, TensorType.UINT8: np.uint8, TensorType.INT16: np.int16}
 PACKED = {TensorType.INT4: 4, TensorType.INT2: 2}
 """Bits of codes that share a byte."""
-KINDS: Mapping[int, tuple[str, tuple[int, ...]]] = {
-    Operator.FULLY_CONNECTED: ("Dense", (1,)),
-    Operator.CONV_2D: ("Conv2d", (1,)),
-    Operator.DEPTHWISE_CONV_2D: ("Conv2d", (1,)),
-    Operator.TRANSPOSE_CONV: ("ConvTranspose2d", (1,)),
-    Operator.LSTM: ("LSTM", tuple(range(1, 9))),
-    Operator.UNIDIRECTIONAL_SEQUENCE_LSTM: ("LSTM", tuple(range(1, 9))),
+KINDS: Mapping[int, tuple[str, range]] = {
+    Operator.FULLY_CONNECTED: ("Dense", range(1, 2)),
+    Operator.CONV_2D: ("Conv2d", range(1, 2)),
+    Operator.DEPTHWISE_CONV_2D: ("Conv2d", range(1, 2)),
+    Operator.TRANSPOSE_CONV: ("ConvTranspose2d", range(1, 2)),
+    Operator.LSTM: ("LSTM", range(1, 9)),
+    Operator.UNIDIRECTIONAL_SEQUENCE_LSTM: ("LSTM", range(1, 9)),
 }
 """By operator: what a layer of it is called, and which of its inputs are weights."""
-BIASED = (Operator.FULLY_CONNECTED, Operator.CONV_2D, Operator.DEPTHWISE_CONV_2D)
-"""Operators whose third input is a bias."""
+BIASED = ("Dense", "Conv2d")
+"""Layers whose third input is a bias."""
 
 
 class Damaged(Exception):
@@ -67,130 +70,110 @@ def layers(data: bytes, path: Path) -> list[LayerWeights]:
 
 class _File:
     def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.model = schema.Model.GetRootAs(data)
-        self.budget = current()
-        self.codes = [self._code(index) for index in range(self._spend(self.model.OperatorCodesLength()))]
+        self.data, self.budget, self.model = data, current(), schema.Model.GetRootAs(data)
+        codes = self._tables(self.model, "OperatorCodes")  # old files have the deprecated one only
+        self.codes = [max(int(code.BuiltinCode()), int(code.DeprecatedBuiltinCode())) for code in codes]
 
     def layers(self) -> list[LayerWeights]:
         layers: dict[tuple[int, int], LayerWeights] = {}
-        for number in range(self._spend(self.model.SubgraphsLength())):
-            graph = self.model.Subgraphs(number)
-            operators = [graph.Operators(index) for index in range(self._spend(graph.OperatorsLength()))]
-            widened = self._widened(operators)
-            for operator in operators:
-                for index, bias, code in self._constants(operator):
-                    index = widened.get(index, index)
-                    weight = self._value(graph, index) if index >= 0 and (number, index) not in layers else None
+        for number, graph in enumerate(self._tables(self.model, "Subgraphs")):
+            operators = [(self._code(operator), operator) for operator in self._tables(graph, "Operators")]
+            widened = {  # by tensor that a DEQUANTIZE makes: what it reads
+                int(operator.Outputs(0)): int(operator.Inputs(0))
+                for code, operator in operators
+                if code == Operator.DEQUANTIZE and operator.OutputsLength() and operator.InputsLength()
+            }
+            for code, operator in operators:
+                if code not in KINDS:
+                    continue
+                kind, places = KINDS[code]
+                inputs = _vector(operator, "Inputs")[: places.stop + 1].tolist()
+                for place in places[: max(len(inputs) - 1, 0)]:
+                    index = widened.get(inputs[place], inputs[place])
+                    weight = self._value(graph, index) if (number, index) not in layers else None
                     if weight is not None and weight.ndim >= 2 and weight.size:
                         weight = _outputs_first(code, weight)
                         name = str(graph.Tensors(index).Name() or b"", "utf-8", "replace") or f"tensor {index}"
-                        offset = self._bias(graph, bias, len(weight))
-                        layers[number, index] = LayerWeights(name, KINDS[code][0], weight, offset)
+                        bias = self._value(graph, inputs[2]) if kind in BIASED and len(inputs) > 2 else None
+                        bias = None if bias is None or bias.size != len(weight) else bias.reshape(-1)
+                        layers[number, index] = LayerWeights(name, kind, weight, bias)
         return list(layers.values())
 
-    def _constants(self, operator: Any) -> Iterator[tuple[int, int, int]]:
-        """(weight, bias, code) of the operator, both by tensor, -1 for one that is left out."""
-        code = self._kind(operator)
-        places = KINDS[code][1] if code in KINDS else ()
-        count = min(self._count(operator.InputsLength()), max(places) + 2) if places else 0
-        inputs = [int(operator.Inputs(place)) for place in range(count)]
-        for place in places:
-            if place < count:
-                yield inputs[place], inputs[place + 1] if code in BIASED and place + 1 < count else -1, code
-
-    def _code(self, index: int) -> int:
-        code = self.model.OperatorCodes(index)
-        return max(int(code.BuiltinCode()), int(code.DeprecatedBuiltinCode()))  # old files have the second only
-
-    def _kind(self, operator: Any) -> int:
+    def _code(self, operator: Any) -> int:
         index = int(operator.OpcodeIndex())
         return self.codes[index] if index < len(self.codes) else -1
 
-    def _widened(self, operators: list[Any]) -> dict[int, int]:
-        """By tensor that a DEQUANTIZE makes: what it reads."""
-        return {
-            int(operator.Outputs(0)): int(operator.Inputs(0))
-            for operator in operators
-            if self._kind(operator) == Operator.DEQUANTIZE and operator.OutputsLength() and operator.InputsLength()
-        }
-
-    def _bias(self, graph: Any, index: int, size: int) -> Array | None:
-        """float32 [size]: the tensor as a bias; None where it is left out, computed, or of another size."""
-        value = None if index < 0 else self._value(graph, index)
-        return None if value is None or value.size != size else value.reshape(-1)
-
     def _value(self, graph: Any, index: int) -> Array | None:
-        """float32 numbers of a constant; None for a tensor that is computed or holds no numbers of ours."""
-        if index >= self._count(graph.TensorsLength()):
-            raise Damaged(f"an operator reads tensor {index}, which there is not")
-        tensor = graph.Tensors(index)
-        content = self._content(int(tensor.Buffer()))
+        """float32 numbers of a constant; None for a tensor that is left out, computed or holds no numbers of ours."""
+        if index < 0:
+            return None
+        tensor = self._table(graph, "Tensors", index, "an operator reads tensor")
+        content, kind = self._content(tensor), int(tensor.Type())
         if not content.size:
             return None
-        shape = tuple(int(tensor.Shape(axis)) for axis in range(min(self._count(tensor.ShapeLength()), 9)))
+        shape = tuple(_vector(tensor, "Shape")[:9].tolist())
         size = math.prod(shape)
         if len(shape) > 8 or min(shape, default=1) < 0:
             raise Damaged(f"tensor {index} has an impossible shape")
-        kind = int(tensor.Type())
-        if kind not in FLOATS and kind not in INTEGERS and kind not in PACKED and kind != TensorType.INT32:
+        if kind not in NUMBERS and kind not in PACKED:
             return None
+        num_bytes = packed_size(size, PACKED[kind]) if kind in PACKED else size * np.dtype(NUMBERS[kind]).itemsize
+        if content.nbytes != num_bytes:
+            raise Damaged(f"tensor {index} has {content.nbytes:,} bytes for {size:,} numbers")
         self.budget.copy(8 * size)
-        if kind in FLOATS:
-            return names.as_numbers(_exactly(content, FLOATS[kind], size, index).reshape(shape))
-        if kind in PACKED:
-            _check_size(content, packed_size(size, PACKED[kind]), size, index)
-            codes = unpack(content.data, PACKED[kind], size)
-        else:
-            codes = _exactly(content, INTEGERS.get(kind, np.int32), size, index)
-        return self._dequantized(tensor, codes.reshape(shape))
+        packed = kind in PACKED
+        codes = unpack(content.data, PACKED[kind], size) if packed else np.frombuffer(content, NUMBERS[kind])
+        return _dequantized(tensor, codes.reshape(shape))
 
-    def _content(self, index: int) -> Array:
-        """uint8: the bytes of a buffer, in the flatbuffer or behind it; none for a tensor that is computed."""
-        if index >= self._count(self.model.BuffersLength()):
-            raise Damaged(f"a tensor names buffer {index}, which there is not")
-        buffer = self.model.Buffers(index)
+    def _content(self, tensor: Any) -> Array:
+        """uint8: the bytes of the tensor's buffer, in the flatbuffer or behind it; none where it is computed."""
+        index = int(tensor.Buffer())
+        buffer = self._table(self.model, "Buffers", index, "a tensor names buffer")
         offset, size = int(buffer.Offset()), int(buffer.Size())
-        if offset > 1:  # 0 and 1 say that the bytes are inside
-            if offset + size > len(self.data):
-                raise Damaged(f"buffer {index} lies beyond its end")
-            return np.frombuffer(self.data, np.uint8)[offset : offset + size]
-        if buffer.DataIsNone() or not buffer.DataLength():
-            return np.zeros(0, np.uint8)
-        return np.asarray(buffer.DataAsNumpy())
+        if offset <= 1:  # 0 and 1 say that the bytes are inside
+            return _vector(buffer, "Data").view(np.uint8)
+        if offset + size > len(self.data):
+            raise Damaged(f"buffer {index} lies beyond its end")
+        return np.frombuffer(self.data, np.uint8)[offset : offset + size]
 
-    def _dequantized(self, tensor: Any, codes: Array) -> Array:
-        """(codes - zero point) * scale, per tensor or along its quantised axis; the codes where they have no scale."""
-        about = tensor.Quantization()
-        if about is None or not about.ScaleLength():
-            return names.as_numbers(codes)
-        scale, axis = np.asarray(about.ScaleAsNumpy()), int(about.QuantizedDimension())
-        zero_point = np.asarray(about.ZeroPointAsNumpy() if about.ZeroPointLength() else [0])
-        if scale.size > 1 and (not 0 <= axis < codes.ndim or scale.size != codes.shape[axis]):
-            raise Damaged("the scales of a tensor do not fit its shape")
-        zero_point = zero_point if zero_point.size in (1, scale.size) else zero_point[:1]
-        return names.dequantized(codes, scale, zero_point, axis)
+    def _tables(self, parent: Any, name: str) -> list[Any]:
+        """A list that is walked through: all together are bounded, since lists can lie in one another."""
+        count = self._count(parent, name)
+        self.budget.parse(10 * count)  # the schema's accessors take their time
+        return [getattr(parent, name)(index) for index in range(count)]
 
-    def _spend(self, count: int) -> int:
-        """The length of a list that is walked through: all together are bounded, since lists can lie in one another."""
-        self.budget.parse(10 * self._count(count))  # the schema's accessors take their time
-        return count
+    def _table(self, parent: Any, name: str, index: int, who: str) -> Any:
+        """The entry of that number of a list, which `who` asks for."""
+        if index >= self._count(parent, name):
+            raise Damaged(f"{who} {index}, which there is not")
+        return getattr(parent, name)(index)
 
-    def _count(self, count: int) -> int:
-        """The length of a vector, if the file has room for it: every entry takes at least four bytes."""
+    def _count(self, parent: Any, name: str) -> int:
+        """The length of a list, if the file has room for it: every entry takes at least four bytes."""
+        count = int(getattr(parent, f"{name}Length")())
         if 4 * count > len(self.data):
             raise Damaged(f"a list claims {count:,} entries")
         return count
 
 
-def _exactly(content: Array, dtype: Any, size: int, index: int) -> Array:
-    _check_size(content, size * np.dtype(dtype).itemsize, size, index)
-    return np.frombuffer(content, dtype)
+def _vector(parent: Any, name: str) -> Array:
+    """The numbers of a list, where they lie; ValueError where that is outside the file."""
+    return np.asarray(
+        getattr(parent, f"{name}AsNumpy")() if getattr(parent, f"{name}Length")() else np.zeros(0, np.int32)
+    )
 
 
-def _check_size(content: Array, num_bytes: int, size: int, index: int) -> None:
-    if content.nbytes != num_bytes:
-        raise Damaged(f"tensor {index} has {content.nbytes:,} bytes for {size:,} numbers")
+def _dequantized(tensor: Any, codes: Array) -> Array:
+    """(codes - zero point) * scale, per tensor or along its quantised axis; float numbers and codes without as such."""
+    about = tensor.Quantization() if codes.dtype.kind in "iu" else None
+    if about is None or not about.ScaleLength():
+        return names.as_numbers(codes)
+    scale, zero_point, axis = _vector(about, "Scale"), _vector(about, "ZeroPoint"), int(about.QuantizedDimension())
+    if scale.size > 1 and (not 0 <= axis < codes.ndim or scale.size != codes.shape[axis]):
+        raise Damaged("the scales of a tensor do not fit its shape")
+    if zero_point.size != scale.size:
+        zero_point = zero_point[:1] if zero_point.size else np.zeros(1)
+    return names.dequantized(codes, scale, zero_point, axis)
 
 
 def _outputs_first(code: int, weight: Array) -> Array:
