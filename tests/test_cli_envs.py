@@ -10,7 +10,7 @@ import pytest
 
 import contracts
 from quarl.cli import main, parse
-from quarl.envs.names import SUITES
+from quarl.envs.suites import SUITES
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_every_suite_is_listed_with_its_version_or_the_command_that_installs_it(
 
 
 def test_a_suite_that_is_missing_shows_its_pip_command(capsys, monkeypatch):
-    monkeypatch.setattr("quarl.envs.catalog.version", lambda package: "1.0" if package == "gymnasium" else None)
+    monkeypatch.setattr("quarl.commands.envs.version", lambda package: "1.0" if package == "gymnasium" else None)
     rows = document()["rows"]
     assert [row["version"] for row in rows] == ["1.0", "1.0", *[None] * len(SUITES)]
     assert "pip install 'quarl[atari]'" in capsys.readouterr().out

@@ -19,8 +19,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTranspose
 
 from quarl.envs import make, make_for, resolve
 from quarl.envs.atari import Points, WholeGame
-from quarl.envs.names import ATARI
 from quarl.envs.reseed import needs_fresh
+from quarl.envs.suites import ATARI
 from quarl.errors import QuarlError
 from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import Policy, Provenance
@@ -171,7 +171,7 @@ def test_a_game_left_in_its_middle_begins_anew_from_its_seed():
 
 
 def test_a_bare_game_counts_as_one_too():
-    env = WholeGame(make("PongNoFrameskip-v4", inside=Points))
+    env = WholeGame(make("PongNoFrameskip-v4", inside=(Points,)))
     env.reset(seed=0)
     assert env.step(0)[1] == 0.0
     with pytest.raises(AssertionError):

@@ -13,7 +13,7 @@ from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeE
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from quarl.envs import make
-from quarl.envs.frame_stack import FrameStack
+from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 from quarl.runs.environments import make_environments
 from quarl.runs.hyperparameters import Recipe, interpret

@@ -17,7 +17,7 @@ import pytest
 from gymnasium.envs.registration import registry
 
 from quarl.envs import check_spaces, make, resolve
-from quarl.envs.suite_tasks import TASKS
+from quarl.envs.suites import TASKS
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense

@@ -13,7 +13,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecTransposeImage
 
 from quarl.envs import make
-from quarl.envs.frame_stack import FrameStack
+from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 
 Array = NDArray[Any]

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.envs.registration import registry
 
 from quarl.envs import make, resolve
-from quarl.envs.names import SUITES
+from quarl.envs.suites import SUITES
 from quarl.errors import QuarlError
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import gymnasium
 
 from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, checked_limit
-from quarl.envs.names import ATARI, MODULE_ID, find, is_same, missing_extra, resolve, suite_of
+from quarl.envs.names import MODULE_ID, find, is_same, resolve
 from quarl.envs.retired import older
 from quarl.envs.spaces import check_spaces
-from quarl.envs.wrappers import channels_as, wrap
+from quarl.envs.suites import ATARI, missing_extra, suite_of
+from quarl.envs.wrappers import Wrappers, channels_as, wrap
 from quarl.errors import QuarlError, first_line
 from quarl.policy.graph import Policy
 
@@ -26,17 +27,17 @@ Inside = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 def make(
     env_id: str,
     *,
-    wrappers: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    wrappers: Wrappers = (),
     env_kwargs: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
     trusted: bool = False,
-    inside: Inside | None = None,
+    inside: Sequence[Inside] = (),
 ) -> gymnasium.Env[Any, Any]:
     """The environment `resolve(env_id)` inside its time limit and `wrappers` (the outermost last).
 
     max_episode_steps: the time limit; None: what env_kwargs or else the registration says.
     trusted: the user typed env_id, which may then name a module to import ("module:Name-v0").
-    inside: a wrapper to put inside all others, where it sees rewards and ends as the environment gives them.
+    inside: wrappers to put inside all others, where they see rewards and ends as the environment gives them.
 
     Atari games are wrapped as they are trained on; `make_for` gives whole games.
     gymnasium's passive checker and order enforcer are left out: they cost half of a CartPole step and change no result.
@@ -72,7 +73,9 @@ def make(
         except Exception as error:  # any constructor, fed with a file's arguments
             given = f" with {kwargs}" if kwargs else f" ({type(error).__name__})"
             raise QuarlError(f"environment {resolved!r} cannot be made{given}: {first_line(error)}") from error
-        return wrap(env if inside is None else inside(env), wrappers)
+        for wrapper in inside:
+            env = wrapper(env)
+        return wrap(env, wrappers)
 
 
 def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) -> gymnasium.Env[Any, Any]:
@@ -113,13 +116,7 @@ def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) ->
 def _make_whole(env_id: str, options: Mapping[str, Any], inside: Sequence[Inside]) -> gymnasium.Env[Any, Any]:
     """The environment for evaluation: whole games, where training ends them with a life."""
     if suite_of(find(resolve(env_id, trusted=options["trusted"]))) is not ATARI:
-        return make(env_id, **options, inside=partial(_within, inside))
+        return make(env_id, **options, inside=inside)
     from quarl.envs.atari import Points, WholeGame  # here: it loads Stable-Baselines3
 
-    return WholeGame(make(env_id, **options, inside=partial(_within, (*inside, Points))))
-
-
-def _within(wrappers: Sequence[Inside], env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+    return WholeGame(make(env_id, **options, inside=(*inside, Points)))

@@ -7,14 +7,15 @@ grey pixels, and rewards cut to their sign. Evaluation plays the same, but whole
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
 
-Wrappers = Sequence[tuple[str, Mapping[str, Any]]]
+from quarl.envs.wrappers import Wrappers
+
 SKIPPING = ("AtariWrapper", "MaxAndSkipEnv")
 """Wrappers that hold an action for several frames."""
 Kind = TypeVar("Kind", bound=gymnasium.Env[Any, Any])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -22,11 +22,12 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from quarl.arrays import Array
-from quarl.envs.names import ATARI, find, resolve, suite_of
+from quarl.envs.names import find, resolve
+from quarl.envs.suites import ATARI, suite_of
+from quarl.envs.wrappers import Wrappers
 from quarl.machine import version
 
 Indices = int | Iterable[int] | None
-Wrappers = Sequence[tuple[str, Mapping[str, Any]]]
 DEFAULTS: Mapping[str, Any] = {
     "noop_max": 30,
     "frame_skip": 4,

@@ -1,4 +1,4 @@
-"""Environment ids: the suite an id belongs to, what a retired version is called today, and the nearest known id."""
+"""Environment ids: what a retired version is called today, the nearest known id, and the registration of each."""
 
 from __future__ import annotations
 
@@ -8,77 +8,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 from gymnasium.envs.registration import EnvSpec, registry
 
-from quarl.envs import atari_games
-from quarl.envs.quiet import atari_muted, descriptors_muted, dm_control_muted, mujoco_muted
-from quarl.envs.suite_tasks import TASKS, modern
+from quarl.envs.suites import ATARI, LISTED, TASKS, is_tombstone, missing_extra, modern, suite_of
 from quarl.errors import QuarlError
 
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A family of environments that an optional package brings."""
-
-    extra: str
-    """The name in `pip install 'quarl[extra]'`."""
-    package: str
-    """The modules its environments live in start with this."""
-    distribution: str
-    """What pip calls the package that brings it."""
-    example: str
-    """An id that stands for the others."""
-    muted: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Keeps quiet what its simulator prints while an environment is imported and made."""
-    prints_at_reset: bool = False
-    """Its simulator also prints at the first reset, which must then be made inside `muted`."""
-    ids: tuple[str, ...] = ()
-    """Known here, so that an id is understood before anything is imported. Empty for the suites that gymnasium
-    registers itself."""
-
-
-ATARI = Suite("atari", "ale_py", "ale-py", "PongNoFrameskip-v4", atari_muted, ids=atari_games.ids())
-SUITES = (
-    Suite("box2d", "gymnasium.envs.box2d", "box2d", "LunarLander-v3"),
-    Suite("mujoco", "gymnasium.envs.mujoco", "mujoco", "HalfCheetah-v5", mujoco_muted),
-    ATARI,
-    Suite(
-        "pybullet",
-        "pybullet_envs_gymnasium",
-        "pybullet-envs-gymnasium",
-        "HalfCheetahBulletEnv-v0",
-        descriptors_muted,
-        prints_at_reset=True,
-        ids=(
-            "InvertedPendulumBulletEnv-v0",
-            "InvertedDoublePendulumBulletEnv-v0",
-            "InvertedPendulumSwingupBulletEnv-v0",
-            "ReacherBulletEnv-v0",
-            "PusherBulletEnv-v0",
-            "ThrowerBulletEnv-v0",
-            "Walker2DBulletEnv-v0",
-            "HalfCheetahBulletEnv-v0",
-            "AntBulletEnv-v0",
-            "HopperBulletEnv-v0",
-            "HumanoidBulletEnv-v0",
-            "HumanoidFlagrunBulletEnv-v0",
-            "HumanoidFlagrunHarderBulletEnv-v0",
-        ),
-    ),
-    Suite(
-        "dm-control",
-        "quarl.envs.dm_control",
-        "dm-control",
-        "dm_control/cheetah-run-v0",
-        dm_control_muted,
-        ids=tuple(TASKS),
-    ),
-)
-"""Another suite is another row."""
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
 """gymnasium's spelling of an environment that a module of the user's registers."""
 LQR_STEPS = 1000
@@ -103,10 +38,9 @@ def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env {module}:
             f"unknown environment {env_id!r}: only your own words may name a module, as in {_typed(typed, env_id)}"
         )
     asked = modern(env_id)
-    if (asked in registry and not is_tombstone(registry[asked])) or any(asked in suite.ids for suite in SUITES):
+    living = {*LISTED, *(known for known, spec in registry.items() if not is_tombstone(spec))}
+    if asked in living:
         return asked
-    living = {known for known, spec in registry.items() if not is_tombstone(spec)}
-    living.update(known for suite in SUITES for known in suite.ids)
     name, version = _split(asked)
     newest = max((v for n, v in map(_split, living) if n == name), default=-1)
     if version < newest:
@@ -132,7 +66,7 @@ def of_module(module: str, env_id: str) -> str:
     """
     _import(module, f"{module}:{env_id}")
     spec = registry.get(env_id)
-    if spec is None or is_tombstone(spec) or any(env_id in suite.ids for suite in SUITES):
+    if spec is None or is_tombstone(spec) or env_id in LISTED:
         return env_id
     theirs = suite_of(spec) is not None or str(spec.entry_point).startswith("gymnasium.")
     return env_id if theirs else f"{module}:{env_id}"
@@ -152,14 +86,13 @@ def find(env_id: str) -> EnvSpec:
         limit = LQR_STEPS if domain == "lqr" else None
         kwargs = {"domain": domain, "task": task}
         return EnvSpec(env_id, "quarl.envs.dm_control:SuiteEnv", max_episode_steps=limit, kwargs=kwargs)
-    for suite in SUITES:
-        if env_id in suite.ids and env_id not in registry:
-            try:
-                with suite.muted(), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    importlib.import_module(suite.package)
-            except ImportError:
-                raise missing_extra(env_id, suite) from None
+    if env_id not in registry and (suite := LISTED.get(env_id)):
+        try:
+            with suite.muted(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                importlib.import_module(suite.package)
+        except ImportError:
+            raise missing_extra(env_id, suite) from None
     return registry[env_id]
 
 
@@ -174,26 +107,9 @@ def _import(module: str, env_id: str) -> None:
         raise QuarlError(f"cannot import {module!r} for {env_id}: {type(error).__name__}: {reason}") from error
 
 
-def suite_of(spec: EnvSpec) -> Suite | None:
-    """The optional suite an environment comes from; None for those that need nothing more."""
-    if not isinstance(spec.entry_point, str):
-        return None
-    return next((suite for suite in SUITES if spec.entry_point.startswith(suite.package)), None)
-
-
 def is_atari(env_id: str) -> bool:
     """Whether a living id, which the user typed where it names a module, is of a game of Atari."""
     return suite_of(find(env_id)) is ATARI
-
-
-def missing_extra(env_id: str, suite: Suite) -> QuarlError:
-    """What to raise where a suite's package is not installed."""
-    return QuarlError(f"environment {env_id!r} needs an extra: pip install 'quarl[{suite.extra}]'")
-
-
-def is_tombstone(spec: EnvSpec) -> bool:
-    # gymnasium keeps the ids of dead versions, with functions of its own that only raise
-    return callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "") == "gymnasium.envs"
 
 
 def _split(env_id: str) -> tuple[str, int]:

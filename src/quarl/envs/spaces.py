@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quarl.envs.checked import name_of
-from quarl.envs.frame_stack import FrameStack
+from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, shapes
 from quarl.readers.spaces import Box, from_live

@@ -13,11 +13,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
+from quarl.arrays import Array
 from quarl.envs.bound import check_numbers
 from quarl.errors import QuarlError, first_line
 from quarl.readers.spaces import has_channels_last
+from quarl.readers.zoo import MAX_FRAMES
+
+Wrappers = Sequence[tuple[str, Mapping[str, Any]]]
+"""(dotted class name, keyword arguments) each, the outermost last."""
 
 _SB3_CONTRIB = {"TimeFeatureWrapper": "sb3_contrib.common.wrappers"}
 _ZOO = _SB3_CONTRIB | dict.fromkeys(
@@ -61,7 +65,7 @@ _ATARI = dict.fromkeys(
 )
 FAMILIES: Mapping[str, Mapping[str, str]] = {
     ATARI_WRAPPERS: _ATARI,
-    "stable_baselines3.common.vec_env": {"VecFrameStack": "quarl.envs.frame_stack:FrameStack"},
+    "stable_baselines3.common.vec_env": {"VecFrameStack": "quarl.envs.wrappers:FrameStack"},
     "sb3_contrib.common.wrappers": _SB3_CONTRIB,
     "rl_zoo3.wrappers": _ZOO,
     "utils.wrappers": _ZOO,  # what the zoos before rl_zoo3 called it
@@ -71,8 +75,8 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
 """Module prefix in a file -> class name -> the module it is imported from, with its name there where it is another."""
 
 
-def wrap(env: gymnasium.Env[Any, Any], wrappers: Sequence[tuple[str, Mapping[str, Any]]]) -> gymnasium.Env[Any, Any]:
-    """env inside `wrappers`, (dotted class name, keyword arguments) each, the outermost last."""
+def wrap(env: gymnasium.Env[Any, Any], wrappers: Wrappers) -> gymnasium.Env[Any, Any]:
+    """env inside `wrappers`."""
     for dotted, kwargs in wrappers:
         cls = wrapper_class(dotted)
         check_numbers(kwargs, f"wrapper {dotted}")
@@ -148,5 +152,53 @@ class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):
             space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype.type
         )
 
-    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
+    def observation(self, observation: Array) -> Array:
         return np.transpose(observation, (2, 0, 1))
+
+
+class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
+    """The last `n_stack` observations as one, oldest first; zeros stand for what was before an episode's start.
+
+    Images are stacked along their channels and come out as [channels, height, width], whatever order they came in;
+    everything else is stacked along its last axis. The stack belongs to one environment, so that the last observation
+    of an episode is whole without any help from what steps several of them.
+    """
+
+    def __init__(self, env: gymnasium.Env[Array, Any], n_stack: int, channels_order: str | None = None) -> None:
+        """channels_order: first or last; None: by the smallest axis of an image, last for everything else."""
+        space = env.observation_space
+        if not isinstance(space, gymnasium.spaces.Box) or not space.shape:
+            raise ValueError(f"only a Box with axes can be stacked, not {type(space).__name__}")
+        if type(n_stack) is not int or not 1 <= n_stack <= MAX_FRAMES:
+            raise ValueError(f"n_stack is {n_stack!r}, not a number from 1 to {MAX_FRAMES}")
+        if channels_order not in (None, "first", "last"):
+            raise ValueError(f"channels_order is {channels_order!r}; use first or last")
+        image = len(space.shape) == 3 and space.dtype == np.uint8 and not space.low.any() and (space.high == 255).all()
+        by_shape = image and space.shape.index(min(space.shape)) == 0
+        first = by_shape if channels_order is None else channels_order == "first"
+        super().__init__(ChannelsFirst(env) if image and not first else env)
+        self._axis = 0 if image or first else -1
+        space = self.env.observation_space
+        assert isinstance(space, gymnasium.spaces.Box)
+        low, high = (np.concatenate([bound] * n_stack, self._axis) for bound in (space.low, space.high))
+        self.observation_space = gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+        self._stack: Array = np.zeros(low.shape, space.dtype)
+        self._frames: Array = np.moveaxis(self._stack, self._axis, 0)
+        """The same memory, the axis that frames follow each other on in front."""
+        self._size = len(self._frames) // n_stack
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._stack[...] = 0
+        return self._push(observation), info
+
+    def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._push(observation), reward, terminated, truncated, info
+
+    def _push(self, observation: Array) -> Array:
+        """The stack with one more observation; the caller owns it."""
+        frames, size = self._frames, self._size
+        frames[:-size] = frames[size:]
+        frames[-size:] = np.moveaxis(observation, self._axis, 0)
+        return self._stack.copy()

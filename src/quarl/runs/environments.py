@@ -14,8 +14,8 @@ from quarl.envs import make, resolve
 from quarl.envs.bound import LONGEST, is_limited
 from quarl.envs.checked import Checked, held
 from quarl.envs.fit import fits, fitting
-from quarl.envs.names import ATARI, suite_of
 from quarl.envs.options import EnvironmentOptions
+from quarl.envs.suites import ATARI, suite_of
 from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.readers.spaces import Box, from_live, observation_box
 from quarl.runs.hyperparameters import Recipe
@@ -34,7 +34,7 @@ def make_environments(
     """
     making: dict[str, Any] = {"wrappers": recipe.wrappers, "env_kwargs": recipe.env_kwargs, "trusted": True}
     if (env := _native(env_id, recipe, vec_env, say)) is None:
-        env = DummyVecEnv([lambda: Checked(make(env_id, **making, inside=Monitor))] * recipe.n_envs)
+        env = DummyVecEnv([lambda: Checked(make(env_id, **making, inside=(Monitor,)))] * recipe.n_envs)
         _tell_of_no_limit(env.envs[0], say)
     if recipe.normalize is None:
         return env

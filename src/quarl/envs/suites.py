@@ -1,0 +1,167 @@
+"""Suites of environments, with the ids that are known without their packages: an id is understood before any import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from gymnasium.envs.registration import EnvSpec
+
+from quarl.envs.quiet import atari_muted, descriptors_muted, dm_control_muted, mujoco_muted
+from quarl.errors import QuarlError
+
+ATARI_GAMES = (
+    *("adventure", "air_raid", "alien", "amidar", "assault", "asterix", "asteroids", "atlantis", "bank_heist"),
+    *("battle_zone", "beam_rider", "berzerk", "bowling", "boxing", "breakout", "carnival", "centipede"),
+    *("chopper_command", "crazy_climber", "defender", "demon_attack", "double_dunk", "elevator_action", "enduro"),
+    *("fishing_derby", "freeway", "frostbite", "gopher", "gravitar", "hero", "ice_hockey", "jamesbond"),
+    *("journey_escape", "kangaroo", "krull", "kung_fu_master", "montezuma_revenge", "ms_pacman", "name_this_game"),
+    *("phoenix", "pitfall", "pong", "pooyan", "private_eye", "qbert", "riverraid", "road_runner", "robotank"),
+    *("seaquest", "skiing", "solaris", "space_invaders", "star_gunner", "tennis", "time_pilot", "tutankham"),
+    *("up_n_down", "venture", "video_pinball", "wizard_of_wor", "yars_revenge", "zaxxon"),
+)
+"""Games that have ids of every family, as ale-py 0.12 names their files."""
+LATER_ATARI_GAMES = (
+    *("atlantis2", "backgammon", "basic_math", "blackjack", "casino", "crossbow", "darkchambers", "donkey_kong"),
+    *("earthworld", "entombed", "et", "flag_capture", "frogger", "galaxian", "hangman", "haunted_house"),
+    *("human_cannonball", "kaboom", "keystone_kapers", "king_kong", "klax", "koolaid", "laser_gates"),
+    *("lost_luggage", "mario_bros", "miniature_golf", "mr_do", "othello", "pacman", "pitfall2", "sir_lancelot"),
+    *("space_war", "superman", "surround", "tetris", "tic_tac_toe_3d", "trondead", "turmoil", "video_checkers"),
+    *("video_chess", "video_cube", "word_zapper"),
+)
+"""Games that have an ALE/X-v5 alone."""
+ATARI_FAMILIES = ("{}NoFrameskip-v0", "{}NoFrameskip-v4", "{}-v0", "{}-v4")
+"""Ids of the older families. v0 repeats the action before with probability 0.25, v4 never does; those without
+NoFrameskip skip two to four frames by chance."""
+PREFIX = "dm_control/"
+DOMAINS: Mapping[str, tuple[str, ...]] = {
+    "acrobot": ("swingup", "swingup_sparse"),
+    "ball_in_cup": ("catch",),
+    "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse", "two_poles", "three_poles"),
+    "cheetah": ("run",),
+    "dog": ("stand", "walk", "trot", "run", "fetch"),
+    "finger": ("spin", "turn_easy", "turn_hard"),
+    "fish": ("upright", "swim"),
+    "hopper": ("stand", "hop"),
+    "humanoid": ("stand", "walk", "run", "run_pure_state"),
+    "humanoid_CMU": ("stand", "walk", "run"),
+    "lqr": ("lqr_2_1", "lqr_6_2"),
+    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
+    "pendulum": ("swingup",),
+    "point_mass": ("easy", "hard"),
+    "quadruped": ("walk", "run", "escape", "fetch"),
+    "reacher": ("easy", "hard"),
+    "stacker": ("stack_2", "stack_4"),
+    "swimmer": ("swimmer6", "swimmer15"),
+    "walker": ("stand", "walk", "run"),
+}
+"""Domain -> its tasks, of dm_control 1.0.50."""
+TASKS: Mapping[str, tuple[str, str]] = {
+    f"{PREFIX}{domain}-{task}-v0": (domain, task) for domain, tasks in DOMAINS.items() for task in tasks
+}
+"""Id, spelt as shimmy spells it -> (domain, task)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A family of environments that an optional package brings."""
+
+    extra: str
+    """The name in `pip install 'quarl[extra]'`."""
+    package: str
+    """The modules its environments live in start with this."""
+    distribution: str
+    """What pip calls the package that brings it."""
+    example: str
+    """An id that stands for the others."""
+    muted: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Keeps quiet what its simulator prints while an environment is imported and made."""
+    prints_at_reset: bool = False
+    """Its simulator also prints at the first reset, which must then be made inside `muted`."""
+    ids: tuple[str, ...] = ()
+    """Known here, so that an id is understood before anything is imported. Empty for the suites that gymnasium
+    registers itself."""
+
+
+def _atari_ids() -> tuple[str, ...]:
+    """PongNoFrameskip-v4 and its older sisters, and ALE/Pong-v5, which skips 4 frames and repeats actions."""
+    # tic_tac_toe_3d is TicTacToe3D
+    older, later = ([game.title().replace("_", "") for game in games] for games in (ATARI_GAMES, LATER_ATARI_GAMES))
+    families = (family.format(game) for game in older for family in ATARI_FAMILIES)
+    return (*families, *(f"ALE/{game}-v5" for game in (*older, *later)))
+
+
+ATARI = Suite("atari", "ale_py", "ale-py", "PongNoFrameskip-v4", atari_muted, ids=_atari_ids())
+SUITES = (
+    Suite("box2d", "gymnasium.envs.box2d", "box2d", "LunarLander-v3"),
+    Suite("mujoco", "gymnasium.envs.mujoco", "mujoco", "HalfCheetah-v5", mujoco_muted),
+    ATARI,
+    Suite(
+        "pybullet",
+        "pybullet_envs_gymnasium",
+        "pybullet-envs-gymnasium",
+        "HalfCheetahBulletEnv-v0",
+        descriptors_muted,
+        prints_at_reset=True,
+        ids=(
+            "InvertedPendulumBulletEnv-v0",
+            "InvertedDoublePendulumBulletEnv-v0",
+            "InvertedPendulumSwingupBulletEnv-v0",
+            "ReacherBulletEnv-v0",
+            "PusherBulletEnv-v0",
+            "ThrowerBulletEnv-v0",
+            "Walker2DBulletEnv-v0",
+            "HalfCheetahBulletEnv-v0",
+            "AntBulletEnv-v0",
+            "HopperBulletEnv-v0",
+            "HumanoidBulletEnv-v0",
+            "HumanoidFlagrunBulletEnv-v0",
+            "HumanoidFlagrunHarderBulletEnv-v0",
+        ),
+    ),
+    Suite(
+        "dm-control",
+        "quarl.envs.dm_control",
+        "dm-control",
+        "dm_control/cheetah-run-v0",
+        dm_control_muted,
+        ids=tuple(TASKS),
+    ),
+)
+"""Another suite is another row."""
+LISTED: Mapping[str, Suite] = {env_id: suite for suite in SUITES for env_id in suite.ids}
+"""The suite of each id that is known here."""
+
+
+def modern(env_id: str) -> str:
+    """The id that the "suite,name" of the 2020 code stands for, known or not; any other name as it is.
+
+    A domain may hold underscores as its tasks do, so it is the longest known one that the name begins with.
+
+    >>> modern("dm_control,ball_in_cup_catch"), modern("gym,CartPole-v1")
+    ('dm_control/ball_in_cup-catch-v0', 'CartPole-v1')
+    """
+    suite, _, name = env_id.partition(",")
+    if suite == "gym" and name:
+        return name
+    if suite == "dm_control" and name:
+        domain = max((known for known in DOMAINS if name.startswith(f"{known}_")), key=len, default="")
+        return f"{PREFIX}{domain}-{name[len(domain) + 1 :]}-v0" if domain else f"{PREFIX}{name}-v0"
+    return env_id
+
+
+def suite_of(spec: EnvSpec, among: Iterable[Suite] = SUITES) -> Suite | None:
+    """The optional suite an environment comes from; None for those that need nothing more."""
+    place = spec.entry_point
+    return next((suite for suite in among if isinstance(place, str) and place.startswith(suite.package)), None)
+
+
+def missing_extra(env_id: str, suite: Suite) -> QuarlError:
+    """What to raise where a suite's package is not installed."""
+    return QuarlError(f"environment {env_id!r} needs an extra: pip install 'quarl[{suite.extra}]'")
+
+
+def is_tombstone(spec: EnvSpec) -> bool:
+    # gymnasium keeps the ids of dead versions, with functions of its own that only raise
+    return callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "") == "gymnasium.envs"
