@@ -24,7 +24,7 @@ from quarl.inert.pickle import read_base64, read_pickle
 from quarl.inert.zip import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.operators import Normalize
-from quarl.readers import sb2_names, sb2_network, zoo
+from quarl.readers import sb2_network, zoo
 from quarl.readers.normalizer import check_shape
 from quarl.readers.spaces import Box, Discrete, action_head, from_inert, observation_box
 
@@ -166,10 +166,10 @@ def _named(
 ) -> dict[str, Array]:
     shape = observed.low.shape
     if algo == "dqn":
-        return sb2_names.dqn(arrays, width, math.prod(shape), dueling=_flag(kwargs, "dueling", default=True))
+        return sb2_network.name_dqn(arrays, width, math.prod(shape), dueling=_flag(kwargs, "dueling", default=True))
     if algo == "ddpg":
-        return sb2_names.ddpg(arrays, width, shape)
-    return sb2_names.actor_critic(arrays, width, kwargs, gaussian=isinstance(actions, Box))
+        return sb2_network.name_ddpg(arrays, width, shape)
+    return sb2_network.name_actor_critic(arrays, width, kwargs, gaussian=isinstance(actions, Box))
 
 
 def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:

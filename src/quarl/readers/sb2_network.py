@@ -1,13 +1,26 @@
-"""Operators of Stable-Baselines 2 networks from their TensorFlow variables by name.
+"""Stable-Baselines 2 networks: operators from TensorFlow's variables by name, and names for those that have none.
 
 TensorFlow keeps weights as [in, out] and images as [height, width, channels]; the graph has [out, in] and [channels,
 height, width], so weights are transposed and the first layer after a convolution has its inputs reordered.
+
+Until 2.7 a model was saved as a list of arrays in the order in which TensorFlow created the variables. That order is
+fixed by the code of the three families of policies, so shapes and the number of actions tell the names:
+
+    A2C, PPO2   [c1 c2 c3 fc1 | shared_fc.. (pi_fc vf_fc)..] vf pi [pi/logstd] q      (common/policies.py)
+    DQN         [eps] action_value: [convolutions] layers, state_value: layers, then the target network
+    DDPG        pi: [convolutions] fc0 .. pi, qf: .., copies of them, obs_rms: sum sumsq count
+
+A layer is a weight [in, out], a bias [out] and, with layer normalisation, beta [out] and gamma [out]. Source:
+github.com/hill-a/stable-baselines.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile, zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +40,8 @@ from quarl.policy.operators import (
     Shape,
 )
 
+Named = dict[str, Array]
+FEW = "the file has fewer arrays than its policy has variables; it is damaged"
 NATURE_CNN = (("c1", 8, 4), ("c2", 4, 2), ("c3", 3, 1))
 """(scope, kernel size, stride) of `nature_cnn`; strides are not in the file."""
 LAYER_NORM_EPSILON = 1e-12
@@ -105,32 +120,43 @@ class Network:
         weight = np.ascontiguousarray(weight.T, np.float32)
         self.append(Dense(name, (self.value,), weight, bias.astype(np.float32)))
 
-    def chain(self, scope: str, layer: str, activation: str, *, dueling: bool = False) -> None:
-        """Every layer `layer` + number of `scope` with its layer normalisation, `activation` between them.
+    def chain(self, names: Sequence[str], scope: str, activation: str, *, dueling: bool = False) -> None:
+        """The layers of those names, all but the last with `scope`'s layer normalisation and `activation` behind them.
 
         dueling: the advantages' mean is taken off by the last layer itself. A - mean(A) is (I - 1/n) (W x + b), so W
         and b lose their mean over the outputs: the same function, one operator fewer.
         """
-        names = _numbered(self.named, scope, layer)
         for index, name in enumerate(names):
-            weight, bias = _weight_and_bias(self.named, name)
+            weight, bias = self.weight_and_bias(name)
             last = index + 1 == len(names)
             if last and dueling:
                 wide = weight.astype(np.float64)
                 weight = wide - wide.mean(axis=1, keepdims=True)
                 bias = bias.astype(np.float64) - bias.astype(np.float64).mean()
             self.dense(name, weight, bias)
+            norm = f"{scope}/LayerNorm{_suffix(index)}"
+            if not last and (f"{norm}/gamma" in self.named or f"{norm}/beta" in self.named):
+                gain, offset = (self.take(f"{norm}/{part}").astype(np.float32) for part in ("gamma", "beta"))
+                self.append(LayerNorm(norm, (self.value,), gain, offset, LAYER_NORM_EPSILON))
             if not last:
-                self.layer_norm(scope, index)
                 self.activate(activation)
 
-    def layer_norm(self, scope: str, index: int) -> None:
-        norm = f"{scope}/LayerNorm{f'_{index}' if index else ''}"
-        if f"{norm}/gamma" in self.named or f"{norm}/beta" in self.named:
-            gain, offset = (self.take(f"{norm}/{part}").astype(np.float32) for part in ("gamma", "beta"))
-            self.append(LayerNorm(norm, (self.value,), gain, offset, LAYER_NORM_EPSILON))
+    def numbered(self, scope: str, layer: str) -> list[str]:
+        """scope/layer, scope/layer_1, scope/layer0, ... in numerical order."""
+        pattern = re.compile(rf"({re.escape(scope)}/{layer}_?(\d{{0,3}}))/(?:w|weights|kernel)")
+        matches = [match for match in map(pattern.fullmatch, self.named) if match]
+        scopes = {int(match[2] or 0): match[1] for match in matches}
+        return [scopes[number] for number in sorted(scopes)]
+
+    def weight_and_bias(self, name: str) -> tuple[Array, Array]:
+        """Those of a layer, whatever its kind calls them."""
+        for weight, bias in (("w", "b"), ("weights", "biases"), ("kernel", "bias")):
+            if f"{name}/{weight}" in self.named and f"{name}/{bias}" in self.named:
+                return self.named[f"{name}/{weight}"], self.named[f"{name}/{bias}"]
+        raise QuarlError(f"layer {name!r} has no weight or no bias; the file is damaged")
 
     def take(self, name: str) -> Array:
+        """The variable of that name."""
         if name not in self.named:
             raise QuarlError(f"variable {name!r} is missing; the file is damaged or of another algorithm")
         return self.named[name]
@@ -139,11 +165,8 @@ class Network:
 def actor_critic(network: Network, activation: str) -> None:
     """The policy of A2C and PPO2: logits, or the mean of the action."""
     network.extractor("model")
-    for kind in ("shared_fc", "pi_fc"):
-        for name in _numbered(network.named, "model", kind):
-            network.dense(name, *_weight_and_bias(network.named, name))
-            network.activate(activation)
-    network.dense("model/pi", network.take("model/pi/w"), network.take("model/pi/b"))
+    hidden = [*network.numbered("model", "shared_fc"), *network.numbered("model", "pi_fc")]
+    network.chain([*hidden, "model/pi"], "model", activation)
 
 
 def dqn(network: Network, activation: str, *, dueling: bool) -> None:
@@ -151,10 +174,10 @@ def dqn(network: Network, activation: str, *, dueling: bool) -> None:
     action, state = "deepq/model/action_value", "deepq/model/state_value"
     network.extractor(action)
     features = network.value
-    network.chain(action, "fully_connected", activation, dueling=dueling)
+    network.chain(network.numbered(action, "fully_connected"), action, activation, dueling=dueling)
     if dueling:
         advantage, network.value = network.value, features
-        network.chain(state, "fully_connected", activation)
+        network.chain(network.numbered(state, "fully_connected"), state, activation)
         network.append(Add("q_values", (advantage, network.value)))
 
 
@@ -162,26 +185,130 @@ def ddpg(network: Network, activation: str) -> None:
     """The deterministic action, before its tanh."""
     scope = "model/pi"
     network.extractor(scope)
-    for index, name in enumerate(_numbered(network.named, scope, "fc")):
-        if f"{name}/kernel" in network.named:  # fc1 of a convolutional extractor is called "w"
-            network.dense(name, *_weight_and_bias(network.named, name))
-            network.layer_norm(scope, index)
-            network.activate(activation)
-    network.dense(f"{scope}/pi", network.take(f"{scope}/pi/kernel"), network.take(f"{scope}/pi/bias"))
+    # fc1 of a convolutional extractor is called "w"
+    hidden = [name for name in network.numbered(scope, "fc") if f"{name}/kernel" in network.named]
+    network.chain([*hidden, f"{scope}/pi"], scope, activation)
 
 
-def _numbered(named: Mapping[str, Array], scope: str, layer: str) -> list[str]:
-    """scope/layer, scope/layer_1, scope/layer0, ... in numerical order."""
-    scopes = {}
-    for name in named:
-        match = re.fullmatch(rf"({re.escape(scope)}/{layer}_?(\d{{0,3}}))/(?:w|weights|kernel)", name)
-        if match:
-            scopes[int(match[2] or 0)] = match[1]
-    return [scopes[number] for number in sorted(scopes)]
+def name_actor_critic(arrays: Sequence[Array], actions: int, kwargs: Mapping[str, Any], *, gaussian: bool) -> Named:
+    """Arrays of A2C and PPO2 by name.
+
+    actions: the width of the policy's output. gaussian: it is a mean, so a logstd follows it. kwargs: policy_kwargs.
+    """
+    convolutions = _convolutions(arrays)
+    tail = ["vf/w", "vf/b", "pi/w", "pi/b", *(["pi/logstd"] if gaussian else []), "q/w", "q/b"]
+    hidden = len(arrays) - len(convolutions) - len(tail)
+    if hidden < 0:
+        raise QuarlError(FEW)
+    pairs = ["fc1"] if convolutions else _hidden(kwargs, hidden // 2)
+    names = [f"{pair}/{part}" for pair in pairs for part in "wb"]
+    if len(names) != hidden:
+        raise UnsupportedError(f"the file has {hidden} arrays of hidden layers where its policy has {len(names)}")
+    names = [*convolutions, *names, *tail]
+    named = {f"model/{name}": array for name, array in zip(names, arrays, strict=True)}
+    if named["model/pi/w"].shape[-1:] != (actions,):
+        raise QuarlError(
+            f"the policy's last layer has shape {named['model/pi/w'].shape}, not one for {actions} actions"
+        )
+    return named
 
 
-def _weight_and_bias(named: Mapping[str, Array], name: str) -> tuple[Array, Array]:
-    for weight, bias in (("w", "b"), ("weights", "biases"), ("kernel", "bias")):
-        if f"{name}/{weight}" in named and f"{name}/{bias}" in named:
-            return named[f"{name}/{weight}"], named[f"{name}/{bias}"]
-    raise QuarlError(f"layer {name!r} has no weight or no bias; the file is damaged")
+def name_dqn(arrays: Sequence[Array], actions: int, features: int, *, dueling: bool) -> Named:
+    """Arrays of DQN's online network by name; features: numbers in an observation."""
+    arrays = arrays[1:] if arrays and arrays[0].ndim == 0 else arrays  # without eps, the exploration rate
+    named, width = _extractor(arrays, "deepq/model/action_value", features)
+    place = len(named)
+    for head, outputs in (("action_value", actions), ("state_value", 1))[: 1 + dueling]:
+        layers = _layers(arrays, place, width, outputs)
+        place += sum(map(len, layers))
+        scopes = [f"deepq/model/{head}/fully_connected{_suffix(index)}" for index in range(len(layers))]
+        named |= _names(layers, scopes, ("weights", "biases"), f"deepq/model/{head}")
+    return named
+
+
+def name_ddpg(arrays: Sequence[Array], actions: int, shape: tuple[int, ...]) -> Named:
+    """Arrays of DDPG's actor by name, and the statistics of its own observation normalisation; shape: observation's."""
+    named, width = _extractor(arrays, "model/pi", math.prod(shape))
+    layers = _layers(arrays, len(named), width, actions)
+    scopes = [*(f"model/pi/fc{index}" for index in range(len(layers) - 1)), "model/pi/pi"]
+    named |= _names(layers, scopes, ("kernel", "bias"), "model/pi")
+    for index in range(len(arrays) - 2):
+        moments = arrays[index : index + 3]
+        if [a.shape for a in moments] == [shape, shape, ()] and all(a.dtype == np.float64 for a in moments):
+            parts = ("runningsum", "runningsumsq", "count")
+            named |= {f"input/obs_rms/{part}": array for part, array in zip(parts, moments, strict=True)}
+    return named
+
+
+def _hidden(kwargs: Mapping[str, Any], pairs: int) -> Iterator[str]:
+    """Names of the hidden layers of an MLP policy in creation order, from net_arch, layers or their number."""
+    arch, layers = kwargs.get("net_arch"), kwargs.get("layers")
+    if arch is None:
+        sizes = layers if isinstance(layers, list | tuple) else [None] * (pairs // 2)
+        arch = [{"pi": sizes, "vf": sizes}]
+    if not isinstance(arch, list | tuple) or len(arch) > 100:
+        raise QuarlError("net_arch is no list of layers; the file is damaged")
+    for index, entry in enumerate(arch):
+        if not isinstance(entry, dict):
+            yield f"shared_fc{index}"
+            continue
+        separate = [entry.get(key) or [] for key in ("pi", "vf")]
+        if not all(isinstance(sizes, list | tuple) and len(sizes) <= 100 for sizes in separate):
+            raise QuarlError("net_arch is no list of layers; the file is damaged")
+        for layer, (pi, vf) in enumerate(zip_longest(*(["x"] * len(sizes) for sizes in separate))):
+            yield from ([f"pi_fc{layer}"] if pi else []) + ([f"vf_fc{layer}"] if vf else [])
+        return  # entries after the dict are never built
+
+
+def _convolutions(arrays: Sequence[Array]) -> list[str]:
+    """Names of the arrays of the convolutions, at most three, that the list begins with."""
+    weights = list(takewhile(lambda array: array.ndim == 4, arrays[:6:2]))
+    return [f"c{number}/{part}" for number in range(1, 1 + len(weights)) for part in "wb"]
+
+
+def _extractor(arrays: Sequence[Array], scope: str, features: int) -> tuple[Named, int]:
+    """Arrays of the convolutions and of fc1 after them, if there are any, and the width of what they give."""
+    if not (keys := _convolutions(arrays)):
+        return {}, features
+    keys += ["fc1/w", "fc1/b"]
+    if len(arrays) < len(keys):
+        raise QuarlError(FEW)
+    named = {f"{scope}/{key}": array for key, array in zip(keys, arrays, strict=False)}
+    return named, named[f"{scope}/fc1/w"].shape[-1]
+
+
+def _layers(arrays: Sequence[Array], place: int, width: int, outputs: int) -> list[Sequence[Array]]:
+    """Layers [weight, bias (, beta, gamma)] of a chain from `width` to `outputs` numbers that begins at `place`.
+
+    A layer with `outputs` outputs is the last unless the next one continues from it: what follows a chain is
+    another network's first layer, or nothing.
+    """
+    entry, layers = width, list[Sequence[Array]]()
+    while True:
+        if len(arrays) < place + 2:
+            raise QuarlError(FEW)
+        weight, bias = arrays[place : place + 2]
+        if weight.ndim != 2 or weight.shape[0] != width or bias.shape != weight.shape[1:]:
+            raise QuarlError(f"a layer of shape {weight.shape} follows one of {width} outputs; the file is damaged")
+        width = weight.shape[1]
+        following = arrays[place + 2] if len(arrays) > place + 2 else None
+        normalised = following is not None and (following.shape, following.dtype) == ((width,), bias.dtype)
+        layers.append(arrays[place : place + (4 if normalised else 2)])
+        place += len(layers[-1])
+        continued = following is not None and following.ndim == 2 and following.shape[0] == width != entry
+        if not normalised and width == outputs and not continued:
+            return layers
+
+
+def _names(layers: Sequence[Sequence[Array]], scopes: Sequence[str], parts: tuple[str, str], norms: str) -> Named:
+    """The arrays of layers by name: weight and bias are `parts` of the layer's scope, the others of LayerNorm's."""
+    named: Named = {}
+    for index, (layer, scope) in enumerate(zip(layers, scopes, strict=True)):
+        norm = f"{norms}/LayerNorm{_suffix(index)}"
+        keys = (*(f"{scope}/{part}" for part in parts), f"{norm}/beta", f"{norm}/gamma")
+        named |= dict(zip(keys, layer, strict=False))
+    return named
+
+
+def _suffix(index: int) -> str:
+    return f"_{index}" if index else ""
