@@ -89,15 +89,40 @@ def iqm(x: Array) -> float:
     return float(trim_mean(x, 0.25))
 
 
-def bootstrap_interval(x: Array, rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
+def bootstrap_interval(
+    x: Array, rng: np.random.Generator, *, statistic: Callable[..., Any] = np.mean, num_resamples: int = 10_000
+) -> Interval:
     """95 % percentile bootstrap interval of the mean of `x` [n]: quantiles of it over resamples with replacement.
 
-    One episode says nothing of others: its interval has no ends.
+    One episode says nothing of others: its interval has no ends. statistic: another than the mean, as numpy has it.
     """
     x = _returns(x)
     if x.size == 1:
         return Interval(point=float(x[0]), low=np.nan, high=np.nan)
-    return _interval(float(x.mean()), _resample([x], lambda rows: _mean(rows[0]), rng, num_resamples))
+    resampled = _resample([x], lambda rows: statistic(rows[0], axis=-1), rng, num_resamples)
+    return _interval(float(statistic(x)), resampled)
+
+
+def ratio_interval(
+    over: Array,
+    under: Array,
+    rngs: Sequence[np.random.Generator],
+    *,
+    statistic: Callable[..., Any] = np.mean,
+    num_resamples: int = 2_000,
+) -> Interval:
+    """The statistic of `over` [n] divided by that of `under` [m], with a 95 % bootstrap interval.
+
+    The two are not paired: each is resampled by itself, with its generator. A resample of nothing but zeros below
+    leaves the upper end open.
+    """
+    sides = [_returns(side) for side in (over, under)]
+    above, below = (
+        _resample([side], lambda rows: statistic(rows[0], axis=-1), rng, num_resamples)
+        for side, rng in zip(sides, rngs, strict=True)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _interval(float(statistic(sides[0]) / statistic(sides[1])), above / below)
 
 
 def error_pct(fp32: Array, q: Array, rng: np.random.Generator) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -17,10 +19,12 @@ from quarl.actorq.supervisor import Supervisor
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.config.base import METERED
+from quarl.config.bench import BenchActorQConfig
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
-from quarl.experiments.methods.cells import Cell, Say
+from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.processes.signals import SIGNALLED
+from quarl.rows import RATIO, ActorPrecision, Column, Row
 
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
 """Of the counters: ages in updates, milliseconds, tenths of a millisecond."""
@@ -34,45 +38,76 @@ ELSEWHERE = ("json", "output", "resume", "plan", *METERED)
 """Options that a cell does not depend on."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRow(Row):
+    """What rows of runs that differ in their actors begin with."""
+
+    precision: ActorPrecision
+    engine: str
+    samples_per_insert: Annotated[float, replace(RATIO, before="precision")]
+    net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
+
+
+ARM = ("samples_per_insert", "net_arch")
+"""Options of a run that an ArmRow holds."""
+
+
 def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
     """What a cell depends on: the run's configuration and `more`."""
-    found = {key: value for key, value in asdict(config).items() if key not in ELSEWHERE}
-    return found | more
+    return {key: value for key, value in asdict(config).items() if key not in ELSEWHERE} | more
 
 
 def described(config: ActorQConfig, *names: str) -> dict[str, Any]:
     """Precision and engine of a run's actors, as a row has them, and the run's options of these names."""
-    own = {"precision": config.actor_precision, "engine": config.engine}
-    return own | {name: getattr(config, name) for name in names}
+    arm = {"precision": config.actor_precision, "engine": config.engine}
+    return arm | {name: getattr(config, name) for name in names}
 
 
-def name_of(arm: str, config: ActorQConfig) -> str:
-    """What a cell is called before its seed or number."""
-    network = str(config.net_arch).replace(",", "x")
-    return f"{arm}-spi{config.samples_per_insert:g}-{network}-every{config.actor_update_interval}"
+def measured(config: BenchActorQConfig, cells: Cells) -> Iterator[tuple[ActorQConfig, Cell]]:
+    """The runs whose cells are there, in the order in which they are measured: rounds, in which the arms of windows
+    take turns, or seeds outside, so that early ones show all arms and settings."""
+    trains = config.what == "staleness"
+    window = {} if trains else {"warm_up": config.warm_up, "seconds": config.seconds}
+    for number in range(config.seeds if trains else config.rounds):
+        arms = config.arms if trains else turned(config.arms, number)
+        for network, ratio, arm, interval in product(config.networks(), config.ratios(), arms, config.intervals()):
+            run = config.training(arm, ratio, network, interval, config.seed + number)
+            measure = partial(train if trains else watch, run, **window, say=cells.say, meter=cells.meter)
+            about = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}"
+            name = f"{about}-seed{run.seed}" if trains else f"{about}-{number}"
+            cell = cells.get(name, settings_of(run, **window), measure, group=None if trains else "throughput")
+            if cell is not None:
+                yield run, cell
 
 
 def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, meter: Meter = OFF) -> Cell:
     """What a run does in a window of training time that opens `warm_up` seconds after its actors use their policy."""
-    with _running(config, say) as supervisor:
-        rows = supervisor.run()
+    with _running(config, say) as (supervisor, rows):
         acting_since: float | None = None
-        window: _Window | None = None
-        with contextlib.closing(rows):
-            for row in rows:
-                counters = supervisor.counters
-                acting = all(actor["version"] for actor in row["actors"])
-                if not acting or row["timesteps"] <= counters.learner[Learner.RANDOM_UNTIL]:
-                    continue
-                if acting_since is None:
-                    acting_since = row["clock_s"]
-                if window is None and row["clock_s"] - acting_since >= warm_up:
-                    window = _Window(row, counters, meter)
-                elif window is not None:
-                    window.add(row)
-                    if window.clock_s >= seconds:
-                        return window.close(counters, config)
-        raise _ended(supervisor, "before its window closed")
+        window: list[dict[str, Any]] = []
+        for row in rows:
+            # the window waits until all actors act on weights of the learner, and not by chance
+            acting = all(actor["version"] for actor in row["actors"])
+            if not acting or row["timesteps"] <= supervisor.counters.learner[Learner.RANDOM_UNTIL]:
+                continue
+            if acting_since is None:
+                acting_since = row["clock_s"]
+            if not window and row["clock_s"] - acting_since >= warm_up:
+                histograms, joules = _histograms(supervisor.counters), meter.joules()
+                window.append(row)
+            elif window:
+                window.append(row)
+                if row["clock_s"] - window[0]["clock_s"] >= seconds:
+                    more = {
+                        name: counts - histograms[name] for name, counts in _histograms(supervisor.counters).items()
+                    }
+                    energy = {"joules": _since(joules, meter), "joules_by": meter.method}
+                    return {
+                        **_differences(window),
+                        **energy,
+                        **{name: _sparse(counts) for name, counts in more.items()},
+                    }
+    raise _ended(supervisor, "before its window closed")
 
 
 def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say, meter: Meter = OFF) -> Cell:
@@ -80,27 +115,23 @@ def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say, meter: Met
 
     meter: counts the whole run: its start, its evaluations and what its processes take to end.
     """
-    joules = meter.joules()
-    with _running(config, say) as supervisor:
-        rows = supervisor.run()
-        censored = False
-        with contextlib.closing(rows):
-            for row in rows:
-                if supervisor.evaluator.reached_s is None and row["clock_s"] >= cap_s:
-                    censored = True
-                    break
-        if not censored and supervisor.result.exit_code:
-            raise _ended(supervisor, "")
-        reached_s = supervisor.evaluator.reached_s
-        entries = supervisor.evaluator.entries
-        return {
-            **{name: row[name] for name in ("clock_s", "timesteps", "updates", "staleness_p50", "staleness_p99")},
-            "joules": _since(joules, meter),
-            "joules_by": meter.method,
-            "reached_s": reached_s,
-            "reached": next((entry for entry in entries if entry["clock_s"] == reached_s), None),
-            "evaluations": entries,
-        }
+    joules, censored = meter.joules(), False
+    with _running(config, say) as (supervisor, rows):
+        for row in rows:
+            if supervisor.evaluator.reached_s is None and row["clock_s"] >= cap_s:
+                censored = True
+                break
+    if not censored and supervisor.result.exit_code:
+        raise _ended(supervisor, "")
+    reached_s, entries = supervisor.evaluator.reached_s, supervisor.evaluator.entries
+    return {
+        **{name: row[name] for name in ("clock_s", "timesteps", "updates", "staleness_p50", "staleness_p99")},
+        "joules": _since(joules, meter),
+        "joules_by": meter.method,
+        "reached_s": reached_s,
+        "reached": next((entry for entry in entries if entry["clock_s"] == reached_s), None),
+        "evaluations": entries,
+    }
 
 
 def _since(before: float | None, meter: Meter) -> float | None:
@@ -109,10 +140,12 @@ def _since(before: float | None, meter: Meter) -> float | None:
 
 
 @contextlib.contextmanager
-def _running(config: ActorQConfig, say: Say) -> Any:
-    """A supervisor whose files vanish with it."""
+def _running(config: ActorQConfig, say: Say) -> Iterator[tuple[Supervisor, Iterator[dict[str, Any]]]]:
+    """A supervisor, whose files vanish with it, and the rows of metrics of its run."""
     with tempfile.TemporaryDirectory(prefix="quarl-bench-") as folder:
-        yield Supervisor(replace(config, output=Path(folder)), say)
+        supervisor = Supervisor(replace(config, output=Path(folder)), say)
+        with contextlib.closing(supervisor.run()) as rows:
+            yield supervisor, rows
 
 
 def _ended(supervisor: Supervisor, when: str) -> BaseException:
@@ -125,61 +158,41 @@ def _ended(supervisor: Supervisor, when: str) -> BaseException:
     )
 
 
-class _Window:
-    """Differences between the first row of a window and the last."""
-
-    def __init__(self, row: dict[str, Any], counters: Counters, meter: Meter) -> None:
-        self.first = self.last = row
-        self.slices = [_point(row)]
-        self.histograms = _histograms(counters)
-        self.meter, self.joules = meter, meter.joules()
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.last = row
-        self.slices.append(_point(row))
-
-    @property
-    def clock_s(self) -> float:
-        return float(self.last["clock_s"] - self.first["clock_s"])
-
-    def close(self, counters: Counters, config: ActorQConfig) -> Cell:
-        first, last = self.first, self.last
-        pairs = list(zip(first["actors"], last["actors"], strict=True))
-        updates = last["updates"] - first["updates"]
-        pulls = min(after["pulls"] - before["pulls"] for before, after in pairs)
-        more = {name: counts - self.histograms[name] for name, counts in _histograms(counters).items()}
-        cpu_s = [row["publisher"]["cpu_share"] * row["wall_s"] for row in (first, last)]
-        return {
-            "clock_s": self.clock_s,
-            "joules": _since(self.joules, self.meter),
-            "joules_by": self.meter.method,
-            "env_steps": last["timesteps"] - first["timesteps"],
-            "updates": updates,
-            "slices": self.slices,
-            "actors": {name: sum(after[name] - before[name] for before, after in pairs) for name in ADDED},
-            "updates_per_version": updates / pulls if pulls else None,
-            "learner": {name: last["learner"][name] - first["learner"][name] for name in LEARNER_S},
-            "publisher": {
-                "cpu_share": (cpu_s[1] - cpu_s[0]) / (last["wall_s"] - first["wall_s"]),
-                "published": last["publisher"]["published"] - first["publisher"]["published"],
-                **{name: last["publisher"][name] for name in ("pack_ms", "quantize_ms", "share_of_fp32")},
-            },
-            **{name: {str(k): int(more[name][k]) for k in np.flatnonzero(more[name])} for name in HISTOGRAMS},
-        }
-
-
-def _point(row: dict[str, Any]) -> tuple[float, int, int]:
-    return row["clock_s"], row["timesteps"], row["updates"]
+def _differences(window: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What has come between the first row of a window and the last."""
+    first, last = window[0], window[-1]
+    pairs = list(zip(first["actors"], last["actors"], strict=True))
+    updates = last["updates"] - first["updates"]
+    pulls = min(after["pulls"] - before["pulls"] for before, after in pairs)
+    cpu_s = [row["publisher"]["cpu_share"] * row["wall_s"] for row in (first, last)]
+    return {
+        "clock_s": last["clock_s"] - first["clock_s"],
+        "env_steps": last["timesteps"] - first["timesteps"],
+        "updates": updates,
+        "slices": [(row["clock_s"], row["timesteps"], row["updates"]) for row in window],
+        "actors": {name: sum(after[name] - before[name] for before, after in pairs) for name in ADDED},
+        "updates_per_version": updates / pulls if pulls else None,
+        "learner": {name: last["learner"][name] - first["learner"][name] for name in LEARNER_S},
+        "publisher": {
+            "cpu_share": (cpu_s[1] - cpu_s[0]) / (last["wall_s"] - first["wall_s"]),
+            "published": last["publisher"]["published"] - first["publisher"]["published"],
+            **{name: last["publisher"][name] for name in ("pack_ms", "quantize_ms", "share_of_fp32")},
+        },
+    }
 
 
 def _histograms(counters: Counters) -> dict[str, Array]:
     return {name: getattr(counters, name).reshape(-1, CLASSES).sum(axis=0) for name in HISTOGRAMS}
 
 
+def _sparse(counts: Array) -> dict[str, int]:
+    return {str(place): int(counts[place]) for place in np.flatnonzero(counts)}
+
+
 def dense(*sparse: Mapping[str, int]) -> Array:
     """int64 [CLASSES]: the counts of several cells together."""
     counts = np.zeros(CLASSES, np.int64)
-    for one in sparse:
-        for key, count in one.items():
-            counts[int(key)] += count
+    for cell in sparse:
+        for place, count in cell.items():
+            counts[int(place)] += count
     return counts

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from operator import attrgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,29 +16,24 @@ from quarl.actorq.counters import overhead_s, percentile
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm
-from quarl.experiments.methods.actorq import dense, described, name_of, settings_of, watch
-from quarl.experiments.methods.cells import Cell, Cells, turned
-from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row
+from quarl.experiments.methods.actorq import ARM, ArmRow, dense, described, measured, settings_of
+from quarl.experiments.methods.cells import Cell, Cells
+from quarl.rows import Column, Joules, JoulesBy
+from quarl.stats import Interval, as_fields, ratio_interval
 
 MIN_UPDATES = 20
 """With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both say the same."""
 MAX_UPDATES_PER_VERSION = 30
-SLICES, RESAMPLES = 10, 2_000
-BASELINES = ("torch-fp32", "fp32")
-OPTIONS = ("actor_update_interval", "publish_interval", "samples_per_insert", "net_arch", "actors")
+SLICES = 10
 PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
 """Of an actor's time, as it books them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputRow(Row):
+class ThroughputRow(ArmRow):
     """One arm at one ratio and width."""
 
     command = "bench actorq throughput"
-    precision: ActorPrecision
-    engine: str
-    samples_per_insert: Annotated[float, replace(RATIO, before="precision")]
-    net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
     actors: Annotated[int, Column("actors", caption="actors: {}", before="samples_per_insert")]
     updates_per_s: Annotated[float, Column("updates/s", formats.three_digits)]
     env_steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
@@ -94,16 +90,12 @@ def _ages(p50: float | None, p99: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BreakdownRow(Row):
+class BreakdownRow(ArmRow):
     """One arm's actors; all times are milliseconds of 1,000 environment steps."""
 
     command = "bench actorq breakdown"
-    precision: ActorPrecision
-    engine: str
     actor_update_interval: Annotated[int, Column("weights every", "{} steps".format, before="precision")]
     publish_interval: int
-    samples_per_insert: Annotated[float, replace(RATIO, before="actor_update_interval")]
-    net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
     actors: int
     env_steps: int
     inference_ms: Annotated[float, Column("inference", formats.three_digits)]
@@ -118,52 +110,35 @@ class BreakdownRow(Row):
 
 def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
     """A row for every arm at every ratio and width whose windows are there."""
-    interval = config.intervals()[0]
-    found: dict[tuple[str, float, str], list[Cell]] = {}
-    for number in range(config.rounds):
-        for network, ratio, arm in product(config.networks(), config.ratios(), turned(config.arms, number)):
-            training = config.training(arm, ratio, network, interval, config.seed + number)
-            cell = _window(config, cells, arm, training, number)
-            if cell is not None:
-                found.setdefault((network, ratio, arm), []).append(cell)
+    found = _windows(config, cells)
+    rates = {network: _rates(config, cells, network) for network in config.networks()}
     rows: list[ThroughputRow] = []
-    for network in config.networks():
-        rates = _rates(config, cells, network)
-        for ratio in config.ratios():
-            group = {arm: found[network, ratio, arm] for arm in config.arms if (network, ratio, arm) in found}
-            if group and rates is not None:
-                rows += _rows(config, group, ratio, network, rates)
+    for network, ratio in product(config.networks(), config.ratios()):
+        group = {run: found[run] for run in found if (run.net_arch, run.samples_per_insert) == (network, ratio)}
+        if group and (rate := rates[network]) is not None:
+            rows += _rows(group, rate)
     return rows
 
 
 def breakdown(config: BenchActorQConfig, cells: Cells) -> list[BreakdownRow]:
     """A row for every update interval and arm whose windows are there."""
-    rows = []
-    for network, ratio, interval, arm in product(config.networks(), config.ratios(), config.intervals(), config.arms):
-        training = config.training(arm, ratio, network, interval)
-        windows = [
-            _window(config, cells, arm, replace(training, seed=config.seed + number), number)
-            for number in range(config.rounds)
-        ]
-        if done := [cell for cell in windows if cell is not None]:
-            rows.append(_breakdown(training, done))
-    return rows
+    places = list(product(config.networks(), config.ratios(), config.intervals()))
+    place = attrgetter("net_arch", "samples_per_insert", "actor_update_interval")
+    found = _windows(config, cells)
+    return [_breakdown(run, found[run]) for run in sorted(found, key=lambda run: places.index(place(run)))]
 
 
-def _window(config: BenchActorQConfig, cells: Cells, arm: str, training: ActorQConfig, number: int) -> Cell | None:
-    name = f"{name_of(arm, training)}-{number}"
-    window = {"warm_up": config.warm_up, "seconds": config.seconds}
-    return cells.get(
-        name,
-        settings_of(training, **window),
-        lambda: watch(training, **window, say=cells.say, meter=cells.meter),
-        group="throughput",
-    )
+def _windows(config: BenchActorQConfig, cells: Cells) -> dict[ActorQConfig, list[Cell]]:
+    """Those of all rounds, by the first round's run."""
+    found: dict[ActorQConfig, list[Cell]] = {}
+    for run, cell in measured(config, cells):
+        found.setdefault(replace(run, seed=config.seed), []).append(cell)
+    return found
 
 
 def _rates(config: BenchActorQConfig, cells: Cells, network: str) -> plan.Rates | None:
     """What predictions for this width are made of."""
-    arms = tuple(dict.fromkeys(split_arm(arm) for arm in (*BASELINES, *config.arms)))
+    arms = tuple(dict.fromkeys(split_arm(arm) for arm in ("torch-fp32", "fp32", *config.arms)))
     training = config.training(config.arms[-1], config.ratios()[0], network, config.intervals()[0])
     cell = cells.get(
         f"rates-{network.replace(',', 'x')}",
@@ -174,43 +149,33 @@ def _rates(config: BenchActorQConfig, cells: Cells, network: str) -> plan.Rates 
     return None if cell is None else plan.Rates.from_json(cell["rates"])
 
 
-def _rows(
-    config: BenchActorQConfig, group: dict[str, list[Cell]], ratio: float, network: str, rates: plan.Rates
-) -> Iterator[ThroughputRow]:
+def _rows(group: Mapping[ActorQConfig, Sequence[Cell]], rates: plan.Rates) -> Iterator[ThroughputRow]:
     by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in group.values())
-    paces = {arm: _paces(cells, 2 if by_updates else 1) for arm, cells in group.items()}
-    training = config.training(next(iter(group)), ratio, network, config.intervals()[0])
-    predicted = {(row.precision, row.engine): row for row in plan.predict(rates, training)}
-    for arm, cells in group.items():
-        precision, engine = split_arm(arm)
+    arms: dict[ActorQConfig, plan.Arm] = {run: (run.actor_precision, run.engine) for run in group}
+    paces = {arms[run]: _paces(cells, 2 if by_updates else 1) for run, cells in group.items()}
+    predicted = {(row.precision, row.engine): row for row in plan.predict(rates, next(iter(group)))}
+    for run, cells in group.items():
+        arm = arms[run]
         seconds, steps, updates = (sum(cell[key] for cell in cells) for key in ("clock_s", "env_steps", "updates"))
         actors = _summed(cells)
         waits = actors["wait_s"] + actors["stale_s"]
         per_step = 1e6 / max(actors["steps"], 1)
-        torch, litert = (_speedup(paces, arm, base) for base in BASELINES)
-        joules, joules_by = _joules(cells)
         ages = [cell["updates_per_version"] for cell in cells]
         slowest = None if None in ages else max(ages)
+        joules = [cell["joules"] for cell in cells if cell.get("joules") is not None]
+        counted = len(joules) == len(cells)
         yield ThroughputRow(
-            precision=precision,
-            engine=engine,
-            samples_per_insert=ratio,
-            net_arch=network,
-            actors=config.actors,
+            **described(run, *ARM, "actors"),
             updates_per_s=updates / seconds,
             env_steps_per_s=steps / seconds,
-            speedup_vs_torch_fp32=torch[0],
-            speedup_vs_litert_fp32=litert[0],
-            predicted_speedup=predicted[precision, engine].predicted_speedup_vs_torch_fp32,
-            predicted_updates_per_s=predicted[precision, engine].predicted_updates_per_s,
-            vs_torch_low=torch[1],
-            vs_torch_high=torch[2],
-            vs_litert_low=litert[1],
-            vs_litert_high=litert[2],
+            **as_fields(_speedup(paces, arm, plan.TORCH), "speedup_vs_torch_fp32", "vs_torch"),
+            **as_fields(_speedup(paces, arm, plan.FLOAT), "speedup_vs_litert_fp32", "vs_litert"),
+            predicted_speedup=predicted[arm].predicted_speedup_vs_torch_fp32,
+            predicted_updates_per_s=predicted[arm].predicted_updates_per_s,
             seconds=seconds,
             updates=updates,
             env_steps=steps,
-            realised_samples_per_insert=updates * config.batch_size / max(steps, 1),
+            realised_samples_per_insert=updates * rates.batch_size / max(steps, 1),
             inference_us=actors["inference_s"] * per_step,
             environment_us=actors["environment_s"] * per_step,
             overhead_us=overhead_s(actors) * per_step,
@@ -223,8 +188,8 @@ def _rows(
             **_percentiles(cells, "blocked_ms", 0.1),
             bytes_share_of_fp32=cells[-1]["publisher"]["share_of_fp32"],
             publisher_cpu_share=float(np.mean([cell["publisher"]["cpu_share"] for cell in cells])),
-            joules=joules,
-            joules_by=joules_by,
+            joules=float(sum(joules)) if counted else None,
+            joules_by=cells[-1]["joules_by"] if counted else None,
         )
 
 
@@ -239,38 +204,26 @@ def _paces(cells: Sequence[Cell], column: int) -> Array:
     return np.concatenate(found)
 
 
-def _speedup(paces: dict[str, Array], arm: str, base: str) -> tuple[float | None, float | None, float | None]:
-    """(mean rate over the base's, and the ends of its 95 % interval)."""
+def _speedup(paces: Mapping[plan.Arm, Array], arm: plan.Arm, base: plan.Arm) -> Interval | None:
+    """Mean rate over the base's; None where that has none."""
     if base not in paces or not paces[base].mean():
-        return None, None, None
-    rng = np.random.default_rng(0)
-    over, under = (
-        one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in (paces[arm], paces[base])
-    )
-    point = float(paces[arm].mean() / paces[base].mean())
-    if arm == base or not under.all():
-        return point, point, point
-    low, high = np.quantile(over / under, [0.025, 0.975])
-    return point, float(low), float(high)
+        return None
+    if arm == base:
+        return Interval(point=1.0, low=1.0, high=1.0)
+    return ratio_interval(paces[arm], paces[base], [np.random.default_rng(0)] * 2)
 
 
-def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, float | None]:
+def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, Any]:
     counts = dense(*(cell[name] for cell in cells))
     found = {f"{name}_p50": percentile(counts, 0.5), f"{name}_p99": percentile(counts, 0.99)}
     return {key: unit * value if np.isfinite(value) else None for key, value in found.items()}
-
-
-def _joules(cells: Sequence[Cell]) -> tuple[float | None, str | None]:
-    """(joules of all windows, how they were found); None where one was not measured."""
-    found = [cell["joules"] for cell in cells if cell.get("joules") is not None]
-    return (float(sum(found)), cells[-1]["joules_by"]) if len(found) == len(cells) else (None, None)
 
 
 def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> BreakdownRow:
     actors = _summed(cells)
     per_1000 = 1e6 / max(actors["steps"], 1)
     return BreakdownRow(
-        **described(training, *OPTIONS),
+        **described(training, *ARM, "actor_update_interval", "publish_interval", "actors"),
         env_steps=actors["steps"],
         **{f"{part}_ms": actors[f"{part}_s"] * per_1000 for part in PARTS},
         wait_ms=(actors["wait_s"] + actors["stale_s"]) * per_1000,

@@ -7,7 +7,7 @@ share the model: how long an update takes does not depend on the weights' values
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.machine import multiplies, usable_cores
 from quarl.rows import Column, Row
 from quarl.runs.train import Training
+from quarl.stats import Interval, as_fields, bootstrap_interval, ratio_interval
 
 ROUNDS = 10
 """Blocks of each precision, in turns."""
@@ -212,42 +213,12 @@ def _native(dtype: str, device: torch.device) -> bool:
     return multiplies(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Median:
-    """A median, and those of resampled updates; None where it was extrapolated."""
-
-    point: float
-    resampled: Array | None
-
-    @classmethod
-    def of(cls, cell: Cell, dtype: str) -> _Median:
-        seconds = np.asarray(cell["seconds"][dtype], np.float64)
-        if not seconds.size:
-            return cls(cell["estimated_s"][dtype], None)
-        rows = np.random.default_rng(0).integers(seconds.size, size=(RESAMPLES, seconds.size))
-        return cls(float(np.median(seconds)), np.median(seconds[rows], axis=1))
-
-    def over(self, other: _Median) -> _Median:
-        point = self.point / other.point
-        if self.resampled is None or other.resampled is None:
-            return _Median(point, None)
-        return _Median(point, self.resampled / other.resampled)
-
-    def ends(self) -> tuple[float | None, float | None]:
-        """Of the 95 % interval."""
-        if self.resampled is None:
-            return None, None
-        low, high = np.quantile(self.resampled, [0.025, 0.975])
-        return float(low), float(high)
-
-
 def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[UpdatesRow]:
     filters, width = sizes(policy)
-    base = _Median.of(cell, "fp32") if "fp32" in config.dtypes else None
+    timed = {dtype: np.asarray(cell["seconds"][dtype], np.float64) for dtype in config.dtypes}
+    medians = {dtype: _median(timed[dtype], cell["estimated_s"][dtype]) for dtype in config.dtypes}
     for dtype in config.dtypes:
-        own = _Median.of(cell, dtype)
-        speedup = None if base is None else base.over(own) if dtype != "fp32" else _Median(1.0, None)
-        low, high = own.ends()
+        median = as_fields(medians[dtype], "ms_per_update", "ci")
         yield UpdatesRow(
             policy=policy,
             filters=filters,
@@ -258,11 +229,26 @@ def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[Upd
             device=cell["device"],
             threads=cell["settings"]["threads"],
             batch=config.batch_size,
-            updates=len(cell["seconds"][dtype]),
-            ms_per_update=1e3 * own.point,
-            ci_low=None if low is None else 1e3 * low,
-            ci_high=None if high is None else 1e3 * high,
-            speedup=None if speedup is None else speedup.point,
-            speedup_low=None if speedup is None else speedup.ends()[0],
-            speedup_high=None if speedup is None else speedup.ends()[1],
+            updates=timed[dtype].size,
+            **{name: 1e3 * seconds for name, seconds in median.items()},
+            **_speedup(dtype, timed, medians),
         )
+
+
+def _median(seconds: Array, estimated_s: float) -> Interval:
+    """With its interval, which has no ends where the seconds of an update were extrapolated."""
+    if not seconds.size:
+        return Interval(point=estimated_s, low=np.nan, high=np.nan)
+    return bootstrap_interval(seconds, np.random.default_rng(0), statistic=np.median, num_resamples=RESAMPLES)
+
+
+def _speedup(dtype: Dtype, timed: Mapping[Dtype, Array], medians: Mapping[Dtype, Interval]) -> dict[str, Any]:
+    """The fields of the ratio of float32's median to this one."""
+    speedup = None
+    if "fp32" in timed and dtype != "fp32":
+        ratio = medians["fp32"].point / medians[dtype].point
+        speedup = Interval(point=ratio, low=np.nan, high=np.nan)
+        if timed["fp32"].size and timed[dtype].size:
+            rngs = [np.random.default_rng(0) for _ in range(2)]
+            speedup = ratio_interval(timed["fp32"], timed[dtype], rngs, statistic=np.median)
+    return as_fields(speedup, "speedup", "speedup") | ({"speedup": 1.0} if dtype == "fp32" else {})
