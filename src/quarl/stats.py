@@ -7,6 +7,7 @@ Intervals over training seeds, of which there are few, are Student's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -241,6 +242,11 @@ def over_few(values: Array) -> Interval:
     point = float(values.mean())
     width = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
     return Interval(point=point, low=point - width, high=point + width)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of numbers above 0, as seconds and their ratios are."""
+    return math.exp(float(np.mean(np.log(values))))
 
 
 def summary(returns: Array, rng: np.random.Generator) -> Summary:

@@ -19,6 +19,7 @@ from quarl.errors import QuarlError
 from quarl.experiments.methods import mixed_precision, mixed_precision_learning
 from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import Updates, take_turns, updates
+from quarl.experiments.store import Record
 from quarl.report import schema
 
 SHORT = """\
@@ -164,12 +165,17 @@ def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
 
 
 def test_differences_are_paired_by_seed():
-    def cell(*returns):
+    def cells(source, seed, *returns):
         trained = {"trained_steps": 1, "updates": 1, "minutes": 1.0}
-        return {"fp32": {"returns": returns}, "untrained": {"returns": [0.0]}, "train": trained}
+        facts = {"fp32": {"returns": returns}, "untrained": {"returns": [0.0, 0.0]}, "train": trained}
+        for method, fact in facts.items():
+            about = {"algo": "dqn", "env_id": "Pong", "source": source, "seed": seed, "precision": "fp32"}
+            done = {"state": "done", "error": None, "seconds": 1.0, "peak_mb": 1.0, "episodes": 2}
+            yield Record(**about, **done, method=method, key=f"{source} {seed} {method}", found=fact)
 
-    found = {"fp32": {0: cell(1.0, 2.0), 1: cell(5.0, 6.0)}, "bf16": {0: cell(1.5, 2.5), 1: cell(5.5, 6.5)}}
-    row = mixed_precision_learning._row(MixedPrecisionConfig(), "A", "bf16", found)
+    found = [*cells("A fp32", 0, 1.0, 2.0), *cells("A fp32", 1, 5.0, 6.0)]
+    found += [*cells("A bf16", 0, 1.5, 2.5), *cells("A bf16", 1, 5.5, 6.5)]
+    _, row = mixed_precision_learning.rows(MixedPrecisionConfig(what="learning"), found)
     assert (row.difference, row.difference_low, row.difference_high, row.equal) == (0.5, 0.5, 0.5, False)
     assert row.mean == 4.0
 

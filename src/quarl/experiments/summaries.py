@@ -43,7 +43,7 @@ def errors(found: Sequence[Group]) -> list[ErrorsRow]:
 
 
 def _columns(found: Sequence[Group], agent: Agent, grid: Grid) -> dict[str, Group | None]:
-    return _of_the_same_seeds(
+    return of_the_same_seeds(
         {
             FP32: _find(found, agent, FP32, FP32),
             FP16: _find(found, agent, PTQ, FP16),
@@ -52,7 +52,7 @@ def _columns(found: Sequence[Group], agent: Agent, grid: Grid) -> dict[str, Grou
     )
 
 
-def _of_the_same_seeds(columns: dict[str, Group | None]) -> dict[str, Group | None]:
+def of_the_same_seeds(columns: dict[str, Group | None]) -> dict[str, Group | None]:
     """Means stand side by side only where they are of the same seeds."""
     seeds = [{record.seed for record in one.records} for one in columns.values() if one is not None]
     common = set.intersection(*seeds) if seeds else set()
@@ -150,7 +150,7 @@ def means(found: Sequence[Group]) -> list[Fields]:
     made: list[Fields] = []
     for agent in dict.fromkeys(one.agent for one in found):
         named = {str(number): one for number, one in enumerate(found) if one.agent == agent}
-        for one in _of_the_same_seeds(dict(named)).values():
+        for one in of_the_same_seeds(dict(named)).values():
             if one is None:
                 continue
             about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
@@ -170,7 +170,7 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[QatRow]:
         grids = (("default", "dynamic"), ("default", "static"))
         candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids]
         best = next((other for other in candidates if other is not None), None)
-        columns = _of_the_same_seeds({FP32: _find(found, one.agent, FP32, FP32), PTQ: best, QAT: one})
+        columns = of_the_same_seeds({FP32: _find(found, one.agent, FP32, FP32), PTQ: best, QAT: one})
         exact, ptq, own = columns[FP32], columns[PTQ], columns[QAT]
         ptq_error = None if ptq is None else ptq.error()
         judged = None if own is None else own.verdict(margin_pct)
@@ -214,7 +214,7 @@ def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[ActorQRo
         ratios = [_seconds(exact) / _seconds(own) for exact, own in against]
         # whoever was stopped short of the target would have taken longer
         clear = precision != FP32 and all(own["reached_s"] is not None for _, own in against)
-        faster = math.exp(float(np.mean(np.log(ratios)))) if ratios and clear else None
+        faster = stats.geometric_mean(ratios) if ratios and clear else None
         yield ActorQRow(
             **asdict(agent),
             precision=precision,
@@ -222,7 +222,7 @@ def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[ActorQRo
             **as_fields(mean, "mean", "ci"),
             target=facts[0]["target"],
             reached=sum(fact["reached_s"] is not None for fact in facts),
-            seconds=math.exp(float(np.mean([math.log(_seconds(fact)) for fact in facts]))),
+            seconds=stats.geometric_mean([_seconds(fact) for fact in facts]),
             speedup=faster,
             at_least=any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
         )

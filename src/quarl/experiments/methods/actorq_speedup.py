@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
 
 from quarl import formats
+from quarl.actorq.plan import FLOAT, TORCH, Arm
 from quarl.arrays import Array
 from quarl.report.actorq_arms import own_ratios
 from quarl.report.schema import Fields
 from quarl.rows import ActorPrecision, Column, Row
-from quarl.stats import NO_VERDICT, Interval, as_fields, error_over_seeds, over_few, verdict_over_seeds
+from quarl.stats import NO_VERDICT, as_fields, error_over_seeds, geometric_mean, over_few, verdict_over_seeds
 
 MARGIN_PCT = 5.0
 FEWEST_SEEDS = 3
 """For a verdict on the final return."""
-BASELINES = (("fp32", "litert"), ("fp32", "torch"))
-"""The headline first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +80,10 @@ def speedups(rows: Sequence[Fields]) -> list[SpeedupRow]:
     own = [row for row in rows if row["samples_per_insert"] == ratios[row["task"]]]
     for chosen, is_best in ((own, False), (_best_ratio(rows), True)):
         arms = dict.fromkeys((row["precision"], row["engine"]) for row in chosen)
-        for base in BASELINES:
-            for arm in arms:
-                if arm != base:
-                    found += _arm(chosen, arm, base, is_best=is_best)
+        for base, arm in product((FLOAT, TORCH), arms):  # the headline first
+            if arm != base:
+                found += _arm(chosen, arm, base, is_best=is_best)
     return found
-
-
-def loss_of_return(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """`error_over_seeds` of paired runs' mean returns, in percent."""
-    return error_over_seeds(_paired(before, after), np.random.default_rng(0))
-
-
-def _paired(before: Sequence[float], after: Sequence[float]) -> list[tuple[Array, Array]]:
-    return [(np.array([one]), np.array([other])) for one, other in zip(before, after, strict=True)]
 
 
 def _best_ratio(rows: Sequence[Fields]) -> list[Fields]:
@@ -105,89 +95,79 @@ def _best_ratio(rows: Sequence[Fields]) -> list[Fields]:
     return [min(runs, key=lambda row: (row["censored"], row["seconds"])) for runs in several]
 
 
-def _arm(rows: Sequence[Fields], arm: tuple[str, str], base: tuple[str, str], *, is_best: bool) -> list[SpeedupRow]:
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    logs: dict[str, Array] = {}
+def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Iterator[SpeedupRow]:
+    about: dict[str, Any] = {
+        "precision": arm[0],
+        "engine": arm[1],
+        "against": f"{base[1]} {base[0]}",
+        "best_ratio": is_best,
+    }
+    means: list[float] = []
     found: list[SpeedupRow] = []
     lost = 0
-    for task in tasks:
+    for task in dict.fromkeys(row["task"] for row in rows):
+        # runs of the same seed are a pair; those of this arm that did not reach the target are only counted
         ours, theirs = (
-            {row["seed"]: row for row in rows if row["task"] == task and (row["precision"], row["engine"]) == one}
-            for one in (arm, base)
+            {row["seed"]: row for row in rows if (row["task"], row["precision"], row["engine"]) == (task, *of)}
+            for of in (arm, base)
         )
         pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
         reached = [(a, b) for a, b in pairs if not a["censored"]]
         lost += len(pairs) - len(reached)
         if not reached:
             continue
-        logs[task] = np.log([b["seconds"] / a["seconds"] for a, b in reached])
+        logs = np.log([b["seconds"] / a["seconds"] for a, b in reached])
+        means.append(float(logs.mean()))
+        # seconds of a bound say nothing of what lies above it
         both = [(a, b) for a, b in reached if not b["censored"]]
         unbounded = ["high"] * (len(both) < len(reached)) + ["low"] * (not both)
         found.append(
             SpeedupRow(
                 task=task,
-                seconds=_geometric([a["seconds"] for a, _ in reached]),
-                seconds_against=_geometric([b["seconds"] for _, b in reached]),
+                **about,
+                seconds=geometric_mean([a["seconds"] for a, _ in reached]),
+                seconds_against=geometric_mean([b["seconds"] for _, b in reached]),
+                **_faster(logs) | dict.fromkeys(unbounded),
                 at_least=len(both) < len(reached),
                 derived=any(a["derived"] or b["derived"] for a, b in reached),
                 seeds=len(reached),
                 lost=len(pairs) - len(reached),
                 **_final_return(both, judged=FEWEST_SEEDS <= len(both) == len(pairs)),
-                **_common(arm, base, [logs[task]], is_best) | dict.fromkeys(unbounded),
             )
         )
+    yield from found
     if len(found) > 1:
-        at_least = any(one.at_least for one in found)
-        found.append(
-            SpeedupRow(
-                task="all",
-                seconds=None,
-                seconds_against=None,
-                at_least=at_least,
-                derived=any(one.derived for one in found),
-                seeds=sum(one.seeds for one in found),
-                lost=lost,
-                **_final_return([], judged=False),
-                **_common(arm, base, list(logs.values()), is_best) | ({"high": None} if at_least else {}),
-            )
+        at_least = any(row.at_least for row in found)
+        yield SpeedupRow(
+            task="all",
+            **about,
+            seconds=None,
+            seconds_against=None,
+            **_faster(np.array(means)) | ({"high": None} if at_least else {}),
+            at_least=at_least,
+            derived=any(row.derived for row in found),
+            seeds=sum(row.seeds for row in found),
+            lost=lost,
+            **_final_return([], judged=False),
         )
-    return found
 
 
-def _common(arm: tuple[str, str], base: tuple[str, str], logs: Sequence[Array], is_best: bool) -> dict[str, Any]:
-    point, low, high = _mean_of_means(logs)
-    return {
-        "precision": arm[0],
-        "engine": arm[1],
-        "against": f"{base[1]} {base[0]}",
-        "best_ratio": is_best,
-        "speedup": point,
-        "low": low,
-        "high": high,
-    }
-
-
-def _mean_of_means(logs: Sequence[Array]) -> tuple[float, float | None, float | None]:
-    """exp of the mean over tasks of the mean over seeds, and the ends of its interval."""
-    values = np.array([one.mean() for one in logs]) if len(logs) > 1 else logs[0]
-    if len(values) < 2:
-        return math.exp(float(values.mean())), None, None
-    mean = over_few(values)
-    return math.exp(mean.point), math.exp(mean.low), math.exp(mean.high)
-
-
-def _geometric(seconds: Sequence[float]) -> float:
-    return math.exp(float(np.mean(np.log(seconds))))
+def _faster(logs: Array) -> dict[str, Any]:
+    """The fields of the geometric mean of ratios, by their logarithms, and of its interval."""
+    if len(logs) < 2:
+        return {"speedup": math.exp(float(logs.mean())), "low": None, "high": None}
+    mean = over_few(logs)
+    return {"speedup": math.exp(mean.point), "low": math.exp(mean.low), "high": math.exp(mean.high)}
 
 
 def _final_return(pairs: Sequence[tuple[Fields, Fields]], *, judged: bool) -> dict[str, Any]:
     """The fields of the quantised policies' loss of mean final return, in percent of the other arm's."""
-    ours, theirs = ([pair[side]["final_return_quantised"] for pair in pairs] for side in (0, 1))
-    known = bool(pairs) and None not in (*ours, *theirs) and np.mean(theirs) != 0
-    loss = loss_of_return(theirs, ours) if known else None
-    ends = as_fields(loss if len(pairs) > 1 else None, "final_return_pct", "final_return")
-    found = NO_VERDICT
+    returns = [(theirs["final_return_quantised"], ours["final_return_quantised"]) for ours, theirs in pairs]
+    known = bool(returns) and not any(None in pair for pair in returns) and sum(theirs for theirs, _ in returns) != 0
+    of_seeds = [(np.array([theirs]), np.array([ours])) for theirs, ours in returns] if known else []
+    loss = error_over_seeds(of_seeds, np.random.default_rng(0)) if known else None
+    verdict = NO_VERDICT
     if known and judged:
-        every = _paired(theirs, ours)
-        found = verdict_over_seeds(every, MARGIN_PCT, np.random.default_rng(0), fewest=FEWEST_SEEDS).to_json()
-    return {**ends, "final_return_pct": loss and loss.point, **found}
+        verdict = verdict_over_seeds(of_seeds, MARGIN_PCT, np.random.default_rng(0), fewest=FEWEST_SEEDS).to_json()
+    ends = as_fields(loss if len(pairs) > 1 else None, "final_return_pct", "final_return")
+    return {**ends, "final_return_pct": loss and loss.point, **verdict}

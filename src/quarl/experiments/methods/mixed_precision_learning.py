@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
 
 from quarl import formats, stats
-from quarl.arrays import Array
 from quarl.config.mixed_precision import MixedPrecisionConfig, sizes
-from quarl.experiments.cells import DONE, FP32, TRAIN, UNTRAINED
+from quarl.experiments.cells import FP32, TRAIN, UNTRAINED
+from quarl.experiments.groups import groups
+from quarl.experiments.rows import returns
 from quarl.experiments.runner import UNBOUNDED, entry_of
 from quarl.experiments.store import Record
+from quarl.experiments.summaries import of_the_same_seeds
 from quarl.rows import Column, Episodes, Interval, Mean, Minutes, Row
 
 OPTIONS = ("learner_dtype", "eval_freq", "eval_episodes", "save_freq", "threads", "device")
 """Of its trainings."""
-Cell = Mapping[str, Mapping[str, Any]]
-"""What was measured of one training, by method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,46 +80,38 @@ def document(config: MixedPrecisionConfig) -> dict[str, Any]:
 
 def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[LearningRow]:
     """A row for every policy and precision of which a seed is there."""
-    cells: dict[str, dict[int, dict[str, Mapping[str, Any]]]] = {}
-    for record in records:
-        if record.state == DONE and record.found is not None:
-            cells.setdefault(record.source, {}).setdefault(record.seed, {})[record.method] = record.found
+    trainings = {(record.source, record.seed): record.found or {} for record in records if record.method == TRAIN}
+    found = {(group.agent.source, group.method): group for group in groups(records)}
     made = []
-    for policy in config.chosen():
-        found: dict[str, Mapping[int, Cell]] = {}
-        for dtype in config.dtypes:
-            seeds = cells.get(f"{policy} {dtype}", {})
-            found[dtype] = {seed: cell for seed, cell in seeds.items() if {TRAIN, UNTRAINED, FP32} <= set(cell)}
-        made += [_row(config, policy, dtype, found) for dtype in config.dtypes if found[dtype]]
+    for policy, dtype in product(config.chosen(), config.dtypes):
+        columns = of_the_same_seeds({method: found.get((f"{policy} {dtype}", method)) for method in (UNTRAINED, FP32)})
+        before, own = columns[UNTRAINED], columns[FP32]
+        if before is None or own is None:
+            continue
+        # differences to float32 are those of the seeds that both have
+        base = found.get((f"{policy} fp32", FP32)) if dtype != "fp32" else None
+        pair = None if base is None else own.of({record.seed for record in base.records})
+        difference = None if pair is None else pair.gain(base)
+        lengths = [trainings[record.source, record.seed] for record in own.records]
+        filters, width = sizes(policy)
+        made.append(
+            LearningRow(
+                policy=policy,
+                filters=filters,
+                width=width,
+                dtype=dtype,
+                env_id=config.env,
+                seeds=len(own.records),
+                env_steps=max(length["trained_steps"] for length in lengths),
+                updates=max(length["updates"] for length in lengths),
+                episodes=config.episodes,
+                before=float(np.mean([returns(record) for record in before.records])),
+                **stats.as_fields(own.mean(), "mean", "ci"),
+                **stats.as_fields(difference, "difference", "difference"),
+                equal=None
+                if difference is None or np.isnan(difference.low)
+                else difference.low <= 0 <= difference.high,
+                minutes=float(np.mean([length["minutes"] for length in lengths])),
+            )
+        )
     return made
-
-
-def _row(config: MixedPrecisionConfig, policy: str, dtype: str, found: Mapping[str, Mapping[int, Cell]]) -> LearningRow:
-    own, base = found[dtype], found.get("fp32", {})
-    filters, width = sizes(policy)
-    trained = [cell[TRAIN] for cell in own.values()]
-    values = stats.over_seeds([_returns(cell) for cell in own.values()], np.random.default_rng(0))
-    pairs = [(own[seed], base[seed]) for seed in own if seed in base and dtype != "fp32"]
-    difference = None
-    if pairs:
-        difference = stats.over_seeds([_returns(a) - _returns(b) for a, b in pairs], np.random.default_rng(0))
-    return LearningRow(
-        policy=policy,
-        filters=filters,
-        width=width,
-        dtype=dtype,
-        env_id=config.env,
-        seeds=len(own),
-        env_steps=max(cell["trained_steps"] for cell in trained),
-        updates=max(cell["updates"] for cell in trained),
-        episodes=config.episodes,
-        before=float(np.mean([_returns(cell, UNTRAINED) for cell in own.values()])),
-        **stats.as_fields(values, "mean", "ci"),
-        **stats.as_fields(difference, "difference", "difference"),
-        equal=None if difference is None or np.isnan(difference.low) else difference.low <= 0 <= difference.high,
-        minutes=float(np.mean([cell["minutes"] for cell in trained])),
-    )
-
-
-def _returns(cell: Cell, method: str = FP32) -> Array:
-    return np.asarray(cell[method]["returns"], np.float64)
