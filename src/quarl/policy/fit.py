@@ -12,7 +12,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, as_float32
 from quarl.quant import affine
 from quarl.quant.affine import TINY, QParams, choose_qparams, quarl_2020
-from quarl.quant.observers import observer
+from quarl.quant.observers import observe
 from quarl.quant.packing import storage_dtype
 from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
 from quarl.quant.spec import QuantSpec
@@ -57,10 +57,9 @@ def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
         codes = np.stack([codes for codes, _ in pairs]).reshape(weight.shape)
         scale = np.array([step for _, step in pairs], np.float32)[:, None]
         return with_codes(op, codes, QParams(scale, np.zeros_like(scale), 0, 0), spec.weight_bits)
-    watch = observer(scheme.observer, bits=spec.weight_bits, symmetric=scheme.symmetric)
     rows = weight if scheme.per_channel else weight.reshape(1, -1)
-    watch.update(rows)
-    low, high = (side[:, None] for side in watch.ranges())
+    ends = observe(rows, scheme.observer, bits=spec.weight_bits, symmetric=scheme.symmetric)
+    low, high = (end[:, None] for end in ends)
     q = _at_least(choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric), rows, least)
     codes = np.empty(weight.shape, storage_dtype(q.qmin, q.qmax))
     # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
