@@ -27,7 +27,7 @@ from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import torch_file, weights_only
 from quarl.readers.load import read as read_policy
-from quarl.readers.weights_only import models
+from quarl.readers.weights_only import read_model
 
 RNG = np.random.default_rng(0)
 POLICIES = ("relu", "odd", "tanh-normalized", "convolutional", "padded", "dueling")
@@ -513,7 +513,7 @@ def test_a_bare_pickle_of_stable_baselines_2_is_a_policy(agents: Path, tmp_path:
 @pytest.mark.parametrize("algo", ["dqn", "ppo2"])
 def test_parameters_of_a_model_are_those_of_its_policy_and_more(agents: Path, algo: str):
     path = agents / ("sb2/dqn/CartPole-v1.pkl" if algo == "dqn" else "sb2/ppo2/HopperBulletEnv-v0.pkl")
-    everything = [layer.weight for layer in models.read(path)]
+    everything = [layer.weight for layer in read_model(path)]
     policy = read_policy(path)
     dueling = {"deepq/model/action_value/fully_connected_1"}  # its mean over the outputs was taken out
     for layer in of_policy(policy):
@@ -523,7 +523,7 @@ def test_parameters_of_a_model_are_those_of_its_policy_and_more(agents: Path, al
 
 
 def test_parameters_of_a_stable_baselines3_zip_include_its_critic(agents: Path):
-    names = [layer.name for layer in models.read(agents / "sb3/ppo/CartPole-v1_1/CartPole-v1.zip")]
+    names = [layer.name for layer in read_model(agents / "sb3/ppo/CartPole-v1_1/CartPole-v1.zip")]
     assert "value_net.weight" in names
     assert "action_net.weight" in names
 

@@ -20,7 +20,6 @@ from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
 from quarl.readers import find, load, weights_only
 from quarl.readers.normalizer import sentence
-from quarl.readers.weights_only import models
 from quarl.report import schema, style, weight_figures
 
 PLAIN = "per-channel"
@@ -58,7 +57,10 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
         if not path.is_file():
             raise
         return _Model(
-            path, None, models.read(path), f"Not a policy that QuaRL runs ({error}): all weights in the file."
+            path,
+            None,
+            weights_only.read_model(path),
+            f"Not a policy that QuaRL runs ({error}): all weights in the file.",
         )
     return _Model(path, policy, of_policy(policy))
 

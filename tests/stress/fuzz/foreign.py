@@ -23,7 +23,7 @@ from quarl.engines.onnx import write
 from quarl.inert import zip as container
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.readers.weights_only.wire import Wire
+from quarl.readers.weights_only import wire
 from stress.fuzz import mutate, seeds
 from stress.fuzz.frozen import graph, protobuf
 
@@ -94,7 +94,7 @@ def frozen_files() -> tuple[bytes, ...]:
 
 
 def frozen_opens(data: bytes) -> None:
-    for _ in Wire().messages(memoryview(data), 1):
+    for _ in wire.messages(memoryview(data), 1):
         pass
 
 

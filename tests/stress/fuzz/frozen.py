@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl.readers.weights_only.wire import Malformed, Value, Wire
+from quarl.readers.weights_only import wire
 from stress.fuzz import mutate
 
 DTYPES = {"float32": 1, "float64": 2, "int32": 3, "bfloat16": 14, "float16": 19}
@@ -100,7 +100,7 @@ def graph() -> bytes:
     )
 
 
-Field = tuple[int, Value]
+Field = tuple[int, wire.Value]
 ODD = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -140,8 +140,8 @@ def _changed(rng: random.Random, data: bytes, depth: int) -> bytes:
 def _split(data: bytes) -> list[Field]:
     """The fields of a message; none where it is text or numbers."""
     try:
-        return list(Wire().fields(memoryview(data)))
-    except Malformed:
+        return list(wire.fields(memoryview(data)))
+    except wire.Malformed:
         return []
 
 

@@ -26,7 +26,7 @@ from quarl.policy.layers import LayerWeights, of_policy
 from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
-from quarl.readers.weights_only import models
+from quarl.readers.weights_only import read_model
 from quarl.report import schema, tables, weight_figures
 from quarl.runs import checkpoint
 from stress.fuzz import foreign as other
@@ -184,7 +184,7 @@ def read_any(path: Path) -> Any:
     except UnsupportedError:
         if not path.is_file():
             raise
-        return models.read(path)
+        return read_model(path)
 
 
 def _put(data: bytes, folder: Path, name: str) -> Path:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from quarl.arrays import Array
 from quarl.errors import QuarlError, printable
 from quarl.inert.budget import reading
 from quarl.inert.zip import MAX_MEMBERS, member_names, read_bytes
 from quarl.policy import artifact
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
+from quarl.readers import sb2, sb3
 from quarl.readers.torch_file import LEGACY_START, read_nested
 from quarl.readers.weights_only import names
 
@@ -66,6 +68,18 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
         return checked(reader.layers(read_bytes(path), path), path)
 
 
+def read_model(path: Path) -> tuple[LayerWeights, ...]:
+    """Every weight of a Stable-Baselines model, whose policy may be of no kind that runs here: recurrent, of TRPO, ...
+
+    Those of critics and targets too, by the names in the zip or pickle at `path`.
+    """
+    with reading(path):
+        if "policy.pth" in member_names(path):
+            return checked(names.layers(sb3.contents(path)[1]), path)
+        _, arrays = sb2.contents(path)
+        return checked(names.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
+
+
 def checked(layers: Sequence[LayerWeights], path: Path) -> tuple[LayerWeights, ...]:
     """The layers, if they can be looked at: some weights, not too many tensors, all numbers finite.
 
@@ -89,3 +103,18 @@ def _is_artefact(path: Path) -> bool:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return artifact.FORMAT.encode() in file.read(min(length, artifact.SMALL))
+
+
+def _numbered(arrays: list[Array]) -> dict[str, Array]:
+    """Names for the nameless arrays of old files: a vector that follows a weight is its bias."""
+    named: dict[str, Array] = {}
+    weight = ""
+    for number, array in enumerate(arrays):
+        name = f"{number}/w"
+        if array.ndim == 1 and weight and array.shape == named[weight].shape[-1:]:
+            name = f"{weight.removesuffix('/w')}/b"
+            weight = ""
+        elif array.ndim >= 2:
+            weight = name
+        named[name] = array
+    return named

@@ -20,8 +20,8 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.inert.budget import current
 from quarl.policy.layers import LayerWeights
-from quarl.readers.weights_only import names
-from quarl.readers.weights_only.wire import Malformed, Value, Wire, signed
+from quarl.readers.weights_only import names, wire
+from quarl.readers.weights_only.wire import Malformed, Value, signed
 
 FLOATS: Mapping[int, tuple[Any, int]] = {
     1: (np.float32, 5),
@@ -69,9 +69,8 @@ class _Graph:
     def __init__(self, data: memoryview) -> None:
         if bytes(data[:1]) == b"\x08":
             raise Malformed("it is a SavedModel, whose variables lie in other files; freeze it first")
-        self.wire = Wire()
         self.nodes: dict[str, _Node] = {}
-        for message in self.wire.messages(data, 1):
+        for message in wire.messages(data, 1):
             node = self._node(message)
             self.nodes.setdefault(node.name, node)
         self.values: dict[str, Array | None] = {}
@@ -95,7 +94,7 @@ class _Graph:
 
     def _node(self, message: memoryview) -> _Node:
         node = _Node("", "", [], [])
-        for number, value in self.wire.fields(message):
+        for number, value in wire.fields(message):
             match number:
                 case 1:
                     node.name = _text(value)
@@ -153,9 +152,9 @@ class _Graph:
     def _attribute(self, node: _Node, name: str, field: int) -> Value | None:
         """Field `field` of the attribute's AttrValue."""
         for entry in node.attributes:
-            parts = dict(self.wire.fields(entry))
+            parts = dict(wire.fields(entry))
             if _text(parts.get(1, memoryview(b""))) == name:
-                return dict(self.wire.fields(_bytes(parts.get(2, memoryview(b""))))).get(field)
+                return dict(wire.fields(_bytes(parts.get(2, memoryview(b""))))).get(field)
         return None
 
     def _value(self, node: _Node) -> Array | None:
@@ -169,7 +168,7 @@ class _Graph:
         kind, content = 0, memoryview(b"")
         shape: tuple[int, ...] = ()
         listed: dict[int, list[Value]] = {}
-        for number, value in self.wire.fields(message):
+        for number, value in wire.fields(message):
             match number:
                 case 1 if isinstance(value, int):
                     kind = value
@@ -191,8 +190,8 @@ class _Graph:
 
     def _shape(self, message: memoryview, name: str) -> tuple[int, ...]:
         sizes = []
-        for axis in self.wire.messages(message, 2):
-            size = dict(self.wire.fields(axis)).get(1, 0)
+        for axis in wire.messages(message, 2):
+            size = dict(wire.fields(axis)).get(1, 0)
             sizes.append(signed(size) if isinstance(size, int) else -1)
         if len(sizes) > 8 or min(sizes, default=1) < 0 or math.prod(sizes) >= 2**31:
             raise Malformed(f"constant {name[:80]!r} has no shape that a weight can have")
@@ -201,7 +200,7 @@ class _Graph:
     def _numbers(self, parts: Sequence[Value], dtype: Any, field: int) -> Array:
         """The numbers of a repeated field, packed or one by one."""
         if field == SIXTEEN_BITS:
-            codes = [code for part in parts for code in ([part] if isinstance(part, int) else self.wire.varints(part))]
+            codes = [code for part in parts for code in ([part] if isinstance(part, int) else wire.varints(part))]
             return (np.array(codes, np.uint64) & np.uint64(0xFFFF)).astype(np.uint16).view(dtype)
         return np.frombuffer(b"".join(map(_bytes, parts)), dtype) if parts else np.zeros(0, dtype)
 

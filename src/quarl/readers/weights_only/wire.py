@@ -17,52 +17,48 @@ class Malformed(Exception):
     """Why a message is refused; the reader of the file adds the place."""
 
 
-class Wire:
-    """Splits the messages of one file into fields, on the file's budget."""
+def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
+    """(number, value) of every field of the message, in the file's order and on its budget.
 
-    def __init__(self) -> None:
-        self._budget = current()
-
-    def fields(self, data: memoryview) -> Iterator[tuple[int, Value]]:
-        """(number, value) of every field of the message, in the file's order.
-
-        Source: protobuf.dev/programming-guides/encoding. Groups, which it deprecates, are refused.
-        """
-        at = 0
-        while at < len(data):
-            self._budget.parse()
-            tag, at = varint(data, at)
-            number, kind = tag >> 3, tag & 7
-            if number == 0 or kind not in (0, 1, 2, 5):
-                raise Malformed("a field has a number or a kind that there is not")
-            if kind == 0:
-                value, at = varint(data, at)
-                yield number, value
-                continue
-            size = {1: 8, 5: 4}.get(kind, 0)
-            if kind == 2:
-                size, at = varint(data, at)
-            if size > len(data) - at:
-                raise Malformed("a field is longer than the message that it is in")
-            yield number, data[at : at + size]
-            at += size
-
-    def messages(self, data: memoryview, number: int) -> Iterator[memoryview]:
-        """The fields of that number, which are bytes: text, messages or packed numbers."""
-        for found, value in self.fields(data):
-            if found == number:
-                if isinstance(value, int):
-                    raise Malformed(f"field {number} is a number, where bytes belong")
-                yield value
-
-    def varints(self, data: memoryview) -> list[int]:
-        """The numbers of a packed field."""
-        found, at = [], 0
-        while at < len(data):
-            self._budget.parse()
+    Source: protobuf.dev/programming-guides/encoding. Groups, which it deprecates, are refused.
+    """
+    budget, at = current(), 0
+    while at < len(data):
+        budget.parse()
+        tag, at = varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if number == 0 or kind not in (0, 1, 2, 5):
+            raise Malformed("a field has a number or a kind that there is not")
+        if kind == 0:
             value, at = varint(data, at)
-            found.append(value)
-        return found
+            yield number, value
+            continue
+        size = {1: 8, 5: 4}.get(kind, 0)
+        if kind == 2:
+            size, at = varint(data, at)
+        if size > len(data) - at:
+            raise Malformed("a field is longer than the message that it is in")
+        yield number, data[at : at + size]
+        at += size
+
+
+def messages(data: memoryview, number: int) -> Iterator[memoryview]:
+    """The fields of that number, which are bytes: text, messages or packed numbers."""
+    for field, value in fields(data):
+        if field == number:
+            if isinstance(value, int):
+                raise Malformed(f"field {number} is a number, where bytes belong")
+            yield value
+
+
+def varints(data: memoryview) -> list[int]:
+    """The numbers of a packed field."""
+    budget, numbers, at = current(), list[int](), 0
+    while at < len(data):
+        budget.parse()
+        value, at = varint(data, at)
+        numbers.append(value)
+    return numbers
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
