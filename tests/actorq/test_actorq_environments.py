@@ -13,7 +13,7 @@ from quarl.actorq.build import build
 from quarl.actorq.counters import Actor
 from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
-from quarl.actorq.tuning import adopt
+from quarl.actorq.options import adopt
 from quarl.config import ActorQConfig
 from quarl.policy.graph import ActionHead
 

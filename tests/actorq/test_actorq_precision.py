@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quarl.algorithms.precision import Learned, Precision
+from quarl.algorithms.precision import Precision
 
 
 def network():
@@ -18,9 +18,9 @@ def train(dtype, steps, poison=None, at_once=1):
     net, x = network(), torch.linspace(-1, 1, 64).reshape(16, 4)
     y = x.sum(dim=1, keepdim=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    precision, losses = Precision(dtype, torch.device("cpu"), scale=256.0), []
+    precision, losses = Precision(dtype, list(net.parameters()), scale=256.0), []
     for begin in range(0, steps, at_once):
-        with precision.update(Learned(list(net.parameters()))):
+        with precision.update():
             for step in range(begin, begin + at_once):
                 loss = torch.nn.functional.mse_loss(net(x).float(), y)
                 if step == poison:
@@ -66,7 +66,7 @@ def test_backward_is_itself_again_after_an_update():
 
 def test_gradients_given_to_backward_are_scaled_too():
     x = torch.ones(3, requires_grad=True)
-    precision = Precision("fp16", torch.device("cpu"), scale=8.0)
-    with precision.update(Learned([x])):
+    precision = Precision("fp16", [x], scale=8.0)
+    with precision.update():
         torch.autograd.backward([x * 2.0], [torch.tensor([1.0, 2.0, 3.0])])
     assert x.grad.tolist() == [2.0, 4.0, 6.0]

@@ -9,8 +9,7 @@ import pytest
 
 from quarl.actorq.build import build, hyperparameters, samples_per_insert
 from quarl.actorq.environments import world_of
-from quarl.actorq.resume import begun
-from quarl.actorq.tuning import adopt
+from quarl.actorq.options import adopt, begun
 from quarl.algorithms import tuned
 from quarl.algorithms.tuned import Tuned
 from quarl.cli import main, parse

@@ -97,7 +97,7 @@ def test_what_a_learner_sees_at_truncation_is_the_step_s_own_observation(env_id:
         entries |= {"env_wrapper": [ATARI, TIMED], "frame_stack": 4}
     recipe = interpret(entries, Path("x"))
     learning = make_environments(env_id, recipe)
-    alone = make(env_id, wrappers=recipe.wrappers)
+    alone = make(env_id, wrappers=recipe.world.wrappers)
     learning.action_space.seed(1)
     learning.seed(3)
     shown, _ = alone.reset(seed=3)

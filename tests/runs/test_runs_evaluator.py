@@ -36,14 +36,14 @@ def evaluator(tmp_path, **options):
 def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):
     found = evaluator(tmp_path)
     steps = [(5.0, 10), (4.0, 20), (5.0, 30), (6.0, 40)]
-    assert [found._improves(*entry, quantised=False) for entry in steps] == [True, False, False, True]
-    assert found.best == (6.0, 40)
+    assert [found._improves(False, *entry) for entry in steps] == [True, False, False, True]
+    assert found.best == (False, 6.0, 40)
 
 
 def test_agents_before_the_delay_do_not_stand_for_the_precision(tmp_path):
     found = evaluator(tmp_path, qat="4", quant_delay=100)
     steps = [(500.0, 50, False), (30.0, 100, True), (20.0, 150, True), (40.0, 200, True)]
-    assert [found._improves(mean, at, quantised=acts) for mean, at, acts in steps] == [True, True, False, True]
+    assert [found._improves(acts, mean, at) for mean, at, acts in steps] == [True, True, False, True]
 
 
 @pytest.fixture
@@ -71,8 +71,12 @@ def resumed(tmp_path, timesteps):
 def test_a_resumed_judge_knows_the_evaluations_so_far_and_which_agent_is_the_best_one(tmp_path, looked):
     looked((10, 1.5), (20, 5.5), (30, 2.0))
     assert resumed(tmp_path, 25).timesteps == [10, 20]
-    assert resumed(tmp_path, 25).best == (5.5, 20)
-    assert resumed(tmp_path, 15).best == (5.5, 20)  # played after what the run goes on from, and still what is there
+    assert resumed(tmp_path, 25).best == (False, 5.5, 20)
+    assert resumed(tmp_path, 15).best == (
+        False,
+        5.5,
+        20,
+    )  # played after what the run goes on from, and still what is there
 
 
 def test_an_agent_that_nothing_is_known_of_is_not_the_best(tmp_path, looked, monkeypatch):

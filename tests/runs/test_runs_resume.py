@@ -246,7 +246,7 @@ def test_ctrl_c_while_the_best_agent_is_written_leaves_it_whole(tmp_path, capsys
     monkeypatch.setattr(RunFolder, "write_agent", interrupted)
     assert main(words("dqn", "CartPole-v1", 1000, "--eval-freq", "200", "--eval-episodes", "2")) == 130
     run = RunFolder(tmp_path / "logs/dqn/CartPole-v1_1", "CartPole-v1")
-    mean, steps, _ = run.read_best()
+    _, mean, steps = run.read_best()
     timesteps, returns, _ = run.read_evaluations()
     assert (mean, steps) == (np.mean(returns[-1]), timesteps[-1])
     assert load.read(run.path / "best_model.zip").provenance.algo == "dqn"
@@ -299,7 +299,7 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
     [
         (["--env", "CartPole-v1", "--seed", "7"], "--seed is 7 here and 0 in"),
         (["--env", "CartPole-v1", "--eval-episodes", "9"], "--eval-episodes is 9 here and 2 in"),
-        (["--env", "CartPole-v1", "--qat", "8", "-n", "999"], "trained for fp32 and --qat says w8a8"),
+        (["--env", "CartPole-v1", "--qat", "8", "-n", "999"], "--qat is w8a8 here and fp32 in"),
         (["--env", "CartPole-v1", "--quant-delay", "5", "-n", "999"], "--quant-delay is 5 here and None in"),
         (["--env", "CartPole-v1"], "is trained to its end"),
         (["--env", "CartPole-v1", "-n", "999", "--params", "policy_kwargs:dict(net_arch=[8])"], "cannot resume from"),

@@ -20,7 +20,7 @@ from training_runs import Threads, same, train, weights, words
 
 import quarl
 from quarl.algorithms.d4pg import D4PG
-from quarl.algorithms.precision import Precision, learned
+from quarl.algorithms.precision import Precision
 from quarl.cli import main
 from quarl.policy.graph import QuantizedPolicy
 from quarl.readers import load
@@ -190,7 +190,7 @@ def entropy_gradient(dtype):
     model = SAC("MlpPolicy", "Pendulum-v1", learning_starts=20, policy_kwargs={"net_arch": [16]}, seed=0)
     model.learn(20)
     model.ent_coef_optimizer.step = lambda: found.append(model.log_ent_coef.grad.item())
-    with Precision(dtype, model.device, scale=16.0).update(learned(model)):
+    with Precision.of(model, dtype, scale=16.0).update():
         model.train(gradient_steps=1, batch_size=16)
     return found[0]
 
@@ -212,7 +212,7 @@ def test_values_keep_the_digits_in_which_actions_differ(algo, env, value):
     """bfloat16 would leave few different numbers."""
     model = algo("MlpPolicy", env, policy_kwargs={"net_arch": [16]}, seed=0, device="cpu")
     x = torch.linspace(0, 0.01, 100)[:, None] + torch.zeros(model.observation_space.shape)
-    with Precision("bf16", model.device).update(learned(model)), torch.no_grad():
+    with Precision.of(model, "bf16").update(), torch.no_grad():
         found = value(model.policy, x, torch.zeros(100, 1))
     assert found.dtype == torch.float32
     assert (found.bfloat16() != found).float().mean() > 0.9

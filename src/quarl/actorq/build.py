@@ -16,17 +16,18 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch.optim import Adam
 
 from quarl import qat
-from quarl.actorq.environments import OF_ENVIRONMENT, world_of
+from quarl.actorq.environments import world_of
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
 from quarl.algorithms.clocks import NO_UPDATES
 from quarl.algorithms.device import find_device
-from quarl.algorithms.learners import DOUBLE, constructor, made
+from quarl.algorithms.learners import DOUBLE, constructor, instantiate
 from quarl.algorithms.replay_size import check_replay
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
 from quarl.envs import make
 from quarl.envs.checked import Recalled
+from quarl.envs.options import OF_ENVIRONMENT
 from quarl.errors import QuarlError
 from quarl.readers.spaces import from_live, observation_box
 
@@ -79,7 +80,7 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
         replay = {"n_steps": n_steps, "gamma": gamma, "max_times_sampled": config.max_times_sampled}
-        model: OffPolicyAlgorithm = made(
+        model: OffPolicyAlgorithm = instantiate(
             cls,
             config.algo,
             config.env,

@@ -28,10 +28,9 @@ class LearnerCheckpointer(Checkpointer):
 
     def __init__(self, config: ActorQConfig, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions) -> None:
         assert isinstance(model.replay_buffer, SegmentReplay)
-        replay = model.replay_buffer if config.save_replay_buffer else None
-        super().__init__(model, lambda: RunFolder(config.output), note, replay)
+        folder, replay = RunFolder(config.output), model.replay_buffer
+        super().__init__(model, lambda: folder, note, replay, saves_replay=config.save_replay_buffer)
         self.config, self.limiter, self.versions = config, limiter, versions
-        self._segments = model.replay_buffer
         self.rollbacks = 0
         self.rate_factor = 1.0
         """What the learning rate of the configuration is multiplied by."""
@@ -50,30 +49,28 @@ class LearnerCheckpointer(Checkpointer):
             return False
         return True
 
-    @checkpoint.sound()
-    def resume(self) -> float:
-        """Everything from the newest sound checkpoint; the training clock there.
-
-        Without the replay of that run, learning starts when as much new experience is in.
-        """
-        last = self.load()
+    def load(self) -> checkpoint.Checkpoint:
+        """The newest sound one; QuarlError where it is of another algorithm or environment."""
+        newest = super().load()
         for name in ("algo", "env"):
-            saved, here = last.state.get(name), getattr(self.config, name)
+            saved, here = newest.state.get(name), getattr(self.config, name)
             if saved != here:
                 raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
-        checkpoint.restore(last, self.model, self._segments)
-        model = self.model
+        return newest
+
+    def _go_on(self, newest: checkpoint.Checkpoint) -> None:
+        """Without the replay of that run, learning starts when as much new experience is in."""
+        model, state = self.model, newest.state
         held = hold(model, self.config.steps)
         model._total_timesteps = self.config.steps  # perhaps more than before
         model._num_timesteps_at_start = model.num_timesteps
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
-        self.limiter.load_state(last.state["limiter"])
-        if not last.has_replay and isinstance(self.limiter, RateLimiter):
+        self.limiter.load_state(state["limiter"])
+        if not newest.has_replay and isinstance(self.limiter, RateLimiter):
             self.limiter.warm_up_again()
-        self._slow_down(float(last.state["rate_factor"]))
-        self.float_updates = int(last.state.get("float_updates", 0))
-        note(f"{standing(model)}, version {last.state['version']:,}{held}")
-        return float(last.state["clock_s"])
+        self._slow_down(float(state["rate_factor"]))
+        self.float_updates = int(state.get("float_updates", 0))
+        note(f"{standing(model)}, version {state['version']:,}{held}")
 
     def roll_back(self) -> None:
         """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
@@ -86,8 +83,7 @@ class LearnerCheckpointer(Checkpointer):
             )
         # weights go back, the run's clocks move on
         clocks = {name: getattr(self.model, name) for name in COUNTERS if hasattr(self.model, name)}
-        last = self.load()
-        checkpoint.restore(last, self.model)
+        checkpoint.restore(self.load(), self.model)
         for name, value in clocks.items():
             setattr(self.model, name, value)
         # A loss that is not written at every update would stay there as NaN.

@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium
 
 from quarl.actorq.counters import Actor
-from quarl.algorithms.arguments import mapping
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.envs import make, resolve
@@ -21,10 +20,8 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
 from quarl.errors import in_one_line
-from quarl.readers.zoo import PREPROCESSING, wrappers_of
+from quarl.readers.zoo import PREPROCESSING
 
-OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
-"""Hyper-parameters of RL Zoo that say how environments are made."""
 MADE_BITS = 12
 """Environments that one incarnation of an actor can make before seeds come again."""
 GAP = 2
@@ -42,9 +39,9 @@ def world_of(config: ActorQConfig) -> EnvironmentOptions:
     """
     rule = PREPROCESSING if is_atari(resolve(config.env, trusted=True)) else {}
     written = EnvironmentOptions.said(config).over(rule | config.hyperparameters())
-    kwargs = mapping(written.get("env_kwargs") or {}, "env_kwargs", "--params")
-    longest(kwargs.get(LIMIT), config.max_episode_steps)
-    return EnvironmentOptions(env_kwargs=kwargs, wrappers=wrappers_of(written, Path("--params")))
+    world = EnvironmentOptions.written(written, Path("--params"))
+    longest(world.env_kwargs.get(LIMIT), config.max_episode_steps)
+    return world
 
 
 class Environments:

@@ -25,7 +25,7 @@ from quarl.actorq.replay_insert import ReplayInsert
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms.cpu import start_threads
-from quarl.algorithms.precision import Precision, learned
+from quarl.algorithms.precision import Precision
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError, note
@@ -65,8 +65,7 @@ class LearnerLoop(roles.Learner):
         self.model = build(config, spec.world)
         self.template = Template.of(self.model)
         self.delay = config.delay(config.steps)
-        self.precision = Precision(config.learner_dtype, self.model.device)
-        self.learned = learned(self.model)
+        self.precision = Precision.of(self.model, config.learner_dtype)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
         self.pace = Pace(config, self.model)
@@ -183,7 +182,7 @@ class LearnerLoop(roles.Learner):
         model = self.model
         # Stable-Baselines3's own gradient step, on a batch of replay
         try:
-            with self.precision.update(self.learned):
+            with self.precision.update():
                 model.train(gradient_steps=1, batch_size=model.batch_size)
         except ValueError:  # SAC's distribution takes no NaN
             if not_finite(model) is None:

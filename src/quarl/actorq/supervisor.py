@@ -16,8 +16,8 @@ from quarl.actorq.build import build, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.evaluator import ActorsEvaluator
+from quarl.actorq.options import begun
 from quarl.actorq.pace import Pace
-from quarl.actorq.resume import begun, write_options
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.watchdog import Watchdog
 from quarl.actorq.weights import Template
@@ -28,6 +28,7 @@ from quarl.files import Dispensable, locked
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
+from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
 
 RING_ROWS = 4096
@@ -98,7 +99,7 @@ class Supervisor(roles.Supervisor):
             stack.enter_context(locked(self.config.output))
             stack.enter_context(self.interrupts)
             stack.enter_context(self._saving())
-            write_options(self.config)
+            RunFolder(self.config.output).describe(self.config)
             for child in self.workers.all:
                 self.children.start(child)
             self.watchdog = Watchdog(self.workers, self.counters, self.config.env_timeout, self.say)

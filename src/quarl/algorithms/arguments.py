@@ -49,18 +49,16 @@ SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf")
 
 def arguments(written: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
     """What `written` spells; `where` begins the line of an error."""
-    found = dict(written)
-    if "replay_buffer_kwargs" in found:
-        found["replay_buffer_kwargs"] = mapping(found["replay_buffer_kwargs"], "replay_buffer_kwargs", where)
-    if "policy_kwargs" in found:
-        kwargs = mapping(found["policy_kwargs"], "policy_kwargs", where, names=True)
-        found["policy_kwargs"] = _with_classes(kwargs, "policy_kwargs", where)
-    for name in SCHEDULES:
-        if name in found:
-            found[name] = _schedule(found[name], name, where)
-    if isinstance(found.get("train_freq"), list):  # YAML has no tuples
-        found["train_freq"] = tuple(found["train_freq"])
-    return found
+    values = dict(written)
+    if "replay_buffer_kwargs" in values:
+        values["replay_buffer_kwargs"] = mapping(values["replay_buffer_kwargs"], "replay_buffer_kwargs", where)
+    if "policy_kwargs" in values:
+        kwargs = mapping(values["policy_kwargs"], "policy_kwargs", where, names=True)
+        values["policy_kwargs"] = _with_classes(kwargs, "policy_kwargs", where)
+    values |= {name: _schedule(values[name], name, where) for name in SCHEDULES if name in values}
+    if isinstance(values.get("train_freq"), list):  # YAML has no tuples
+        values["train_freq"] = tuple(values["train_freq"])
+    return values
 
 
 def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,16 +68,16 @@ def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any
     only in mid-training.
     """
     parameters = inspect.signature(cls.__init__).parameters
-    known = parameters.keys() - {"self", "policy", *OURS, *CODE}
-    found = dict(given)
+    names = parameters.keys() - {"self", "policy", *OURS, *CODE}
+    values = dict(given)
     for name, value in given.items():
-        if name not in known:
-            raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{did_you_mean(name, known)}")
+        if name not in names:
+            raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{did_you_mean(name, names)}")
         if value is not None and not callable(value) and not isinstance(value, dict):
             annotation = parameters[name].annotation  # as text: some hold names that only type checkers see
             types = set(re.findall(r"\w+", str(annotation)))
-            found[name] = _checked(f"{cls.__name__}'s {name}", name, value, types)
-    return found
+            values[name] = _checked(f"{cls.__name__}'s {name}", name, value, types)
+    return values
 
 
 def _checked(what: str, name: str, value: Any, types: set[str]) -> Any:
@@ -144,7 +142,7 @@ def _with_classes(value: Any, name: str, where: Path | str) -> Any:
     if not isinstance(value, literals.Name):
         return value
     if value.text not in CLASSES:
-        known = ", ".join(key for key in CLASSES if "." not in key)
-        raise UnsupportedError(f"{where}: {name} is {value.text[:60]}, which is not supported; {known} are")
-    module, _, found = CLASSES[value.text].rpartition(".")
-    return getattr(importlib.import_module(module), found)
+        supported = ", ".join(key for key in CLASSES if "." not in key)
+        raise UnsupportedError(f"{where}: {name} is {value.text[:60]}, which is not supported; {supported} are")
+    module, _, cls = CLASSES[value.text].rpartition(".")
+    return getattr(importlib.import_module(module), cls)

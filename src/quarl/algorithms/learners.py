@@ -38,7 +38,7 @@ def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dic
     return cls, checked(cls, given)
 
 
-def made(cls: Any, algo: str, env_id: str, /, *arguments: Any, **options: Any) -> Any:
+def instantiate(cls: Any, algo: str, env_id: str, /, *arguments: Any, **options: Any) -> Any:
     """The model cls(*arguments, **options); QuarlError, naming algorithm and environment, where none can be made."""
     try:
         return cls(*arguments, **options)

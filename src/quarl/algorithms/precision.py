@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -26,30 +25,6 @@ LEAST, MOST = 1.0, 2.0**24
 HEADS = ("action_net", "value_net")
 """Last layers of PPO and A2C: PPO compares log-probabilities that differ by less than bfloat16 tells apart, and with
 rounded ones learns nothing (CartPole: return 9 instead of 500)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Learned:
-    """What a model's updates reach."""
-
-    parameters: Sequence[Tensor]
-    heads: Sequence[nn.Module] = ()
-    """Layers that stay in float32."""
-
-
-def learned(model: BaseAlgorithm) -> Learned:
-    """The policy, and SAC's entropy coefficient, which is no part of it; heads: the last layers of what is compared.
-
-    Values of two actions differ by a hundredth of their size, and bfloat16 has 8 bits.
-    """
-    coefficient: Tensor | None = getattr(model, "log_ent_coef", None)
-    heads = [found for name in HEADS if isinstance(found := getattr(model.policy, name, None), nn.Module)]
-    for module in model.policy.modules():
-        if isinstance(module, QNetwork):
-            heads.append(_last(module.q_net))
-        elif isinstance(module, ContinuousCritic):
-            heads += [_last(network) for network in module.q_networks]
-    return Learned([*model.policy.parameters(), *([] if coefficient is None else [coefficient])], heads)
 
 
 def _last(network: nn.Module) -> nn.Module:
@@ -79,50 +54,72 @@ def _exactly(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 class Precision:
     """What a learner's updates run in."""
 
-    def __init__(self, dtype: Literal["fp32", "bf16", "fp16"], device: torch.device, scale: float = 2.0**16) -> None:
-        """scale: float16's first factor of the loss; it is halved where gradients overflow."""
+    def __init__(
+        self,
+        dtype: Literal["fp32", "bf16", "fp16"],
+        parameters: Sequence[Tensor],
+        heads: Sequence[nn.Module] = (),
+        *,
+        scale: float = 2.0**16,
+    ) -> None:
+        """parameters: what updates reach. heads: layers that stay in float32.
+
+        scale: float16's first factor of the loss; it is halved where gradients overflow.
+        """
         self._type = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-        self._device = device.type
+        self._parameters, self._heads, self._device = parameters, heads, parameters[0].device.type
         self.scale = scale if dtype == "fp16" else 1.0
         self.num_skipped = 0
         """Updates left out because a gradient was not finite."""
         self._since = 0
 
-    @contextlib.contextmanager
-    def update(self, what: Learned) -> Iterator[None]:
-        """Around one call of a model's `train`; what: as `learned` has it."""
-        with flushed(), self._autocast(what.heads):
-            if self._type is not torch.float16:
-                yield
-                return
-            plain = torch.autograd.backward
+    @classmethod
+    def of(cls, model: BaseAlgorithm, dtype: Literal["fp32", "bf16", "fp16"], *, scale: float = 2.0**16) -> Precision:
+        """That of the policy and of SAC's entropy coefficient, which is no part of it; heads are the last layers of
+        what is compared.
 
-            def scaled(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-                several = [tensors] if isinstance(tensors, Tensor) else tensors
-                if grad_tensors is None:
-                    plain([tensor * self.scale for tensor in several], None, *args, **kwargs)
-                else:
-                    gradients = [grad_tensors] if isinstance(grad_tensors, Tensor) else grad_tensors
-                    plain(several, [gradient * self.scale for gradient in gradients], *args, **kwargs)
-                self._unscale(what.parameters)
-
-            torch.autograd.backward = scaled  # `Tensor.backward` looks it up there too
-            try:
-                yield
-            finally:
-                torch.autograd.backward = plain
+        Values of two actions differ by a hundredth of their size, and bfloat16 has 8 bits.
+        """
+        coefficient: Tensor | None = getattr(model, "log_ent_coef", None)
+        heads = [head for name in HEADS if isinstance(head := getattr(model.policy, name, None), nn.Module)]
+        for module in model.policy.modules():
+            if isinstance(module, QNetwork):
+                heads.append(_last(module.q_net))
+            elif isinstance(module, ContinuousCritic):
+                heads += [_last(network) for network in module.q_networks]
+        others = [] if coefficient is None else [coefficient]
+        return cls(dtype, [*model.policy.parameters(), *others], heads, scale=scale)
 
     @contextlib.contextmanager
-    def _autocast(self, heads: Sequence[nn.Module]) -> Iterator[None]:
-        if self._type is None:
-            yield
-            return
-        # One call of `train` is many updates, of which each has to see the weights that the one before left behind.
-        with torch.autocast(self._device, self._type, cache_enabled=False), _in_float32(heads):
+    def update(self) -> Iterator[None]:
+        """Around one call of a model's `train`."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(flushed())
+            if self._type is not None:
+                # One call of `train` is many updates, of which each has to see the weights that the one before left.
+                stack.enter_context(torch.autocast(self._device, self._type, cache_enabled=False))
+                stack.enter_context(_in_float32(self._heads))
+            if self._type is torch.float16:
+                stack.callback(setattr, torch.autograd, "backward", torch.autograd.backward)
+                torch.autograd.backward = self._scaled(torch.autograd.backward)  # `Tensor.backward` looks it up there
             yield
 
-    def _unscale(self, parameters: Sequence[Tensor]) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
+    def _scaled(self, plain: Callable[..., None]) -> Callable[..., None]:
+        """`backward` of a loss times the scale, whose gradients are divided by it."""
+
+        def scaled(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            several = [tensors] if isinstance(tensors, Tensor) else tensors
+            if grad_tensors is None:
+                plain([tensor * self.scale for tensor in several], None, *args, **kwargs)
+            else:
+                gradients = [grad_tensors] if isinstance(grad_tensors, Tensor) else grad_tensors
+                plain(several, [gradient * self.scale for gradient in gradients], *args, **kwargs)
+            self._unscale()
+
+        return scaled
+
+    def _unscale(self) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
         torch._foreach_mul_(gradients, 1 / self.scale)
         finite = bool(torch.stack([g.isfinite().all() for g in gradients]).all())
         if finite:
@@ -130,7 +127,7 @@ class Precision:
             if self._since >= GROW_AFTER:
                 self.scale, self._since = min(2 * self.scale, MOST), 0
             return
-        for parameter in parameters:
+        for parameter in self._parameters:
             parameter.grad = None  # optimisers pass over these
         self.scale, self._since = max(self.scale / 2, LEAST), 0
         self.num_skipped += 1

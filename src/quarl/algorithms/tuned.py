@@ -86,14 +86,11 @@ def _key(entries: dict[str, Any], env_id: str, atari: bool) -> str | None:
         return env_id
     if atari and "atari" in entries:
         return "atari"
-    versions = {_version(key): key for key in entries if key not in GENERAL and _name(key) == _name(env_id)}
-    return versions[max(versions)] if versions else None
+    others = [key for key in entries if key not in GENERAL and _version(key)[0] == _version(env_id)[0]]
+    return max(others, key=lambda other: _version(other)[1], default=None)
 
 
-def _name(env_id: str) -> str:
-    return re.sub(r"-v\d{1,9}$", "", env_id)
-
-
-def _version(env_id: str) -> int:
+def _version(env_id: str) -> tuple[str, int]:
+    """Name and version; -1 where it has none."""
     match = re.search(r"-v(\d{1,9})$", env_id)
-    return int(match[1]) if match else -1
+    return (env_id[: match.start()], int(match[1])) if match else (env_id, -1)

@@ -14,9 +14,8 @@ from rich.table import Table
 from quarl import energy
 from quarl.actorq import plan
 from quarl.actorq.environments import world_of
-from quarl.actorq.resume import new_run
+from quarl.actorq.options import adopt
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
-from quarl.actorq.tuning import adopt
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.config.base import check_tracking
@@ -57,7 +56,6 @@ def run(config: ActorQConfig) -> int:
         check_environment(config.algo, config.env, world_of(config))
     if config.plan:
         return _plan(config)
-    new_run(config)
     check_tracking(config.track)
     with energy.meter(config) as meter:
         supervisor = _train(config)

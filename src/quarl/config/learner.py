@@ -38,8 +38,6 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
         *OPTIONS,
     )
     """Options that a run which goes on may have anew; the run's where they are not given."""
-    compared_later: ClassVar[tuple[str, ...]] = ()
-    """Options that are compared with the checkpoint itself."""
 
     algo: Annotated[str, arg(metavar="NAME")]
     """Learner."""

@@ -11,6 +11,7 @@ from quarl.config.base import Config
 from quarl.config.learner import LearnerOptions
 from quarl.config.values import check_types
 from quarl.errors import QuarlError
+from quarl.quant.spec import QatSpec
 
 C = TypeVar("C", bound=LearnerOptions)
 
@@ -53,9 +54,11 @@ def completed(config: C, saved: Mapping[str, Any], where: Path) -> C:
             raise QuarlError(f"{where} does not say {name}; it is no run of quarl {config.verb}")
         value = saved.get(name, field.default)
         found[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
-        if given and name not in config.compared_later and here != found[name]:
-            flag = f"--{name.replace('_', '-')}"
-            raise QuarlError(f"{flag} is {here} here and {found[name]} in {where}; resume without it")
+        there = found[name]
+        if name == "qat" and given:  # 8 and w8a8 are the same
+            here, there = (QatSpec.parse(str(words)).precision if words else "fp32" for words in (here, there))
+        if given and here != there:
+            raise QuarlError(f"--{name.replace('_', '-')} is {here} here and {there} in {where}; resume without it")
         if name == "env" and here != found[name] and ":" in str(found[name]):  # a module's: to make it is to import it
             raise QuarlError(f"{where} names a module to import, which only you may do: add --env {found[name]}")
     options = type(config)(**found)

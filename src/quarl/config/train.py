@@ -24,7 +24,6 @@ class TrainConfig(LearnerOptions):
     learners: ClassVar[tuple[str, ...]] = LEARNERS
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "algo", "env", "folder")
     free: ClassVar[tuple[str, ...]] = (*LearnerOptions.free, "vec_env", "threads")
-    compared_later: ClassVar[tuple[str, ...]] = ("qat",)
 
     algo: Annotated[str, arg(metavar="NAME")] = "ppo"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
@@ -87,16 +86,8 @@ class TrainConfig(LearnerOptions):
             if not self.resume:
                 self.refuse(QAT_OPTIONS, "is about quantisation-aware training", "say which precision with --qat")
             return None
-        return QatSpec.parse(
-            self.qat,
-            output_bits=self.qat_output_bits,
-            observation_bits=self.qat_observation_bits,
-            ranges=self.qat_ranges,
-            affine=self.qat_affine,
-            per_tensor=self.qat_per_tensor,
-            critic=self.qat_critic,
-            skip=self.qat_skip,
-        )
+        options = [name for name in QAT_OPTIONS if name.startswith("qat_")]
+        return QatSpec.parse(self.qat, **{name.removeprefix("qat_"): getattr(self, name) for name in options})
 
 
 QAT_OPTIONS = (

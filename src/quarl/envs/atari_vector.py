@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from quarl.arrays import Array
 from quarl.envs.names import find, resolve
+from quarl.envs.options import EnvironmentOptions
 from quarl.envs.suites import ATARI, suite_of
 from quarl.envs.wrappers import Wrappers
 from quarl.machine import version
@@ -49,10 +50,8 @@ class Unfit(Exception):
     """Why the vector environment cannot play a game as it is asked for; one line."""
 
 
-def make_native(
-    env_id: str, num_envs: int, wrappers: Wrappers, env_kwargs: Mapping[str, Any], *, same_game: bool
-) -> NativeAtari:
-    """`num_envs` games side by side, preprocessed as `wrappers` say.
+def make_native(env_id: str, num_envs: int, world: EnvironmentOptions, *, same_game: bool) -> NativeAtari:
+    """`num_envs` games side by side, preprocessed as the wrappers of `world` say.
 
     same_game: Unfit too where a lost life has to be followed by FIRE, which nobody presses here.
     """
@@ -62,8 +61,8 @@ def make_native(
     found = version("ale-py") or "0"
     if tuple(int(part) for part in found.split(".")[:3] if part.isdecimal()) < SINCE:
         raise Unfit(f"ale-py {found} is too old: pip install 'ale-py>={'.'.join(map(str, SINCE))}'")
-    options, n_stack = _preprocessing(wrappers)
-    spec.kwargs = {**spec.kwargs, **env_kwargs, "frameskip": 1}
+    options, n_stack = _preprocessing(world.wrappers or ())
+    spec.kwargs = {**spec.kwargs, **world.env_kwargs, "frameskip": 1}
     if unknown := sorted(spec.kwargs.keys() - set(EMULATOR)):
         raise Unfit(f"the vector environment knows no {unknown[0]}")
     env = NativeAtari(spec, num_envs, options, n_stack)

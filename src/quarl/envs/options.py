@@ -22,6 +22,8 @@ from quarl.readers.zoo import MAX_FRAMES, PREPROCESSING, VEC_FRAME_STACK, wrappe
 
 P = TypeVar("P", bound=Policy)
 Wrappers = tuple[tuple[str, Mapping[str, Any]], ...]
+OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
+"""Hyper-parameters of RL Zoo that say how environments are made."""
 PREPROCESSED = (4, 84, 84)
 """Observations of Atari games behind Stable-Baselines3's preprocessing: make_atari_env and VecFrameStack."""
 
@@ -54,6 +56,15 @@ class EnvironmentOptions:
         named = tuple((dotted(name), dict(arguments)) for name, arguments in pairs if name != NONE)
         told: dict[str, Any] = {"frame_stack": frame_stack, LIMIT: checked_limit(max_episode_steps)}
         return cls(env_kwargs=dict(env_kwargs or {}), wrappers=None if wrappers is None else named, **told)
+
+    @classmethod
+    def written(cls, values: Mapping[str, Any], where: Path) -> EnvironmentOptions:
+        """What hyper-parameters in RL Zoo's words say of it; `where` begins the line of an error."""
+        kwargs = values.get("env_kwargs") or {}
+        try:
+            return cls(env_kwargs=literals.mapping(kwargs), wrappers=wrappers_of(values, where))
+        except ValueError:
+            raise QuarlError(f"{where}: env_kwargs is {str(kwargs)[:60]!r}; write dict(...) of plain values") from None
 
     @classmethod
     def said(cls, config: EnvironmentConfig) -> EnvironmentOptions:
@@ -89,6 +100,11 @@ class EnvironmentOptions:
             note_once(f"uint8 {PREPROCESSED} on {chosen} is {way}")
             home = replace(home, wrappers=wrappers_of(PREPROCESSING, Path(chosen)))
         return policy if home == source else replace(policy, provenance=home)
+
+    def game(self, env_id: str) -> str:
+        """The line that says how a game of Atari is made."""
+        source = Provenance(env_id=env_id, env_kwargs=self.env_kwargs, wrappers=self._over(()))
+        return f"a game of Atari: {described(source)}"
 
     @property
     def making(self) -> dict[str, Any]:

@@ -10,17 +10,14 @@ import math
 import time
 from collections.abc import Callable
 
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from quarl.errors import QuarlError
 from quarl.evaluate import Evaluation
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import Interrupts
-from quarl.runs.checkpoint_model import not_finite, suspect
-from quarl.runs.checkpointer import AgentCheckpointer, Checkpointer
+from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.tracking import record_evaluation
 
@@ -31,10 +28,6 @@ Progress = Callable[[str, int], None]
 
 class Stopped(Exception):
     """A signal or the end of a stretch asked for an end; the model is in a state that can be saved."""
-
-
-class Diverged(QuarlError):
-    """A loss or a weight is NaN or infinite."""
 
 
 class TrainingCallback(BaseCallback):
@@ -85,7 +78,9 @@ class TrainingCallback(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         self.rollout_steps = steps = self.model.num_timesteps
-        self._check_losses()
+        losses = (value for name, value in self.logger.name_to_value.items() if name.endswith("loss"))
+        if not all(map(math.isfinite, losses)):  # those of the last update
+            raise self.checkpointer.diverged()
         if self.interrupts.number is not None:
             raise Stopped
         if self.eval_freq and steps >= self.next_evaluation:
@@ -129,12 +124,12 @@ class TrainingCallback(BaseCallback):
         """An evaluation, off the clock; Stopped where a signal breaks it off."""
         start = time.perf_counter()
         try:
-            check_finite(self.model, self.checkpointer)
+            self.checkpointer.check_finite()
             looked: list[tuple[QuantizedPolicy, Evaluation] | None] = []
             if not self.interrupts.attempt(lambda: looked.append(self.evaluator.look(self.model))):
                 raise Stopped
             if self.evaluator.has_borrowed:
-                self.checkpointer.begin_anew(self.evaluator.config.seed)
+                self.checkpointer.begin_anew()
             if looked[0] is None:
                 return
             mean = self.evaluator.keep(self.model, *looked[0])  # whole: what is being written is not broken off
@@ -146,33 +141,10 @@ class TrainingCallback(BaseCallback):
     def save(self) -> None:
         """A checkpoint, off the clock."""
         start = time.perf_counter()
-        check_finite(self.model, self.checkpointer)
+        self.checkpointer.check_finite()
         self.checkpointer.save(self.clock_s)
         self.saved = time.perf_counter()
         self.paused_s += self.saved - start
 
-    def _check_losses(self) -> None:
-        """Raises Diverged where the last update had a loss that is no number."""
-        values = self.logger.name_to_value
-        if not all(math.isfinite(value) for name, value in values.items() if name.endswith("loss")):
-            raise diverged(self.model, self.checkpointer)
-
     def _next(self, interval: int) -> int:
         return (self.model.num_timesteps // interval + 1) * interval if interval else 0
-
-
-def check_finite(model: BaseAlgorithm, checkpointer: Checkpointer) -> None:
-    """Raises Diverged where a weight is NaN or infinite."""
-    if not_finite(model) is not None:
-        raise diverged(model, checkpointer)
-
-
-def diverged(model: BaseAlgorithm, checkpointer: Checkpointer) -> Diverged:
-    """What to raise, naming the layer and the last checkpoint."""
-    what = f"training diverged: {suspect(model)} was not finite after update {model._n_updates:,}"
-    if checkpointer.newest is None:
-        return Diverged(f"{what}; use a smaller --params learning_rate")
-    return Diverged(
-        f"{what}; the last good checkpoint is {checkpointer.newest}: go on from it with --resume and a smaller "
-        "--params learning_rate"
-    )

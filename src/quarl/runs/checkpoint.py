@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl import files
@@ -25,10 +28,9 @@ from quarl.errors import NothingSavedError, QuarlError, in_one_line
 from quarl.runs import checkpoint_file, checkpoint_model
 from quarl.runs.checkpoint_file import CheckpointError as CheckpointError
 from quarl.runs.checkpoint_file import DamagedError
-from quarl.runs.checkpoint_random import give_random, take_random
 
 NAME = re.compile(r"checkpoint-(\d{10,18})\.safetensors")
-REPLAY = "replay/"
+REPLAY, RANDOM = "replay/", "random/"
 
 
 class Replay(Protocol):
@@ -91,10 +93,6 @@ def load_latest(folder: Path) -> Checkpoint:
     for _, path in _checkpoints(folder):
         try:
             manifest, arrays = checkpoint_file.read(path)
-        except DamagedError as error:
-            warnings.append(f"{path} is damaged ({error}); going back to the checkpoint before it")
-            continue
-        try:
             return Checkpoint(
                 path=path,
                 updates=int(manifest["updates"]),
@@ -104,6 +102,8 @@ def load_latest(folder: Path) -> Checkpoint:
                 facts=dict(manifest["model"]),
                 arrays=arrays,
             )
+        except DamagedError as error:
+            warnings.append(f"{path} is damaged ({error}); going back to the checkpoint before it")
         except checkpoint_model.MALFORMED:
             warnings.append(f"{path} is no checkpoint of ours; going back to the one before it")
     if warnings:
@@ -134,17 +134,47 @@ def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None 
     """
     facts, arrays = checkpoint.facts, checkpoint.arrays
     contents = {name.removeprefix(REPLAY): array for name, array in arrays.items() if name.startswith(REPLAY)}
-    generators = {name: array for name, array in arrays.items() if name.startswith("random/")}
-    rest = {name: a for name, a in arrays.items() if name not in generators and not name.startswith(REPLAY)}
+    learned = {name: array for name, array in arrays.items() if not name.startswith((REPLAY, RANDOM))}
     try:
         with sound():
-            checkpoint_model.check(model, facts, rest)
+            checkpoint_model.check(model, facts, learned)
             if replay is not None and checkpoint.has_replay:
                 replay.load_state(contents)
-            checkpoint_model.give(model, facts, rest)
-            give_random(model, facts["random"], generators)
+            checkpoint_model.give(model, facts, learned)
+            give_random(model, facts["random"], arrays)
     except QuarlError as error:
         raise QuarlError(f"cannot resume from {checkpoint.path}: {error}") from None
+
+
+def take_random(model: BaseAlgorithm) -> tuple[dict[str, Any], dict[str, Array]]:
+    """JSON values and arrays: the global generators of Python, numpy and torch, and the action space's."""
+    arrays = {f"{RANDOM}torch": torch.get_rng_state().numpy()}
+    if model.device.type == "cuda":
+        arrays[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(model.device).numpy()
+    facts = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "action_space": model.action_space.np_random.bit_generator.state,
+    }
+    return facts, arrays
+
+
+def give_random(model: BaseAlgorithm, facts: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Continues every generator's sequence where `take_random` saw it."""
+    version, words, gauss = facts["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(_numpy_state(facts["numpy"]))
+    model.action_space.np_random.bit_generator.state = _numpy_state(facts["action_space"])
+    torch.set_rng_state(torch.from_numpy(arrays[f"{RANDOM}torch"].copy()))
+    if model.device.type == "cuda" and f"{RANDOM}cuda" in arrays:
+        torch.cuda.set_rng_state(torch.from_numpy(arrays[f"{RANDOM}cuda"].copy()), model.device)
+
+
+def _numpy_state(value: Any) -> Any:
+    """A bit generator's state as numpy wants it; JSON made lists of its arrays."""
+    if isinstance(value, dict):
+        return {key: _numpy_state(entry) for key, entry in value.items()}
+    return np.array(value, np.uint64) if isinstance(value, list) else value
 
 
 def export(folder: Path, model: BaseAlgorithm, name: str = "model.zip", *, exclude: Iterable[str] = ()) -> Path:
@@ -170,5 +200,6 @@ def export_statistics(path: Path, model: BaseAlgorithm) -> None:
 
 def _checkpoints(folder: Path, up_to: int | None = None) -> list[tuple[int, Path]]:
     """(updates, path), newest first; with `up_to`, those beyond it come last."""
-    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := NAME.fullmatch(path.name))]
-    return sorted(found, key=lambda entry: (up_to is None or entry[0] <= up_to, entry[0]), reverse=True)
+    matches = (NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*"))
+    numbered = [(int(match[1]), folder / match[0]) for match in matches if match]
+    return sorted(numbered, key=lambda entry: (up_to is None or entry[0] <= up_to, entry[0]), reverse=True)

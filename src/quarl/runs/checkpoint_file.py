@@ -87,8 +87,7 @@ def _sweep(folder: Path) -> None:
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """Manifest and arrays, every checksum verified; the arrays are mapped, so copy what is to be kept or changed."""
     try:
-        text = _checked_manifest(path)
-        manifest = _document(text)
+        manifest = _checked_manifest(path)
         try:
             table, _ = parse(np.memmap(path, np.uint8, "c").data, TYPES)
         except QuarlError as error:
@@ -106,8 +105,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     return manifest, arrays
 
 
-def _checked_manifest(path: Path) -> str:
-    """The manifest's text, once the header is known to be exactly the one that we write for it."""
+def _checked_manifest(path: Path) -> Any:
+    """The manifest, once the header is known to be exactly the one that we write for it."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -130,7 +129,7 @@ def _checked_manifest(path: Path) -> str:
         )
     if first_bytes(text) != length.to_bytes(8, "little") + start:
         raise DamagedError("the header does not match the manifest")
-    return text
+    return manifest
 
 
 def _document(text: str | bytes) -> Any:

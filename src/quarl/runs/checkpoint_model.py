@@ -66,22 +66,20 @@ def take(model: BaseAlgorithm) -> tuple[Facts, dict[str, Array]]:
 
 def check(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
     """Raises QuarlError, saying what differs, where `give` could not restore these into this model."""
-    present = identity(model)
-    for what, here in present.items():
-        saved = facts["identity"][what]
-        if saved != here and (what != "environment" or None not in (saved, here)):
+    for what, here in identity(model).items():
+        there = facts["identity"][what]
+        if there != here and (what != "environment" or None not in (there, here)):
             raise QuarlError(
-                f"its {what} is {saved} and this run's is {here}; resume with the options of the first run"
+                f"its {what} is {there} and this run's is {here}; resume with the options of the first run"
             )
     optimizers = dict(_optimizers(model))
-    wanted = {name: f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for name, t in _tensors(model).items()}
-    found = {name: f"{a.dtype} {a.shape}" for name, a in arrays.items() if name.partition("/")[0] not in optimizers}
-    for name in sorted({*wanted, *found}):
-        if (saved := found.get(name, "missing")) != (here := wanted.get(name, "missing")):
-            raise QuarlError(
-                f"{name.partition('/')[2]} is {saved} there and {here} in this run; "
-                "resume with the options of the first run, such as --net-arch"
-            )
+    saved = {name: array for name, array in arrays.items() if name.partition("/")[0] not in optimizers}
+    if differs := difference(saved, _tensors(model)):
+        name, there, here = differs
+        raise QuarlError(
+            f"{name.partition('/')[2]} is {there} there and {here} in this run; "
+            "resume with the options of the first run, such as --net-arch"
+        )
     if facts["optimizers"].keys() != optimizers.keys():
         raise QuarlError(f"its optimisers are {list(facts['optimizers'])} and this run's are {list(optimizers)}")
     for name, optimizer in optimizers.items():
@@ -113,28 +111,40 @@ def give(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> Non
             setattr(model, name, _like(getattr(model, name), facts["counters"][name]))
 
 
+def difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """(name, dtype and shape there and here) of the first array or tensor that differs in these; None: they fit."""
+    for name in sorted({*saved, *present}):
+        there, here = (
+            f"{arrays[name].dtype} {tuple(arrays[name].shape)}".removeprefix("torch.") if name in arrays else "missing"
+            for arrays in (saved, present)
+        )
+        if there != here:
+            return name, there, here
+    return None
+
+
 def _modules(model: BaseAlgorithm) -> Iterator[tuple[str, torch.nn.Module]]:
     for name in model._get_torch_save_params()[0]:
-        if isinstance(found := attrgetter(name)(model), torch.nn.Module):
-            yield name, found
+        if isinstance(module := attrgetter(name)(model), torch.nn.Module):
+            yield name, module
 
 
 def _optimizers(model: BaseAlgorithm) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     for name in model._get_torch_save_params()[0]:
-        if isinstance(found := attrgetter(name)(model), torch.optim.Optimizer):
-            yield name, found
-        elif not isinstance(found, torch.nn.Module):
-            raise UnsupportedError(f"{name} is a {type(found).__name__}, which a checkpoint cannot hold")
+        if isinstance(part := attrgetter(name)(model), torch.optim.Optimizer):
+            yield name, part
+        elif not isinstance(part, torch.nn.Module):
+            raise UnsupportedError(f"{name} is a {type(part).__name__}, which a checkpoint cannot hold")
 
 
 def _statistics(model: BaseAlgorithm) -> Iterator[tuple[str, RunningMeanStd]]:
     """VecNormalize's, where the model has it."""
     for name in ("obs_rms", "ret_rms"):
-        found = getattr(model.get_vec_normalize_env(), name, None)
-        if isinstance(found, RunningMeanStd):
-            yield f"vecnormalize/{name}", found
-        elif found is not None:
-            raise UnsupportedError(f"VecNormalize's {name} is a {type(found).__name__}; flatten the observations")
+        statistics = getattr(model.get_vec_normalize_env(), name, None)
+        if isinstance(statistics, RunningMeanStd):
+            yield f"vecnormalize/{name}", statistics
+        elif statistics is not None:
+            raise UnsupportedError(f"VecNormalize's {name} is a {type(statistics).__name__}; flatten the observations")
 
 
 def _tensors(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
@@ -217,8 +227,7 @@ def _groups(optimizer: torch.optim.Optimizer, saved: Facts) -> list[Facts]:
     """The optimiser's groups with the saved numbers; those of another release that this torch lacks are left out."""
     groups: list[Facts] = optimizer.state_dict()["param_groups"]
     for group, numbers in zip(groups, saved["groups"], strict=True):
-        known = numbers.keys() & group.keys() - {"params"}
-        group.update({key: _like(group[key], numbers[key]) for key in known})
+        group |= {key: _like(group[key], numbers[key]) for key in numbers.keys() & group.keys() - {"params"}}
     return groups
 
 

@@ -15,9 +15,13 @@ from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.errors import QuarlError
 from quarl.files import Dispensable
 from quarl.quant.spec import QatSpec
-from quarl.runs import checkpoint
+from quarl.runs import checkpoint, checkpoint_model
 from quarl.runs.folder import RunFolder
 from quarl.runs.replay import StoredReplay
+
+
+class Diverged(QuarlError):
+    """A loss or a weight is NaN or infinite."""
 
 
 class Checkpointer:
@@ -28,10 +32,13 @@ class Checkpointer:
         model: BaseAlgorithm,
         folder: Callable[[], RunFolder],
         say: Callable[[str], None],
-        replay: checkpoint.Replay | None = None,
+        replay: checkpoint.Replay | None,
+        *,
+        saves_replay: bool = True,
     ) -> None:
-        """folder: asked for when there is something to write. replay: the model's, where it is saved."""
+        """folder: asked for when there is something to write. replay: the model's; None on-policy."""
         self.model, self._folder, self._say, self._replay = model, folder, say, replay
+        self._saves_replay = saves_replay
         self.newest: Path | None = None
         """The last checkpoint that was written or gone on from."""
         self._files = Dispensable(say, checkpoint.CheckpointError)
@@ -46,58 +53,79 @@ class Checkpointer:
         return self._files.write(partial(self._write, state))
 
     def _write(self, state: Mapping[str, Any]) -> None:
-        self.newest = checkpoint.save(self._folder().path, self.model, state, replay=self._replay)
+        replay = self._replay if self._saves_replay else None
+        self.newest = checkpoint.save(self._folder().path, self.model, state, replay=replay)
 
     def load(self) -> checkpoint.Checkpoint:
         """The newest sound one; those that are damaged are said. QuarlError where the learner trains for other bits."""
         newest = checkpoint.load_latest(self._folder().path)
         for warning in newest.warnings:
             self._say(warning)
-        if _trained_for(newest) != qat.spec_of(self.model) and "qat" in newest.state:
+        trained_for = None if (saved := newest.state.get("qat")) is None else QatSpec.from_json(saved)
+        if trained_for != qat.spec_of(self.model) and "qat" in newest.state:
             raise QuarlError(f"{newest.path} was trained with other --qat options; resume with those of the first run")
         self.newest = newest.path
         return newest
 
+    @checkpoint.sound()
+    def resume(self) -> float:
+        """Everything from the newest sound checkpoint; the training clock there."""
+        newest = self.load()
+        checkpoint.restore(newest, self.model, self._replay)
+        self._go_on(newest)
+        return float(newest.state["clock_s"])
 
-def _trained_for(saved: checkpoint.Checkpoint) -> QatSpec | None:
-    return None if (spec := saved.state.get("qat")) is None else QatSpec.from_json(spec)
+    def _go_on(self, newest: checkpoint.Checkpoint) -> None:
+        """What else goes on, once the model is as it was."""
+
+    def check_finite(self) -> None:
+        """Raises Diverged where a weight is NaN or infinite."""
+        if checkpoint_model.not_finite(self.model) is not None:
+            raise self.diverged()
+
+    def diverged(self) -> Diverged:
+        """What to raise, naming the layer and the last checkpoint."""
+        layer = checkpoint_model.suspect(self.model)
+        what = f"training diverged: {layer} was not finite after update {self.model._n_updates:,}"
+        if self.newest is None:
+            return Diverged(f"{what}; use a smaller --params learning_rate")
+        return Diverged(
+            f"{what}; the last good checkpoint is {self.newest}: go on from it with --resume and a smaller "
+            "--params learning_rate"
+        )
 
 
 class AgentCheckpointer(Checkpointer):
     """Checkpoints of `quarl train`, each with the agent as it is then."""
 
+    def __init__(
+        self, model: BaseAlgorithm, folder: Callable[[], RunFolder], say: Callable[[str], None], seed: int
+    ) -> None:
+        """seed: of the run."""
+        buffer = getattr(model, "replay_buffer", None)
+        super().__init__(model, folder, say, None if buffer is None else StoredReplay(buffer))
+        self._seed = seed
+
     def _write(self, state: Mapping[str, Any]) -> None:
         super()._write(state)
         self._folder().write_agent(self.model)
 
-    @checkpoint.sound()
-    def resume(self, asked: QatSpec | None, seed: int) -> float:
-        """Everything from the newest sound checkpoint; the training clock there.
+    def _go_on(self, newest: checkpoint.Checkpoint) -> None:
+        self._begin_episodes()
 
-        The environments begin new episodes, with seeds of their own: what they had in them is not saved.
-        asked: the precision that the user names now; QuarlError where the checkpoint trains for another.
-        """
-        found = self.load()
-        trained, named = ("fp32" if spec is None else spec.precision for spec in (_trained_for(found), asked))
-        if asked is not None and named != trained:
-            raise QuarlError(f"{found.path} was trained for {trained} and --qat says {named}: resume without --qat")
-        checkpoint.restore(found, self.model, self._replay)
-        self._begin_episodes(seed)
-        return float(found.state["clock_s"])
-
-    def begin_anew(self, seed: int) -> None:
+    def begin_anew(self) -> None:
         """New episodes in the middle of training, as Stable-Baselines3 begins the first ones."""
         model = self.model
-        self._begin_episodes(seed)
+        self._begin_episodes()
         assert model.env is not None
         model._last_obs = model.env.reset()  # type: ignore[assignment]  # as in its _setup_learn
         model._last_episode_starts = np.ones((model.env.num_envs,), dtype=bool)
         if model._vec_normalize_env is not None:
             model._last_original_obs = model._vec_normalize_env.get_original_obs()
 
-    def _begin_episodes(self, seed: int) -> None:
-        """What was played has ended, and environments get seeds of their own."""
+    def _begin_episodes(self) -> None:
+        """What was played has ended, and environments, whose state is not saved, get seeds of their own."""
         if isinstance(self._replay, StoredReplay):
             self._replay.end_episodes()
         assert self.model.env is not None
-        self.model.env.seed(episode_seed("training", seed, self.model.num_timesteps % 2**EPISODE_BITS))
+        self.model.env.seed(episode_seed("training", self._seed, self.model.num_timesteps % 2**EPISODE_BITS))

@@ -32,9 +32,9 @@ def make_environments(
     vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
     auto takes it where it plays the same game. `say` hears of it.
     """
-    making: dict[str, Any] = {"wrappers": recipe.wrappers, "env_kwargs": recipe.env_kwargs, "trusted": True}
     if (env := _native(env_id, recipe, vec_env, say)) is None:
-        env = DummyVecEnv([lambda: Checked(make(env_id, **making, inside=(Monitor,)))] * recipe.n_envs)
+        making = {**recipe.world.making, "trusted": True, "inside": (Monitor,)}
+        env = DummyVecEnv([lambda: Checked(make(env_id, **making))] * recipe.n_envs)
         _tell_of_no_limit(env.envs[0], say)
     if recipe.normalize is None:
         return env
@@ -53,7 +53,7 @@ def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEn
     from quarl.envs.atari_vector import Unfit, make_native  # here: only Atari needs it
 
     try:
-        env = make_native(env_id, recipe.n_envs, recipe.wrappers, recipe.env_kwargs, same_game=vec_env == "auto")
+        env = make_native(env_id, recipe.n_envs, recipe.world, same_game=vec_env == "auto")
     except Unfit as error:
         if vec_env == "native":
             raise QuarlError(f"--vec-env native: {error}; use --vec-env dummy") from None

@@ -26,7 +26,7 @@ from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
 from quarl.readers.extract import from_model
 from quarl.readers.zoo import samples_actions
-from quarl.runs.checkpoint_random import give_random, take_random
+from quarl.runs.checkpoint import give_random, take_random
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import Recipe
 
@@ -72,20 +72,18 @@ class BestEvaluator(Evaluator):
         self.timesteps: list[int] = []
         self._returns: list[Any] = []
         self._lengths: list[Any] = []
-        self.best: tuple[float, int] | None = None
-        """(mean return, environment steps) of the best agent so far, which is the one in the folder."""
-        self._best_quantised = False
+        self.best: tuple[bool, float, int] | None = None
+        """(in integers, mean return, environment steps) of the best agent so far, which is the one in the folder. What
+        was trained with quantisation is better than anything before: the run is for that."""
         self.learners: gymnasium.Env[Any, Any] | None = None
         """The learner's environment while it lives, to play in where no second one can be made beside it."""
         self._is_alone: bool | None = None
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; what was best after it is in the folder, and stays so."""
-        found = [entry for entry in zip(*self._folder().read_evaluations(), strict=True) if entry[0] <= timesteps]
-        self.timesteps, self._returns, self._lengths = [[entry[k] for entry in found] for k in range(3)]
-        if (best := self._folder().read_best()) is not None:
-            mean, step, self._best_quantised = best
-            self.best = mean, step
+        entries = [entry for entry in zip(*self._folder().read_evaluations(), strict=True) if entry[0] <= timesteps]
+        self.timesteps, self._returns, self._lengths = [[entry[k] for entry in entries] for k in range(3)]
+        self.best = self._folder().read_best()
 
     def look(self, model: BaseAlgorithm) -> tuple[QuantizedPolicy, Evaluation] | None:
         """The episodes that the model plays now, for `keep`.
@@ -110,20 +108,17 @@ class BestEvaluator(Evaluator):
         folder, mean = self._folder(), float(played.returns.mean())
         self._files.write(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
         ready = qat.is_ready(model)
-        if self._improves(mean, model.num_timesteps, quantised=ready):
-            integers = policy if ready else None
-            if not self._best_files.write(lambda: folder.write_best(model, mean, integers)):
-                self.best, self._best_quantised = None, False  # the next that can be written is
+        if not self._improves(ready, mean, model.num_timesteps):
+            return mean
+        if not self._best_files.write(lambda: folder.write_best(model, mean, policy if ready else None)):
+            self.best = None  # the next that can be written is
         return mean
 
-    def _improves(self, mean: float, step: int, *, quantised: bool) -> bool:
-        """Whether the agent at `step` is the best so far, which it is from then on.
-
-        What was trained with quantisation is better than anything before: the run is for that.
-        """
-        if self.best is not None and (quantised, mean) <= (self._best_quantised, self.best[0]):
+    def _improves(self, quantised: bool, mean: float, step: int) -> bool:
+        """Whether the agent at `step` is the best so far, which it is from then on."""
+        if self.best is not None and (quantised, mean) <= self.best[:2]:
             return False
-        self.best, self._best_quantised = (mean, step), quantised
+        self.best = quantised, mean, step
         return True
 
     def conclude(self, model: BaseAlgorithm, integers: QuantizedPolicy | None) -> dict[str, Any]:
@@ -132,11 +127,11 @@ class BestEvaluator(Evaluator):
             return {"episodes": 0, **dict.fromkeys(NUMBERS), **dict.fromkeys(f"{name}_quantised" for name in COMPARED)}
         with undisturbed(model):
             summary = _summary(self._play(self.exact(model), "evaluation"))
-            found: dict[str, Any] = {}
+            compared: dict[str, Any] = {}
             if integers is not None:
                 played = self._play(integers, "evaluation")
-                found = {**_summary(played), "measured": played.measured}
-        return {**summary, **{f"{name}_quantised": found.get(name) for name in COMPARED}}
+                compared = {**_summary(played), "measured": played.measured}
+        return {**summary, **{f"{name}_quantised": compared.get(name) for name in COMPARED}}
 
     def exact(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """The float32 policy."""
@@ -144,9 +139,9 @@ class BestEvaluator(Evaluator):
 
     def integers(self, model: BaseAlgorithm) -> QuantizedPolicy:
         """The policy on the grids that it was trained with."""
-        found = self._at_home(qat.quantized_policy(model))
-        assert isinstance(found, QuantizedPolicy)
-        return found
+        policy = self._at_home(qat.quantized_policy(model))
+        assert isinstance(policy, QuantizedPolicy)
+        return policy
 
     def _at_home(self, policy: Policy) -> Policy:
         """The policy, knowing how its environment is made."""
@@ -154,8 +149,8 @@ class BestEvaluator(Evaluator):
         home = replace(
             policy.provenance,
             env_id=env_id,
-            env_kwargs=dict(self.recipe.env_kwargs),
-            wrappers=self.recipe.wrappers,
+            env_kwargs=dict(self.recipe.world.env_kwargs),
+            wrappers=self.recipe.world.wrappers or (),
             stochastic=samples_actions(self.config.algo, env_id),
         )
         return replace(policy, provenance=home)

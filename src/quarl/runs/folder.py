@@ -21,7 +21,6 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.algorithms.clocks import CLOCK
-from quarl.config import TrainConfig
 from quarl.config.learner import LearnerOptions
 from quarl.config.options import options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
@@ -50,7 +49,7 @@ class RunFolder:
         self.path = path
         name = "model" if env_id is None else find.folder_name(env_id)
         self.settings = path if env_id is None else path / name
-        self.options = self.settings / "args.yml"
+        self.options, self.hyperparameters = self.settings / "args.yml", self.settings / "config.yml"
         self.agent = path / f"{name}.zip"
         self.integers = path / f"{name}.quarl"
 
@@ -85,17 +84,16 @@ class RunFolder:
             raise NothingSavedError(f"no checkpoint in {run.path}; start without --resume")
         return run
 
-    def describe(self, config: TrainConfig, written: Mapping[str, Any], env_id: str) -> None:
-        """Writes config.yml and args.yml."""
-        # env_kwargs: the zoo's scripts look for it here
-        env_kwargs = written.get("env_kwargs") or None
-        args = {**options_of(config), "env": env_id, "log_folder": str(config.folder), "env_kwargs": env_kwargs}
-        self._write_yaml(written, self.settings / "config.yml")
-        self.write_options(args)
+    def describe(self, config: LearnerOptions, written: Mapping[str, Any] | None = None, **options: Any) -> None:
+        """Writes args.yml and, of a new run, command.txt, which repeats it.
 
-    def write_options(self, options: Mapping[str, Any]) -> None:
-        """Writes args.yml."""
-        self._write_yaml(options, self.options)
+        written: hyper-parameters that are no options, for config.yml. options: in place of the configuration's.
+        """
+        if not config.resume:
+            write_bytes(config.command_line().encode() + b"\n", self.path / "command.txt")
+        if written is not None:
+            self._write_yaml(written, self.hyperparameters)
+        self._write_yaml({**options_of(config), **options}, self.options)
 
     def _write_yaml(self, values: Mapping[str, Any], path: Path) -> None:
         write_bytes(yaml.safe_dump(plain(dict(values)), sort_keys=True).encode(), path)
@@ -103,14 +101,6 @@ class RunFolder:
     def checkpoints(self) -> list[str]:
         """Names of those that are there, oldest first."""
         return sorted(path.name for path in self.path.glob("checkpoint-*"))
-
-    def write_command(self, config: LearnerOptions) -> None:
-        """Writes command.txt, which repeats the run."""
-        write_bytes(config.command_line().encode() + b"\n", self.path / "command.txt")
-
-    def read_config(self) -> dict[str, Any]:
-        """The hyper-parameters, as they were written."""
-        return read_yaml(self.settings / "config.yml")
 
     def read_args(self) -> dict[str, Any]:
         """The options, by their names in the verb's configuration."""
@@ -137,17 +127,16 @@ class RunFolder:
         self.write_agent(model, f"{BEST}.zip")
         if integers is not None:
             self.write_integers(integers, quantised.name)
-        known = {"mean": mean, "timesteps": model.num_timesteps, "quantised": integers is not None}
-        write_bytes(yaml.safe_dump(known).encode(), facts)
+        self._write_yaml({"mean": mean, "timesteps": model.num_timesteps, "quantised": integers is not None}, facts)
 
-    def read_best(self) -> tuple[float, int, bool] | None:
-        """Mean return, environment steps and whether there are integers of what `write_best` wrote; None: not known."""
+    def read_best(self) -> tuple[bool, float, int] | None:
+        """Whether there are integers, mean return and steps of what `write_best` wrote; None: not known."""
         path = self.path / f"{BEST}.yml"
         if not path.exists():
             return None
-        found = read_yaml(path)
+        facts = read_yaml(path)
         try:
-            return float(found["mean"]), int(found["timesteps"]), bool(found["quantised"])
+            return bool(facts["quantised"]), float(facts["mean"]), int(facts["timesteps"])
         except (KeyError, TypeError, ValueError):
             raise QuarlError(f"{path} is malformed; remove the file to resume without it") from None
 
@@ -166,9 +155,9 @@ class RunFolder:
         path = self.path / "evaluations.npz"
         if not path.exists():
             return [], [], []
-        found = read_npz(read_bytes(path), str(path))
+        arrays = read_npz(read_bytes(path), str(path))
         try:
-            steps, returns, lengths = found["timesteps"], found["results"], found["ep_lengths"]
+            steps, returns, lengths = arrays["timesteps"], arrays["results"], arrays["ep_lengths"]
             if steps.ndim == 1 and len(steps) == len(returns) == len(lengths):
                 return steps.tolist(), list(returns), list(lengths)
         except (KeyError, TypeError):  # an array is missing, or is a single number

@@ -1,19 +1,31 @@
-"""Hyper-parameters as a config.yml spells them, interpreted: what a learner and its environments are made of.
+"""Hyper-parameters of a run, each resolved once: what is typed, over the resumed run's, the agent's or the tuned ones.
 
+As a config.yml spells them they are interpreted: what a learner and its environments are made of.
 Everything in them is data. Schedules and noise are made from numbers, and a class is one of those that stand here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quarl.algorithms.arguments import CODE, OURS, arguments, mapping, whole
+from quarl.algorithms import tuned
+from quarl.algorithms.arguments import CODE, OURS, arguments, whole
+from quarl.config import TrainConfig
+from quarl.config.environment import spelled
+from quarl.config.options import completed
+from quarl.envs import resolve
+from quarl.envs.bound import LIMIT, longest
+from quarl.envs.names import is_atari
+from quarl.envs.options import OF_ENVIRONMENT, EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.readers.zoo import vecnormalize_options, wrappers_of
+from quarl.inert.yaml import read_yaml
+from quarl.readers.zoo import vecnormalize_options
+from quarl.runs.folder import RunFolder
+from quarl.runs.trained_agent import TrainedAgent
 
 POLICIES = ("MlpPolicy", "CnnPolicy")
 NOISES = ("normal", "ornstein-uhlenbeck")
@@ -28,15 +40,59 @@ class Recipe:
     n_envs: int
     policy: str | None
     """None: by the kind of observation."""
-    env_kwargs: Mapping[str, Any]
-    wrappers: tuple[tuple[str, Mapping[str, Any]], ...]
-    """Outermost last."""
+    world: EnvironmentOptions
+    """How environments are made."""
     normalize: Mapping[str, Any] | None
     """Arguments of VecNormalize; None: no normalisation."""
     noise: tuple[str, float] | None
     """Kind and standard deviation of the noise on actions, scaled to [-1, 1]."""
     arguments: Mapping[str, Any]
     """Everything else, for the learner's constructor."""
+
+
+class RunOptions:
+    """Everything that a run is told, each thing once. Files have been read, and none written."""
+
+    def __init__(self, config: TrainConfig, say: Callable[[str], None]) -> None:
+        """say: hears what was chosen for the user."""
+        self.env_id, given = resolve(config.env, trusted=True), config.hyperparameters()
+        path, atari = config.trained_agent, is_atari(self.env_id)
+        self.agent = None if path is None else TrainedAgent(path, config.algo, config.normalize)
+        self.folder = RunFolder.latest(config.folder, config.algo, self.env_id) if config.resume else None
+        """That of a run which goes on."""
+        # hyper-parameters: the run's, or tuned ones with the trained agent's architecture; over them those given
+        before: dict[str, Any] = {}
+        if self.folder is not None:
+            config = completed(config, _saved(self.folder), self.folder.options)
+            before = read_yaml(self.folder.hyperparameters)
+            written = before | given
+        else:
+            defaults = tuned.read(config.algo, self.env_id, atari=atari)
+            say(f"hyper-parameters: {defaults.origin}")
+            adapted = self.agent and self.agent.adapt(defaults.written, given, say)
+            written = adapted or defaults.written | given
+        # over both the verb's own options; the zoo's scripts take what is there for set
+        written |= {name: getattr(config, name) or written.get(name) for name in ("n_timesteps", "n_envs")}
+        written = EnvironmentOptions.said(config).over(written)
+        self.has_changed = config.resume and any(written.get(name) != before.get(name) for name in written)
+        """Whether it goes on with other options than it began with, which no single command repeats."""
+        self.written = {name: value for name, value in written.items() if value is not None}
+        where = Path("hyper-parameters") if self.folder is None else self.folder.hyperparameters
+        self.recipe = recipe = interpret(self.written, where)
+        longest(recipe.world.env_kwargs.get(LIMIT), config.max_episode_steps)
+        if self.folder is None and atari:
+            say(recipe.world.game(self.env_id))
+        delay = config.delay(recipe.n_timesteps)
+        self.config = replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
+
+
+def _saved(folder: RunFolder) -> dict[str, Any]:
+    """The options that the run in the folder began with."""
+    options = folder.read_args()
+    if isinstance(agent := options.get("trained_agent"), str):
+        options["trained_agent"] = Path(agent)
+    kwargs = options.get("env_kwargs")
+    return {**options, "env_kwargs": spelled(kwargs) if isinstance(kwargs, dict) else ()}
 
 
 def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
@@ -51,8 +107,7 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
     policy = left.pop("policy", None)
     if policy is not None and policy not in POLICIES:
         raise UnsupportedError(f"{where}: policy {str(policy)[:60]!r} is not supported; {' and '.join(POLICIES)} are")
-    stack = left.pop("frame_stack", 0)
-    wrappers = wrappers_of({"env_wrapper": left.pop("env_wrapper", None), "frame_stack": stack}, where)
+    world, stack = EnvironmentOptions.written(left, where), left.get("frame_stack", 0)
     kind, std = left.pop("noise_type", None), left.pop("noise_std", None)
     normalize = _normalize(left.pop("normalize", False), left.get("gamma"), where)
     if stack and normalize is not None and normalize.get("norm_obs", True):
@@ -60,7 +115,6 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
             f"{where}: frames are stacked as they are, not normalised; drop frame_stack with frame_stack:0, or write "
             "normalize:dict(norm_obs=False)"
         )
-    env_kwargs = mapping(left.pop("env_kwargs", {}), "env_kwargs", where)
     n_timesteps = _count(left.pop("n_timesteps", 0), "n_timesteps", where)
     n_envs = _count(left.pop("n_envs", 1), "n_envs", where)
     if n_envs > MAX_ENVIRONMENTS:
@@ -69,11 +123,10 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
         n_timesteps=n_timesteps,
         n_envs=n_envs,
         policy=policy,
-        env_kwargs=env_kwargs,
-        wrappers=wrappers,
+        world=world,
         normalize=normalize,
         noise=_noise(kind, std, where),
-        arguments=arguments(left, where),
+        arguments=arguments({name: value for name, value in left.items() if name not in OF_ENVIRONMENT}, where),
     )
 
 

@@ -15,12 +15,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from quarl import qat
 from quarl.algorithms.device import find_device
-from quarl.algorithms.learners import constructor, made
-from quarl.algorithms.precision import Precision, learned
+from quarl.algorithms.learners import constructor, instantiate
+from quarl.algorithms.precision import Precision
 from quarl.algorithms.replay_size import check_replay
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
-from quarl.runs.options import RunOptions
+from quarl.runs.hyperparameters import RunOptions
 from quarl.runs.trained_agent import act_before_learning
 
 
@@ -45,7 +45,7 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
     device = find_device("cpu" if config.device == "auto" and not images else config.device)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        model: BaseAlgorithm = made(
+        model: BaseAlgorithm = instantiate(
             cls, config.algo, config.env, policy, env, seed=config.seed, device=device, **arguments
         )
     for warning in warned:
@@ -63,11 +63,11 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
 
 def _learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
     """Makes the model's updates run in the configuration's precision."""
-    precision, what = Precision(config.learner_dtype, model.device), learned(model)
+    precision = Precision.of(model, config.learner_dtype)
     plain: Any = model.train  # type: ignore[attr-defined]  # every algorithm has it, the base class does not say so
 
     def train(*args: Any, **kwargs: Any) -> None:
-        with precision.update(what):
+        with precision.update():
             plain(*args, **kwargs)
 
     vars(model)["train"] = train

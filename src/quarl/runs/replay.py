@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.runs import stacked_frames
+from quarl.runs.checkpoint_model import difference
 
 IMAGES = ("observations", "next_observations")
 FIELDS = (*IMAGES, "actions", "rewards", "dones", "timeouts")
@@ -29,37 +29,32 @@ class StoredReplay:
     def state(self) -> dict[str, Array]:
         """The filled rows by field, and the cursor; views, but for stacked frames."""
         buffer = self.buffer
-        rows = self._rows(buffer.pos, buffer.full)
-        found = {name: getattr(buffer, name)[:rows] for name in FIELDS if hasattr(buffer, name)}
-        packed = stacked_frames.pack(found["observations"], found.get("next_observations"))
+        rows = self._fields(self._rows(buffer.pos, buffer.full))
+        packed = stacked_frames.pack(rows["observations"], rows.get("next_observations"))
         if packed is not None:
-            found = {name: array for name, array in found.items() if name not in IMAGES} | packed
-        return {**found, CURSOR: np.array([buffer.pos, buffer.full], np.int64)}
+            rows = {name: array for name, array in rows.items() if name not in IMAGES} | packed
+        return {**rows, CURSOR: np.array([buffer.pos, buffer.full], np.int64)}
 
     def load_state(self, state: dict[str, Array]) -> None:
         """The inverse; copies. QuarlError where the rows are none of this buffer's."""
         buffer = self.buffer
         pos, full = (int(number) for number in state[CURSOR])
-        rows, room = len(state["actions"]), buffer.buffer_size
-        if not 0 <= pos < room or rows != self._rows(pos, bool(full)):
-            raise QuarlError(f"its replay holds {rows} rows and this run's has room for {room}")
-        packed = "frames" in state
-        for name in FIELDS if not packed else FIELDS[len(IMAGES) :]:
-            here: Array | None = getattr(buffer, name, None)
-            saved = state.get(name)
-            expected = None if here is None else (rows, *here.shape[1:])
-            found = None if saved is None else saved.shape
-            if expected != found or (here is not None and saved is not None and here.dtype != saved.dtype):
-                raise QuarlError(
-                    f"the {name} of its replay are {found} and this run's {expected}; resume with the options of the "
-                    "first run, such as --n-envs"
-                )
-        if packed:
-            following = buffer.next_observations[:rows] if hasattr(buffer, "next_observations") else None
-            stacked_frames.unpack(state, buffer.observations[:rows], following)
-        for name in FIELDS:
-            if name in state:
-                getattr(buffer, name)[:rows] = state[name]
+        num_rows, room = len(state["actions"]), buffer.buffer_size
+        if not 0 <= pos < room or num_rows != self._rows(pos, bool(full)):
+            raise QuarlError(f"its replay holds {num_rows} rows and this run's has room for {room}")
+        rows = self._fields(num_rows)
+        images = {name: rows.pop(name) for name in IMAGES if name in rows} if "frames" in state else {}
+        saved = {name: state[name] for name in FIELDS if name in state}
+        if differs := difference(saved, rows):
+            name, there, here = differs
+            raise QuarlError(
+                f"the {name} of its replay are {there} and this run's {here}; resume with the options of the first "
+                "run, such as --n-envs"
+            )
+        if images:
+            stacked_frames.unpack(state, images["observations"], images.get("next_observations"))
+        for name, array in saved.items():
+            rows[name][:] = array
         buffer.pos, buffer.full = pos, bool(full)
 
     def end_episodes(self) -> None:
@@ -73,14 +68,12 @@ class StoredReplay:
         else:
             buffer.timeouts[newest] = np.maximum(buffer.timeouts[newest], 1.0 - buffer.dones[newest])
 
+    def _fields(self, rows: int) -> dict[str, Array]:
+        """Views of the first rows."""
+        return {name: getattr(self.buffer, name)[:rows] for name in FIELDS if hasattr(self.buffer, name)}
+
     def _rows(self, pos: int, full: bool) -> int:
         """Rows that hold something; where observations are stored once, the next one is among them."""
         if full:
             return self.buffer.buffer_size
         return min(pos + int(self.buffer.optimize_memory_usage), self.buffer.buffer_size)
-
-
-def stored_replay(model: BaseAlgorithm) -> StoredReplay | None:
-    """The model's; None on-policy."""
-    buffer = getattr(model, "replay_buffer", None)
-    return None if buffer is None else StoredReplay(buffer)

@@ -63,31 +63,32 @@ def unpack(packed: Mapping[str, Array], observations: Array, following: Array | 
 def _begins(observations: Array) -> Array:
     """bool [T, N]: where a stack is not the one before, moved on by a frame."""
     begins = np.ones(observations.shape[:2], bool)
-    for start in range(1, len(observations), CHUNK):
-        now = observations[start : start + CHUNK, :, :-1]
-        before = observations[start - 1 : start - 1 + len(now), :, 1:]
-        begins[start : start + len(now)] = (now != before).any(axis=(2, 3, 4))
+    begins[1:] = _differ(observations[1:, :, :-1], observations[:-1, :, 1:])
     return begins
 
 
 def _jumps(observations: Array, following: Array) -> Array:
     """bool [T, N]: where what followed is not the observation, moved on by the newest frame of the next one."""
     jumps = np.ones(observations.shape[:2], bool)
-    for start in range(0, len(observations) - 1, CHUNK):
-        stop = min(start + CHUNK, len(observations) - 1)
-        moved = (following[start:stop, :, :-1] != observations[start:stop, :, 1:]).any(axis=(2, 3, 4))
-        newest = (following[start:stop, :, -1] != observations[start + 1 : stop + 1, :, -1]).any(axis=(2, 3))
-        jumps[start:stop] = moved | newest
+    jumps[:-1] = _differ(following[:-1, :, :-1], observations[:-1, :, 1:])
+    jumps[:-1] |= _differ(following[:-1, :, -1], observations[1:, :, -1])
     return jumps
+
+
+def _differ(stacks: Array, others: Array) -> Array:
+    """bool [T, N]: where the two [T, N, ...] are not equal."""
+    chunks = (slice(start, start + CHUNK) for start in range(0, len(stacks), CHUNK))
+    axes = tuple(range(2, stacks.ndim))
+    return np.concatenate([np.zeros((0, stacks.shape[1]), bool), *((stacks[c] != others[c]).any(axes) for c in chunks)])
 
 
 def _check(packed: Mapping[str, Array], shape: tuple[int, ...], *, has_following: bool) -> None:
     wanted: dict[str, tuple[int, ...]] = {}
     for mask, kept in (("begins", "stacks"), *((NEXT_NAMES,) if has_following else ())):
-        found = packed.get(mask)
-        if found is None or found.dtype != np.bool_ or found.shape != shape[:2]:
+        array = packed.get(mask)
+        if array is None or array.dtype != np.bool_ or array.shape != shape[:2]:
             raise QuarlError(f"its replay has no {mask} that fit this run's, {shape[:2]}")
-        wanted[kept] = (int(found.sum()), *shape[2:])
+        wanted[kept] = (int(array.sum()), *shape[2:])
     wanted["frames"] = (*shape[:2], *shape[3:])
     for name, expected in wanted.items():
         array = packed.get(name)

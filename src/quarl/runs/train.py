@@ -22,16 +22,14 @@ from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
-from quarl.runs.callback import Progress, Stopped, TrainingCallback, check_finite, diverged
-from quarl.runs.checkpoint_model import not_finite
+from quarl.runs.callback import Progress, Stopped, TrainingCallback
 from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.environments import check_spaces, make_environments
 from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.folder import RunFolder
+from quarl.runs.hyperparameters import RunOptions
 from quarl.runs.model import build
-from quarl.runs.options import RunOptions
 from quarl.runs.outcome import Ended, TrainRow
-from quarl.runs.replay import stored_replay
 from quarl.runs.tracking import make_logger
 
 
@@ -55,11 +53,11 @@ class Training:
             if isinstance(self.model, D4PG):
                 self.model.say = say
             # what is kept of it
-            self.checkpointer = AgentCheckpointer(self.model, self.folder, say, stored_replay(self.model))
+            self.checkpointer = AgentCheckpointer(self.model, self.folder, say, config.seed)
             self.evaluator = BestEvaluator(config, options.recipe, self.folder, say)
             if isinstance(env.unwrapped, DummyVecEnv):
                 self.evaluator.learners = env.unwrapped.envs[0]
-            self.clock_before = self.checkpointer.resume(options.asked, config.seed) if config.resume else 0.0
+            self.clock_before = self.checkpointer.resume() if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
             # what would come to nothing
             check_updates(self.model, self.n_timesteps)
@@ -74,7 +72,6 @@ class Training:
         """The run's folder, made when something is to be written."""
         if self._folder is None:
             self._folder = RunFolder.new(self.config.folder, self.config.algo, self.options.env_id)
-            self._folder.write_command(self.config)
             self._describe(self._folder)
         return self._folder
 
@@ -101,7 +98,7 @@ class Training:
             try:
                 self._learn(callback)
                 clock_s = callback.clock_s
-                check_finite(self.model, self.checkpointer)
+                self.checkpointer.check_finite()
                 self.checkpointer.save(clock_s)
                 world.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = self._integers()
@@ -127,8 +124,7 @@ class Training:
         try:
             model.learn(steps, callback=callbacks, reset_num_timesteps=not self.config.resume)
         except BrokenEnvironmentError as error:
-            if not_finite(model) is not None:
-                raise diverged(model, self.checkpointer) from None
+            self.checkpointer.check_finite()
             if self.checkpointer.newest is None or callback.one_stretch:
                 raise
             callback.leave_rollout()
@@ -141,12 +137,11 @@ class Training:
         except (QuarlError, Stopped):
             raise
         except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
-            if not_finite(model) is None:
-                if model.num_timesteps > self.steps_before:  # before that the callback knows no model
-                    callback.leave_rollout()
-                self.checkpointer.save(callback.clock_s)
-                raise
-            raise diverged(model, self.checkpointer) from None
+            self.checkpointer.check_finite()
+            if model.num_timesteps > self.steps_before:  # before that the callback knows no model
+                callback.leave_rollout()
+            self.checkpointer.save(callback.clock_s)
+            raise
         finally:
             model.logger.close()
         callback.show()
@@ -186,8 +181,8 @@ class Training:
             clock_s=clock_s,
             wall_s=time.perf_counter() - started,
             steps_per_s=(steps - self.steps_before) / max(clock_s - self.clock_before, 1e-9),
-            best_mean=None if best is None else best[0],
-            best_timesteps=None if best is None else best[1],
+            best_mean=None if best is None else best[1],
+            best_timesteps=None if best is None else best[2],
             folder=str(self.folder().path),
             **returns,
         )
@@ -204,7 +199,10 @@ class Training:
         self._describe(self.folder())
 
     def _describe(self, folder: RunFolder) -> None:
-        folder.describe(self.config, self.options.written, self.options.env_id)
+        written = self.options.written
+        # env_kwargs: the zoo's scripts look for it in args.yml
+        args = {"env": self.options.env_id, "log_folder": str(self.config.folder)}
+        folder.describe(self.config, written, **args, env_kwargs=written.get("env_kwargs") or None)
         self.say_notes()
 
     def say_notes(self) -> None:

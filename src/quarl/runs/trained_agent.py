@@ -54,9 +54,10 @@ class TrainedAgent:
         self.asked = normalize
         self.statistics, _ = zoo.find_statistics(path, normalize)
         data, state = sb3.contents(path)
-        found = sb3.algorithm(data, state)
-        if found != algo:
-            raise QuarlError(f"{path} is a {found} agent, not {algo}; name the algorithm that trained it with --algo")
+        if (trained_by := sb3.algorithm(data, state)) != algo:
+            raise QuarlError(
+                f"{path} is a {trained_by} agent, not {algo}; name the algorithm that trained it with --algo"
+            )
         self.algo = algo
         self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
         self.gsde = bool(data.get("use_sde"))
@@ -68,8 +69,8 @@ class TrainedAgent:
         adapted = {**tuned, **given}
         document = (self.settings or self.path) / "config.yml"
         if documented := document.is_file():
-            own = read_yaml(document)
-            adapted |= {name: own.get(name) for name in ENVIRONMENT}
+            trained_with = read_yaml(document)
+            adapted |= {name: trained_with.get(name) for name in ENVIRONMENT}
             adapted["env_kwargs"] = dict(self.policy.provenance.env_kwargs) or None
         if self.asked is not None or not documented or not adapted.get("normalize"):
             if self.statistics is not None:
@@ -113,7 +114,11 @@ class TrainedAgent:
 
     def give(self, model: BaseAlgorithm) -> None:
         """Puts weights and statistics into the model; what it does first it does with them."""
-        self._check_spaces(model)
+        if self.policy.observation_shape != (shape := model.observation_space.shape):
+            raise QuarlError(
+                f"{self.path} observes {self.policy.observation_shape} and this environment gives {shape}; "
+                "name the one that it was trained on with --env"
+            )
         here = model.policy.state_dict()
         state = dict(self.state)
         for name in here.keys() - state.keys():
@@ -122,10 +127,9 @@ class TrainedAgent:
                 if name.startswith(alias) and source in state:
                     state[name] = state[source]
         for name in sorted({*here, *state}):
-            found = "missing" if name not in state else str(state[name].shape)
-            expected = "missing" if name not in here else str(tuple(here[name].shape))
-            if found != expected:
-                raise QuarlError(f"{self.path}: {name} is {found} in the file and {expected} in a {self.algo} model")
+            saved, expected = (str(tuple(d[name].shape)) if name in d else "missing" for d in (state, here))
+            if saved != expected:
+                raise QuarlError(f"{self.path}: {name} is {saved} in the file and {expected} in a {self.algo} model")
         model.policy.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         for name, network in model.policy.named_children():
             if name.endswith("_target"):
@@ -137,24 +141,16 @@ class TrainedAgent:
         if isinstance(model, OffPolicyAlgorithm):
             act_before_learning(model)
 
-    def _check_spaces(self, model: BaseAlgorithm) -> None:
-        shape = model.observation_space.shape
-        if self.policy.observation_shape != shape:
-            raise QuarlError(
-                f"{self.path} observes {self.policy.observation_shape} and this environment gives {shape}; "
-                "name the one that it was trained on with --env"
-            )
-
     def _give_entropy(self, model: BaseAlgorithm) -> None:
         """SAC's entropy coefficient, where both learn it."""
-        own: torch.Tensor | None = getattr(model, "log_ent_coef", None)
+        coefficient: torch.Tensor | None = getattr(model, "log_ent_coef", None)
         name = "pytorch_variables.pth"
-        members = read_members(self.path, only=(name,)) if own is not None else {}
-        if own is not None and name in members:
-            saved = read_tensors(members[name], f"{self.path}: {name}").get("log_ent_coef")
-            if saved is not None and saved.shape == tuple(own.shape):
-                with torch.no_grad():
-                    own.copy_(torch.from_numpy(saved))
+        if coefficient is None or (member := read_members(self.path, only=(name,)).get(name)) is None:
+            return
+        saved = read_tensors(member, f"{self.path}: {name}").get("log_ent_coef")
+        if saved is not None and saved.shape == tuple(coefficient.shape):
+            with torch.no_grad():
+                coefficient.copy_(torch.from_numpy(saved))
 
     def _give_statistics(self, wrapper: VecNormalize) -> None:
         saved = {} if self.statistics is None else read_statistics(self.statistics)

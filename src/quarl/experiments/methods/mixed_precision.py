@@ -21,7 +21,7 @@ from stable_baselines3.common.logger import Logger
 from quarl import formats
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.device import find_device
-from quarl.algorithms.precision import Precision, learned
+from quarl.algorithms.precision import Precision
 from quarl.arrays import Array
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
@@ -153,8 +153,7 @@ class Updates:
 
     def __init__(self, model: DQN, dtype: Dtype, batch_size: int) -> None:
         self.model, self.batch_size = model, batch_size
-        self.precision = Precision(dtype, model.device)
-        self.learned = learned(model)
+        self.precision = Precision.of(model, dtype)
         self.estimated_s = 0.0
         """Of a whole batch, from small ones; 0 where batches are small anyway."""
         self.seconds: list[float] = []
@@ -162,7 +161,7 @@ class Updates:
     def update(self, batch_size: int) -> float:
         """Seconds of one update on so many rows."""
         start = time.perf_counter()
-        with self.precision.update(self.learned):
+        with self.precision.update():
             self.model.train(gradient_steps=1, batch_size=batch_size)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)

@@ -1,4 +1,4 @@
-"""RL Zoo's tuned hyper-parameters as options of `quarl actorq`, which counts steps and explores in other ways."""
+"""The options of a run that begins or goes on: what is typed over its own, or over RL Zoo's tuned hyper-parameters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,48 @@ from typing import Any
 
 from quarl import literals
 from quarl.actorq.build import CRITIC
-from quarl.actorq.environments import OF_ENVIRONMENT, world_of
+from quarl.actorq.environments import world_of
 from quarl.algorithms import tuned
 from quarl.algorithms.learners import learner_class
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
+from quarl.config.options import completed
 from quarl.envs import resolve
 from quarl.envs.names import is_atari
-from quarl.envs.options import described
-from quarl.policy.graph import Provenance
+from quarl.envs.options import OF_ENVIRONMENT
+from quarl.errors import QuarlError
 from quarl.readers.zoo import PREPROCESSING
+from quarl.runs.folder import RunFolder
 
 OWN = {"use_sde", "sde_sample_freq", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
 """Arguments of Stable-Baselines3's learners that actors have no use for."""
+
+
+def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
+    """The options of the run: those given, completed by its own where it goes on, else by tuned ones.
+
+    Refuses a folder that holds a run already: weeks of training are not overwritten by a typo.
+    """
+    folder = RunFolder(config.output)
+    checkpoints, kept = folder.checkpoints(), folder.options.is_file()
+    if checkpoints and not config.resume:
+        raise QuarlError(
+            f"{config.output} holds a run ({checkpoints[-1]}): go on with --resume, or name another folder"
+        )
+    if config.resume and not config.output.is_dir():
+        raise QuarlError(f"no checkpoint in {config.output}, which does not exist; start without --resume")
+    if config.resume and kept:
+        config = completed(config, folder.read_args(), folder.options)
+    if not checkpoints:
+        if config.resume:
+            say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
+        config = adopt(config, say)
+    elif kept:
+        say(f"going on to {config.steps:,} environment steps, with the options in {folder.options}")
+    else:
+        say(f"{folder.options} is missing: the run goes on with the options given here")
+    # a longer run does not move the delay
+    return replace(config, resume=bool(checkpoints), n_timesteps=config.steps, quant_delay=config.delay(config.steps))
 
 
 def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
@@ -30,21 +59,20 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     n_envs environments that make train_freq steps each between two rounds of updates are n_envs * train_freq steps of
     all actors, and noise_std is the largest of their sigmas. One line says what was taken, another what became of it.
     """
-    living = resolve(config.env, trusted=True)
-    if atari := is_atari(living):
-        making = world_of(config).making
-        about = Provenance(env_id=living, env_kwargs=making["env_kwargs"], wrappers=making["wrappers"])
-        say(f"a game of Atari: {described(about)}")
+    env_id = resolve(config.env, trusted=True)
+    if atari := is_atari(env_id):
+        say(world_of(config).game(env_id))
     if config.preset != "tuned":
         return config
-    published = tuned.read(config.algo, living, atari=atari)
+    published = tuned.read(config.algo, env_id, atari=atari)
     say(f"hyper-parameters: {published.origin}")
-    preprocessing = PREPROCESSING if atari else ()  # which actors do anyway
     given = config.hyperparameters()
-    left = {name: value for name, value in published.written.items() if value is not None and name not in preprocessing}
+    left = {name: value for name, value in published.written.items() if value is not None}
+    if atari:  # actors preprocess anyway
+        left = {name: value for name, value in left.items() if name not in PREPROCESSING}
     options: dict[str, Any] = {"preset": "none"}
     without = {name for name in GIVEN_ONCE if getattr(config, name) is not None} | given.keys()
-    lasting = {n: value for n, value in tuned.for_last_policy(config.algo, living).items() if n not in without}
+    lasting = {n: value for n, value in tuned.for_last_policy(config.algo, env_id).items() if n not in without}
     left |= lasting
     said = [f"{name} {value}, for a good last policy" for name, value in lasting.items()]
     num_envs, kind, std = left.pop("n_envs", 1), left.pop("noise_type", None), left.pop("noise_std", None)
