@@ -39,12 +39,12 @@ def fit(model: D4PG, batch: ReplayBufferSamples) -> None:
     """
     going_on = (model.gamma if batch.discounts is None else batch.discounts) * (1 - batch.dones)
     lasting, left = batch.rewards / (1 - going_on).clamp(min=LEAST_LEFT), max(1 - model.gamma, LEAST_LEFT)
-    found = find(lasting, left)
-    low, high = (own if given is None else given for given, own in zip(_given(model), found, strict=True))
+    ends = find(lasting, left)
+    low, high = (end if given is None else given for given, end in zip(_given(model), ends, strict=True))
     mean = float(batch.rewards.mean() / (1 - going_on.mean()).clamp(min=LEAST_LEFT))
     met = f"rewards so far are worth {mean:.4g} at gamma {model.gamma:g}"
-    advice = f"give --params v_min:{found[0]:.4g} v_max:{found[1]:.4g}, or neither"
-    if min(high, found[1]) <= max(low, found[0]):
+    advice = f"give --params v_min:{ends[0]:.4g} v_max:{ends[1]:.4g}, or neither"
+    if min(high, ends[1]) <= max(low, ends[0]):
         raise QuarlError(f"D4PG's support [{low:.4g}, {high:.4g}] holds no return: {met}; {advice}")
     if model.critic.support is None:
         _move(model, low, high)

@@ -24,13 +24,13 @@ def check_replay(cls: Any, arguments: Mapping[str, Any], env: VecEnv, steps: int
 
     arguments: the constructor's. steps: of the run, which fill no more rows.
     """
-    known = inspect.signature(cls.__init__).parameters.get("buffer_size")
+    parameter = inspect.signature(cls.__init__).parameters.get("buffer_size")
     free = free_bytes()
-    if known is None or free is None:
+    if parameter is None or free is None:
         return
     kinds = [env.observation_space] * (1 if arguments.get("optimize_memory_usage") else 2) + [env.action_space]
     row = ROW_BYTES + sum(math.prod(kind.shape or ()) * np.dtype(kind.dtype).itemsize for kind in kinds)
-    wanted, fits = int(arguments.get("buffer_size", known.default)), int(free * SHARE / row)
+    wanted, fits = int(arguments.get("buffer_size", parameter.default)), int(free * SHARE / row)
     if min(wanted, steps) > fits:
         size = 10 ** max(len(str(fits)) - 2, 0)  # two digits are enough of it
         raise QuarlError(

@@ -106,11 +106,11 @@ def meter(asked: Asked) -> Iterator[Meter]:
     grams = grams_per_kwh(_package(), asked.energy_country)
     # a verb that names none computes on the processor
     device: str = getattr(asked, "device", "cpu")
-    found = Meter(find(asked.energy_watts, gpus=device != "cpu"), asked.energy_country or WORLD, grams)
+    counting = Meter(find(asked.energy_watts, gpus=device != "cpu"), asked.energy_country or WORLD, grams)
     try:
-        yield found
+        yield counting
     finally:
-        found.stop()
+        counting.stop()
 
 
 def grams_per_kwh(package: Path, country: str | None) -> float:
@@ -119,9 +119,9 @@ def grams_per_kwh(package: Path, country: str | None) -> float:
     try:
         if country is None:
             return float(json.loads((tables / "carbon_intensity_per_source.json").read_text())["world_average"])
-        known = json.loads((tables / "global_energy_mix.json").read_text())
-        if country in known:
-            return float(known[country]["carbon_intensity"])
+        countries = json.loads((tables / "global_energy_mix.json").read_text())
+        if country in countries:
+            return float(countries[country]["carbon_intensity"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise QuarlError(
             f"codecarbon says nothing of the electricity of {country or 'the world'} "

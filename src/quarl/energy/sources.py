@@ -140,10 +140,10 @@ class Gpus:
         except Exception:  # no module, no driver, no rights: then there is nothing to count
             return None
         try:
-            found = cls(nvml)
+            gpus = cls(nvml)
         except nvml.NVMLError:
             return None
-        return found if found._handles else None
+        return gpus if gpus._handles else None
 
     def joules(self) -> float:
         return (self._millijoules() - self._began) / 1e3
@@ -173,6 +173,6 @@ def _codecarbon(module: str) -> Any:
     """One of its modules, which keeps quiet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-    return found
+    return imported

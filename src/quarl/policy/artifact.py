@@ -113,7 +113,7 @@ def from_bytes(data: Bytes, where: str, *, checked: bool = False) -> Policy:
 
 def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
     """Checked tensors and manifest."""
-    found, metadata = parse(data)
+    members, metadata = parse(data)
     text = metadata["manifest"]
     if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
         raise QuarlError("the manifest does not match its sha256; the file is damaged")
@@ -124,10 +124,10 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
         raise QuarlError(
             f"format version {manifest['version']} is not the version {VERSION} that this QuaRL reads; update"
         )
-    if set(manifest["sha256"]) != set(found):
+    if set(manifest["sha256"]) != set(members):
         raise QuarlError("the manifest and the tensors disagree; the file is damaged")
     tensors = {}
-    for name, (dtype, shape, numbers) in found.items():
+    for name, (dtype, shape, numbers) in members.items():
         if not checked and hashlib.sha256(numbers).hexdigest() != manifest["sha256"][name]:
             raise QuarlError(f"tensor {name!r} does not match its sha256; the file is damaged")
         tensors[name] = np.frombuffer(numbers, DTYPES[dtype]).reshape(shape)

@@ -65,9 +65,9 @@ def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
     # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
     wide = np.float64 if spec.weight_bits > 16 else np.float32
     for start in range(0, len(weight), ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
-        of_some = _of_channels(q, some) if scheme.per_channel else q
-        codes[some] = affine.quantize(weight[some].astype(wide, copy=False), of_some)
+        channels = slice(start, start + ROWS_AT_ONCE)
+        grid = _of_channels(q, channels) if scheme.per_channel else q
+        codes[channels] = affine.quantize(weight[channels].astype(wide, copy=False), grid)
     return with_codes(op, codes, q, spec.weight_bits)
 
 
@@ -81,9 +81,9 @@ def _at_least(q: QParams, rows: Array, least: Array | None) -> QParams:
     return replace(q, scale=np.maximum(np.where(alive, q.scale[:, 0], 0), wanted).astype(np.float32)[:, None])
 
 
-def _of_channels(q: QParams, some: slice) -> QParams:
+def _of_channels(q: QParams, channels: slice) -> QParams:
     return replace(
-        q, scale=q.scale[some], zero_point=q.zero_point if isinstance(q.zero_point, int) else q.zero_point[some]
+        q, scale=q.scale[channels], zero_point=q.zero_point if isinstance(q.zero_point, int) else q.zero_point[channels]
     )
 
 

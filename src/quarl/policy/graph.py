@@ -172,7 +172,7 @@ def _is_reduced(weight: Weight) -> bool:
 
 def shapes(policy: Policy) -> dict[str, Shape]:
     """Shape of every value, batch axis left out; refuses a graph whose operators do not fit together."""
-    known: dict[str, Shape] = {OBSERVATION: policy.observation_shape}
+    shapes_of: dict[str, Shape] = {OBSERVATION: policy.observation_shape}
     if len(policy.ops) > MAX_OPERATORS:
         raise QuarlError(f"the policy has more than {MAX_OPERATORS:,} operators")
     total = products = 0
@@ -180,22 +180,22 @@ def shapes(policy: Policy) -> dict[str, Shape]:
         if type(op) not in OPERATORS.values():
             kind = type(op).__name__
             raise UnsupportedError(f"operator {op.name!r} is a {kind}, which is not in the operator set")
-        if op.name in known:
+        if op.name in shapes_of:
             raise QuarlError(f"two operators are called {op.name!r}")
-        missing = [name for name in op.inputs if name not in known]
+        missing = [name for name in op.inputs if name not in shapes_of]
         if missing:
             raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which nothing before it makes")
-        known[op.name] = made = op.shape([known[name] for name in op.inputs])
-        if 0 in made:
-            raise QuarlError(f"layer {op.name!r} makes no numbers: a value of shape {made}")
-        total += math.prod(known[op.name]) + op.padded_size(known[op.inputs[0]])
+        shapes_of[op.name] = shape = op.shape([shapes_of[name] for name in op.inputs])
+        if 0 in shape:
+            raise QuarlError(f"layer {op.name!r} makes no numbers: a value of shape {shape}")
+        total += math.prod(shapes_of[op.name]) + op.padded_size(shapes_of[op.inputs[0]])
         if total > MAX_NUMBERS:
             raise QuarlError(f"up to operator {op.name!r}, one observation makes more than {MAX_NUMBERS:,} numbers")
         if isinstance(op, Linear):
-            products += math.prod(op.weight.shape) * math.prod(made[1:])
+            products += math.prod(op.weight.shape) * math.prod(shape[1:])
         if products > MAX_PRODUCTS:
             raise QuarlError(f"up to layer {op.name!r}, one observation takes more than {MAX_PRODUCTS:,} products")
-    return known
+    return shapes_of
 
 
 def ungridded(policy: QuantizedPolicy) -> str | None:
@@ -228,24 +228,24 @@ def behind_linear(policy: Policy) -> frozenset[str]:
 
 def readers(policy: Policy) -> dict[str, list[Op]]:
     """The operators that read each value, in order; twice where they do so twice."""
-    found: dict[str, list[Op]] = {}
+    reading: dict[str, list[Op]] = {}
     for op in policy.ops:
         for name in op.inputs:
-            found.setdefault(name, []).append(op)
-    return found
+            reading.setdefault(name, []).append(op)
+    return reading
 
 
 def check(policy: Policy) -> None:
     """Refuses a graph that cannot run: shapes, unknown functions, non-finite numbers, an action head that misfits."""
     if not policy.ops:
         raise QuarlError("the policy has no operators")
-    known = shapes(policy)
+    shapes_of = shapes(policy)
     read = {policy.output, *readers(policy)}
     if idle := [op.name for op in policy.ops if op.name not in read]:
         raise QuarlError(f"nothing reads what operator {idle[0]!r} makes; such a graph is refused")
     for op in policy.ops:
         op.check()
-    out = known[policy.output]
+    out = shapes_of[policy.output]
     expected = tuple(n * 2 for n in policy.head.low.shape) if policy.head.kind == "gaussian" else policy.head.low.shape
     if len(out) != 1 or (policy.head.kind != "argmax" and expected != out):
         raise QuarlError(f"the network's output is {out}, but the action head expects {expected}")

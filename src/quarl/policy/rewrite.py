@@ -194,9 +194,9 @@ def columns(op: Linear, scale: Array) -> Array:
 def in_order(policy: Policy, ops: Mapping[str, Op], inserted: Mapping[str, Op]) -> Iterable[Op]:
     """`ops` in the order of the policy's, each of `inserted` right after the value that it is keyed by."""
     waiting = dict(inserted)
-    made = {policy.ops[0].inputs[0]}
+    values = {policy.ops[0].inputs[0]}
     for op in policy.ops:
-        for source in [name for name in waiting if name in made]:
+        for source in [name for name in waiting if name in values]:
             yield waiting.pop(source)
         yield ops[op.name]
-        made.add(op.name)
+        values.add(op.name)

@@ -41,7 +41,7 @@ def shared(policy: nn.Module) -> set[int]:
 
 def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factors:
     """The factors of the layers that feed others through a ReLU; apart: modules to leave alone."""
-    found = {}
+    scales = {}
     planned = {layer.path: layer for layer in table.plan.layers}
     for place, layer in enumerate(table.plan.layers):
         if not layer.feeds or id(network.get_submodule(layer.path)) in apart:
@@ -52,16 +52,16 @@ def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factor
         # a flattened image has several columns for each channel
         reads = [weight.reshape(len(weight), len(extent), -1).abs().amax((0, 2)) for weight in weights]
         scale = factors(_noticeable(extent), _noticeable(torch.stack(reads).amax(0)), ALPHA)
-        found[place] = torch.as_tensor(np.exp2(np.round(np.log2(scale))), dtype=torch.float32, device=extent.device)
-    return found
+        scales[place] = torch.as_tensor(np.exp2(np.round(np.log2(scale))), dtype=torch.float32, device=extent.device)
+    return scales
 
 
-def balance(table: RangeTable, network: nn.Module, found: Factors, optimizer: Any = None) -> None:
+def balance(table: RangeTable, network: nn.Module, scales: Factors, optimizer: Any = None) -> None:
     """Moves the factors through the network's weights, and through what the optimiser remembers of them.
 
     The ranges that the table has seen become those of the scaled values.
     """
-    for place, scale in found.items():
+    for place, scale in scales.items():
         layer = table.plan.layers[place]
         rows: Any = network.get_submodule(layer.path)
         parameters = [(rows.weight, 1 / scale.reshape(-1, *(1,) * (rows.weight.ndim - 1)))]
@@ -83,8 +83,8 @@ def balance(table: RangeTable, network: nn.Module, found: Factors, optimizer: An
 
 def _noticeable(extent: Tensor) -> NDArray[Any]:
     """extent [C] with 0 for channels that are as good as silent."""
-    found: NDArray[Any] = torch.where(extent < NEGLIGIBLE * extent.max(), 0, extent).detach().cpu().numpy()
-    return found
+    noticeable: NDArray[Any] = torch.where(extent < NEGLIGIBLE * extent.max(), 0, extent).detach().cpu().numpy()
+    return noticeable
 
 
 def _like(weight: Tensor, scale: Tensor) -> Tensor:

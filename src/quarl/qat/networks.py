@@ -44,8 +44,8 @@ class Graph:
 
 def networks_of(policy: nn.Module) -> dict[str, nn.Module]:
     """The networks of a policy by name, targets included."""
-    found = {name: getattr(policy, name, None) for name in NETWORKS}
-    networks = {name: network for name, network in found.items() if isinstance(network, nn.Module)}
+    attributes = {name: getattr(policy, name, None) for name in NETWORKS}
+    networks = {name: network for name, network in attributes.items() if isinstance(network, nn.Module)}
     return networks or {ON_POLICY_NETWORK: policy}
 
 
@@ -68,8 +68,8 @@ def graphs_of(model: Any, *, critic: bool) -> dict[str, list[Graph]]:
         }
     if algo == "dqn":
         return {"q_net": [Graph(policy=acting, inside="q_net.", acts=True)]}
-    found = {"actor": [Graph(policy=acting, inside="actor.", acts=True, noisy=model.use_sde)]}
-    return {**found, "critic": list(_critics(model.policy.critic))} if critic else found
+    graphs = {"actor": [Graph(policy=acting, inside="actor.", acts=True, noisy=model.use_sde)]}
+    return {**graphs, "critic": list(_critics(model.policy.critic))} if critic else graphs
 
 
 class _Value(nn.Module):

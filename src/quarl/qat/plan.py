@@ -133,15 +133,15 @@ class _Planning:
 
     def _feeds(self) -> dict[str, tuple[str, ...]]:
         """By layer: the layers it feeds through a ReLU, all of them and itself quantised by channels."""
-        found = {}
+        feeds = {}
         # the noise of gSDE has the size of what the last layer reads
         last = final_linear(self.policy) if self.graph.noisy else ()
         for _, chain, consumers in readings(self.policy) if self.spec.per_channel else ():
             if chain is not None and not any(self._skips(op.name) or op.name in last for op in (chain, *consumers)):
                 rule = self.rules.get(chain.name)
                 if rule is not None and rule.function == "relu":
-                    found[chain.name] = tuple(self.graph.path(op.name) for op in consumers)
-        return found
+                    feeds[chain.name] = tuple(self.graph.path(op.name) for op in consumers)
+        return feeds
 
     def _skips(self, layer: str) -> bool:
         return self.spec.skips(layer_name(self.network, self.graph, layer))

@@ -127,16 +127,16 @@ CLASSES: Mapping[type, type[QatPolicy]] = {cls.__bases__[1]: cls for cls in QatP
 
 def carrying(policy: BasePolicy) -> type[QatPolicy]:
     """The class that a policy becomes when it is prepared."""
-    found = CLASSES.get(type(policy))
-    if found is None:
+    carrier = CLASSES.get(type(policy))
+    if carrier is None:
         raise UnsupportedError(
             f"{type(policy).__name__} is not one of the policies that can be trained quantisation-aware: MlpPolicy and "
             "CnnPolicy of PPO, A2C, DQN, DDPG, TD3, SAC and D4PG"
         )
-    return found
+    return carrier
 
 
 def tables_of(policy: nn.Module) -> dict[str, RangeTable]:
     """The range tables of a policy's networks by name, targets included; empty where it was not prepared."""
-    found = {name: getattr(network, TRAINED_RANGES, None) for name, network in networks_of(policy).items()}
-    return {name: table for name, table in found.items() if isinstance(table, RangeTable)}
+    tables = {name: getattr(network, TRAINED_RANGES, None) for name, network in networks_of(policy).items()}
+    return {name: table for name, table in tables.items() if isinstance(table, RangeTable)}

@@ -118,20 +118,20 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     spec = model.policy.spec
     observations = remembered(model) if switches and spec.symmetric and spec.per_channel else None
     moved: dict[str, Moved] = {}
-    found: dict[str, Factors] = {}
+    scales: dict[str, Factors] = {}
     begun: dict[str, list[int]] = {}
     for name, table in tables.items():
         original = name.removesuffix(TARGET)
         if original == name and switches:
-            found[name] = factors_of(table, networks[name], apart)
-            balance(table, networks[name], found[name], optimizer_of(model.policy, networks[name]))
+            scales[name] = factors_of(table, networks[name], apart)
+            balance(table, networks[name], scales[name], optimizer_of(model.policy, networks[name]))
             table.switch_on(model.num_timesteps, networks[name])
             if observations is not None and name in ACTING:
                 moved[name] = start(model.policy, networks[name], table, observations)
         elif original == name:
             begun[name] = table.follow()
         elif switches:  # originals come before their targets
-            balance(table, networks[name], found[original])
+            balance(table, networks[name], scales[original])
             with torch.no_grad():
                 for parameter, change in moved.get(original, {}).items():
                     networks[name].get_parameter(parameter).add_(change)

@@ -124,8 +124,8 @@ def _added(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
 def _columns(module: Any, x: Tensor) -> Tensor:
     """[N, K]: what the layer's sums read, some of them where there are many."""
     if isinstance(module, nn.Linear):
-        found = x.reshape(-1, x.shape[-1])
+        columns = x.reshape(-1, x.shape[-1])
     else:
         spread = functional.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride)
-        found = spread.transpose(1, 2).reshape(-1, spread.shape[1])
-    return found[:: max(1, len(found) // MAX_ROWS)]
+        columns = spread.transpose(1, 2).reshape(-1, spread.shape[1])
+    return columns[:: max(1, len(columns) // MAX_ROWS)]

@@ -153,14 +153,14 @@ class Model:
             [self._tensors[tensor].kind for tensor in op.inputs[:2]] for op in self._operators if op.code in LINEAR
         ]
         turned = (len(self.shape(op.output)) for op in self._operators if op.code == Operator.TRANSPOSE)
-        found = {
+        causes = {
             "activations quantised at run time (mode='dynamic')": any(x == TensorType.FLOAT32 != w for x, w in kinds),
             "4-bit weights": any(weight == TensorType.INT4 for _, weight in kinds),
             "half floats": any(tensor.kind == TensorType.FLOAT16 for tensor in self._tensors),
             "transposing six axes, as before a first convolution of large stride": max(turned, default=0) > 5,
             "weights beyond 2 GB": not self._fits_inside(),
         }
-        return " and ".join(cause for cause, is_there in found.items() if is_there)
+        return " and ".join(cause for cause, is_there in causes.items() if is_there)
 
     def to_bytes(self, source: int, output: int, about: str = "", names: tuple[str, str] | None = None) -> bytes:
         """The whole file of a network from tensor `source` to tensor `output`.
@@ -171,13 +171,13 @@ class Model:
         inside = names is not None and self._fits_inside()
         network = tuple(self._tensors), tuple(self._operators), sizes, source, output
         named = () if names is None else self._names(dict(zip((source, output), names, strict=True)))
-        made = _head(_Plan(*network, named, about, inside))
-        head = bytearray(made.content)
+        layout = _head(_Plan(*network, named, about, inside))
+        head = bytearray(layout.content)
         for tensor, scale in self._scales.items():
-            head[made.scales[tensor] : made.scales[tensor] + scale.nbytes] = scale.tobytes()
+            head[layout.scales[tensor] : layout.scales[tensor] + scale.nbytes] = scale.tobytes()
         pieces: list[Any] = [head]
         written = len(head)
-        for array, place in zip(self._constants, made.offsets, strict=True):
+        for array, place in zip(self._constants, layout.offsets, strict=True):
             length = struct.pack("<I", array.nbytes) if inside else b""  # what a vector begins with
             start = -(-(written + len(length)) // ALIGNMENT) * ALIGNMENT
             struct.pack_into("<I" if inside else "<Q", head, place, start - len(length) - place if inside else start)
@@ -259,14 +259,14 @@ def _tensor(tensor: _Tensor, name: str | None) -> Any:
 
 
 def _operator(plan: _Plan, operator: _Operator, index: int) -> Any:
-    made = schema.OperatorT(
+    written = schema.OperatorT(
         opcodeIndex=index,
         inputs=np.array(operator.inputs, np.int32),
         outputs=np.array([operator.output], np.int32),
     )
     options = operator.options or (OPTIONS.get(operator.code) if plan.names else None)
     if options is not None:
-        made.builtinOptions = options(**dict(operator.fields))
+        written.builtinOptions = options(**dict(operator.fields))
         # The union's members are called as their classes, which end in T.
-        made.builtinOptionsType = getattr(schema.BuiltinOptions, options.__name__[:-1])
-    return made
+        written.builtinOptionsType = getattr(schema.BuiltinOptions, options.__name__[:-1])
+    return written

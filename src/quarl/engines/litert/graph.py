@@ -177,12 +177,12 @@ class Lowering:
         if relu is not None and target != self.policy.grids.get(relu.name):
             relu = None
         if source.bits > 8:
-            made = wide(self.model, op, x, source, target, relu=relu is not None)
+            codes = wide(self.model, op, x, source, target, relu=relu is not None)
         else:
             # A code that is off by one can be a large part of a row's deviation, which a LayerNorm divides by.
             anywhere = self.acts and any(isinstance(reader, operators.LayerNorm) for reader in self.readers[op.name])
-            made = hidden(self.model, op, x, source, target, relu=relu is not None, anywhere=anywhere)
-        value = Value(codes=made, grid=target, turned=isinstance(op, operators.Conv2d))
+            codes = hidden(self.model, op, x, source, target, relu=relu is not None, anywhere=anywhere)
+        value = Value(codes=codes, grid=target, turned=isinstance(op, operators.Conv2d))
         if relu is not None:
             self.values[relu.name] = value
         return value
@@ -216,11 +216,11 @@ class Lowering:
         codes = self.codes(op.inputs[0])
         scale = steady_scale(op, source.grid, target)
         if scale is None:
-            made = looked_up(self.model, table(op, source.grid, target), codes, target)
+            codes = looked_up(self.model, table(op, source.grid, target), codes, target)
         else:
             x = each(self.model, Operator.MUL, centred(self.model, codes), scale)
-            made = quantized(self.model, activation(self.model, op, x), target)
-        return Value(codes=made, grid=target, turned=source.turned)
+            codes = quantized(self.model, activation(self.model, op, x), target)
+        return Value(codes=codes, grid=target, turned=source.turned)
 
     def _flatten(self, op: operators.Flatten) -> Value:
         source, shape = self.values[op.inputs[0]], self.shapes[op.inputs[0]]

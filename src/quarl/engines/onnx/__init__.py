@@ -28,9 +28,9 @@ class Onnx:
         self.batch = batch
         self.file_bytes = len(data)
         self._session = onnxruntime.InferenceSession(data, _options(), providers=["CPUExecutionProvider"])
-        known = shapes(policy)
+        shape_of = shapes(policy)
         self._observation = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
-        self._output = np.zeros((batch, *known[policy.output]), np.float32)
+        self._output = np.zeros((batch, *shape_of[policy.output]), np.float32)
         self._binding = self._session.io_binding()
         self._binding.bind_input(OBSERVATION, "cpu", 0, *_place(self._observation))
         self._binding.bind_output(OUTPUT, "cpu", 0, *_place(self._output))

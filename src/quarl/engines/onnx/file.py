@@ -102,5 +102,5 @@ class File:
         """Makes the axes of reductions an input where the opset wants them there."""
         for node in self._nodes:
             if AXES_AS_INPUT_SINCE.get(node.op_type, opset + 1) <= opset:
-                (place,) = (index for index, found in enumerate(node.attribute) if found.name == "axes")
+                (place,) = (index for index, attribute in enumerate(node.attribute) if attribute.name == "axes")
                 node.input.append(self.constant(np.array(node.attribute.pop(place).ints)))
