@@ -24,9 +24,9 @@ from stable_baselines3 import DQN
 
 import contracts
 from networks import dense
-from quarl import __version__, demo
+from quarl import __version__
 from quarl.cli import main, parse
-from quarl.commands import actorq
+from quarl.commands import actorq, demo
 from quarl.config import VERBS, ActorQConfig, Config
 from quarl.errors import QuarlError
 from quarl.experiments import precisions

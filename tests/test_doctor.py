@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import contracts
-from quarl import doctor, machine
+from quarl import machine
+from quarl.commands import doctor
 from quarl.engines import ENGINES
 from quarl.report import schema
 
@@ -111,26 +112,28 @@ def test_an_engine_that_cannot_be_imported_is_a_fault_in_one_line(monkeypatch):
 
 
 def test_versions_are_compared_as_numbers():
-    assert doctor._numbers("1.0.50") == (1, 0, 50)
-    assert doctor._numbers("2.13.0+cpu") == (2, 13, 0)
-    assert doctor._numbers("4.0.0rc1") == (4, 0, 0)
-    assert doctor._numbers("1.10") > doctor._numbers("1.9")
+    assert machine.numbers("1.0.50") == (1, 0, 50)
+    assert machine.numbers("2.13.0+cpu") == (2, 13, 0)
+    assert machine.numbers("4.0.0rc1") == (4, 0, 0)
+    assert machine.numbers("1.10") > machine.numbers("1.9")
 
 
-def test_another_checkout_around_the_installation_is_not_ours(monkeypatch):
-    answers = {"--show-toplevel": "/somewhere/else", "HEAD": "0123abc"}
-    monkeypatch.setattr(machine, "_output", lambda *command: answers.get(command[-1], ""))
+def test_another_checkout_around_the_installation_is_not_ours(monkeypatch, tmp_path):
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "lib" / "quarl" / "machine.py"))
+    monkeypatch.setattr(machine, "_output", lambda *command: "0123abc")
     assert machine.commit() is None
 
 
 def test_changed_files_are_marked_on_the_commit(monkeypatch):
-    top = str(machine.Path(machine.__file__).parents[2])
-    answers = {"--show-toplevel": top, "HEAD": "0123abc", "--untracked-files=no": " M README.md"}
+    answers = {"HEAD": "0123abc", "--untracked-files=no": " M README.md"}
     monkeypatch.setattr(machine, "_output", lambda *command: answers.get(command[-1], ""))
     assert machine.commit() == "0123abc+"
 
 
 def test_asking_the_doctor_imports_nothing_heavy():
-    code = "import sys, quarl.doctor; print([m for m in ('numpy', 'torch', 'onnxruntime') if m in sys.modules])"
+    code = (
+        "import sys, quarl.commands.doctor; print([m for m in ('numpy', 'torch', 'onnxruntime') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -82,6 +82,17 @@ def version(package: str) -> str | None:
         return None
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """(1, 0, 50) of "1.0.50" or "1.0.50+local"; a part that is no number ends it."""
+    parts: list[int] = []
+    for part in text.partition("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
 def cpu_name() -> str:
     """The processor's name as the system gives it, with family and model numbers where the name alone says little."""
     facts = _cpuinfo()
@@ -146,12 +157,12 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 def commit() -> str | None:
     """The commit of the checkout that this package is imported from, "+" behind it where files were changed since."""
     package = Path(__file__).resolve().parent
-    top = _output("git", "-C", str(package), "rev-parse", "--show-toplevel")
+    top = package.parents[1]
     # A checkout that merely contains the virtual environment we are installed in says nothing about us.
-    if not top or Path(top).resolve() / "src" / "quarl" != package:
+    if top / "src" / "quarl" != package or not (top / ".git").exists():
         return None
-    head = _output("git", "-C", str(package), "rev-parse", "--verify", "--quiet", "HEAD")
-    changed = _output("git", "-C", str(package), "status", "--porcelain", "--untracked-files=no")
+    head = _output("git", "-C", str(top), "rev-parse", "--verify", "--quiet", "HEAD")
+    changed = _output("git", "-C", str(top), "status", "--porcelain", "--untracked-files=no")
     return head + ("+" if changed else "") if head else None
 
 

@@ -35,7 +35,8 @@ class Column:
     of: tuple[str, ...] = ()
     """Where empty, the field itself."""
     caption: str = ""
-    """Where set and all rows that have a cell agree, this, with {} for the cell, joins the caption instead."""
+    """Where set and all rows that have a cell agree, this, with {} for the cell and {s} for a plural's s, joins the
+    caption instead."""
     left: bool | None = None
     """Where it stands in its column; of None, numbers stand right and all else left."""
     optional: bool = False
@@ -87,7 +88,7 @@ Measured = Annotated[
     "False where no kernel runs the precision and it was simulated.",
 ]
 Seed = Annotated[int, Column("seed", caption="seed {}")]
-Episodes = Annotated[int, Column("episodes", caption="{} episodes each")]
+Episodes = Annotated[int, Column("episodes", caption="{} episode{s} each")]
 Mean = Annotated[float | None, Column("return", formats.number), "Mean return."]
 Interval = Annotated[
     float | None,

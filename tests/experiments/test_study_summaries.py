@@ -25,8 +25,8 @@ from quarl.experiments.spread import FEWEST, SpreadRow, spearman
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.report import schema, style, tables
-from quarl.report.markdown import to_markdown
 from quarl.report.study_figures import bits_against_return, spread_against_error
+from quarl.report.tables import to_markdown
 
 Write = Callable[..., Path]
 WEIGHTS = {"weight_min": -1.0, "weight_max": 3.0, "weight_std": 0.5}

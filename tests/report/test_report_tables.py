@@ -12,7 +12,7 @@ import contracts
 from quarl import formats
 from quarl.experiments.precisions import PtqRow
 from quarl.report import tables
-from quarl.report.markdown import escaped, to_markdown
+from quarl.report.tables import escaped, to_markdown
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,168 @@
-"""`quarl doctor`: what can go wrong on this machine."""
+"""`quarl doctor`: what can go wrong on this machine, found out before it does."""
 
 from __future__ import annotations
 
-from quarl import doctor
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
 from quarl.commands import terminal
 from quarl.config import DoctorConfig
 from quarl.errors import QuarlError
+from quarl.machine import CORE, INT8_DOT, cpu_name, instruction_sets, memory_gib, numbers, usable_cores, version
+from quarl.rows import Column, Row
+
+REQUIRED = (*CORE, "safetensors", "matplotlib")
+EXTRAS = {
+    "box2d": ("box2d",),
+    "mujoco": ("mujoco",),
+    "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
+    "atari": ("ale-py", "opencv-python-headless"),
+    "dm-control": ("dm-control",),
+    "zoo": ("rl-zoo3",),
+    "energy": ("codecarbon",),
+    "hub": ("huggingface-hub",),
+    "tensorboard": ("tensorboard",),
+}
+"""The distributions that each extra brings."""
+MIN_PYTHON = (3, 11)
+MAX_ERROR = 1e-3
+"""A code that falls to the other side of a rounding boundary moves the small policy's output by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBad:
+    """Two distributions that do not work together from certain versions on."""
+
+    package: str
+    other: str
+    is_bad: Callable[[tuple[int, ...], tuple[int, ...]], bool]
+    """Of their versions, as numbers."""
+    symptom: str
+    fix: str
+
+
+KNOWN_BAD = (
+    KnownBad(
+        "dm-control",
+        "mujoco",
+        lambda control, mujoco: mujoco >= (4,) and control <= (1, 0, 50),
+        "dm_control stops with an error about flex_vertedge",
+        "pip install 'mujoco>=3.17,<4'",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Row):
+    """One check."""
+
+    command = "doctor"
+    check: Annotated[str, Column("check")]
+    found: Annotated[str, Column("found")]
+    ok: Annotated[bool, Column("", lambda ok: "ok" if ok else "!")]
+    """False where something that is needed is missing or broken; an extra that is not installed is no fault."""
+    advice: Annotated[str, Column("advice")]
+    """What to do, or what it means; empty where there is nothing to say."""
 
 
 def run(config: DoctorConfig) -> None:
     """Prints one row a check; raises QuarlError where one failed, after the table."""
-    document = terminal.tell(config, doctor.Check, doctor.examine(), "This machine")
-    failed = [row["check"] for row in document["rows"] if not row["ok"]]
-    if failed:
-        raise QuarlError(f"{len(failed)} checks failed: {', '.join(failed)}; the table's last column says what to do")
+    checks = examine()
+    terminal.tell(config, Check, checks, "This machine")
+    if failed := [check.check for check in checks if not check.ok]:
+        checks_failed = "1 check" if len(failed) == 1 else f"{len(failed)} checks"
+        raise QuarlError(f"{checks_failed} failed: {', '.join(failed)}; the table's last column says what to do")
+
+
+def examine() -> list[Check]:
+    """All checks, in the order they should be read."""
+    return [*_hardware(), *_packages(), *_pairs(), *_extras(), *_engines()]
+
+
+def _hardware() -> list[Check]:
+    sets = instruction_sets()
+    dot = [name for name in sets if name in INT8_DOT]
+    no_dot = (
+        "without them 8-bit products gain less over float32; ONNX Runtime's kernels for signed weights may saturate "
+        "here, so QuaRL's .onnx files hold unsigned ones"
+    )
+    memory = memory_gib()
+    amount = "" if memory is None else f", {memory:g} GiB"
+    return [
+        Check("processor", f"{cpu_name()}, {usable_cores()} cores{amount}", True, ""),
+        Check("instruction sets", " ".join(sets) or "none that matter here", True, ""),
+        Check("8-bit dot products", " ".join(dot) or "none", True, "" if dot else no_dot),
+    ]
+
+
+def _packages() -> list[Check]:
+    python = ".".join(map(str, sys.version_info[:3]))
+    recent = sys.version_info >= MIN_PYTHON
+    rows = [Check("python", python, recent, "" if recent else "install Python 3.11 or newer")]
+    for package in REQUIRED:
+        found = version(package)
+        missing = found is None
+        rows.append(Check(package, found or "missing", not missing, "pip install quarl" if missing else ""))
+    return rows
+
+
+def _pairs() -> list[Check]:
+    rows = []
+    for pair in KNOWN_BAD:
+        first, second = version(pair.package), version(pair.other)
+        if first is None or second is None:
+            continue
+        bad = pair.is_bad(numbers(first), numbers(second))
+        found = f"{pair.package} {first} with {pair.other} {second}"
+        rows.append(Check("versions together", found, not bad, f"{pair.symptom}: {pair.fix}" if bad else ""))
+    return rows
+
+
+def _extras() -> list[Check]:
+    rows = []
+    for extra, packages in EXTRAS.items():
+        found = {package: version(package) for package in packages}
+        missing = [package for package, number in found.items() if number is None]
+        shown = ", ".join(f"{package} {number}" for package, number in found.items() if number is not None)
+        if missing:
+            shown = f"{shown}, without {', '.join(missing)}" if shown else "not installed"
+        rows.append(Check(f"extra {extra}", shown, True, f"pip install 'quarl[{extra}]'" if missing else ""))
+    return rows
+
+
+def _engines() -> list[Check]:
+    """Every engine runs a small int8 policy and is compared with the reference."""
+    rows = []
+    for name in importlib.import_module("quarl.engines").ENGINES:
+        try:
+            error, measured = _try(name)
+        except Exception as problem:  # whatever a broken installation of a runtime may raise
+            advice = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
+            rows.append(Check(f"engine {name}", "does not run", False, advice))
+            continue
+        close = error <= MAX_ERROR
+        found = f"{'runs' if measured else 'simulates'} int8, {error:.1g} from the integer reference at most"
+        rows.append(Check(f"engine {name}", found, close, "" if close else "its results cannot be trusted here"))
+    return rows
+
+
+def _try(engine: str) -> tuple[float, bool]:
+    """(largest difference to the integer reference's outputs, whether the kernels are real) on a small int8 policy."""
+    import numpy as np
+
+    from quarl import engines
+    from quarl.policy.graph import ActionHead, Policy
+    from quarl.policy.operators import mlp
+    from quarl.ptq import quantize
+    from quarl.quant.spec import QuantSpec
+
+    rng = np.random.default_rng(0)
+    layers = [(f"dense{i}", rng.normal(size=(n, k)) / k, np.zeros(n)) for i, (k, n) in enumerate(((4, 16), (16, 2)))]
+    policy = Policy(observation_shape=(4,), ops=tuple(mlp(layers, "relu")), head=ActionHead("argmax"))
+    quantized = quantize(policy, QuantSpec.parse("int8", scheme="per-channel"))
+    observations = rng.normal(size=(32, 4)).astype(np.float32)
+    tried, exact = (engines.load(quantized, name, batch=32) for name in (engine, "reference"))
+    return float(np.abs(tried.run(observations) - exact.run(observations)).max()), tried.measured

@@ -13,7 +13,7 @@ from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
 from quarl.evaluate import record
 from quarl.files import staged, write_bytes
-from quarl.inspection import Layer, LayerRow, ModelRow, inspect, weight_bias_line, whole
+from quarl.inspection import LayerRow, ModelRow, inspect, weight_bias_line, whole
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
 from quarl.ptq import Calibrated, quantize, round_layers
@@ -24,6 +24,7 @@ from quarl.report import schema, style, weight_figures
 
 PLAIN = "per-channel"
 """The scheme that stands in for those that need observations, where there are weights alone."""
+Layers = Sequence[LayerWeights]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,7 +67,8 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
 
 
 def _one(config: InspectConfig, found: _Model) -> None:
-    layers = _layers(config, found)
+    alone = _has_weights_alone(config, found)
+    layers = inspect(*_sides(config, found, alone))
     title = f"{found.path.name}: weights at {layers[0].row.precision}"
     line = weight_bias_line(found.path.name, found.layers)
     _write(config, weight_figures.weight_distribution(layers, title), [line])
@@ -75,7 +77,7 @@ def _one(config: InspectConfig, found: _Model) -> None:
         provenance, statistics = found.policy.provenance, sentence(found.policy)
         about |= {"algo": provenance.algo, "env_id": provenance.env_id, "statistics": statistics}
         said += ["", statistics]
-    if _has_weights_alone(config, found):
+    if alone:
         said += _reasons(config, [found])
     elif not is_quantized(found.policy) and _is_rewritten(layers[0].row):
         scheme = layers[0].row.scheme
@@ -84,35 +86,36 @@ def _one(config: InspectConfig, found: _Model) -> None:
     terminal.tell(config, LayerRow, [layer.row for layer in layers], title, *said, **about)
 
 
-def _layers(config: InspectConfig, found: _Model) -> list[Layer]:
+def _sides(config: InspectConfig, found: _Model, alone: bool) -> tuple[Layers, Layers, QuantSpec]:
+    """The float layers, the same ones in the precision that was asked for, or in a quantised policy's own, and that.
+
+    alone: the weights as they lie in the file, which give no observations to calibrate with.
+    """
     policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
     if is_quantized(policy):
-        return inspect(found.layers, found.layers, policy.spec)
-    if policy is None or _has_weights_alone(config, found):
-        spec = _plain(config)
-        return inspect(found.layers, round_layers(found.layers, spec), spec)
+        return found.layers, found.layers, policy.spec
+    if policy is None or alone:
+        return found.layers, round_layers(found.layers, _plain(config)), _plain(config)
     if not spec.needs_observations:
-        return inspect(found.layers, of_policy(quantize(policy, spec)), spec)
-    observations = record(model.at_home(policy, config), seed=config.seed, env_id=config.env)
-    calibrated = Calibrated(policy, observations)
+        return found.layers, of_policy(quantize(policy, spec)), spec
+    calibrated = Calibrated(policy, record(model.at_home(policy, config), seed=config.seed, env_id=config.env))
     before, _ = calibrated.rewrite(spec)
-    return inspect(of_policy(before), of_policy(calibrated.quantize(spec)), spec)
+    return of_policy(before), of_policy(calibrated.quantize(spec)), spec
 
 
 def _has_weights_alone(config: InspectConfig, found: _Model) -> bool:
     """Whether there is no policy, or a float one with nowhere to make the observations that the scheme needs."""
-    policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
+    policy = found.policy
     if policy is None:
         return True
-    if is_quantized(policy) or config.env or policy.provenance.env_id:
-        return False
-    return spec.needs_observations
+    has_home = is_quantized(policy) or config.env or policy.provenance.env_id
+    return not has_home and QuantSpec.parse(config.bits, scheme=config.scheme).needs_observations
 
 
 def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
     """All weights of each model together, as they lie in its file."""
     labels = _labels(config, found)
-    compared = [_whole(config, one, label) for one, label in zip(found, labels, strict=True)]
+    compared = [whole(label, *_sides(config, one, alone=True)) for one, label in zip(found, labels, strict=True)]
     lines = [weight_bias_line(label, one.layers) for one, label in zip(found, labels, strict=True)]
     noise = f", noise at {_plain(config).precision}" if _are_rounded(found) else ""
     title = f"Weights of {len(found)} models{noise}"
@@ -127,12 +130,6 @@ def _write(config: InspectConfig, drawn: Figure, lines: Sequence[str]) -> None:
         for suffix in ("png", "pdf"):
             style.save(drawn, folder / f"weights.{suffix}")
         write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
-
-
-def _whole(config: InspectConfig, found: _Model, label: str) -> ModelRow:
-    if is_quantized(found.policy):
-        return whole(label, found.layers, found.layers, found.policy.spec)
-    return whole(label, found.layers, round_layers(found.layers, _plain(config)), _plain(config))
 
 
 def _labels(config: InspectConfig, found: Sequence[_Model]) -> list[str]:

@@ -19,7 +19,6 @@ from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, Qa
 from quarl.files import write_bytes
 from quarl.formats import signed
 from quarl.report import page, schema, style, tables
-from quarl.report.markdown import escaped, to_markdown
 from quarl.report.schema import Fields
 from quarl.report.study_figures import bits_against_return, spread_against_error
 from quarl.rows import Row
@@ -96,9 +95,11 @@ def _write(
         else:  # an earlier report's, of cells that the study no longer asks for
             file.unlink(missing_ok=True)
     every = [(TITLES[kind], tables.cells(kind, rows_of)) for kind, rows_of in shown.items()]
-    markdown = "\n".join(to_markdown(table, heading) for heading, table in every)
+    markdown = "\n".join(tables.to_markdown(table, heading) for heading, table in every)
     judged = "".join(f"{key}: {fact}\n\n" for key, fact in _protocol(records, margin).items())
-    write_bytes(f"# {escaped(name)}\n\n{escaped(about)}\n\n{judged}{markdown}".encode(), folder / "tables.md")
+    write_bytes(
+        f"# {tables.escaped(name)}\n\n{tables.escaped(about)}\n\n{judged}{markdown}".encode(), folder / "tables.md"
+    )
     for title in set(FIGURES) - set(figures):
         (folder / f"{title}.png").unlink(missing_ok=True)
     for title, figure in figures.items():

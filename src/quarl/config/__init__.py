@@ -25,8 +25,7 @@ from quarl.config.base import (
     at_least_one,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
-from quarl.config.environment import EnvironmentConfig
-from quarl.config.envs import EnvsConfig
+from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
@@ -171,6 +170,28 @@ class InspectConfig(ModelConfig):
         if len(self.model) == 2 and "/" not in self.model[0]:
             return [self.model]
         return [tuple(word.split("/", 1)) for word in self.model]  # an id may have a slash as well: dqn/ALE/Pong-v5
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvsConfig(EnvironmentConfig):
+    """List the suites of environments, or say of one environment what it is like and which algorithms fit."""
+
+    verb: ClassVar[str] = "envs"
+    positional: ClassVar[tuple[str, ...]] = ("env",)
+
+    env: Positional[Annotated[tuple[str, ...], arg(metavar="[ID]", help_behavior_hint="")]] = ()
+    """Gymnasium id of an environment; without it all suites."""
+    suite: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: all)")] = None
+    """List the ids of this suite: classic, toy-text, box2d, mujoco, atari, pybullet or dm-control."""
+
+    def check(self) -> None:
+        super().check()
+        if len(self.env) > 1:
+            raise QuarlError(f"ID is one environment, got {len(self.env)} words: {' '.join(self.env)}")
+        if not self.env:
+            self.refuse(OPTIONS, "is of one environment", "name its ID")
+        if self.env and self.suite is not None:
+            raise QuarlError(f"ID {self.env[0]} is of one suite already: drop --suite")
 
 
 @dataclass(frozen=True, kw_only=True)

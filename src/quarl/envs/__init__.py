@@ -91,26 +91,21 @@ def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) ->
         raise QuarlError(
             "the policy does not say which environment it was trained on; name one with --env, or env_id in Python"
         )
-    # arguments of another environment's constructor mean nothing here
-    trusted = env_id is not None and chosen == env_id
-    same = env_id is None or is_same(env_id, source.env_id)
+    trusted = bool(env_id)
     options: dict[str, Any] = {"wrappers": source.wrappers, "trusted": trusted}
-    if same:
+    if env_id is None or is_same(env_id, source.env_id):  # else its constructor's arguments mean nothing
         options |= {"env_kwargs": source.env_kwargs, LIMIT: source.max_episode_steps}
     bounded = (partial(Bounded, bound=bound),) if source.wrappers else ()
-    refused: QuarlError | None = None
+    refusals = []
     for shown in ((), *older(resolve(chosen, trusted=trusted))):
-        env = _make_whole(chosen, options, (*shown, *bounded))
-        env = channels_as(env, policy.observation_shape)
+        env = channels_as(_make_whole(chosen, options, (*shown, *bounded)), policy.observation_shape)
         try:
             check_spaces(policy, env)
+            return env
         except QuarlError as error:
             env.close()
-            refused = refused or error
-        else:
-            return env
-    assert refused is not None
-    raise refused
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _make_whole(env_id: str, options: Mapping[str, Any], inside: Sequence[Inside]) -> gymnasium.Env[Any, Any]:

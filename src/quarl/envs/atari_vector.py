@@ -26,7 +26,7 @@ from quarl.envs.names import find, resolve
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.suites import ATARI, suite_of
 from quarl.envs.wrappers import Wrappers
-from quarl.machine import version
+from quarl.machine import numbers, version
 
 Indices = int | Iterable[int] | None
 DEFAULTS: Mapping[str, Any] = {
@@ -59,7 +59,7 @@ def make_native(env_id: str, num_envs: int, world: EnvironmentOptions, *, same_g
     if suite_of(spec) is not ATARI:
         raise Unfit(f"{env_id} is no Atari game")
     found = version("ale-py") or "0"
-    if tuple(int(part) for part in found.split(".")[:3] if part.isdecimal()) < SINCE:
+    if numbers(found) < SINCE:
         raise Unfit(f"ale-py {found} is too old: pip install 'ale-py>={'.'.join(map(str, SINCE))}'")
     options, n_stack = _preprocessing(world.wrappers or ())
     spec.kwargs = {**spec.kwargs, **world.env_kwargs, "frameskip": 1}

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from quarl.report import style
-from quarl.report.actorq_arms import arm, bars, colour, logarithmic, own_ratios, rank
+from quarl.report.actorq_figures import arm, bars, colour, logarithmic, own_ratios, rank
 from quarl.report.schema import Fields
 from quarl.rows import by
 

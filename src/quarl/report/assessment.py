@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report.schema import Fields
+from quarl.rows import by
 from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, UNDECIDED
 
 
@@ -13,7 +14,8 @@ def assess(rows: Sequence[Fields]) -> list[str]:
     """Sentences about one agent's rows, fp32 among them; what is undecided may be for want of episodes."""
     base = next(row for row in rows if row["precision"] == "fp32")
     if base["episodes"] < FEWEST_EPISODES:
-        sentences = [f"No verdict: {base['episodes']} episodes are too few, take {FEWEST_EPISODES} or more."]
+        few = "1 episode is" if base["episodes"] == 1 else f"{base['episodes']} episodes are"
+        sentences = [f"No verdict: {few} too few, take {FEWEST_EPISODES} or more."]
     else:
         sentences = [*_verdicts(rows, base), *_unstable(rows, base)]
     measured = {row["precision"] for row in rows if row["measured"]}
@@ -39,10 +41,8 @@ def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
 
 
 def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:
-    groups: dict[str, list[Fields]] = {}
-    for row in rows:
-        if row is not base:
-            groups.setdefault("" if row["precision"] in FLOAT_BITS else row["scheme"], []).append(row)
+    others = (row for row in rows if row is not base)
+    groups = by(others, lambda row: "" if row["precision"] in FLOAT_BITS else row["scheme"])
     sentences = []
     for scheme, members in groups.items():
         name = f" with scheme {scheme}" if scheme else ""

@@ -13,8 +13,6 @@ from quarl.machine import machine
 from quarl.report.style import INK, to_svg
 from quarl.report.tables import Cells
 
-MAX_PAGE_BYTES = 1_000_000
-
 
 def render(
     *,
@@ -43,7 +41,8 @@ def render(
         facts=facts,
         sentences=sentences,
         tables=tables,
-        figures=[(caption, _inline(figure)) for caption, figure in figures],
+        # with the page's own text colour; matplotlib escapes the texts in them
+        figures=[(caption, Markup(to_svg(figure).replace(INK, "currentColor"))) for caption, figure in figures],
         command=command,
         machine=machine,
     )
@@ -60,8 +59,3 @@ def machine_lines() -> dict[str, str]:
         "versions": versions,
         "date": facts["date"],
     }
-
-
-def _inline(figure: Figure) -> Markup:
-    """The figure's SVG with the page's own text colour; matplotlib escapes the texts in it."""
-    return Markup(to_svg(figure).replace(INK, "currentColor"))

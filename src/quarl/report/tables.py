@@ -1,8 +1,9 @@
-"""Tables of rows: the same cells for the terminal, the page and the eye; every number of a row as CSV."""
+"""Tables of rows: the same cells for the terminal, the page and Markdown; every number of a row as CSV."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from quarl.errors import short
+from quarl.errors import printable, short
 from quarl.report.schema import Fields
 from quarl.rows import Column, Row, columns
 
@@ -35,7 +36,8 @@ def cells(kind: type[Row], rows: Sequence[Fields]) -> Cells:
     for column in columns(kind):
         values = {_cell(column, row) for row in rows} - {""}
         if column.caption and len(values) == 1:
-            caption.append(column.caption.format(values.pop()))
+            (value,) = values
+            caption.append(column.caption.format(value, s="" if value == "1" else "s"))
         elif values or not column.optional:
             shown.append(column)
     return Cells(
@@ -76,3 +78,24 @@ def to_csv(rows: Sequence[Fields]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def to_markdown(table: Cells, heading: str) -> str:
+    """The table under its heading, its caption below."""
+    heads = [column.heading or " " for column in table.columns]
+    rules = [":---" if column.left else "---:" for column in table.columns]
+    lines = [_line(heads), _line(rules), *(_line(row) for row in table.rows)]
+    caption = f"\n{escaped(table.caption)}\n" if table.caption else ""
+    return f"## {heading}\n\n" + "\n".join(lines) + f"\n{caption}"
+
+
+def escaped(text: str) -> str:
+    """The text where Markdown would make markup, links or columns of it."""
+    plain = (
+        html.escape("\n".join(map(printable, text.split("\n"))), quote=False).replace("|", "\\|").replace("`", "\\`")
+    )
+    return plain.replace("](", "]\\(").replace("][", "]\\[")
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"

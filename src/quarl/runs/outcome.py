@@ -34,7 +34,7 @@ class TrainRow(Row):
     """Of the last session, from the first step to the last evaluation."""
     steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
     """Of the last session's steps, on the training clock."""
-    episodes: Annotated[int, Column("episodes", caption="{} episodes")]
+    episodes: Annotated[int, Column("episodes", caption="{} episode{s}")]
     mean: Mean
     """Of the float32 policy in the last evaluation, by which nothing was chosen; null where there was none."""
     std: float | None

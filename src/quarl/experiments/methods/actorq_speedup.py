@@ -13,7 +13,7 @@ import numpy as np
 from quarl import formats
 from quarl.actorq.plan import FLOAT, TORCH, Arm
 from quarl.arrays import Array
-from quarl.report.actorq_arms import own_ratios
+from quarl.report.actorq_figures import own_ratios
 from quarl.report.schema import Fields
 from quarl.rows import ActorPrecision, Column, Row
 from quarl.stats import NO_VERDICT, as_fields, error_over_seeds, geometric_mean, over_few, verdict_over_seeds

@@ -53,7 +53,7 @@ class UpdatesRow(Row):
     native: Annotated[bool, Column("products", lambda native: "native" if native else "emulated")]
     """Whether the device multiplies these numbers; else it emulates them."""
     device: Annotated[str, Column("device", caption="on {}", before="dtype")]
-    threads: Annotated[int, Column("threads", caption="{} threads", before="dtype")]
+    threads: Annotated[int, Column("threads", caption="{} thread{s}", before="dtype")]
     batch: Annotated[int, Column("batch", caption="batch {}", before="device")]
     updates: Annotated[int, Column("updates")]
     """That were timed; 0 where three did not fit into the time."""
