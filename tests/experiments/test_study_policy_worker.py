@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quarl.experiments import policy_worker
+from quarl.experiments import play
 
 
 def test_what_an_environment_raises_when_it_is_closed_is_its_cell_s_matter(monkeypatch: pytest.MonkeyPatch):
@@ -20,6 +20,6 @@ def test_what_an_environment_raises_when_it_is_closed_is_its_cell_s_matter(monke
         made.append(env_id)
         return Env()
 
-    monkeypatch.setattr(policy_worker, "make", make)
-    policy_worker.preload(["a", "b"], [])
+    monkeypatch.setattr(play, "make", make)
+    play.preload(["a", "b"], [])
     assert made == ["a", "b"]

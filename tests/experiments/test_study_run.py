@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ import contracts
 from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate, record
-from quarl.experiments.policy_worker import PlayJob, WorkerSpec, make_worker, preload
-from quarl.experiments.source import digest
+from quarl.experiments.cells import Cell, Job
+from quarl.experiments.play import make_worker, preload
+from quarl.experiments.source import Agent, digest
 from quarl.experiments.store import Store
 from quarl.files import locked
 from quarl.processes.child import kill_group
@@ -196,19 +196,27 @@ def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
     assert training.peak_mb > 50
 
 
-def cartpole(agents: Path, folder: Path) -> WorkerSpec:
+def cartpole(agents: Path, folder: Path, **identity: str) -> Any:
+    """Makes the worker of an agent."""
     path = agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
-    return WorkerSpec(path=path, algo="dqn", env_id="CartPole-v1", identity={}, seed=0, folder=folder, calibrate=False)
+    agent = Agent(source="zoo:zoo", identity=identity, path=path, algo="dqn", n_timesteps=None)
+    return partial(make_worker, Job(cell=played(1, agent), study=folder, path=path), calibrate=False)
+
+
+def played(episodes: int, agent: Agent | None = None) -> Cell:
+    about = {"algo": "dqn", "env_id": "CartPole-v1", "source": "zoo:zoo", "method": "fp32", "precision": "fp32"}
+    work = {"env_id": "CartPole-v1", "spec": QuantSpec.parse("fp32").to_json(), "seed": 0, "episodes": episodes}
+    return Cell(**about, seed=0, episodes=episodes, agent=agent, work=work)
 
 
 def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Path, tmp_path: Path):
-    home = cartpole(small_agents, tmp_path)
+    sha256 = digest(small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip")
     made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
     try:
-        made.prepare("same", partial(make_worker, replace(home, identity={"sha256": digest(home.path)})))
+        made.prepare("same", cartpole(small_agents, tmp_path, sha256=sha256))
         assert (prepared := until(made)).key == "same"
         assert prepared.result.error == ""
-        made.prepare("other", partial(make_worker, replace(home, identity={"sha256": "0" * 64})))
+        made.prepare("other", cartpole(small_agents, tmp_path, sha256="0" * 64))
         assert "is another file than when the study was planned" in until(made).result.error
     finally:
         made.close()
@@ -217,11 +225,11 @@ def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Pat
 def test_a_cell_whose_worker_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):
     made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
     try:
-        made.prepare("home", partial(make_worker, cartpole(small_agents, tmp_path)))
+        made.prepare("home", cartpole(small_agents, tmp_path))
         assert until(made).result.error == ""
         os.kill(made._workers["home"].group, signal.SIGSTOP)
         made.bounds = Bounds(minutes=0.01, memory_gb=4)
-        made.submit("home", "one", PlayJob(spec=QuantSpec.parse("fp32"), episodes=2))
+        made.submit("home", "one", played(2))
         assert until(made).result.error == "took longer than the limit of 0.01 minutes"
         assert made.ready("home") is None
     finally:
@@ -229,21 +237,19 @@ def test_a_cell_whose_worker_hangs_ends_at_its_limit(small_agents: Path, tmp_pat
 
 
 def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_path: Path):
-    home = cartpole(small_agents, tmp_path)
     made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
-    fp32 = QuantSpec.parse("fp32")
     try:
-        made.prepare("home", partial(make_worker, home))
+        made.prepare("home", cartpole(small_agents, tmp_path))
         assert until(made).result.error == ""
-        made.submit("home", "long", PlayJob(spec=fp32, episodes=10**6))
-        made.submit("home", "short", PlayJob(spec=fp32, episodes=2))
+        made.submit("home", "long", played(10**6))
+        made.submit("home", "short", played(2))
         assert made.occupied == 2
         short = until(made)
         assert (short.key, len(short.result.value["returns"])) == ("short", 2)
         os.killpg(made._tasks["long"].group, signal.SIGSEGV)
         long = until(made)
         assert (long.key, long.result.value, long.result.error) == ("long", None, "its process was ended by SIGSEGV")
-        made.submit("home", "next", PlayJob(spec=fp32, episodes=2))
+        made.submit("home", "next", played(2))
         assert until(made).result.value["returns"] == short.result.value["returns"]
     finally:
         made.close()

@@ -10,8 +10,10 @@ import pytest
 from quarl.errors import QuarlError
 from quarl.experiments import store
 from quarl.experiments.cells import Cell
-from quarl.experiments.store import Finished, Store
+from quarl.experiments.store import Store
 from quarl.files import locked
+from quarl.processes.inside import Result
+from quarl.processes.pool import Ended
 
 
 def cell(precision: str, na: str = "") -> Cell:
@@ -29,7 +31,7 @@ def filled(tmp_path: Path) -> Path:
     with Store(tmp_path, create=True) as opened:
         opened.ask("two", {"name": "two"}, "1", [EIGHT, FOUR])
         opened.write([], [EIGHT.key])
-        opened.write([Finished(key=EIGHT.key, state="done", seconds=2.0, found=RESULT)], [FOUR.key])
+        opened.write([Ended(EIGHT.key, Result(value=RESULT), 2.0)], [FOUR.key])
     return tmp_path
 
 
@@ -65,7 +67,7 @@ def test_a_cell_that_is_not_measured_says_why(tmp_path: Path):
 
 def test_failed_cells_are_done_again_only_when_asked_to(filled: Path):
     with Store(filled, create=True) as opened:
-        opened.write([Finished(key=FOUR.key, state="failed", error="why", seconds=9.0, peak_mb=80.0)], [])
+        opened.write([Ended(FOUR.key, Result(error="why", peak_mb=80.0), 9.0)], [])
         opened.ask("two", {}, "1", [EIGHT, FOUR])
         assert opened.records()[1].error == "why"
         opened.again([FOUR.key])
@@ -106,7 +108,7 @@ def test_a_full_disk_is_one_line_and_earlier_rows_are_whole(filled: Path):
         opened._db.execute(f"PRAGMA max_page_count = {pages}")
         large = {"returns": [0.123456789] * 20_000}
         with pytest.raises(QuarlError, match=r"full; its rows so far are whole: free some space and repeat"):
-            opened.write([Finished(key=FOUR.key, state="done", found=large)], [])
+            opened.write([Ended(FOUR.key, Result(value=large))], [])
         assert opened.found(EIGHT.key) == RESULT
     with Store(filled) as opened:
         assert opened.states() == {EIGHT.key: "done", FOUR.key: "todo"}

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 from quarl import formats
@@ -84,3 +85,19 @@ class Cell(Named):
         scheme = f" {self.scheme}" if self.method == PTQ and self.scheme != "default" else ""
         precision = f" {self.precision}{scheme}" if self.precision != self.method else ""
         return f"{self.algo} {self.env_id} {self.method}{precision} seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A cell as the process that measures it, or that reads its agent, is told of it."""
+
+    cell: Cell
+    study: Path
+    """The study's folder."""
+    path: Path | None
+    """The file of the agent that is played or fine-tuned; None: it begins from scratch."""
+
+    @property
+    def folder(self) -> Path:
+        """The cell's own, in the study's."""
+        return self.study / "runs" / self.cell.key

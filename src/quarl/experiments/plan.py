@@ -17,8 +17,8 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.experiments import source
 from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
 from quarl.experiments.entries import MethodEntry, PolicyEntry, Study
-from quarl.experiments.runs import check_actorq, check_training
 from quarl.experiments.source import Agent
+from quarl.experiments.trainings import check_actorq, check_training
 from quarl.quant.spec import EXACT, QatSpec, QuantSpec
 
 

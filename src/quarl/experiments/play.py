@@ -1,12 +1,14 @@
-"""What a cell measures: a policy in one precision, the episodes that it plays, and how its weights lie."""
+"""Cells that are played: a policy in one precision, its episodes, how its weights lie, and the worker that holds it."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +16,32 @@ import numpy as np
 
 from quarl import engines
 from quarl.arrays import Array
+from quarl.config.environment import EnvironmentConfig
+from quarl.envs import make
+from quarl.envs.names import MODULE_ID, is_same
+from quarl.envs.options import EnvironmentOptions
+from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
-from quarl.evaluate import evaluate, record
+from quarl.evaluate import evaluate, played_on, record
+from quarl.experiments.cells import Cell, Job
+from quarl.experiments.source import FILE, check_file
 from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
 from quarl.inert.zip import read_bytes
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.operators import as_float32
 from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
+from quarl.readers import load
 
+MODULES = ("torch", "quarl.engines.litert", "quarl.engines.reference")
+"""Loaded before anything is forked."""
 MAX_BATCH = 8
 """Episodes played side by side; returns do not depend on it. More save little where a step is quick, and where it is
 slow their environments no longer fit the processor's cache (PyBullet: 10 to 25 % with 20)."""
 CALIBRATION = "calibration"
 VERSION = 1
 """Of the recordings."""
-
-
-def play(calibrated: Calibrated, spec: QuantSpec, **settings: Any) -> dict[str, Any]:
-    """`returns` of the policy quantised to `spec`, and how the weights that were quantised lie."""
-    return {**returns(quantised(calibrated, spec), **settings), **weights(calibrated.policy)}
 
 
 def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
@@ -45,20 +52,21 @@ def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
     return policy
 
 
-def returns(
-    policy: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None, deterministic: bool = False
-) -> dict[str, Any]:
-    """What the policy scores, episode by episode, and on what it ran."""
+def returns(policy: QuantizedPolicy, work: Mapping[str, Any], env_id: str | None) -> dict[str, Any]:
+    """What the policy scores, episode by episode, and on what it ran.
+
+    work: the cell's, of which episodes, seed and deterministic say how it is played.
+    """
     engine = engines.load_fitting(policy)
-    waves = -(-episodes // MAX_BATCH)
+    waves = -(-work["episodes"] // MAX_BATCH)
     played = evaluate(
         policy,
-        episodes=episodes,
-        seed=seed,
+        episodes=work["episodes"],
+        seed=work["seed"],
         env_id=env_id,
         engine=engine.name,
-        batch=-(-episodes // waves),
-        stochastic=False if deterministic else None,
+        batch=-(-work["episodes"] // waves),
+        stochastic=False if work.get("deterministic") else None,
     )
     return {
         "engine": engine.name,
@@ -97,3 +105,59 @@ def calibration(policy: Policy, identity: Mapping[str, Any], seed: int, env_id: 
         path.parent.mkdir(exist_ok=True)
         write_bytes(buffer.getvalue(), path)
     return observations
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWorker:
+    """What all cells of an agent and a seed share: the policy with its calibration observations."""
+
+    calibrated: Calibrated
+    env_id: str | None
+    """None: the policy says which."""
+
+    def prepare(self, cell: Cell) -> None:
+        """Quantises here what the cell would, where those after it find it too."""
+        self.calibrated.prepare(QuantSpec.from_json(cell.work["spec"]))
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """The policy in the cell's precision, played, and how the weights that were quantised lie."""
+        policy = quantised(self.calibrated, QuantSpec.from_json(cell.work["spec"]))
+        return {**returns(policy, cell.work, self.env_id), **weights(self.calibrated.policy)}
+
+
+def preload(env_ids: Collection[str], wrappers: Collection[str]) -> None:
+    """Imports; what cannot be imported, made or closed is said by the cell that needs it."""
+    for module in MODULES:
+        importlib.import_module(module)
+    for dotted in wrappers:
+        with suppress(QuarlError):
+            wrapper_class(dotted)
+    for env_id in env_ids:
+        with suppress(Exception):  # whatever a simulator raises
+            make(env_id).close()
+
+
+def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
+    """Reads the agent, and records its calibration observations or finds them.
+
+    job: of one of its cells; what it says of the precision is not looked at.
+    """
+    agent, env_id, path = job.cell.agent, job.cell.work["env_id"], job.path
+    assert agent is not None
+    assert path is not None
+    check_file(path, agent.identity, agent.normalize)
+    policy = load.read(path, agent.algo, agent.normalize)
+    if is_quantized(policy):
+        raise QuarlError(f"{path} is quantised already ({policy.spec.precision}); give the float policy")
+    trained_on = policy.provenance.env_id
+    same = bool(trained_on) and is_same(env_id, trained_on)
+    if trained_on and not same and agent.kind != FILE:
+        raise QuarlError(f"{path} was trained on {trained_on}, not on {env_id}: correct the study")
+    # what a file says of its environment names no module
+    chosen = None if same and not MODULE_ID.fullmatch(env_id) else env_id
+    told = EnvironmentConfig(**agent.identity.get("environment", {}))
+    policy = EnvironmentOptions.said(told).at_home(policy, chosen)
+    played_on(policy, chosen)
+    seed = job.cell.seed
+    observations = calibration(policy, agent.identity, seed, chosen, job.study) if calibrate else None
+    return PolicyWorker(Calibrated(policy, observations), chosen)

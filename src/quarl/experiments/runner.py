@@ -22,18 +22,16 @@ from quarl.config import TrainConfig
 from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.experiments import file
-from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell
+from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell, Job
 from quarl.experiments.entries import Study
 from quarl.experiments.plan import plan
-from quarl.experiments.policy_worker import PlayJob, WorkerSpec, make_worker, preload
-from quarl.experiments.source import FILE
-from quarl.experiments.store import Finished, Record, Store, refuse_older
-from quarl.experiments.trainings import WORK, Training
+from quarl.experiments.play import make_worker, preload
+from quarl.experiments.store import Record, Store, refuse_older
+from quarl.experiments.trainings import WORK
 from quarl.files import locked, write_bytes
 from quarl.processes.inside import Result
 from quarl.processes.pool import Bounds, Ended, Pool
 from quarl.processes.signals import Interrupts
-from quarl.quant.spec import QuantSpec
 from quarl.readers import zoo
 
 Progress = Callable[[str, int], None]
@@ -157,7 +155,7 @@ class Runner:
         self.waiting: dict[str, Cell] = {}
         self.workers: dict[str, str] = {}
         """Names of the workers of the cells that are played."""
-        self.finished: list[Finished] = []
+        self.finished: list[Ended] = []
         self.started: list[str] = []
 
     def run(self, chosen: Sequence[Cell], progress: Progress) -> int | None:
@@ -194,14 +192,15 @@ class Runner:
             if self.pool.occupied >= self.jobs:
                 break
             if cell.needs and self.states[cell.needs] == FAILED:
-                self._finish(key, Result(error=f"the training of its agent failed: {self.cells[cell.needs].title}"))
+                error = f"the training of its agent failed: {self.cells[cell.needs].title}"
+                self._finish(Ended(key, Result(error=error)))
             elif cell.needs and self.states[cell.needs] != DONE:
                 continue
             elif cell.method in PLAYED:
                 self._play(key, cell)
             else:
                 self._begin(key)
-                self.pool.start(key, cell.method, WORK[cell.method], self._training(key, cell))
+                self.pool.start(key, cell.method, WORK[cell.method], self._job(cell))
         self.pool.keep_only([] if over else {self.workers[key] for key in self.waiting if key in self.workers})
 
     def _play(self, key: str, cell: Cell) -> None:
@@ -210,72 +209,37 @@ class Runner:
         ready = self.pool.ready(name)
         if ready:
             self._begin(key)
-            spec = QuantSpec.from_json(cell.work["spec"])
-            deterministic = cell.work.get("deterministic", False)
-            job = PlayJob(spec=spec, episodes=cell.work["episodes"], deterministic=deterministic)
-            self.pool.submit(name, key, job)
+            self.pool.submit(name, key, cell)
         elif ready is None:
-            self.pool.prepare(name, partial(make_worker, self._spec(name, cell)))
+            # float formats are no grids to be fitted
+            calibrate = any(other.is_integer for key, other in self.waiting.items() if self.workers.get(key) == name)
+            self.pool.prepare(name, partial(make_worker, self._job(cell), calibrate=calibrate))
 
     def _begin(self, key: str) -> None:
         del self.waiting[key]
         self.started.append(key)
         self.progress(self.cells[key].title, 0)
 
-    def _spec(self, name: str, cell: Cell) -> WorkerSpec:
-        assert cell.agent is not None
-        return WorkerSpec(
-            path=self._agent(cell),
-            algo=cell.agent.algo,
-            env_id=cell.work["env_id"],
-            identity=cell.agent.identity,
-            seed=cell.seed,
-            folder=self.folder,
-            # float formats are no grids to be fitted
-            calibrate=any(one.is_integer for key, one in self.waiting.items() if self.workers.get(key) == name),
-            normalize=cell.agent.normalize,
-            transfers=cell.agent.kind == FILE,
-        )
-
-    def _training(self, key: str, cell: Cell) -> Training:
-        goes_on = cell.work.get("from") is not None
-        return Training(
-            method=cell.method,
-            work=cell.work,
-            study=self.folder,
-            folder=self.folder / "runs" / key,
-            start=self._agent(cell) if goes_on else None,
-            normalize=cell.agent.normalize if goes_on and cell.agent is not None else None,
-        )
-
-    def _agent(self, cell: Cell) -> Path:
-        """The file of the cell's agent."""
-        if cell.needs:
-            return self.folder / str(self.store.found(cell.needs)["agent"])
-        assert cell.agent is not None
-        assert cell.agent.path is not None
-        return cell.agent.path
+    def _job(self, cell: Cell) -> Job:
+        """What the process is told that measures the cell, or reads its agent."""
+        path = None
+        if cell.method in PLAYED or cell.work.get("from") is not None:
+            assert cell.agent is not None
+            path = self.folder / str(self.store.found(cell.needs)["agent"]) if cell.needs else cell.agent.path
+        return Job(cell=cell, study=self.folder, path=path)
 
     def _hear(self, event: Ended) -> None:
         if event.key in self.cells:
-            self._finish(event.key, event.result, event.seconds)
+            self._finish(event)
         elif error := event.result.error:  # its worker cannot be
             for key in [key for key in self.waiting if self.workers.get(key) == event.key]:
-                self._finish(key, Result(error=error))
+                self._finish(Ended(key, Result(error=error)))
 
-    def _finish(self, key: str, result: Result, seconds: float = 0.0) -> None:
+    def _finish(self, event: Ended) -> None:
+        key = event.key
         self.waiting.pop(key, None)
-        self.states[key] = FAILED if result.error else DONE
-        self.finished.append(
-            Finished(
-                key=key,
-                state=self.states[key],
-                error=result.error or None,
-                seconds=seconds,
-                peak_mb=result.peak_mb,
-                found=result.value,
-            )
-        )
+        self.states[key] = FAILED if event.result.error else DONE
+        self.finished.append(event)
         if self.cells[key].method == TRAIN:
             self._keep()  # cells that need it are about to read it
         self.progress(self.cells[key].title, 1)

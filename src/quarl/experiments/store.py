@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.experiments.cells import DONE, NA, NAMES, RUNNING, TODO, Cell, Named
+from quarl.experiments.cells import DONE, FAILED, NA, NAMES, RUNNING, TODO, Cell, Named
+from quarl.processes.pool import Ended
 
 NAME = "study.sqlite"
 VERSION = 1
@@ -57,18 +58,6 @@ class Record(Named):
     peak_mb: float | None
     found: Mapping[str, Any] | None
     """What was measured; None where nothing was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """What came of a cell."""
-
-    key: str
-    state: str
-    error: str | None = None
-    seconds: float | None = None
-    peak_mb: float | None = None
-    found: Mapping[str, Any] | None = None
 
 
 def refuse_older(folder: Path) -> None:
@@ -148,16 +137,17 @@ class Store:
                 [(TODO, key) for key in keys],
             )
 
-    def write(self, finished: Sequence[Finished], started: Sequence[str]) -> None:
+    def write(self, finished: Sequence[Ended], started: Sequence[str]) -> None:
         """Keeps what came of cells, and that others have begun."""
         if not finished and not started:
             return
         with self._transaction():
-            for one in finished:
-                row = None if one.found is None else json.dumps(one.found)
+            for event in finished:
+                result = event.result
+                state, row = (FAILED, None) if result.error else (DONE, json.dumps(result.value))
                 self._db.execute(
                     "UPDATE cells SET state = ?, error = ?, seconds = ?, peak_mb = ?, row = ? WHERE key = ?",
-                    (one.state, one.error, one.seconds, one.peak_mb, row, one.key),
+                    (state, result.error or None, event.seconds, result.peak_mb, row, event.key),
                 )
             for key in started:
                 self._db.execute(

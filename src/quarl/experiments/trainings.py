@@ -1,19 +1,19 @@
-"""Cells that train: float agents, quantisation-aware ones, and ActorQ runs, each in a process of its own."""
+"""Cells that train, each in a process of its own: `quarl train` and `quarl actorq`, from what the cells' work says."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quarl.config import TrainConfig
+from quarl.config import ActorQConfig, TrainConfig
 from quarl.errors import QuarlError
-from quarl.experiments.cells import ACTORQ, QAT, TRAIN, UNTRAINED
+from quarl.experiments.cells import ACTORQ, QAT, TRAIN, UNTRAINED, Job
 from quarl.experiments.play import returns, weights
-from quarl.experiments.runs import actorq_config, training_config
 from quarl.experiments.source import check_file
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
@@ -24,54 +24,44 @@ from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
 from quarl.runs.outcome import TrainRow
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What a cell that trains begins with."""
-
-    method: str
-    work: Mapping[str, Any]
-    study: Path
-    """The study's folder."""
-    folder: Path
-    """The cell's own, in it."""
-    start: Path | None
-    """The agent that is fine-tuned; None: from scratch."""
-    normalize: str | None = None
-    """The statistics with which it observed."""
+UNCHECKED = Path(tempfile.gettempdir()) / "runs"
+"""Stands for the folder of a training whose options are only checked."""
 
 
-def train(job: Training) -> dict[str, Any]:
+def train(job: Job) -> dict[str, Any]:
     """A float agent: where its best is, relative to the study."""
-    run, row = _train(training_config(job.work, job.folder))
+    run, row = _train(training_config(job.cell.work, job.folder))
     agent = run.path / f"{BEST}.zip"
     return {"agent": os.path.relpath(agent, job.study), **_length(row)}
 
 
-def play_untrained(job: Training) -> dict[str, Any]:
+def play_untrained(job: Job) -> dict[str, Any]:
     """What the networks score that the training begins with."""
-    begun = runs.Training(training_config(job.work, job.folder), _print)  # writes nothing before it runs
+    begun = runs.Training(training_config(job.cell.work, job.folder), _print)  # writes nothing before it runs
     assert begun.model.env is not None
     begun.model.env.close()
     return _played(job, begun.evaluator.exact(begun.model))
 
 
-def train_quantised(job: Training) -> dict[str, Any]:
+def train_quantised(job: Job) -> dict[str, Any]:
     """An agent trained with fake quantisation, played in integers."""
-    if job.start is not None:
-        check_file(job.start, job.work["from"], job.normalize)
-    run, row = _train(training_config(job.work, job.folder, job.start, job.normalize))
+    work, normalize = job.cell.work, None
+    if job.path is not None:
+        assert job.cell.agent is not None
+        normalize = job.cell.agent.normalize
+        check_file(job.path, work["from"], normalize)
+    run, row = _train(training_config(work, job.folder, job.path, normalize))
     best = run.path / f"{BEST}.quarl"  # a run may be too short for an evaluation after quantisation began
     policy = artifact.read(best if best.is_file() else run.integers)
     assert isinstance(policy, QuantizedPolicy)
     return {**_played(job, policy), **_length(row)}
 
 
-def run_actorq(job: Training) -> dict[str, Any]:
+def run_actorq(job: Job) -> dict[str, Any]:
     """A learner with quantised actors; what is played is the learner's policy, in float."""
     from quarl.actorq.supervisor import Supervisor  # here: other trainings need no learner
 
-    config = actorq_config(job.work, job.folder)
+    config = actorq_config(job.cell.work, job.folder)
     if RunFolder(config.output).checkpoints():
         config = replace(config, resume=True)
     else:
@@ -87,12 +77,11 @@ def run_actorq(job: Training) -> dict[str, Any]:
     policy = load.read(job.folder / "policy-fp32.safetensors")
     assert isinstance(policy, QuantizedPolicy)
     assert row is not None
-    names = ("clock_s", "reached_s", "updates")
-    facts = {name: row[name] for name in names}
+    facts = {name: row[name] for name in ("clock_s", "reached_s", "updates")}
     return {**_played(job, policy), **facts, "target": config.target, "trained_steps": row["timesteps"]}
 
 
-WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {
+WORK: Mapping[str, Callable[[Job], dict[str, Any]]] = {
     TRAIN: train,
     QAT: train_quantised,
     ACTORQ: run_actorq,
@@ -100,10 +89,9 @@ WORK: Mapping[str, Callable[[Training], dict[str, Any]]] = {
 }
 
 
-def _played(job: Training, policy: QuantizedPolicy) -> dict[str, Any]:
-    settings = {name: job.work[name] for name in ("episodes", "seed", "env_id", "deterministic") if name in job.work}
-    found = returns(policy, **settings)
-    return {**found, **weights(policy)}
+def _played(job: Job, policy: QuantizedPolicy) -> dict[str, Any]:
+    work = job.cell.work
+    return {**returns(policy, work, work["env_id"]), **weights(policy)}
 
 
 def _length(row: TrainRow) -> dict[str, Any]:
@@ -120,3 +108,66 @@ def _train(config: TrainConfig) -> tuple[RunFolder, TrainRow]:
 
 def _print(line: str) -> None:
     print(line, flush=True)
+
+
+def training_config(
+    work: Mapping[str, Any], folder: Path, trained_agent: Path | None = None, normalize: str | None = None
+) -> TrainConfig:
+    """The `quarl train` of a training or of a quantisation-aware cell."""
+    return TrainConfig(
+        algo=work["algo"],
+        env=work["env_id"],
+        n_timesteps=work["n_timesteps"],
+        params=_words(work["params"]),
+        qat=work.get("qat"),
+        quant_delay=work.get("quant_delay"),
+        trained_agent=trained_agent,
+        normalize=normalize,
+        folder=folder,
+        seed=work["seed"],
+        **{"save_freq": work["save_freq"], "eval_freq": work["eval_freq"], **work.get("train", {})},
+        **work.get("environment", {}),
+    )
+
+
+def check_training(work: Mapping[str, Any]) -> None:
+    """QuarlError where `quarl train` would not begin for its options or hyper-parameters."""
+    config = training_config(work, UNCHECKED)
+    config.check()
+    if not config.eval_episodes:
+        raise QuarlError("eval_episodes: 0 leaves no best agent, which is the one that is measured")
+    if not config.params:
+        return
+    from quarl.algorithms.learners import constructor  # here: loading learners takes a second
+    from quarl.runs.hyperparameters import interpret
+
+    recipe = interpret({"n_timesteps": config.n_timesteps or 1, **config.hyperparameters()}, Path("params"))
+    constructor(config.algo, recipe.arguments)
+
+
+def check_actorq(work: Mapping[str, Any]) -> None:
+    """QuarlError where `quarl actorq` would not begin for its options or hyper-parameters."""
+    from quarl.actorq.build import hyperparameters
+
+    config = actorq_config(work, UNCHECKED)
+    config.check()
+    hyperparameters(config)
+
+
+def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
+    """The `quarl actorq` of a cell."""
+    return ActorQConfig(
+        algo=work["algo"],
+        env=work["env_id"],
+        actor_precision=work["precision"],
+        seed=work["seed"],
+        params=_words(work["options"]["params"]),
+        output=folder,
+        **work.get("environment", {}),
+        **{"preset": "none"} | {name: value for name, value in work["options"].items() if name != "params"},
+    )
+
+
+def _words(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """NAME:VALUE, as on the command line."""
+    return tuple(f"{name}:{value}" for name, value in params.items())

@@ -39,7 +39,7 @@ class Ended:
 
     key: str
     result: Result
-    seconds: float
+    seconds: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
