@@ -42,15 +42,15 @@ def read(tmp_path: Path, text: str) -> file.Study:
 def test_everything_that_a_file_says_is_in_the_study(tmp_path: Path):
     study = read(tmp_path, SOUND)
     assert (study.name, study.episodes, study.margin, study.seeds) == ("two", 7, 10, (0, 3))
-    assert (study.minutes, study.memory_gb, study.agents) == (2, 1.5, tmp_path / "agents")
+    assert (study.limits.minutes, study.limits.memory_gb, study.agents) == (2, 1.5, tmp_path / "agents")
     dqn, ppo = study.policies
-    assert (dqn.algo, dqn.env, dqn.sources, dqn.line) == ("dqn", "CartPole-v1", ("zoo:sb3",), 8)
-    assert (ppo.sources, ppo.n_timesteps, ppo.na) == (("zoo:sb3", "train"), 100_000, "nobody has it")
+    assert (dqn.algo, dqn.env, dqn.source, dqn.at.line) == ("dqn", "CartPole-v1", ("zoo:sb3",), 8)
+    assert (ppo.source, ppo.n_timesteps, ppo.na) == (("zoo:sb3", "train"), 100_000, "nobody has it")
     assert ppo.params == {"learning_rate": "lin_1e-3"}
     fp32, ptq, qat = study.methods
-    assert (fp32.method, fp32.precisions) == ("fp32", ("fp32",))
-    assert (ptq.precisions, ptq.schemes, ptq.modes) == (("fp16", "8"), ("default", "naive"), ("static",))
-    assert (qat.precisions, qat.fine_tune) == (("w4a8",), 0.1)
+    assert (fp32.method, fp32.precision) == ("fp32", ("fp32",))
+    assert (ptq.precision, ptq.scheme, ptq.mode) == (("fp16", "8"), ("default", "naive"), ("static",))
+    assert (qat.precision, qat.fine_tune) == (("w4a8",), 0.1)
 
 
 def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tmp_path: Path):

@@ -10,7 +10,7 @@ from quarl.config import MixedPrecisionConfig, StudyReportConfig, StudyRunConfig
 from quarl.errors import QuarlError
 from quarl.experiments import file, rows
 from quarl.experiments.cells import DONE, FAILED, NA, RUNNING, TODO, Cell
-from quarl.experiments.entries import Study
+from quarl.experiments.file import Study
 from quarl.experiments.plan import plan
 from quarl.experiments.runner import Measured, measure
 from quarl.experiments.store import COLUMNS, NAME, Record, Store

@@ -11,7 +11,7 @@ from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
 from quarl.experiments import rows, spread, summaries
 from quarl.experiments.cells import DONE, TRAIN
-from quarl.experiments.entries import MARGIN_PCT
+from quarl.experiments.file import MARGIN_PCT
 from quarl.experiments.groups import Group, groups
 from quarl.experiments.spread import SpreadRow
 from quarl.experiments.store import Record, Store

@@ -16,7 +16,8 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.experiments import source
 from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
-from quarl.experiments.entries import MethodEntry, PolicyEntry, Study
+from quarl.experiments.checks import Place
+from quarl.experiments.file import MethodEntry, PolicyEntry, Study
 from quarl.experiments.source import Agent
 from quarl.experiments.trainings import check_actorq, check_training
 from quarl.quant.spec import EXACT, QatSpec, QuantSpec
@@ -43,7 +44,7 @@ class _Policy:
     @property
     def about(self) -> dict[str, Any]:
         """What all its cells share."""
-        source = self.agent.source if self.agent is not None else next(iter(self.entry.sources), "none")
+        source = self.agent.source if self.agent is not None else next(iter(self.entry.source), "none")
         return {
             "algo": self.entry.algo,
             "env_id": self.entry.env,
@@ -63,10 +64,9 @@ class _Policy:
         try:
             training()
         except QuarlError as error:
-            raise type(error)(f"{self.study.at(self.entry.line)}: {error}") from None
+            raise type(error)(f"{self.entry.at}: {error}") from None
         except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs
-            where = self.study.at(self.entry.line)
-            raise QuarlError(f"{where}: an option of a training is malformed: {error}") from None
+            raise self.entry.at.wrong(f"an option of a training is malformed: {error}") from None
 
 
 def plan(study: Study, seed: int | None = None, env_module: str | None = None) -> list[Cell]:
@@ -85,16 +85,16 @@ def plan(study: Study, seed: int | None = None, env_module: str | None = None) -
             if env_id == entry.env:
                 env_id = resolve(entry.env, typed="--env-module {module}")
         except QuarlError as error:
-            raise QuarlError(f"{study.at(entry.line)}: {error}") from None
+            raise entry.at.wrong(str(error)) from None
         for number in (seed,) if seed is not None else entry.seeds or study.seeds:
-            for cell, line in _of_policy(study, entry, env_id, number, spaces):
-                own = _Asked(entry=entry, line=line, key=cell.key)
+            for cell, at in _of_policy(study, entry, env_id, number, spaces):
+                own = _Asked(entry=entry, at=at, key=cell.key)
                 other = asked.get(cell.label) or asked.get(cell.key)
                 if other is None:
                     asked[cell.label] = asked[cell.key] = own
                     cells.append(cell)
                 elif not own.repeats(other, cell):
-                    raise QuarlError(own.clash(other, cell, study))
+                    raise own.clash(other, cell)
     return cells
 
 
@@ -103,31 +103,31 @@ class _Asked:
     """What asks for a cell."""
 
     entry: PolicyEntry
-    line: int
-    """Of the method, or of the policy where its training is the cell."""
+    at: Place
+    """The method, or the policy where its training is the cell."""
     key: str
 
     def repeats(self, other: _Asked, cell: Cell) -> bool:
         """Whether it is one ActorQ training, which begins from no agent, for two agents of different sources."""
-        return cell.method == ACTORQ and self.key == other.key and self.entry.sources != other.entry.sources
+        return cell.method == ACTORQ and self.key == other.key and self.entry.source != other.entry.source
 
-    def clash(self, other: _Asked, cell: Cell, study: Study) -> str:
+    def clash(self, other: _Asked, cell: Cell) -> QuarlError:
         """Why there cannot be both."""
         if self.entry is other.entry:
-            again = "twice" if self.line == other.line else f"here and in line {other.line}"
-            return f"{study.at(self.line)}: {cell.title} is asked for {again}; keep one"
-        where = f"{study.at(self.entry.line)}: {cell.title} from {cell.source}"
+            again = "twice" if self.at.line == other.at.line else f"here and in line {other.at.line}"
+            return self.at.wrong(f"{cell.title} is asked for {again}; keep one")
+        named, elsewhere = f"{cell.title} from {cell.source}", f"of line {other.entry.at.line}"
         if self.key == other.key:
-            return f"{where} is the same cell as one of line {other.entry.line}; keep one"
-        return f"{where} would have the same name in tables as another of line {other.entry.line}; give it a name"
+            return self.entry.at.wrong(f"{named} is the same cell as one {elsewhere}; keep one")
+        return self.entry.at.wrong(f"{named} would have the same name in tables as another {elsewhere}; give it a name")
 
 
 def _of_policy(
     study: Study, entry: PolicyEntry, env_id: str, seed: int, spaces: dict[str, tuple[Any, str]]
-) -> Iterator[tuple[Cell, int]]:
-    """The cells of one policy with one seed and the line that asks for each, its training first where one needs it."""
+) -> Iterator[tuple[Cell, Place]]:
+    """The cells of one policy with one seed and the place that asks for each, its training first where one needs it."""
     agent, na = None, entry.na
-    if entry.sources:
+    if entry.source:
         na = _unfit(entry, env_id, spaces)
         if not na:
             agent = source.locate(study, entry, env_id, seed)
@@ -135,13 +135,13 @@ def _of_policy(
     if agent is not None:
         agent = dataclasses.replace(agent, identity={**agent.identity, **entry.world})
     policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
-    made = [(cell, method.line) for method in study.methods for cell in _METHODS[method.method](policy, method)]
+    made = [(cell, method.at) for method in study.methods for cell in _METHODS[method.method](policy, method)]
     if na:
-        made = [(_refused(cell, na), line) for cell, line in made]
+        made = [(_refused(cell, na), at) for cell, at in made]
     if agent is not None and any(cell.needs for cell, _ in made):
         training = Cell(**policy.about, method=TRAIN, precision="fp32", work=agent.identity)
         policy.check(partial(check_training, training.work))
-        yield training, entry.line
+        yield training, entry.at
     yield from made
 
 
@@ -182,9 +182,9 @@ def _untrained(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
 def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     """Every precision under every scheme and mode; float formats, which have none, once."""
     specs: dict[QuantSpec, None] = {}
-    for mode in method.modes:
-        for scheme in method.schemes:
-            for text in method.precisions:
+    for mode in method.mode:
+        for scheme in method.scheme:
+            for text in method.precision:
                 spec = QuantSpec.parse(text, scheme=scheme, mode="static" if mode == "static" else "dynamic")
                 specs[QuantSpec.parse(text) if spec.float_type is not None else spec] = None
     for spec in specs:
@@ -212,7 +212,7 @@ def _play(policy: _Policy, spec: QuantSpec) -> Cell:
 def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     """Training for every precision: from scratch or, with fine_tune, from the agent."""
     agent, share = policy.agent, method.fine_tune
-    for text in method.precisions:
+    for text in method.precision:
         precision = QatSpec.parse(text).precision
         cell = Cell(**policy.about, method=QAT, precision=precision, mode="static", work={"qat": precision})
         why = "" if agent is None else _untrainable(agent, share)
@@ -225,13 +225,12 @@ def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         work = {
             **recipe,
             "qat": precision,
-            "quant_delay": method.options.get("quant_delay"),
+            "quant_delay": method.quant_delay,
             "from": None if share is None else agent.identity,
             **policy.played,
         }
-        told = {**policy.entry.train, **method.options}
-        told.pop("quant_delay", None)
-        work |= {"train": told} if told else {}
+        if told := {**policy.entry.train, **method.options}:
+            work["train"] = told
         policy.check(partial(check_training, work))
         yield dataclasses.replace(cell, needs="" if share is None else policy.training, work=work)
 
@@ -259,7 +258,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     options |= {**method.options, **entry.actorq}
     shared = {name: value for name, value in entry.params.items() if name not in options}  # of all its trainings
     options["params"] = {**shared, **method.options.get("params", {}), **entry.actorq.get("params", {})}
-    for text in method.precisions:
+    for text in method.precision:
         work = {
             "algo": entry.algo,
             "env_id": policy.env_id,

@@ -23,7 +23,7 @@ from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.experiments import file
 from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell, Job
-from quarl.experiments.entries import Study
+from quarl.experiments.file import Study
 from quarl.experiments.plan import plan
 from quarl.experiments.play import make_worker, preload
 from quarl.experiments.store import Record, Store, refuse_older
@@ -78,8 +78,7 @@ def measure(
             states = store.states()
             store.again(cell.key for cell in chosen if states[cell.key] == FAILED)
         store.again(_lost(folder, store, chosen))
-        bounds = Bounds(minutes=study.minutes, memory_gb=study.memory_gb)
-        runner = Runner(folder, store, cells, bounds, jobs=jobs, minutes=minutes)
+        runner = Runner(folder, store, cells, study.limits, jobs=jobs, minutes=minutes)
         with progress(sum(runner.states[cell.key] == TODO for cell in chosen)) as report:
             signal = runner.run(chosen, report)
         if signal is not None:

@@ -12,7 +12,7 @@ from quarl.algorithms import tuned
 from quarl.config.environment import NONE
 from quarl.envs.names import is_atari
 from quarl.errors import QuarlError
-from quarl.experiments.entries import PolicyEntry, Study
+from quarl.experiments.file import PolicyEntry, Study
 from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes
 from quarl.readers import find, hub, zoo
@@ -55,7 +55,7 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
     is out of reach is a mistake and not a source less: no network decides which agent is measured.
     """
     missing: QuarlError | None = None
-    for source in entry.sources:
+    for source in entry.source:
         kind, _, rest = source.partition(":")
         if kind == TRAIN:
             recipe = training(entry, env_id, seed)
@@ -69,11 +69,11 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
                 return _read(study, entry, source, path, algo)
             except QuarlError as error:
                 if kind == HUB:
-                    raise QuarlError(f"{study.at(entry.line)}: {error}") from None
+                    raise entry.at.wrong(str(error)) from None
                 missing = missing or error
     if entry.na:
         return None
-    raise QuarlError(f"{study.at(entry.line)}: {missing}; say where agents are with --agents")
+    raise entry.at.wrong(f"{missing}; say where agents are with --agents")
 
 
 def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""Checks of values in a file that a user wrote; a mistake is one line that names its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quarl.config.base import SEEDS
+from quarl.errors import QuarlError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a study file: that of a value, by the keys and numbers that lead to it."""
+
+    path: Path
+    lines: Mapping[tuple[str | int, ...], int]
+    """Of all places."""
+    keys: tuple[str | int, ...] = ()
+
+    def __truediv__(self, key: str | int) -> Place:
+        return replace(self, keys=(*self.keys, key))
+
+    @property
+    def name(self) -> str:
+        """The last of its keys that is no number."""
+        return next((key for key in reversed(self.keys) if isinstance(key, str)), "a study")
+
+    @property
+    def line(self) -> int:
+        """Of what is missing, that of what it is missing from; 0 of the whole file."""
+        keys = self.keys
+        while keys and keys not in self.lines:
+            keys = keys[:-1]
+        return self.lines[keys] if keys else 0
+
+    def __str__(self) -> str:
+        return f"{self.path}{f', line {self.line}' if self.line else ''}"
+
+    def wrong(self, message: str) -> QuarlError:
+        """A mistake here, in one line."""
+        return QuarlError(f"{self}: {message}")
+
+
+Check = Callable[[Any, Place], Any]
+"""(value, place) -> the value as a study has it, None for the default; raises `Place.wrong`."""
+
+
+def check_keys(value: Any, known: Sequence[str], at: Place, what: str) -> None:
+    """Refuses what is no mapping, and the first key that nothing is known about."""
+    if not isinstance(value, Mapping):
+        raise at.wrong(f"{what} is settings by name, as in {{{known[0]}: ...}}, got {str(value)[:60]!r}")
+    for key in value:
+        if key not in known:
+            meant = did_you_mean(str(key), known) or f"; known: {', '.join(known[:12])}"
+            raise (at / key).wrong(f"unknown key {str(key)[:60]!r} of {what}{meant}")
+
+
+def checked(kind: type[Any], entry: Any, at: Place, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
+    """Values of the keys that the kind declares; a missing one without a default is refused by its check.
+
+    known: the keys that there may be, where they are not those.
+    """
+    fields = [field for field in dataclasses.fields(kind) if "check" in field.metadata]
+    check_keys(entry, known or [field.name for field in fields], at, what)
+    values = {}
+    for field in fields:
+        required = field.default is MISSING and field.default_factory is MISSING
+        if required or field.name in entry:
+            value = field.metadata["check"](entry.get(field.name), at / field.name)
+            if value is not None:
+                values[field.name] = value
+    return values
+
+
+def key(check: Check, **default: Any) -> Any:
+    """A field that a key of the file says; without a default it has to be there."""
+    return dataclasses.field(metadata={"check": check}, **default)
+
+
+def must(allowed: Callable[[Any], bool], message: str, check: Check = lambda value, at: value) -> Check:
+    """A check: what `check` gives, or all of what it gives, has to be allowed; message: {} of what is not, {name}."""
+
+    def check_allowed(value: Any, at: Place) -> Any:
+        parsed = check(value, at)
+        for each in parsed if isinstance(parsed, tuple) else (parsed,):
+            if not allowed(each):
+                raise at.wrong(message.format(each, name=at.name))
+        return parsed
+
+    return check_allowed
+
+
+mapping = must(lambda value: isinstance(value, Mapping), "{name} must be values by name, got '{!s:.60}'")
+
+
+def word(value: Any, at: Place, *, printable: bool = True) -> str:
+    """A word, or a few on a line."""
+    if not isinstance(value, str) or len(value) > 400 or (printable and not value.isprintable()):
+        raise at.wrong(f"{at.name} must be a word, got {str(value)[:60]!r}")
+    return " ".join(value.split())
+
+
+def words(value: Any, at: Place) -> tuple[str, ...]:
+    """One word or number, or a list of them, as words."""
+    if value == []:
+        raise at.wrong(f"{at.name} is an empty list; name at least one, or drop {at.name}")
+    listed = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str | int) and not isinstance(each, bool) for each in listed):
+        raise at.wrong(f"{at.name} must be a word or a list of words, got {str(value)[:60]!r}")
+    return tuple(str(each) for each in listed)
+
+
+def check_plain(value: Any, at: Place) -> None:
+    """Refuses what YAML can hold and no cell can be made of: dates, bytes, sets, infinities, keys but text."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                raise at.wrong(f"{at.name} has the key {str(name)[:60]}; write it as text, in quotes")
+            check_plain(inner, at / name)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            check_plain(inner, at / number)
+    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        raise at.wrong(f"{at.name} is {str(value)[:60]!r}; write a number, text, a list or values by name")
+
+
+def listed(value: Any, at: Place, *, read: Check) -> tuple[Any, ...]:
+    """Entries of a list, one at least."""
+    if not isinstance(value, list) or not value:
+        raise at.wrong(f"{at.name} is missing: a list of at least one")
+    return tuple(read(entry, at / number) for number, entry in enumerate(value))
+
+
+def number(value: Any, at: Place) -> Any:
+    """A number above 0."""
+    parsed = value
+    if isinstance(value, str):  # YAML takes 1e6 for a word: it has no point
+        try:
+            parsed = float(value)
+        except ValueError:
+            parsed = math.nan
+    if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not 0 < parsed < 2**53:
+        raise at.wrong(f"{at.name} must be a number above 0, got {str(value)[:60]!r}")
+    return parsed
+
+
+def count(value: Any, at: Place) -> int:
+    """A whole number from 1 on, which YAML often spells 1e6."""
+    parsed = number(value, at)
+    if parsed != int(parsed) or parsed < 1:
+        raise at.wrong(f"{at.name} must be a whole number from 1 on, got {parsed}")
+    return int(parsed)
+
+
+def seeds(value: Any, at: Place) -> tuple[int, ...] | None:
+    """Numbers that environments take; None where nothing stands behind the key."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or not all(type(seed) is int and 0 <= seed < SEEDS for seed in value):
+        raise at.wrong(f"seeds must be a list of numbers from 0 to 2**32 - 1, got {str(value)[:60]!r}")
+    return tuple(value)
