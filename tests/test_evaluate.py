@@ -19,7 +19,7 @@ from quarl.api import Agent
 from quarl.envs import make_for
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
-from quarl.evaluate import Evaluation, evaluate, record_observations
+from quarl.evaluate import Evaluation, evaluate, record
 from quarl.policy.graph import ActionHead, Provenance, QuantizedPolicy
 from quarl.policy.operators import Dense, Op, mlp
 from quarl.ptq import quantize
@@ -216,19 +216,17 @@ def test_a_mistake_is_one_line_before_anything_is_played(options: dict[str, Any]
 @pytest.mark.parametrize("batch", [1, 4])
 def test_recorded_observations_are_the_same_for_every_batch(batch: int) -> None:
     subject = balancing(stochastic=True)
-    recorded = record_observations(
-        subject, engines.load(subject, "reference", batch=batch), 200, seed=0, stream="fidelity"
-    )
+    recorded = record(subject, "fidelity", engine=engines.load(subject, "reference", batch=batch), num=200)
     assert recorded.shape == (200, 4)
     assert recorded.dtype == np.float32
-    other = record_observations(subject, engines.load(subject, "reference", batch=7), 200, seed=0, stream="fidelity")
+    other = record(subject, "fidelity", engine=engines.load(subject, "reference", batch=7), num=200)
     assert np.array_equal(recorded, other)
 
 
 def test_recorded_observations_come_from_many_episodes_and_none_twice() -> None:
     subject = balancing()
     engine = engines.load(subject, "reference", batch=8)
-    recorded = record_observations(subject, engine, 50, seed=0, stream="calibration", min_episodes=5)
+    recorded = record(subject, "calibration", engine=engine, num=50, min_episodes=5)
     assert np.array_equal(recorded[0], _episode(subject, 0)[0])
     # 5 episodes of 500 steps give 50: every 51st step, so 10 of each episode
     assert len(np.unique(recorded, axis=0)) == 50
@@ -240,9 +238,7 @@ def test_recorded_observations_come_from_many_episodes_and_none_twice() -> None:
 def test_streams_of_observations_are_disjoint() -> None:
     subject = balancing()
     engine = engines.load(subject, "reference", batch=8)
-    rows = [
-        record_observations(subject, engine, 600, seed=0, stream=s, min_episodes=2) for s in ("calibration", "fidelity")
-    ]
+    rows = [record(subject, s, engine=engine, num=600, min_episodes=2) for s in ("calibration", "fidelity")]
     both = np.concatenate(rows)
     assert len(np.unique(both, axis=0)) == len(both)
 

@@ -9,15 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
-
-import gymnasium
 
 from quarl import engines
 from quarl.arrays import Array
-from quarl.envs.bound import LONGEST
-from quarl.envs.rollout import Episode, play
-from quarl.envs.seeds import Stream
+from quarl.envs.rollout import Episode, Play, play
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.child import Child, Children
@@ -37,18 +32,11 @@ class Clock:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Job:
+class Job(Play):
     """What a process needs to play its share of the episodes of one policy."""
 
     policy: QuantizedPolicy
-    make: Callable[[], gymnasium.Env[Any, Any]]
     engine: str
-    batch: int
-    stream: Stream
-    seed: int
-    stochastic: bool
-    fresh: bool
-    bound: int = LONGEST
 
     def play(self, indices: Iterable[int], report: Callable[[Episode], None]) -> Clock:
         """Plays the episodes of these indices, here; `report` gets each as it ends."""
@@ -66,18 +54,7 @@ class Job:
             engine_s += now() - start
             return engines.sound(self.policy, observations, outputs)
 
-        for episode in play(
-            self.policy,
-            timed,
-            self.batch,
-            self.make,
-            indices,
-            stream=self.stream,
-            seed=self.seed,
-            fresh=self.fresh,
-            stochastic=self.stochastic,
-            bound=self.bound,
-        ):
+        for episode in play(self, timed, indices):
             report(episode)
         return Clock(now() - begin, engine_s, engine.measured)
 

@@ -22,7 +22,7 @@ from quarl.envs.checked import held
 from quarl.envs.names import find
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.reseed import needs_fresh
-from quarl.envs.rollout import Episode, play
+from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import Stream
 from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
@@ -126,17 +126,15 @@ def evaluate(
     if stochastic and policy.provenance.algo == "dqn":
         raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
-    source = _Source(policy, env_id, env)
+    living_id, world = _world(policy, env_id, env)
     job = Job(
         policy=policy,
-        make=source.make,
         engine=engine,
         batch=min(batch, -(-episodes // num_workers)),
         stream=stream,
         seed=seed,
         stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
-        fresh=source.fresh,
-        bound=source.bound,
+        **world,
     )
     finished: list[Episode] = []
 
@@ -154,11 +152,11 @@ def evaluate(
     broken = sum(not np.isfinite(episode.total) for episode in finished)
     if broken:
         raise QuarlError(
-            f"{source.living_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
+            f"{living_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
             "rewards, or play another environment"
         )
     return Evaluation(
-        env_id=source.living_id,
+        env_id=living_id,
         engine=engine,
         measured=clocks[0].measured,
         stochastic=job.stochastic,
@@ -177,59 +175,44 @@ def record(
     *,
     seed: int = 0,
     env_id: str | None = None,
-    engine: str = "litert",
+    engine: str | Engine = "litert",
     num: int | None = None,
-) -> Array:
-    """Observations [num, *shape] from the float32 policy's own episodes; the stream keeps purposes apart.
-
-    num: None takes as many as calibrate such a policy.
-    """
-    exact = quantize(policy, EXACT)
-    loaded = engines.load(exact, engine, batch=RECORD_BATCH)
-    return record_observations(exact, loaded, num or sample_size(policy), seed=seed, stream=stream, env_id=env_id)
-
-
-def record_observations(
-    policy: Policy,
-    engine: Engine,
-    num: int,
-    *,
-    seed: int,
-    stream: Stream,
-    env_id: str | None = None,
-    stochastic: bool | None = None,
     min_episodes: int = 10,
 ) -> Array:
-    """Observations [num, *shape] that the policy meets in its own episodes, in the policy's dtype.
+    """Observations [num, *shape] that the policy meets in its own episodes, in its dtype.
 
     Plays whole episodes until there are `min_episodes` and `num` steps, and takes `num` of those steps, evenly spaced:
     long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
     Of images every IMAGE_INTERVAL-th step counts.
+
+    stream: keeps purposes apart. engine: a name loads the policy in float32.
+    num: None takes as many as calibrate such a policy.
     """
+    num = sample_size(policy) if num is None else num
     if seed < 0:
         raise QuarlError(f"seed must not be negative, got {seed}")
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
-    source = _Source(policy, env_id)
-    by_index: dict[int, Array] = {}
-    ordered: list[Array] = []
-    episodes = play(
-        policy,
-        lambda observations: sound(policy, observations, engine.run(observations)),
-        engine.batch,
-        source.make,
-        itertools.count(),
+    if isinstance(engine, str):
+        engine = engines.load(quantize(policy, EXACT), engine, batch=RECORD_BATCH)
+    run = engine.run
+    told = Play(
+        policy=policy,
+        batch=engine.batch,
         stream=stream,
         seed=seed,
-        fresh=source.fresh,
-        stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
+        stochastic=policy.provenance.stochastic,
         record=IMAGE_INTERVAL if policy.observation_dtype == "uint8" else 1,
-        bound=source.bound,
+        **_world(policy, env_id)[1],
     )
+    episodes = play(told, lambda observations: sound(policy, observations, run(observations)), itertools.count())
+    by_index: dict[int, Array] = {}
+    ordered: list[Array] = []
     with contextlib.closing(episodes):
         while len(ordered) < min_episodes or sum(map(len, ordered)) < num:
             episode = next(episodes)
-            by_index[episode.index] = _recorded(episode)
+            assert episode.observations is not None
+            by_index[episode.index] = episode.observations
             while len(ordered) in by_index:  # only a prefix counts, so that quick episodes are not preferred
                 ordered.append(by_index.pop(len(ordered)))
                 if len(ordered) >= min_episodes and sum(map(len, ordered)) >= num:
@@ -249,7 +232,7 @@ def played_on(policy: Policy, env_id: str | None = None) -> str:
 
     Whether its episodes need new environments is found out here, and remembered in this process and those it forks.
     """
-    return _Source(policy, env_id).living_id
+    return _world(policy, env_id)[0]
 
 
 def _whole(name: str, value: Any) -> int:
@@ -258,30 +241,24 @@ def _whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def _recorded(episode: Episode) -> Array:
-    assert episode.observations is not None
-    return episode.observations
+def _world(
+    policy: Policy, env_id: str | None, env: gymnasium.Env[Any, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The living id of what a policy plays, and the `make`, `fresh` and `bound` of a Play.
 
-
-class _Source:
-    """Where a policy's episodes come from."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        env_id: str | None,
-        env: gymnasium.Env[Any, Any] | None = None,
-    ) -> None:
-        """env: where they are all played; None: in new ones."""
-        provenance = policy.provenance
-        make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy.observation_shape)
-        with held(make) as made:  # the user's mistakes come up here, before any process or engine starts
-            check_spaces(policy, made)
-            if made.has_wrapper_attr("older_observation"):
-                note_once(made.get_wrapper_attr("older_observation"))
-        self.living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
-        limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
-        self.bound = longest(limit, provenance.longest, find(self.living_id).max_episode_steps)
-        self.make = partial(make, bound=self.bound) if env is None else make
-        key = (self.living_id, provenance.wrappers, provenance.env_kwargs, limit)
-        self.fresh = env is None and needs_fresh(self.make, " ".join(map(str, key)))
+    env: where all episodes are played; None: in new ones.
+    """
+    provenance = policy.provenance
+    make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy.observation_shape)
+    with held(make) as first:  # the user's mistakes come up here, before any process or engine starts
+        check_spaces(policy, first)
+        if first.has_wrapper_attr("older_observation"):
+            note_once(first.get_wrapper_attr("older_observation"))
+    living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
+    limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
+    bound = longest(limit, provenance.longest, find(living_id).max_episode_steps)
+    if env is not None:
+        return living_id, {"make": make, "fresh": False, "bound": bound}
+    make = partial(make, bound=bound)
+    key = (living_id, provenance.wrappers, provenance.env_kwargs, limit)
+    return living_id, {"make": make, "fresh": needs_fresh(make, " ".join(map(str, key))), "bound": bound}

@@ -15,7 +15,7 @@ from quarl.actorq.quantizer import SCHEME, Quantizer
 from quarl.actorq.wire import COMPRESSED, Packer, unpack, wire_spec
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.evaluate import evaluate, record_observations
+from quarl.evaluate import evaluate, record
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.operators import QuantizedTensor, as_float32
 from quarl.ptq import quantize
@@ -255,7 +255,7 @@ def test_factors_of_one_moment_keep_the_actions_of_later_weights():
 def test_the_quick_scheme_brings_back_what_plain_rounding_loses(agents: Path):
     policy = read(agents / "sb3/dqn/CartPole-v1_1")
     exact = quantize(policy, QuantSpec.parse("fp32"))
-    observations = record_observations(exact, engines.load(exact), 256, seed=0, stream="calibration", min_episodes=1)
+    observations = record(exact, engine=engines.load(exact), num=256, min_episodes=1)
     played = {
         scheme.name: evaluate(
             unpack(Packer("int8", scheme=scheme).pack(policy, observations)), episodes=4, stream="development"

@@ -10,7 +10,7 @@ import pytest
 import networks
 from quarl import engines
 from quarl.engines.litert import graph
-from quarl.evaluate import record_observations
+from quarl.evaluate import record
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, LayerNorm, Scale, mlp
 from quarl.ptq import quantize
@@ -147,7 +147,7 @@ def test_static_int8_agents_act_there_as_the_reference_does(agents, agent):
     """On 512 observations of its own episodes: equal greedy actions, or continuous ones near in the action range."""
     policy = read(agents / agent)
     exact = engines.load(quantize(policy, QuantSpec.parse("fp32")), batch=2)
-    x = record_observations(policy, exact, 1024, seed=0, stream="calibration", min_episodes=2)
+    x = record(policy, "calibration", engine=exact, num=1024, min_episodes=2)
     made = quantize(policy, QuantSpec.parse("int8", mode="static"), x[::2])
     found, expected = in_micro(graph.write(made, acts=True), x[1::2]), reference(made, x[1::2])
     assert len(found) == 512

@@ -17,7 +17,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from quarl import engines
 from quarl.actorq.exploration import Explorer
 from quarl.envs.reseed import needs_fresh
-from quarl.envs.rollout import play
+from quarl.envs.rollout import Play, play
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
 from quarl.ptq import quantize
@@ -84,7 +84,8 @@ def played(policy: Policy, space: spaces.Space[Any], batch: int = 2, episodes: i
     log: list[Any] = []
     engine = engines.load(quantize(policy, QuantSpec.parse("fp32")), "torch", batch=batch)
     make_env = partial(Recorder, space, log)
-    list(play(policy, engine.run, batch, make_env, range(episodes), stream="evaluation", seed=0, fresh=False))
+    told = Play(policy=policy, make=make_env, batch=batch, stream="evaluation", seed=0, fresh=False)
+    list(play(told, engine.run, range(episodes)))
     return log
 
 

@@ -12,7 +12,7 @@ from quarl import engines
 from quarl.envs import make
 from quarl.envs.checked import BrokenEnvironmentError, Checked
 from quarl.errors import QuarlError, note_once
-from quarl.evaluate import evaluate, record_observations
+from quarl.evaluate import evaluate, record
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 from quarl.policy.operators import Dense
 from quarl.quant.spec import QuantSpec
@@ -80,8 +80,7 @@ def test_where_one_environment_may_live_episodes_are_the_same_one_at_a_time(name
     env_id = f"{HERE}{name}-v0"
     engine = engines.load(TO_THE_MIDDLE, "reference", batch=batch)
     met, others = (
-        record_observations(TO_THE_MIDDLE, engine, 100, seed=0, stream="calibration", env_id=one)
-        for one in (env_id, f"{HERE}Line-v0")
+        record(TO_THE_MIDDLE, "calibration", engine=engine, num=100, env_id=one) for one in (env_id, f"{HERE}Line-v0")
     )
     assert np.array_equal(met, others)
     assert not difficult_environments.Single.lives

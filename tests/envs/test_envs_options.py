@@ -15,9 +15,9 @@ from quarl.engines import load
 from quarl.envs import make, make_for
 from quarl.envs.bound import LONGEST, longest
 from quarl.envs.options import PREPROCESSED, EnvironmentOptions, described
-from quarl.envs.rollout import TOLD, play
+from quarl.envs.rollout import TOLD, Play, play
 from quarl.errors import QuarlError, note_once
-from quarl.evaluate import evaluate, played_on, record_observations
+from quarl.evaluate import evaluate, played_on, record
 from quarl.policy.artifact import from_bytes, to_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, Flatten
@@ -194,7 +194,7 @@ def test_a_policy_remembers_how_long_the_user_lets_it_play_and_its_file_does_not
     assert played_on(told) == "CartPole-v1"
     assert played_on(EnvironmentOptions.of(frame_stack=1).at_home(told)) == "CartPole-v1"
     exact = quantize(told, QuantSpec.parse("fp32"))
-    assert len(record_observations(exact, load(exact), 5, seed=0, stream="calibration")) == 5
+    assert len(record(exact, engine=load(exact), num=5)) == 5
     assert evaluate(exact, episodes=1).num_steps < 20
     with pytest.raises(QuarlError, match="max_episode_steps is 200,000: episodes of more than 120,000 steps"):
         played_on(from_bytes(to_bytes(told), "saved"))
@@ -213,7 +213,11 @@ def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
         def one() -> gymnasium.Env[Any, Any]:
             return make_for(policy, None, bound)
 
-        return list(play(policy, run, 1, one, [0], stream="evaluation", seed=0, fresh=False, bound=bound))
+        return list(
+            play(
+                Play(policy=policy, make=one, batch=1, stream="evaluation", seed=0, fresh=False, bound=bound), run, [0]
+            )
+        )
 
     Endless.steps = 0
     with pytest.raises(QuarlError, match=r"not ended after 3,000 steps: give the environment a time limit with --max"):

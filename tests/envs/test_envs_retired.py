@@ -16,7 +16,7 @@ from stable_baselines3 import PPO
 from quarl import engines
 from quarl.cli import main
 from quarl.envs import make_for
-from quarl.envs.rollout import play
+from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
@@ -96,7 +96,8 @@ def test_an_agent_sees_what_it_was_trained_on(
         return gymnasium.wrappers.TimeLimit(make_for(policy), NUM_STEPS)
 
     assert short().get_wrapper_attr("older_observation").startswith(said)
-    (episode,) = play(acting, run, 1, short, range(1), stream="evaluation", seed=0, fresh=False)
+    told = Play(policy=acting, make=short, batch=1, stream="evaluation", seed=0, fresh=False)
+    (episode,) = play(told, run, range(1))
     assert episode.length == NUM_STEPS
     kwargs = {"include_cfrc_ext_in_observation": True} if living == "Ant-v5" else {}
     plain = gymnasium.make(living, **kwargs, **({} if "Standup" in living else LASTS))

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quarl.envs.reseed import needs_fresh
-from quarl.envs.rollout import Episode, play
+from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
@@ -67,9 +67,13 @@ def run(observations: Array) -> Array:
     return observations @ weight.T + np.float32([1.5, 0.0])
 
 
-def episodes(batch: int, num: int = 12, **options: Any) -> list[Episode]:
+def told(batch: int, make: Any, **options: Any) -> Play:
     defaults: dict[str, Any] = {"stream": "evaluation", "seed": 7, "fresh": False}
-    played = play(POLICY, run, batch, Countdown, range(num), **(defaults | options))
+    return Play(policy=POLICY, make=make, batch=batch, **(defaults | options))
+
+
+def episodes(batch: int, num: int = 12, **options: Any) -> list[Episode]:
+    played = play(told(batch, Countdown, **options), run, range(num))
     return sorted(played, key=lambda episode: episode.index)
 
 
@@ -90,7 +94,7 @@ class Dimes(Countdown):
 
 
 def test_rewards_in_float32_are_added_as_a_monitor_adds_them() -> None:
-    for episode in play(POLICY, run, 2, Dimes, range(5), stream="evaluation", seed=7, fresh=False):
+    for episode in play(told(2, Dimes), run, range(5)):
         assert episode.total == sum([float(np.float32(0.1))] * episode.length)
 
 
@@ -140,7 +144,7 @@ def test_environments_are_reused_unless_fresh_ones_are_needed_and_all_are_closed
 
     for fresh, count in ((False, 3), (True, 12)):
         made.clear()
-        list(play(POLICY, run, 3, make_env, range(12), stream="evaluation", seed=7, fresh=fresh))
+        list(play(told(3, make_env, fresh=fresh), run, range(12)))
         assert len(made) == count
         assert all(env.closed for env in made)
 
@@ -152,7 +156,7 @@ def test_an_endless_run_that_is_closed_early_closes_its_environments() -> None:
         made.append(Countdown())
         return made[-1]
 
-    endless = play(POLICY, run, 2, make_env, itertools.count(), stream="evaluation", seed=7, fresh=False)
+    endless = play(told(2, make_env), run, itertools.count())
     next(endless)
     endless.close()
     assert [env.closed for env in made] == [True, True]
@@ -164,7 +168,7 @@ def test_a_task_without_an_end_is_an_error_and_no_waiting(monkeypatch: pytest.Mo
             return *super().step(action)[:2], False, False, {}
 
     monkeypatch.setattr("quarl.envs.rollout.LONGEST", 5000)
-    endless = play(POLICY, run, 2, Endless, range(2), stream="evaluation", seed=7, fresh=False)
+    endless = play(told(2, Endless), run, range(2))
     with pytest.raises(QuarlError, match=r"not ended after 5,000 steps: give the environment a time limit"):
         list(endless)
 

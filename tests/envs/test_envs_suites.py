@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quarl.envs import make, make_for
-from quarl.envs.rollout import play
+from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
 from quarl.evaluate import evaluate
 from quarl.experiments.methods.networks import STANDARD, build
@@ -125,10 +125,8 @@ def test_what_evaluation_keeps_at_truncation_is_the_step_s_own_observation(env_i
     def still(observations: Array) -> Array:
         return np.zeros((len(observations), size), np.float32)
 
-    options: dict[str, Any] = {"stream": "probe", "seed": 0, "fresh": False}
-    episodes = sorted(
-        play(subject, still, 2, lambda: make_for(subject), range(3), **options), key=lambda episode: episode.index
-    )
+    told = Play(policy=subject, make=lambda: make_for(subject), batch=2, stream="probe", seed=0, fresh=False)
+    episodes = sorted(play(told, still, range(3)), key=lambda episode: episode.index)
     alone = make_for(subject)
     action: Any = subject.head(still(np.zeros((1, 1))))[0]
     action = action.item() if subject.head.kind == "argmax" else action

@@ -14,7 +14,8 @@ from training_runs import same, weights
 
 from quarl import engines
 from quarl.cli import main, parse
-from quarl.evaluate import IMAGE_INTERVAL, evaluate, record_observations
+from quarl.envs.rollout import play
+from quarl.evaluate import IMAGE_INTERVAL, evaluate, record
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
@@ -114,7 +115,7 @@ def observations(runs: dict[str, Path]) -> np.ndarray:
     """What the PPO agent meets in its own short games."""
     exact = quantize(load.read(runs["ppo"]), QuantSpec.parse("fp32"))
     engine = engines.load(exact, "litert", batch=4)
-    found = record_observations(exact, engine, 48, seed=0, stream="calibration", min_episodes=4)
+    found = record(exact, engine=engine, num=48, min_episodes=4)
     assert found.shape == (48, 4, 84, 84)
     assert found.dtype == np.uint8
     return found
@@ -130,12 +131,13 @@ def test_of_images_every_eighth_is_kept(runs: dict[str, Path], monkeypatch: pyte
     exact = quantize(load.read(runs["ppo"]), QuantSpec.parse("fp32"))
     kept = []
 
-    def recorded(episode):
-        kept.append((len(episode.observations), -(-episode.length // IMAGE_INTERVAL)))
-        return episode.observations
+    def recorded(*told):
+        for episode in play(*told):
+            kept.append((len(episode.observations), -(-episode.length // IMAGE_INTERVAL)))
+            yield episode
 
-    monkeypatch.setattr("quarl.evaluate._recorded", recorded)
-    record_observations(exact, engines.load(exact, "litert", batch=1), 4, seed=0, stream="calibration", min_episodes=1)
+    monkeypatch.setattr("quarl.evaluate.play", recorded)
+    record(exact, engine=engines.load(exact, "litert", batch=1), num=4, min_episodes=1)
     assert kept
     assert all(found == expected > 1 for found, expected in kept)
 

@@ -50,34 +50,38 @@ class Episode:
     """[T, *shape]: what the policy acted on at every `record`-th step, the first included; only when recorded."""
 
 
-def play(
-    policy: Policy,
-    run: Callable[[Array], Array],
-    batch: int,
-    make_env: Callable[[], gymnasium.Env[Any, Any]],
-    episodes: Iterable[int],
-    *,
-    stream: Stream,
-    seed: int,
-    fresh: bool,
-    stochastic: bool = False,
-    record: int = 0,
-    bound: int = 0,
-) -> Generator[Episode]:
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Play:
+    """What determines episodes: who plays, where, and from which seeds."""
+
+    policy: Policy
+    make: Callable[[], gymnasium.Env[Any, Any]]
+    batch: int
+    """Episodes side by side: rows of one call of the network."""
+    stream: Stream
+    seed: int
+    fresh: bool
+    """A new environment for every episode, where a reused one remembers (see `needs_fresh`)."""
+    stochastic: bool = False
+    """Actions are sampled, each episode's from a generator of its own."""
+    record: int = 0
+    """The observation of every that many steps is kept, from the first on; 0: of none."""
+    bound: int = 0
+    """Steps after which an episode that goes on is an error; 0: LONGEST."""
+
+
+def play(told: Play, run: Callable[[Array], Array], episodes: Iterable[int]) -> Generator[Episode]:
     """Plays the episodes (indices k) and yields each as it ends, which need not be in order.
 
     run: observations [batch, *shape] in the policy's dtype -> outputs [batch, n], each row independent of the others.
-    fresh: a new environment for every episode, where a reused one remembers (see `needs_fresh`).
-    stochastic: sample actions, each episode from a generator of its own.
-    record: keep the observation of every that many steps, from the first on; 0: of none.
-    bound: steps after which an episode that goes on is an error; 0: LONGEST.
     """
+    policy, batch, stream, seed, record = told.policy, told.batch, told.stream, told.seed, told.record
     pending: Iterator[int] = iter(episodes)
     observations = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
     numbers = observations.reshape(-1) if observations.dtype.kind == "f" else None
     slots: list[_Slot] = []
     live: list[_Slot] = []
-    generators = [action_generator(stream, seed, 0)] * batch if stochastic else None
+    generators = [action_generator(stream, seed, 0)] * batch if told.stochastic else None
     head = policy.head
     tick = 0
 
@@ -88,9 +92,9 @@ def play(
         if index is None:
             return False
         slot.index = index
-        if slot.env is None or fresh:
+        if slot.env is None or told.fresh:
             slot.close()
-            slot.env = make_env()
+            slot.env = told.make()
             slot.step = slot.env.step
             head = head_in(policy.head, slot.env.action_space)
         slot.total, slot.start, slot.trace = 0.0, tick, []
@@ -145,7 +149,7 @@ def play(
             except Exception as error:
                 raise broken(slot.env, error) from error
             if tick % LOOK == 0:
-                _look(max(tick - slot.start for slot in live), live[0].env, bound or LONGEST)
+                _look(max(tick - slot.start for slot in live), live[0].env, told.bound or LONGEST)
             for slot, terminated in ended:
                 yield Episode(
                     index=slot.index,
