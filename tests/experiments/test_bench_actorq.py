@@ -247,7 +247,7 @@ def trainings(monkeypatch):
 def rows_of(path, folder, minutes=10.0):
     found = read(path)
     return checked(
-        "bench actorq time-to-reward", [run.row for run in time_to_reward(found, found.tasks, cells(folder, minutes))]
+        "bench actorq time-to-reward", [row for row, _ in time_to_reward(found, found.tasks, cells(folder, minutes))]
     )
 
 
@@ -304,7 +304,7 @@ def test_no_arm_is_compared_with_one_of_another_processor(tmp_path, trainings):
     again = cells(tmp_path)
     runs = time_to_reward(found, found.tasks, again)
     assert trainings == []
-    assert [(run.row.seed, run.row.cpu == "another") for run in runs] == [(0, True)] * 2 + [(1, False)] * 3
+    assert [(row.seed, row.cpu == "another") for row, _ in runs] == [(0, True)] * 2 + [(1, False)] * 3
     assert (again.elsewhere, again.missing) == (["Cart-Pole-torch-fp32-spi1-seed0"], 0)
 
     to_another_processor(tmp_path, "Cart-Pole-fp32-spi1-seed1")

@@ -11,17 +11,14 @@ from quarl.experiments.methods.networks import STANDARD, with_hidden
 
 def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> int | None:
     """Measures and prints the rows; returns the exit code."""
-    # imported here: latencies need no learner
-    if isinstance(config, BenchActorQConfig):
-        from quarl.commands import bench_actorq
-
-        bench_actorq.run(config)
-    elif isinstance(config, MixedPrecisionConfig):
-        from quarl.commands import bench_mixed_precision
-
-        return bench_mixed_precision.run(config)
-    else:
+    if isinstance(config, LatencyConfig):
         _latency(config)
+        return None
+    from quarl.commands import bench_training  # here: latencies need no learner
+
+    if isinstance(config, MixedPrecisionConfig):
+        return bench_training.mixed_precision(config)
+    bench_training.actorq(config)
     return None
 
 

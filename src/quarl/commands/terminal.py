@@ -60,6 +60,15 @@ def tell(
     return document
 
 
+def keep(kind: type[Row], rows: Sequence[Row], title: str, file: Path, **about: Unpack[schema.Told]) -> schema.Document:
+    """Writes the document of the rows to a file and prints their table, where there are any; returns the document."""
+    document = schema.document(kind, rows, **about)
+    schema.write(document, file)
+    if document["rows"]:
+        show(kind, document["rows"], title)
+    return document
+
+
 def say(*lines: str) -> None:
     """Prints lines as they are."""
     out = _stdout()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from quarl import formats
 from quarl.errors import QuarlError
 from quarl.experiments.methods.actorq import described, settings_of, train, watch
 from quarl.experiments.methods.actorq_protocol import Protocol, Task
-from quarl.experiments.methods.cells import Cell, Cells, turned
+from quarl.experiments.methods.cells import Cells, turned
 from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row, Steps, Updates
 
 WARM_UP_S = 10.0
+OF_CURVES = ("clock_s", "timesteps", "updates", "return", "return_quantised")
+"""Of an evaluation."""
 Curve = list[dict[str, float]]
 
 
@@ -51,12 +54,8 @@ def _seconds(seconds: float, censored: bool) -> str:
     return f"{'> ' if censored else ''}{seconds:,.0f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A row and the evaluations behind it, empty where it is derived."""
-
-    row: RewardRow
-    curve: Curve
+Run = tuple[RewardRow, Curve]
+"""A row and the evaluations behind it, none where it is derived."""
 
 
 def time_to_reward(protocol: Protocol, tasks: Sequence[Task], cells: Cells) -> list[Run]:
@@ -67,7 +66,7 @@ def time_to_reward(protocol: Protocol, tasks: Sequence[Task], cells: Cells) -> l
         for number, (seed, ratio) in enumerate(task.runs()):
             runs = _seed(protocol, task, seed, ratio, number, own_s.get(seed, {}), cells)
             if ratio == task.samples_per_insert:
-                own_s[seed] = {arm: run.row.seconds for arm, run in runs.items()}
+                own_s[seed] = {arm: row.seconds for arm, (row, _) in runs.items()}
             found += runs.values()
     return found
 
@@ -86,31 +85,25 @@ def _seed(
         if cells.missing > missing:  # for want of time, and not of its processor
             cells.missing += len(task.arms) + len(task.derived) - 1
         return {}
-    if not reference.row.censored:
-        longest_s = 60 * protocol.cap_minutes
-    cap_s = min(protocol.cap_times * reference.row.seconds, longest_s)
-    others = [arm for arm in task.arms if arm != protocol.reference]
-    runs = {protocol.reference: reference}
-    for arm in turned(others, number):
-        run = _trained(task, arm, ratio, seed, own_s.get(arm, cap_s), cells)
-        if run is not None:
-            runs[arm] = run
+    row, _ = reference
+    cap_s = min(protocol.cap_times * row.seconds, longest_s if row.censored else 60 * protocol.cap_minutes)
+    runs: dict[str, Run | None] = {protocol.reference: reference}
+    for arm in turned([arm for arm in task.arms if arm != protocol.reference], number):
+        runs[arm] = _trained(task, arm, ratio, seed, own_s.get(arm, cap_s), cells)
+    source = runs.get(protocol.derived_from)
     for arm in task.derived:
-        if protocol.derived_from not in runs:
+        if source is None:
             cells.missing += 1
-            continue
-        derived = _derived(protocol, task, arm, ratio, seed, runs[protocol.derived_from].row, cells)
-        if derived is not None:
-            runs[arm] = derived
-    return runs
+        else:
+            runs[arm] = _derived(protocol, task, arm, ratio, seed, source[0], cells)
+    return {arm: run for arm, run in runs.items() if run is not None}
 
 
 def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells: Cells) -> Run | None:
     training = task.training(arm, ratio, seed)
     # The bound is no setting: it follows from the reference's cell.
-    name = f"{_slug(task.name)}-{arm}-spi{ratio:g}-seed{seed}"
     cell = cells.get(
-        name,
+        f"{_slug(task.name)}-{arm}-spi{ratio:g}-seed{seed}",
         settings_of(training),
         lambda: train(training, cap_s=cap_s, say=cells.say, meter=cells.meter),
         group=_group(task, seed),
@@ -119,25 +112,24 @@ def _trained(task: Task, arm: str, ratio: float, seed: int, cap_s: float, cells:
     )
     if cell is None:
         return None
-    reached: dict[str, Any] | None = cell["reached"]
+    ended = cell["reached"] or cell
     last: dict[str, Any] = cell["evaluations"][-1] if cell["evaluations"] else {}
     row = RewardRow(
         task=task.name,
-        **described(training, "algo", "seed"),
+        **described(training, "algo", "seed", "samples_per_insert"),
         target=task.target,
-        seconds=cell["clock_s"] if reached is None else reached["clock_s"],
+        seconds=ended["clock_s"],
         derived=False,
-        censored=reached is None,
-        env_steps=int((reached or cell)["timesteps"]),
-        updates=int((reached or cell)["updates"]),
+        censored=cell["reached"] is None,
+        env_steps=int(ended["timesteps"]),
+        updates=int(ended["updates"]),
         final_return=last.get("return"),
         final_return_quantised=last.get("return_quantised"),
-        samples_per_insert=ratio,
         cpu=cell["machine"]["cpu"],
         joules=cell.get("joules"),
         joules_by=cell.get("joules_by"),
     )
-    return Run(row=row, curve=_curve(cell))
+    return row, [{name: entry[name] for name in OF_CURVES if name in entry} for entry in cell["evaluations"]]
 
 
 def _derived(
@@ -148,29 +140,19 @@ def _derived(
     endless = replace(training, eval_freq=0, n_timesteps=10**9, target=None)
     window: dict[str, Any] = {"warm_up": WARM_UP_S, "seconds": protocol.window_s}
     name = f"{_slug(task.name)}-{arm}-spi{ratio:g}-pace"
-    cell = cells.get(
-        name,
-        settings_of(training, **window),
-        lambda: watch(endless, **window, say=cells.say),
-        group=_group(task, seed),
-    )
+    measure = partial(watch, endless, **window, say=cells.say)
+    cell = cells.get(name, settings_of(training, **window), measure, group=_group(task, seed))
     if cell is None:
         return None
     if not cell["updates"]:
         raise QuarlError(f"{name} saw no update, and so no pace: raise the protocol's window_s")
     seconds = source.updates * cell["clock_s"] / cell["updates"]
-    row = replace(source, **described(training), seconds=seconds, derived=True, joules=None, joules_by=None)
-    return Run(row=row, curve=[])
+    return replace(source, **described(training), seconds=seconds, derived=True, joules=None, joules_by=None), []
 
 
 def _group(task: Task, seed: int) -> str:
     """Runs whose seconds are compared: those of a seed, and of all seeds where a pace was measured once for them."""
     return task.name if task.derived else f"{task.name} seed {seed}"
-
-
-def _curve(cell: Cell) -> Curve:
-    names = ("clock_s", "timesteps", "updates", "return", "return_quantised")
-    return [{name: entry[name] for name in names if name in entry} for entry in cell["evaluations"]]
 
 
 def _slug(name: str) -> str:

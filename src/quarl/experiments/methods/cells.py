@@ -69,6 +69,18 @@ class Cells:
         self._same_processor(group, str(here["cpu"]), name)
         return self.store.found(asked.key)
 
+    def left(self) -> list[str]:
+        """What there is to say of cells that were not measured."""
+        lines = []
+        if self.elsewhere:
+            lines.append(
+                f"{len(self.elsewhere)} cells are left out, as those that they are compared with were measured on "
+                "another processor: repeat the command there, or choose another -o"
+            )
+        if self.missing:
+            lines.append(f"the time is over with {self.missing} cells to go: repeat the command to go on")
+        return lines
+
     def _same_processor(self, group: str | None, cpu: str, name: str) -> None:
         if group is None:
             return

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
 from quarl import formats
 from quarl.algorithms.cpu import threads
@@ -111,7 +112,7 @@ def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: N
     assert model.env is not None
     with threads(session.threads):
         try:
-            fill(model, NUM_FRAMES, config.seed)
+            fill(model, NUM_FRAMES)
         finally:
             model.env.close()
         model.set_logger(Logger(folder=None, output_formats=[]))
@@ -130,22 +131,14 @@ def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: N
     }
 
 
-def fill(model: DQN, num: int, seed: int) -> None:
+def fill(model: DQN, num: int) -> None:
     """Puts `num` transitions of random actions into replay."""
-    env, replay, space = model.env, model.replay_buffer, model.action_space
+    env, replay = model.env, model.replay_buffer
     assert env is not None
     assert replay is not None
-    space.seed(seed)
-    env.seed(seed)
-    observations: Any = env.reset()
-    for _ in range(-(-num // env.num_envs)):
-        actions = np.array([space.sample() for _ in range(env.num_envs)])
-        following, rewards, dones, infos = env.step(actions)
-        last: Any = np.array(following)
-        for index in np.flatnonzero(dones):
-            last[index] = infos[index]["terminal_observation"]
-        replay.add(observations, last, actions, rewards, dones, infos)
-        observations = following
+    _, callback = model._setup_learn(num)
+    steps = TrainFreq(-(-num // env.num_envs), TrainFrequencyUnit.STEP)
+    model.collect_rollouts(env, callback, steps, replay, learning_starts=num + env.num_envs)
 
 
 class Updates:

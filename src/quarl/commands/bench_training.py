@@ -1,0 +1,135 @@
+"""`quarl bench actorq` and `quarl bench mixed-precision`: cells that are missing are measured, tables and figures are
+made of all that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from quarl import energy
+from quarl.commands import study, terminal
+from quarl.config import BenchActorQConfig, MixedPrecisionConfig
+from quarl.envs import resolve
+from quarl.experiments.methods import mixed_precision_learning
+from quarl.experiments.methods.actorq_protocol import Protocol, read
+from quarl.experiments.methods.actorq_reward import RewardRow, time_to_reward
+from quarl.experiments.methods.actorq_speedup import SpeedupRow, speedups
+from quarl.experiments.methods.actorq_staleness import StalenessRow, staleness
+from quarl.experiments.methods.actorq_throughput import BreakdownRow, ThroughputRow, breakdown, throughput
+from quarl.experiments.methods.cells import Cells
+from quarl.experiments.methods.mixed_precision import UpdatesRow, updates
+from quarl.experiments.methods.mixed_precision_learning import LearningRow
+from quarl.experiments.runner import measure_document
+from quarl.processes.signals import SIGNALLED
+from quarl.report import actorq_figures, actorq_reward_figures, schema, style
+from quarl.rows import Row
+
+Tables = Mapping[type[Row], Sequence[Row]]
+Figures = Mapping[str, Figure]
+TITLES: Mapping[type[Row], str] = {
+    ThroughputRow: "Throughput of training",
+    RewardRow: "Time to reward",
+    BreakdownRow: "Milliseconds of 1,000 environment steps",
+    StalenessRow: "Return against the age of weights",
+    SpeedupRow: "Speed-up",
+    UpdatesRow: "An update of DQN on images",
+    LearningRow: "Returns of DQN trained in mixed precision",
+}
+WATCHED: Mapping[str, tuple[type[Row], Callable[..., Sequence[Row]], Callable[..., Figure]]] = {
+    "throughput": (ThroughputRow, throughput, actorq_figures.throughput),
+    "breakdown": (BreakdownRow, breakdown, actorq_figures.breakdown),
+    "staleness": (StalenessRow, staleness, actorq_figures.staleness),
+}
+"""Of runs without a protocol."""
+
+
+def actorq(config: BenchActorQConfig) -> None:
+    """Measures what is missing, within the time, and shows everything that is there."""
+    protocol = None if config.protocol is None else read(config.protocol)
+    about = schema.Told(seed=config.seed)
+    with energy.meter(config) as meter:
+        cells = Cells(config.output, config.minutes, terminal.note, meter)
+        if protocol is None:
+            tables, figures = _watched(config, cells)
+            about |= {"algo": config.first().algo, "env_id": config.first().env}
+        else:
+            tables, figures = _raced(config, protocol, cells)
+    about["energy"] = meter.cost
+    documents = [
+        terminal.keep(
+            *(kind, rows, TITLES[kind], config.output / f"{kind.command.split()[-1]}.json"),
+            **(schema.Told() if kind is SpeedupRow else about),
+        )
+        for kind, rows in tables.items()
+    ]
+    for name, drawn in figures.items():
+        for suffix in ("png", "pdf"):
+            style.save(drawn, config.output / f"{name}.{suffix}")
+    terminal.finish(config, documents[0])
+    terminal.say(*cells.left())
+
+
+def _watched(config: BenchActorQConfig, cells: Cells) -> tuple[Tables, Figures]:
+    """Of runs without a protocol."""
+    kind, measure, draw = WATCHED[config.what]
+    rows = measure(config, cells)
+    return {kind: rows}, {config.what: draw(list(map(asdict, rows)), TITLES[kind])} if rows else {}
+
+
+def _raced(config: BenchActorQConfig, protocol: Protocol, cells: Cells) -> tuple[Tables, Figures]:
+    """(tables, the verb's own first; figures by name) of a protocol's runs."""
+    title, figures = TITLES[RewardRow], dict[str, Figure]()
+    runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
+    found = [(asdict(row), curve) for row, curve in runs]
+    rows = [row for row, _ in found]
+    faster = speedups(rows)
+    if rows:
+        figures["times"] = actorq_reward_figures.times(rows, title)
+        figures["curves"] = actorq_reward_figures.curves(found, title)
+        figures["curves-updates"] = actorq_reward_figures.curves(found, title, "updates")
+    if any(row.best_ratio for row in faster):
+        figures["ratios"] = actorq_reward_figures.ratios(rows, title)
+    return {RewardRow: [row for row, _ in runs], SpeedupRow: faster}, figures
+
+
+def mixed_precision(config: MixedPrecisionConfig) -> int:
+    """Measures what is missing, within the time, and shows everything that is there; returns the exit code."""
+    resolve(config.env, trusted=True)  # a typo leaves no folder behind
+    left: list[str] = []
+    code = 0
+    kind: type[Row]
+    found: Sequence[Row]
+    with energy.meter(config) as meter:
+        if config.what == "updates":
+            cells = Cells(config.output, config.minutes, terminal.note, meter)
+            kind, found = UpdatesRow, updates(config, cells)
+            left = cells.left()
+        else:
+            asked = config.output, mixed_precision_learning.document(config), config.env
+            measured = measure_document(*asked, terminal.progress, jobs=1, minutes=config.minutes)
+            if (code := study.ended(measured, config)) > SIGNALLED:
+                return code
+            kind, found = LearningRow, mixed_precision_learning.rows(config, measured.records)
+            terminal.say(*study.failures(measured.records))
+            for path in (config.output / "runs").rglob("checkpoint-*") if not code and not measured.left else ():
+                path.unlink()  # they hold replay
+    about = schema.Told(algo="dqn", env_id=config.env, seed=config.seed, energy=meter.cost)
+    document = terminal.keep(kind, found, TITLES[kind], config.output / f"{config.what}.json", **about)
+    terminal.say(*_sentences(document["rows"]), *left)
+    terminal.finish(config, document)
+    return code
+
+
+def _sentences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the table means on this device."""
+    emulated = list(dict.fromkeys(row["dtype"] for row in rows if not row.get("native", True)))
+    if emulated:
+        yield (
+            f"{rows[0]['device']} has no instructions that multiply {' or '.join(emulated)} numbers: "
+            "it converts them, and a slower update is what is to be expected"
+        )
+    if not all(row["updates"] for row in rows):
+        yield "≈: too slow for the time that it was given (--seconds), extrapolated from batches of 2 and 4"
