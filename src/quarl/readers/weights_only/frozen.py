@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -46,8 +45,7 @@ PASSING = ("Identity", "StopGradient", "Enter", "Snapshot")
 ADDING = ("BiasAdd", "Add", "AddV2")
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(NamedTuple):
     name: str
     operator: str
     inputs: list[str]
@@ -71,7 +69,7 @@ class _Graph:
             raise Malformed("it is a SavedModel, whose variables lie in other files; freeze it first")
         self.nodes: dict[str, _Node] = {}
         for message in wire.messages(data, 1):
-            node = self._node(message)
+            node = _node(message)
             self.nodes.setdefault(node.name, node)
         self.values: dict[str, Array | None] = {}
 
@@ -91,20 +89,6 @@ class _Graph:
             return list(found.values())
         constants = {node.name: self._value(node) for node in self.nodes.values() if node.operator == "Const"}
         return names.layers({name: array for name, array in constants.items() if array is not None})
-
-    def _node(self, message: memoryview) -> _Node:
-        node = _Node("", "", [], [])
-        for number, value in wire.fields(message):
-            match number:
-                case 1:
-                    node.name = _text(value)
-                case 2:
-                    node.operator = _text(value)
-                case 3:
-                    node.inputs.append(_text(value).partition(":")[0])  # of a node's outputs only the first is meant
-                case 5:
-                    node.attributes.append(_bytes(value))
-        return node
 
     def _constant(self, name: str) -> _Node | None:
         """The Const node whose value `name` is, passed on or not."""
@@ -152,9 +136,10 @@ class _Graph:
     def _attribute(self, node: _Node, name: str, field: int) -> Value | None:
         """Field `field` of the attribute's AttrValue."""
         for entry in node.attributes:
-            parts = dict(wire.fields(entry))
-            if _text(parts.get(1, memoryview(b""))) == name:
-                return dict(wire.fields(_bytes(parts.get(2, memoryview(b""))))).get(field)
+            parts = wire.grouped(entry)
+            if _text(_last(parts, 1)) == name:
+                value: Value | None = _last(wire.grouped(_bytes(_last(parts, 2))), field, None)
+                return value
         return None
 
     def _value(self, node: _Node) -> Array | None:
@@ -165,37 +150,25 @@ class _Graph:
         return self.values[node.name]
 
     def _tensor(self, message: memoryview, name: str) -> Array | None:
-        kind, content = 0, memoryview(b"")
-        shape: tuple[int, ...] = ()
-        listed: dict[int, list[Value]] = {}
-        for number, value in wire.fields(message):
-            match number:
-                case 1 if isinstance(value, int):
-                    kind = value
-                case 2:
-                    shape = self._shape(_bytes(value), name)
-                case 4:
-                    content = _bytes(value)
-                case _:
-                    listed.setdefault(number, []).append(value)
+        parts = wire.grouped(message)
+        shape = self._shape(_bytes(_last(parts, 2)), name)
+        kind, content = _last(parts, 1, 0), _bytes(_last(parts, 4))
         if kind not in FLOATS:
             return None
         dtype, field = FLOATS[kind]
         size = math.prod(shape)
-        if content:
-            if len(content) != size * np.dtype(dtype).itemsize:
-                raise Malformed(f"constant {name[:80]!r} claims shape {shape}, which is not what it holds")
-            return np.frombuffer(content, dtype).reshape(shape)
-        return self._fill(self._numbers(listed.get(field, []), dtype, field), size, name).reshape(shape)
+        if not content:
+            return self._fill(self._numbers(parts.get(field, []), dtype, field), size, name).reshape(shape)
+        if len(content) != size * np.dtype(dtype).itemsize:
+            raise Malformed(f"constant {name[:80]!r} claims shape {shape}, which is not what it holds")
+        return np.frombuffer(content, dtype).reshape(shape)
 
     def _shape(self, message: memoryview, name: str) -> tuple[int, ...]:
-        sizes = []
-        for axis in wire.messages(message, 2):
-            size = dict(wire.fields(axis)).get(1, 0)
-            sizes.append(signed(size) if isinstance(size, int) else -1)
-        if len(sizes) > 8 or min(sizes, default=1) < 0 or math.prod(sizes) >= 2**31:
+        sizes = [_last(wire.grouped(axis), 1, 0) for axis in wire.messages(message, 2)]
+        shape = tuple(signed(size) if isinstance(size, int) else -1 for size in sizes)
+        if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) >= 2**31:
             raise Malformed(f"constant {name[:80]!r} has no shape that a weight can have")
-        return tuple(sizes)
+        return shape
 
     def _numbers(self, parts: Sequence[Value], dtype: Any, field: int) -> Array:
         """The numbers of a repeated field, packed or one by one."""
@@ -215,10 +188,21 @@ class _Graph:
         return np.concatenate([numbers, np.full(missing, numbers[-1] if len(numbers) else 0, numbers.dtype)])
 
 
+def _node(message: memoryview) -> _Node:
+    parts = wire.grouped(message)
+    inputs = [_text(name).partition(":")[0] for name in parts.get(3, [])]  # of a node's outputs the first is meant
+    return _Node(_text(_last(parts, 1)), _text(_last(parts, 2)), inputs, list(map(_bytes, parts.get(5, []))))
+
+
+def _last(parts: Mapping[int, list[Value]], number: int, default: Any = b"") -> Any:
+    """The field's value: of a message, the last one counts."""
+    return parts.get(number, [default])[-1]
+
+
 def _bytes(value: Value) -> memoryview:
     if isinstance(value, int):
         raise Malformed("a number stands where bytes belong")
-    return value
+    return memoryview(value)
 
 
 def _text(value: Value) -> str:

@@ -42,6 +42,14 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
         at += size
 
 
+def grouped(data: memoryview) -> dict[int, list[Value]]:
+    """The values of every field of the message by its number, in the file's order."""
+    groups: dict[int, list[Value]] = {}
+    for number, value in fields(data):
+        groups.setdefault(number, []).append(value)
+    return groups
+
+
 def messages(data: memoryview, number: int) -> Iterator[memoryview]:
     """The fields of that number, which are bytes: text, messages or packed numbers."""
     for field, value in fields(data):
