@@ -28,12 +28,9 @@ FUNCTIONS: Mapping[str, Mapping[str, float]] = {
     "elu": {"alpha": 1, "scale": 1, "input_scale": 1},
     "leaky_relu": {"negative_slope": LEAKY_SLOPE},
 }
-"""Activations, and the only values that their options may have, in order."""
-BOUNDS: Mapping[str, Mapping[str, float | None]] = {
-    "hardtanh": {"min_val": -1.0, "max_val": 1.0},
-    "clamp": {"min": None, "max": None},
-}
-"""Of functions that clip: their options, in order, and what these are where they are left out."""
+"""Activations, and the only values that their options may have."""
+BOUNDS = {"hardtanh": ("min_val", "max_val"), "clamp": ("min", "max")}
+"""Of functions that clip: what their bounds are called."""
 WAYS: Mapping[tuple[str, ...], str] = {
     ("batch_norm", "instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm, or fold a trained BatchNorm into the "
     "layer before it (torch.nn.utils.fuse_linear_bn_eval, fuse_conv_bn_eval)",
@@ -149,10 +146,11 @@ class _Translation:
 
     def translate(self, node: torch.fx.Node, kind: str, shape: tuple[int, ...]) -> Op | str:
         """The operator, or the name of the value that the call only passes on."""
+        given = _arguments(node)
         if kind == "cat":
-            return self.concat(node, shape)
-        x, dtype = self.value(node, 0), node.meta["val"].dtype
-        drops = kind in ("dropout", "feature_dropout") and self.option(node, 2, "train", False)
+            return self.concat(node, given, shape)
+        x, dtype = self.value(node, next(iter(given.values()), None)), node.meta["val"].dtype
+        drops = kind in ("dropout", "feature_dropout") and given["train"]
         if (kind in PASSING and not drops) or (kind in CASTS and dtype == torch.float32):
             return x
         if kind in RESHAPES:
@@ -160,19 +158,23 @@ class _Translation:
         if dtype != torch.float32:
             raise self.refusal(node, f"it computes in {dtype}; convert to float32 before it")
         if kind in FUNCTIONS:
-            return self.activation(node, kind, x)
+            for name, only in FUNCTIONS[kind].items():
+                if given[name] != only:
+                    why = f"its {name} is {given[name]}; the operator set has {kind} with {name} {only}"
+                    raise self.refusal(node, why)
+            return Activation(f"{x}.{kind}", (x,), kind)
         if kind in BOUNDS:
-            low, high = (self.option(node, i, *bound) for i, bound in enumerate(BOUNDS[kind].items(), 1))
+            low, high = (given[name] for name in BOUNDS[kind])
             if isinstance(high, int | float) and high > 0 and low == -high:
                 return clamp(x, shape, float(high))
             raise self.refusal(node, f"its bounds {low} and {high} are not opposite numbers")
-        if kind in ("mul", "div") and self.option(node, 2, "rounding_mode", None) is None:
-            factor = self.factor(node, shape)
+        if kind in ("mul", "div") and given.get("rounding_mode") is None:
+            factor = self.factor(node, given["other"], shape)
             return Scale(f"{x}.scale", (x,), (factor if kind == "mul" else 1 / factor).astype(np.float32))
-        if kind == "add" and self.option(node, 2, "alpha", 1) == 1:
-            return Add(f"{x}.add", (x, self.value(node, 1)))
+        if kind == "add" and given["alpha"] == 1:
+            return Add(f"{x}.add", (x, self.value(node, given["other"])))
         if kind in ("linear", "conv2d", "layer_norm"):
-            return self.layer(node, kind, x)
+            return self.layer(node, kind, x, given)
         ways = (way for kinds, way in WAYS.items() if any(word in kind for word in kinds))
         raise self.refusal(node, f"it is not in the operator set; {next(ways, OTHERWISE)}")
 
@@ -185,18 +187,10 @@ class _Translation:
             raise self.refusal(node, f"it reshapes {before} to {shape}; only flattening is supported")
         return Flatten(f"{x}.flatten", (x,))
 
-    def activation(self, node: torch.fx.Node, kind: str, x: str) -> Activation:
-        """The function, if all its options are what they are in the operator set."""
-        for place, (name, default) in enumerate(FUNCTIONS[kind].items(), 1):
-            if (value := self.option(node, place, name, default)) != default:
-                raise self.refusal(node, f"its {name} is {value}; the operator set has {kind} with {name} {default}")
-        return Activation(f"{x}.{kind}", (x,), kind)
-
-    def layer(self, node: torch.fx.Node, kind: str, x: str) -> Op:
+    def layer(self, node: torch.fx.Node, kind: str, x: str, given: Mapping[str, Any]) -> Op:
         """Dense, Conv2d or LayerNorm."""
-        place = 2 if kind == "layer_norm" else 1
-        stored, stored_bias = self.tensor(node, place), self.tensor(node, place + 1)
-        if stored is None or (stored_bias is None and self.option(node, place + 1, "bias", None) is not None):
+        stored, stored_bias = self.tensor(given["weight"]), self.tensor(given["bias"])
+        if stored is None or (stored_bias is None and given["bias"] is not None):
             raise self.refusal(node, "its weight or bias is no parameter of the module")
         name, weight = stored[0].removesuffix(".weight"), stored[1]
         bias = np.zeros(weight.shape[0], np.float32) if stored_bias is None else stored_bias[1]
@@ -205,53 +199,44 @@ class _Translation:
         if kind == "layer_norm":
             if weight.ndim != 1:
                 raise self.refusal(node, f"it normalises over {weight.ndim} axes; only the last one is supported")
-            return LayerNorm(name, (x,), weight, bias, float(self.option(node, 4, "eps", 1e-5)))
-        stride, padding, dilation = (
-            _pair(self.option(node, place, key, default))
-            for place, key, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
-        )
-        if stride is None or padding is None or dilation != (1, 1) or self.option(node, 6, "groups", 1) != 1:
+            return LayerNorm(name, (x,), weight, bias, float(given["eps"]))
+        stride, padding, dilation = (_pair(given[key]) for key in ("stride", "padding", "dilation"))
+        if stride is None or padding is None or dilation != (1, 1) or given["groups"] != 1:
             raise self.refusal(node, "dilation, groups and padding by name are not supported")
         return Conv2d(name, (x,), weight, bias, stride, padding)
 
-    def concat(self, node: torch.fx.Node, shape: tuple[int, ...]) -> Concat:
-        parts, axis = node.args[0], self.option(node, 1, "dim", 0)
-        if axis not in (-1, len(shape)) or not isinstance(parts, list | tuple):
+    def concat(self, node: torch.fx.Node, given: Mapping[str, Any], shape: tuple[int, ...]) -> Concat:
+        """The values side by side."""
+        if given["dim"] not in (-1, len(shape)):
             raise self.refusal(node, "it does not join along the last axis")
-        names = tuple(self.values.get(getattr(part, "name", ""), "") for part in parts)
+        names = tuple(self.values.get(getattr(part, "name", ""), "") for part in given["tensors"])
         if "" in names:
             raise self.refusal(node, "it joins constants")
         return Concat(f"{names[0]}.concat", names)
 
-    def value(self, node: torch.fx.Node, place: int) -> str:
+    def value(self, node: torch.fx.Node, argument: Any) -> str:
         """The name of the value in an argument."""
-        argument = node.args[place] if place < len(node.args) else None
         name = self.values.get(getattr(argument, "name", ""))
         if name is None:
             raise self.refusal(node, "one of its inputs is a constant, or made by an operator that is not followed")
         return name
 
-    def tensor(self, node: torch.fx.Node, place: int) -> tuple[str, Array] | None:
+    def tensor(self, argument: Any) -> tuple[str, Array] | None:
         """(dotted name, copy in float32) of the parameter or buffer in an argument; None where it is none."""
-        argument = node.args[place] if place < len(node.args) else None
         if not isinstance(argument, torch.fx.Node) or argument.name not in self.tensors:
             return None
         name, tensor = self.tensors[argument.name]
         return name, tensor.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
 
-    def factor(self, node: torch.fx.Node, shape: tuple[int, ...]) -> Array:
-        """float64 [] or [*shape]: the second argument, if it is a constant other than 0."""
-        stored = self.tensor(node, 1)
-        factor = np.asarray(node.args[1] if stored is None else stored[1], object if stored is None else np.float64)
-        if factor.dtype == object and not isinstance(factor[()], int | float):
+    def factor(self, node: torch.fx.Node, argument: Any, shape: tuple[int, ...]) -> Array:
+        """float64 [] or [*shape]: the argument, if it is a constant other than 0."""
+        stored = self.tensor(argument)
+        if stored is None and not isinstance(argument, int | float):
             raise self.refusal(node, "only a constant can scale a value")
-        factor = factor.astype(np.float64)
+        factor = np.asarray(argument if stored is None else stored[1], np.float64)
         if not np.isfinite(factor).all() or not factor.all() or factor.size not in (1, math.prod(shape)):
             raise self.refusal(node, "the constant that scales is 0, not finite or of another shape than the value")
         return factor.reshape(() if factor.size == 1 else shape)
-
-    def option(self, node: torch.fx.Node, place: int, name: str, default: Any) -> Any:
-        return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
 
     def check_overwrites(self, node: torch.fx.Node) -> None:
         """Refuses to follow an in-place operator whose input, or what that is a view of, is read again."""
@@ -268,6 +253,13 @@ class _Translation:
         cls = cls if isinstance(cls, str) else getattr(cls, "__name__", "")
         place = f"module {path!r} ({cls.rpartition('.')[2]})" if path else "the module's own code"
         return UnsupportedError(f"{place} calls {node.target}: {why}")
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name, in order; those that it leaves out are what the operator's schema says."""
+    schema = getattr(node.target, "_schema", None)  # Python's own operators have none
+    defaults = {} if schema is None else {argument.name: argument.default_value for argument in schema.arguments}
+    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
