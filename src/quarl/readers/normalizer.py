@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,8 @@ def read_vecnormalize(path: Path) -> Normalize | None:
     """
     saved = _vecnormalize(path, "RunningMeanStd")
     if saved.name == "RunningMeanStd":
-        return _normalize({"epsilon": 1e-8, "clip_obs": 10.0}.get, saved.attributes.get, saved, str(path))
-    statistics = saved.attributes.get("obs_rms")
-    inner = statistics.attributes if isinstance(statistics, Inert) else {}
-    return _normalize(saved.attributes.get, inner.get, statistics, str(path))
+        return _normalize({"epsilon": 1e-8, "clip_obs": 10.0, "obs_rms": saved}, str(path))
+    return _normalize(saved.attributes, str(path))
 
 
 def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
@@ -44,9 +42,8 @@ def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
     saved = _vecnormalize(path)
     running: dict[str, tuple[Array, Array, float]] = {}
     for name in ("obs_rms", "ret_rms"):
-        statistics = saved.attributes.get(name)
-        inner: Mapping[Any, Any] = statistics.attributes if isinstance(statistics, Inert) else {}
-        values: list[Any] = [inner.get(key) for key in ("mean", "var", "count")]
+        statistics = _attributes(saved.attributes.get(name))
+        values: list[Any] = [statistics.get(key) for key in ("mean", "var", "count")]
         if all(_real(value) and np.isfinite(value).all() for value in values) and np.ndim(values[2]) == 0:
             running[name] = np.array(values[0], np.float64), np.array(values[1], np.float64), float(values[2])
     return running
@@ -75,13 +72,12 @@ def _vecnormalize(path: Path, *others: str) -> Inert:
 
 def from_vecnormalize(wrapper: Any) -> Normalize | None:
     """The operator of a live VecNormalize, its statistics copied; None where it normalises rewards only."""
-    statistics = getattr(wrapper, "obs_rms", None)
-    return _normalize(
-        lambda name: getattr(wrapper, name, None),
-        lambda name: getattr(statistics, name, None),
-        statistics,
-        "the model's VecNormalize",
-    )
+    return _normalize(vars(wrapper), "the model's VecNormalize")
+
+
+def _attributes(value: Any) -> Mapping[Any, Any]:
+    """By name, of an object that lives or was read as data; none of anything else."""
+    return value.attributes if isinstance(value, Inert) else getattr(value, "__dict__", {})
 
 
 def check_shape(normalize: Normalize, shape: tuple[int, ...], where: str = "VecNormalize") -> None:
@@ -106,17 +102,15 @@ def clamp(source: str, shape: tuple[int, ...], bound: float) -> Normalize:
     return Normalize(f"{source}.clamp", (source,), np.zeros(shape), np.ones(shape), 0.0, bound)
 
 
-def _normalize(
-    wrapper: Callable[[str], Any], statistics: Callable[[str], Any], kind: Any, where: str
-) -> Normalize | None:
-    """wrapper, statistics: attributes by name; None where there is none."""
-    norm_obs = wrapper("norm_obs")
-    if norm_obs is False:
+def _normalize(wrapper: Mapping[Any, Any], where: str) -> Normalize | None:
+    """wrapper: its attributes by name."""
+    if wrapper.get("norm_obs") is False:
         return None
-    if isinstance(kind, dict):
+    if isinstance(wrapper.get("obs_rms"), dict):
         raise UnsupportedError(f"{where} normalises a Dict observation; only Box observations are supported")
-    mean, variance = statistics("mean"), statistics("var")
-    epsilon, clip = wrapper("epsilon"), wrapper("clip_obs")
+    statistics = _attributes(wrapper.get("obs_rms"))
+    values: list[Any] = [statistics.get("mean"), statistics.get("var"), wrapper.get("epsilon"), wrapper.get("clip_obs")]
+    mean, variance, epsilon, clip = values
     if not _real(mean) or not _real(variance) or np.shape(mean) != np.shape(variance):
         raise QuarlError(f"{where} has no mean and variance of observations; save it again")
     if not _real(epsilon) or not _real(clip) or np.ndim(epsilon) or np.ndim(clip) or epsilon < 0 or not clip > 0:
