@@ -14,10 +14,10 @@ from quarl.commands import study, terminal
 from quarl.config import BenchActorQConfig, MixedPrecisionConfig
 from quarl.envs import resolve
 from quarl.experiments.methods import mixed_precision_learning
+from quarl.experiments.methods.actorq import StalenessRow, staleness
 from quarl.experiments.methods.actorq_protocol import Protocol, read
 from quarl.experiments.methods.actorq_reward import RewardRow, time_to_reward
 from quarl.experiments.methods.actorq_speedup import SpeedupRow, speedups
-from quarl.experiments.methods.actorq_staleness import StalenessRow, staleness
 from quarl.experiments.methods.actorq_throughput import BreakdownRow, ThroughputRow, breakdown, throughput
 from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import UpdatesRow, updates

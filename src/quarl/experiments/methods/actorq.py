@@ -1,4 +1,4 @@
-"""Cells of the ActorQ measurements: real runs, watched for a window or to their end."""
+"""Cells of the ActorQ measurements: real runs, watched for a window or to their end; what the age of weights costs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from quarl import formats
 from quarl.actorq.counters import CLASSES, Counters, Learner
 from quarl.actorq.supervisor import Supervisor
 from quarl.arrays import Array
@@ -24,7 +25,7 @@ from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.processes.signals import SIGNALLED
-from quarl.rows import RATIO, ActorPrecision, Column, Row
+from quarl.rows import RATIO, ActorPrecision, Column, Row, Seed, Updates
 
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
 """Of the counters: ages in updates, milliseconds, tenths of a millisecond."""
@@ -50,6 +51,25 @@ class ArmRow(Row):
 
 ARM = ("samples_per_insert", "net_arch")
 """Options of a run that an ArmRow holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessRow(ArmRow):
+    """One training run."""
+
+    command = "bench actorq staleness"
+    task: Annotated[str, Column("task", caption="{}", before="net_arch")]
+    algo: str
+    actor_update_interval: Annotated[int, Column("weights every", "{} steps".format)]
+    publish_interval: int
+    seed: Seed
+    staleness_p50: Annotated[float | None, Column("age p50", formats.three_digits)]
+    """Updates between the weights behind a step and the learner that takes it in."""
+    staleness_p99: Annotated[float | None, Column("p99", formats.three_digits)]
+    env_steps: int
+    updates: Updates
+    final_return: Annotated[float, Column("final return", formats.number)]
+    final_return_quantised: Annotated[float, Column("quantised", formats.number)]
 
 
 def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
@@ -78,6 +98,24 @@ def measured(config: BenchActorQConfig, cells: Cells) -> Iterator[tuple[ActorQCo
             cell = cells.get(name, settings_of(run, **window), measure, group=None if trains else "throughput")
             if cell is not None:
                 yield run, cell
+
+
+def staleness(config: BenchActorQConfig, cells: Cells) -> list[StalenessRow]:
+    """A row for every training run that is there."""
+    rows = []
+    for run, cell in measured(config, cells):
+        final = cell["evaluations"][-1]
+        rows.append(
+            StalenessRow(
+                task=run.env,
+                **described(run, *ARM, "algo", "actor_update_interval", "publish_interval", "seed"),
+                **{name: cell[name] for name in ("staleness_p50", "staleness_p99", "updates")},
+                env_steps=cell["timesteps"],
+                final_return=final["return"],
+                final_return_quantised=final["return_quantised"],
+            )
+        )
+    return rows
 
 
 def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, meter: Meter = OFF) -> Cell:

@@ -53,21 +53,26 @@ class Cells:
         about = {"algo": work.get("algo", ""), "env_id": work.get("env", ""), "source": name, "episodes": 0}
         precision = work.get("actor_precision", "fp32")
         asked = Asked(**about, method="bench", precision=precision, seed=work.get("seed", 0), work=work)
-        kept = self.store.found(asked.key)
-        if kept and usable(kept):
-            self._same_processor(group, str(kept["machine"].get("cpu")), name)
-            return kept
-        if time.monotonic() > self.deadline:
-            self.missing += 1
-            return None
-        here = machine()
-        if group in self._groups and self._groups[group][0] != here["cpu"]:
-            self.elsewhere.append(name)
-            return None
-        self.say(name)
-        self.store.put(asked, {"settings": settings, "machine": here, **measure()})
-        self._same_processor(group, str(here["cpu"]), name)
-        return self.store.found(asked.key)
+        cell = self.store.found(asked.key)
+        group = group or asked.key
+        if not cell or not usable(cell):
+            if time.monotonic() > self.deadline:
+                self.missing += 1
+                return None
+            here = machine()
+            if group in self._groups and self._groups[group][0] != here["cpu"]:
+                self.elsewhere.append(name)
+                return None
+            self.say(name)
+            self.store.put(asked, {"settings": settings, "machine": here, **measure()})
+            cell = self.store.found(asked.key)
+        # seconds of another processor are not compared
+        cpu = str(cell["machine"].get("cpu"))
+        others, first = self._groups.setdefault(group, (cpu, name))
+        if others != cpu:
+            why = "their seconds cannot be compared; choose another -o"
+            raise QuarlError(f"{name} was measured on {cpu}, {first} on {others}: {why}")
+        return cell
 
     def left(self) -> list[str]:
         """What there is to say of cells that were not measured."""
@@ -80,14 +85,6 @@ class Cells:
         if self.missing:
             lines.append(f"the time is over with {self.missing} cells to go: repeat the command to go on")
         return lines
-
-    def _same_processor(self, group: str | None, cpu: str, name: str) -> None:
-        if group is None:
-            return
-        others, first = self._groups.setdefault(group, (cpu, name))
-        if others != cpu:
-            why = "their seconds cannot be compared; choose another -o"
-            raise QuarlError(f"{name} was measured on {cpu}, {first} on {others}: {why}")
 
 
 def turned(items: Sequence[Item], by: int) -> Sequence[Item]:
