@@ -24,7 +24,7 @@ MAX_DIMENSIONS = 8
 
 
 class Malformed(Exception):
-    """Why a pickle is refused; `read_pickle` adds the place."""
+    """Why a file is refused; whoever was told to read it adds the place."""
 
 
 class Inert:

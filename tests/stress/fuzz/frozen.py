@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from quarl.inert.objects import Malformed
 from quarl.readers.weights_only import wire
 from stress.fuzz import mutate
 
@@ -141,7 +142,7 @@ def _split(data: bytes) -> list[Field]:
     """The fields of a message; none where it is text or numbers."""
     try:
         return list(wire.fields(memoryview(data)))
-    except wire.Malformed:
+    except Malformed:
         return []
 
 

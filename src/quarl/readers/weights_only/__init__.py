@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, printable
+from quarl.errors import QuarlError, first_line, printable
 from quarl.inert.budget import reading
 from quarl.inert.zip import MAX_MEMBERS, member_names, read_bytes
 from quarl.policy import artifact
@@ -28,6 +28,13 @@ SUFFIXES = {".onnx": "onnx", ".pb": "frozen", ".pt": "torch", ".pth": "torch", "
 """Readers by suffix, where the first bytes do not tell."""
 NAMES = "a .safetensors, .pt, .onnx, .tflite or frozen TensorFlow .pb file"
 MAX_AXES = 8
+FORMATS = {
+    "onnx": ("a sound ONNX file", "export it again"),
+    "tflite": ("a sound .tflite file", "convert the model again"),
+    "frozen": ("a frozen TensorFlow graph", "export the graph again"),
+    "safetensors": ("a whole safetensors file", "fetch it again"),
+}
+"""By reader, but for PyTorch's: what it reads, and what to do where a file is none."""
 
 
 def recognise(path: Path) -> str:
@@ -62,10 +69,17 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
     if not kind:
         raise QuarlError(f"{path} is not {NAMES}; check the path")
     with reading(path):
+        data = read_bytes(path)
         if kind == "torch":
-            return checked(names.layers(read_nested(read_bytes(path), str(path))), path)
-        reader = importlib.import_module(f"{__name__}.{kind}")
-        return checked(reader.layers(read_bytes(path), path), path)
+            return checked(names.layers(read_nested(data, str(path))), path)
+        try:
+            layers = importlib.import_module(f"{__name__}.{kind}").layers(data, path.parent)
+        except QuarlError as error:
+            raise error if str(error).startswith(str(path)) else type(error)(f"{path}: {error}") from None
+        except Exception as error:  # what broken files make libraries raise has no kind in common
+            what, way = FORMATS[kind]
+            raise QuarlError(f"{path} is not {what} ({first_line(error)[:100]}); {way}") from None
+        return checked(layers, path)
 
 
 def read_model(path: Path) -> tuple[LayerWeights, ...]:

@@ -16,11 +16,11 @@ import ml_dtypes
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError
 from quarl.inert.budget import current
+from quarl.inert.objects import Malformed
 from quarl.policy.layers import LayerWeights
 from quarl.readers.weights_only import names, wire
-from quarl.readers.weights_only.wire import Malformed, Value, signed
+from quarl.readers.weights_only.wire import Value, signed
 
 FLOATS: Mapping[int, tuple[Any, int]] = {
     1: (np.float32, 5),
@@ -52,15 +52,9 @@ class _Node(NamedTuple):
     attributes: list[memoryview]
 
 
-def layers(data: bytes, path: Path) -> list[LayerWeights]:
+def layers(data: bytes, folder: Path) -> list[LayerWeights]:
     """The constants that matrix products and convolutions read; where there are none, those that are called weights."""
-    try:
-        return _Graph(memoryview(data)).layers()
-    except Malformed as error:
-        cause = str(error)
-    except (ValueError, OverflowError) as error:
-        cause = str(error)[:100]
-    raise QuarlError(f"{path} is not a frozen TensorFlow graph ({cause}); export the graph again")
+    return _Graph(memoryview(data)).layers()
 
 
 class _Graph:

@@ -40,23 +40,19 @@ MAX_HOPS = 16
 """Operators between a constant and its reader, or an integer product and its scale."""
 
 
-def layers(data: bytes, path: Path) -> list[LayerWeights]:
-    """The weights of matrix products, convolutions and recurrent layers, in the order of the graph."""
-    try:
-        model = onnx.load_model_from_string(data)
-        names.check_scales(model.doc_string)
-        with np.errstate(over="ignore", invalid="ignore"):  # factors may be any numbers; what is not finite is refused
-            return _Graph(model, path.parent).layers()
-    except QuarlError as error:
-        raise QuarlError(f"{path}: {error}") from None
-    except Exception as error:  # protobuf's own kind, and what its values make numpy and onnx raise
-        cause = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-    raise QuarlError(f"{path} is not a sound ONNX file ({cause}); export it again")
+def layers(data: bytes, folder: Path) -> list[LayerWeights]:
+    """The weights of matrix products, convolutions and recurrent layers, in the order of the graph.
+
+    folder: where files that hold constants must lie.
+    """
+    model = onnx.load_model_from_string(data)
+    names.check_scales(model.doc_string)
+    with np.errstate(over="ignore", invalid="ignore"):  # factors may be any numbers; what is not finite is refused
+        return _Graph(model, folder).layers()
 
 
 class _Graph:
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
-        """folder: where files that hold constants must lie."""
         self.folder, self.budget, self.nodes = folder, current(), model.graph.node
         self.functions = {(function.domain, function.name) for function in model.functions}
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}

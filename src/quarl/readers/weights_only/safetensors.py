@@ -7,10 +7,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, deserialize
+from safetensors import deserialize
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import UnsupportedError
 from quarl.policy.layers import LayerWeights
 from quarl.readers.weights_only import names
 
@@ -25,19 +25,14 @@ FLOATS: dict[str, Any] = {
 """By the format's names. Tensors of integers are counters and indices, not weights."""
 
 
-def layers(data: bytes, path: Path) -> list[LayerWeights]:
+def layers(data: bytes, folder: Path) -> list[LayerWeights]:
     """Layers by the names of the tensors; the library checks the header and every offset before it gives any."""
-    try:
-        entries: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]  # a stub without types
-    except SafetensorError as error:
-        raise QuarlError(f"{path} is not a whole safetensors file ({str(error)[:100]}); fetch it again") from None
+    entries: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]  # a stub without types
     tensors: dict[str, Array] = {}
     for name, entry in sorted(entries, key=lambda item: item[0]):
         kind, shape = str(entry["dtype"]), tuple(entry["shape"])
         if kind in FLOATS and entry["data"]:
             tensors[name] = np.frombuffer(entry["data"], FLOATS[kind]).reshape(shape)
         elif kind.startswith("F") and kind not in FLOATS:
-            raise UnsupportedError(
-                f"{path}: tensor {name[:80]!r} has {kind[:20]} numbers; save them as F32, F16 or BF16"
-            )
+            raise UnsupportedError(f"tensor {name[:80]!r} has {kind[:20]} numbers; save them as F32, F16 or BF16")
     return names.layers(tensors)

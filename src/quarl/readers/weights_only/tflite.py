@@ -17,8 +17,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError
 from quarl.inert.budget import current
+from quarl.inert.objects import Malformed
 from quarl.policy.layers import LayerWeights
 from quarl.quant.packing import packed_size, unpack
 from quarl.readers.weights_only import names
@@ -49,23 +49,14 @@ BIASED = ("Dense", "Conv2d")
 """Layers whose third input is a bias."""
 
 
-class Damaged(Exception):
-    """Why the file is refused; `layers` adds the place."""
-
-
-def layers(data: bytes, path: Path) -> list[LayerWeights]:
+def layers(data: bytes, folder: Path) -> list[LayerWeights]:
     """The weights of dense, convolution and LSTM operators, in the order of the file."""
     try:
         file = _File(data)
         names.check_scales(str(file.model.Description() or b"", "utf-8", "replace"))
         return file.layers()
-    except Damaged as error:
-        cause = str(error)
-    except QuarlError as error:
-        raise QuarlError(f"{path}: {error}") from None
     except (struct.error, ValueError, TypeError, IndexError, OverflowError, AttributeError):
-        cause = "an offset leads outside it"
-    raise QuarlError(f"{path} is not a sound .tflite file ({cause}); convert the model again")
+        raise Malformed("an offset leads outside it") from None
 
 
 class _File:
@@ -114,12 +105,12 @@ class _File:
         shape = tuple(_vector(tensor, "Shape")[:9].tolist())
         size = math.prod(shape)
         if len(shape) > 8 or min(shape, default=1) < 0:
-            raise Damaged(f"tensor {index} has an impossible shape")
+            raise Malformed(f"tensor {index} has an impossible shape")
         if kind not in NUMBERS and kind not in PACKED:
             return None
         num_bytes = packed_size(size, PACKED[kind]) if kind in PACKED else size * np.dtype(NUMBERS[kind]).itemsize
         if content.nbytes != num_bytes:
-            raise Damaged(f"tensor {index} has {content.nbytes:,} bytes for {size:,} numbers")
+            raise Malformed(f"tensor {index} has {content.nbytes:,} bytes for {size:,} numbers")
         self.budget.copy(8 * size)
         packed = kind in PACKED
         codes = unpack(content.data, PACKED[kind], size) if packed else np.frombuffer(content, NUMBERS[kind])
@@ -133,7 +124,7 @@ class _File:
         if offset <= 1:  # 0 and 1 say that the bytes are inside
             return _vector(buffer, "Data").view(np.uint8)
         if offset + size > len(self.data):
-            raise Damaged(f"buffer {index} lies beyond its end")
+            raise Malformed(f"buffer {index} lies beyond its end")
         return np.frombuffer(self.data, np.uint8)[offset : offset + size]
 
     def _tables(self, parent: Any, name: str) -> list[Any]:
@@ -145,14 +136,14 @@ class _File:
     def _table(self, parent: Any, name: str, index: int, who: str) -> Any:
         """The entry of that number of a list, which `who` asks for."""
         if index >= self._count(parent, name):
-            raise Damaged(f"{who} {index}, which there is not")
+            raise Malformed(f"{who} {index}, which there is not")
         return getattr(parent, name)(index)
 
     def _count(self, parent: Any, name: str) -> int:
         """The length of a list, if the file has room for it: every entry takes at least four bytes."""
         count = int(getattr(parent, f"{name}Length")())
         if 4 * count > len(self.data):
-            raise Damaged(f"a list claims {count:,} entries")
+            raise Malformed(f"a list claims {count:,} entries")
         return count
 
 
@@ -170,7 +161,7 @@ def _dequantized(tensor: Any, codes: Array) -> Array:
         return names.as_numbers(codes)
     scale, zero_point, axis = _vector(about, "Scale"), _vector(about, "ZeroPoint"), int(about.QuantizedDimension())
     if scale.size > 1 and (not 0 <= axis < codes.ndim or scale.size != codes.shape[axis]):
-        raise Damaged("the scales of a tensor do not fit its shape")
+        raise Malformed("the scales of a tensor do not fit its shape")
     if zero_point.size != scale.size:
         zero_point = zero_point[:1] if zero_point.size else np.zeros(1)
     return names.dequantized(codes, scale, zero_point, axis)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quarl.inert.budget import current
+from quarl.inert.objects import Malformed
 
 MAX_VARINT = 10
 """Bytes of a 64-bit number, seven bits in each."""
 
 Value = int | memoryview
 """A varint, or the bytes of anything else."""
-
-
-class Malformed(Exception):
-    """Why a message is refused; the reader of the file adds the place."""
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
