@@ -37,6 +37,15 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
         return file.read()
 
 
+def first_bytes(path: Path, size: int = 16) -> bytes:
+    """What the file at `path` begins with, which tells its kind; nothing of what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""
+
+
 @contextmanager
 def _opened(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
     """A regular file and its bytes, which the disk really holds."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quarl.errors import QuarlError
 from quarl.inert.budget import reading
-from quarl.inert.zip import member_names, read_bytes
+from quarl.inert.zip import first_bytes, member_names, read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.readers import find, sb2, sb3, weights_only
@@ -32,9 +32,11 @@ def read(path: str | Path, algo: str = "", normalize: str | Path | None = None) 
 def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | QuantizedPolicy:
     try:
         path = find.in_folder(path) if path.is_dir() else path
-        start = _start(path)
+        start = first_bytes(path) if path.is_file() else b""
     except OSError as error:
         raise QuarlError(f"cannot read {str(path)[:200]!r}: {error.strerror}") from None
+    if not start:
+        read_bytes(path)  # says what is wrong with it
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
         if normalize is not None:
@@ -63,10 +65,3 @@ def _of_pytorch(path: Path) -> str:
         return f"{saved}: save the whole model with model.save, or give it to from_model, a module to from_module"
     use = f"load them into their module and give that to from_module; quarl inspect {path.name} shows them"
     return f"holds tensors by name, not what to compute with them: {use}"
-
-
-def _start(path: Path) -> bytes:
-    if not path.is_file():
-        read_bytes(path)  # says what is wrong with it
-    with path.open("rb") as file:
-        return file.read(16)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quarl.errors import QuarlError
-from quarl.inert.zip import member_names
+from quarl.inert.zip import first_bytes, member_names
 
 NAMES = ("vec_normalize.pkl", "vecnormalize.pkl")
 """As the zoo calls the file, on the hub and in a run's folder."""
@@ -17,8 +17,8 @@ RUNNING = "obs_rms.pkl"
 """The zoo of Stable-Baselines 2 saved the statistics alone."""
 WORDS = {"vec", "normalize", "vecnormalize", "norm", "vecnorm", "env", "venv", "obs", "rms", "stats", "model"}
 """Parts of file names that do not say whose the statistics are."""
-SB2_START = 2**14
-"""Bytes of a pickle in which an agent of Stable-Baselines 2 has named its observation_space."""
+PICKLE_START, SB2_START = 2**8, 2**14
+"""Bytes in which a pickle names its VecNormalize, and an agent of Stable-Baselines 2 its observation_space."""
 _CALLED = re.compile(r"vec_?norm.*\.pkl", re.IGNORECASE)
 """What is called so is read or refused, whatever it holds: the pointer of a file that was not fetched, for one."""
 _PICKLED = re.compile(
@@ -83,12 +83,12 @@ def _subject(path: Path) -> tuple[str, ...]:
 def _statistics(folder: Path) -> list[Path]:
     """Files of VecNormalize's statistics in the folder."""
     files = _files(folder)
-    pickled = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(_start(path))]
+    pickled = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(first_bytes(path, PICKLE_START))]
     return pickled or [path for path in files if path.name == RUNNING]
 
 
 def _is_agent(path: Path) -> bool:
-    start = _start(path, SB2_START)
+    start = first_bytes(path, SB2_START)
     if start.startswith(b"PK"):
         names = member_names(path)
         return "data" in names and bool(names & {"policy.pth", "parameters"})
@@ -99,9 +99,3 @@ def _files(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):  # a folder that cannot be listed holds nothing that could be read
         return sorted(path for path in folder.iterdir() if path.is_file())
     return []
-
-
-def _start(path: Path, size: int = 256) -> bytes:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(size)
-    return b""

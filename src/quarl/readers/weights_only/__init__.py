@@ -16,7 +16,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, first_line, printable
 from quarl.inert.budget import reading
-from quarl.inert.zip import MAX_MEMBERS, member_names, read_bytes
+from quarl.inert.zip import MAX_MEMBERS, first_bytes, member_names, read_bytes
 from quarl.policy import artifact
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
@@ -41,11 +41,7 @@ def recognise(path: Path) -> str:
     """The name of the reader for the file at `path`; "" where it is a policy, a folder, or nothing that is known."""
     if not path.is_file():
         return ""
-    try:
-        with path.open("rb") as file:
-            start = file.read(16)
-    except OSError:
-        return ""  # whoever reads it says why that fails
+    start = first_bytes(path)
     if start.startswith(LEGACY_START[:14], 2):
         return "torch"
     if start[4:8] == b"TFL3":
