@@ -70,7 +70,7 @@ def resumed(tmp_path, timesteps):
 
 def test_a_resumed_judge_knows_the_evaluations_so_far_and_which_agent_is_the_best_one(tmp_path, looked):
     looked((10, 1.5), (20, 5.5), (30, 2.0))
-    assert resumed(tmp_path, 25).timesteps == [10, 20]
+    assert [steps for steps, *_ in resumed(tmp_path, 25).entries] == [10, 20]
     assert resumed(tmp_path, 25).best == (False, 5.5, 20)
     assert resumed(tmp_path, 15).best == (
         False,
@@ -112,7 +112,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
     assert found.keep(model, *found.look(model)) > 0
     failures += [KeyError("lost"), KeyError("lost")]
     assert found.look(model) is None
-    assert (found.timesteps, failures) == ([0], [])
+    assert ([steps for steps, *_ in found.entries], failures) == ([0], [])
     again = "an evaluation begins again (KeyError: 'lost')"
     assert said == [again, again, "the evaluation after 0 steps is left out (KeyError: 'lost'); training goes on"]
 

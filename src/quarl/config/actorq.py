@@ -152,8 +152,6 @@ class ActorQConfig(LearnerOptions):
             )
         if trained is not None and self.comm_bits is not None:
             raise QuarlError("--comm-bits would round weights further than --qat trains for: keep one")
-        if trained is None:
-            self.refuse(("quant_delay",), "is about quantisation-aware training", "say which precision with --qat")
         self.delay(self.steps)
         known = spec.float_type in ("fp32", "fp16") or (
             spec.float_type is None and spec.weight_bits <= 8 and spec.activation_bits == 8

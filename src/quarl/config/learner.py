@@ -39,6 +39,9 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     )
     """Options that a run which goes on may have anew; the run's where they are not given."""
 
+    qat_options: ClassVar[tuple[str, ...]] = ("quant_delay",)
+    """Options that go with `qat` only."""
+
     algo: Annotated[str, arg(metavar="NAME")]
     """Learner."""
     env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
@@ -85,6 +88,10 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
             raise QuarlError(f"--quant-delay must not be negative, got {self.quant_delay}")
         check_device(self.device)
         self.hyperparameters()
+        # of a run that is gone on with, its file says whether it has a precision
+        if self.qat is None and not self.resume:
+            self.refuse(self.qat_options, "is about quantisation-aware training", "say which precision with --qat")
+        self.spec()
 
     def hyperparameters(self) -> dict[str, Any]:
         """`params` by name, as a config.yml has them."""
@@ -92,7 +99,9 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
 
     def spec(self) -> QatSpec | None:
         """What to train for; None: float32."""
-        return None if self.qat is None else QatSpec.parse(self.qat)
+        options = [name for name in self.qat_options if name.startswith("qat_")]
+        given = {name.removeprefix("qat_"): getattr(self, name) for name in options}
+        return None if self.qat is None else QatSpec.parse(self.qat, **given)
 
     def delay(self, n_timesteps: int) -> int | None:
         """Steps of a run of `n_timesteps` before fake quantisation acts; refuses a delay that the run never reaches."""

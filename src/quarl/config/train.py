@@ -11,9 +11,20 @@ from tyro.conf import arg
 from quarl.config.base import Flag, Normalize, at_least_one, check_folder
 from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError
-from quarl.quant.spec import QatSpec, Ranges
+from quarl.quant.spec import Ranges
 
 LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
+QAT_OPTIONS = (
+    "quant_delay",
+    "qat_output_bits",
+    "qat_observation_bits",
+    "qat_ranges",
+    "qat_affine",
+    "qat_per_tensor",
+    "qat_critic",
+    "qat_skip",
+)
+"""What goes with `qat` only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +35,7 @@ class TrainConfig(LearnerOptions):
     learners: ClassVar[tuple[str, ...]] = LEARNERS
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "algo", "env", "folder")
     free: ClassVar[tuple[str, ...]] = (*LearnerOptions.free, "vec_env", "threads")
+    qat_options: ClassVar[tuple[str, ...]] = QAT_OPTIONS
 
     algo: Annotated[str, arg(metavar="NAME")] = "ppo"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
@@ -70,7 +82,6 @@ class TrainConfig(LearnerOptions):
     def check(self) -> None:
         super().check()
         at_least_one(n_envs=self.n_envs, threads=self.threads)
-        self.spec()
         if self.n_timesteps is not None:
             self.delay(self.n_timesteps)
         if self.resume and self.trained_agent is not None:
@@ -78,26 +89,3 @@ class TrainConfig(LearnerOptions):
         if self.normalize is not None and self.trained_agent is None:
             raise QuarlError("--normalize says how a trained agent observed: add -i MODEL, or drop it")
         check_folder(self.folder)
-
-    def spec(self) -> QatSpec | None:
-        """What to train for; None: float32."""
-        if self.qat is None:
-            # of a run that is gone on with, its file says whether it has a precision
-            if not self.resume:
-                self.refuse(QAT_OPTIONS, "is about quantisation-aware training", "say which precision with --qat")
-            return None
-        options = [name for name in QAT_OPTIONS if name.startswith("qat_")]
-        return QatSpec.parse(self.qat, **{name.removeprefix("qat_"): getattr(self, name) for name in options})
-
-
-QAT_OPTIONS = (
-    "quant_delay",
-    "qat_output_bits",
-    "qat_observation_bits",
-    "qat_ranges",
-    "qat_affine",
-    "qat_per_tensor",
-    "qat_critic",
-    "qat_skip",
-)
-"""What goes with `qat` only."""

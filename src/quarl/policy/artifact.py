@@ -20,12 +20,12 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.files import write_parts
-from quarl.inert.budget import read_json, reading
+from quarl.inert.budget import reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.manifest import grid, number, one_of, pair, reals, size, word
 from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
-from quarl.policy.tensors import DTYPES, Bytes, parse, pieces
+from quarl.policy.tensors import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
 from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec
@@ -71,12 +71,11 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
         manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
     tensors = {name: np.array(array, order="C", copy=None) for name, array in tensors.items()}
     if sum(array.nbytes for array in tensors.values()) < SMALL:
-        manifest["sha256"] = {name: _digest(array) for name, array in tensors.items()}
+        manifest["sha256"] = {name: digest(array) for name, array in tensors.items()}
     else:
         with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock alone
-            manifest["sha256"] = dict(zip(tensors, pool.map(_digest, tensors.values()), strict=True))
-    text = json.dumps(manifest, separators=(",", ":"), default=_plain)
-    return tensors, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+            manifest["sha256"] = dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
+    return tensors, sealed(json.dumps(manifest, separators=(",", ":"), default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -84,10 +83,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise QuarlError(f"cannot save {str(value)[:60]!r}: an artefact holds numbers, words and lists; keep to these")
-
-
-def _digest(array: Array) -> str:
-    return hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
 
 
 def read(path: str | os.PathLike[str]) -> Policy:
@@ -114,12 +109,7 @@ def from_bytes(data: Bytes, where: str, *, checked: bool = False) -> Policy:
 def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
     """Checked tensors and manifest."""
     members, metadata = parse(data)
-    text = metadata["manifest"]
-    if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
-        raise QuarlError("the manifest does not match its sha256; the file is damaged")
-    manifest = read_json(text, "the manifest")
-    if manifest["format"] != FORMAT:
-        raise QuarlError(f"format {manifest['format']!r} is not {FORMAT!r}")
+    manifest: dict[str, Any] = unsealed(metadata, FORMAT)
     if manifest["version"] != VERSION:
         raise QuarlError(
             f"format version {manifest['version']} is not the version {VERSION} that this QuaRL reads; update"

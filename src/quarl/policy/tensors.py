@@ -6,6 +6,7 @@ once to read it and twice to write it, and an actor that waits for its new weigh
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import operator
@@ -75,6 +76,26 @@ def pieces(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[by
 def raw(array: Array) -> memoryview:
     """The bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def digest(array: Array) -> str:
+    """Their sha256."""
+    return hashlib.sha256(raw(array)).hexdigest()
+
+
+def sealed(manifest: str) -> dict[str, str]:
+    """Metadata of a container that holds a JSON manifest, with its sha256."""
+    return {"manifest": manifest, "sha256": hashlib.sha256(manifest.encode()).hexdigest()}
+
+
+def unsealed(metadata: Mapping[str, Any], kind: str) -> Any:
+    """The manifest of `sealed`; QuarlError where it is damaged or its format is none of this kind."""
+    if sealed(metadata["manifest"])["sha256"] != metadata["sha256"]:
+        raise QuarlError("the manifest does not match its sha256; the file is damaged")
+    manifest = read_json(metadata["manifest"], "the manifest")
+    if manifest["format"] != kind:
+        raise QuarlError(f"format {manifest['format']!r} is not {kind!r}")
+    return manifest
 
 
 def parse(

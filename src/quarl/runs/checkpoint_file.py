@@ -9,7 +9,6 @@ twice: arrays are mapped.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.files import hold
 from quarl.inert.budget import read_json
 from quarl.machine import version
-from quarl.policy.tensors import NAMES, TYPES, header, ordered, parse, raw
+from quarl.policy.tensors import NAMES, TYPES, digest, header, ordered, parse, raw, sealed, unsealed
 
 FORMAT = "quarl-checkpoint"
 SCHEMA = 1
@@ -51,7 +50,7 @@ def write(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
     facts = json.loads(json.dumps(facts, default=_plain))  # fixed from here on: the header is written twice
     contents = {name: np.asarray(arrays[name], order="C") for name in ordered(arrays)}
     with ThreadPoolExecutor(1) as pool, replacing(path) as file:
-        digests = pool.map(_digest, contents.values())  # beside the writing: neither holds the interpreter's lock
+        digests = pool.map(digest, contents.values())  # beside the writing: neither holds the interpreter's lock
         files.put(file, first_bytes(_manifest(facts, contents, dict.fromkeys(contents, UNKNOWN))))
         for array in contents.values():
             files.put(file, raw(array))
@@ -88,15 +87,13 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """Manifest and arrays, every checksum verified; the arrays are mapped, so copy what is to be kept or changed."""
     try:
         manifest = _checked_manifest(path)
-        try:
+        with _damaged():
             table, _ = parse(np.memmap(path, np.uint8, "c").data, TYPES)
-        except QuarlError as error:
-            raise DamagedError(str(error)) from None
         arrays = {name: np.frombuffer(table[name][2], TYPES[table[name][0]]) for name in manifest["tensors"]}
         arrays = {name: array.reshape(table[name][1]) for name, array in arrays.items()}
         with ThreadPoolExecutor() as pool:
-            for name, digest in zip(arrays, pool.map(_digest, arrays.values()), strict=True):
-                if digest != manifest["tensors"][name]["sha256"]:
+            for name, sha256 in zip(arrays, pool.map(digest, arrays.values()), strict=True):
+                if sha256 != manifest["tensors"][name]["sha256"]:
                     raise DamagedError(f"tensor {name!r} does not match its sha256")
     except OSError as error:
         raise DamagedError(f"it cannot be read: {error.strerror or error}") from None
@@ -113,13 +110,9 @@ def _checked_manifest(path: Path) -> Any:
         if not 0 < length <= min(size - 8, MAX_HEADER):
             raise DamagedError("it is cut short")
         start = file.read(length)
-    metadata = _document(start)["__metadata__"]
-    text: str = metadata["manifest"]
-    if hashlib.sha256(text.encode()).hexdigest() != metadata["sha256"]:
-        raise DamagedError("the manifest does not match its sha256")
-    manifest = _document(text)
-    if manifest["format"] != FORMAT:
-        raise DamagedError(f"format {manifest['format']!r} is not {FORMAT!r}")
+    with _damaged():
+        metadata = read_json(start, "its header")["__metadata__"]
+        manifest = unsealed(metadata, FORMAT)
     if manifest["schema"] < 1:
         raise DamagedError(f"there is no schema {manifest['schema']}")
     if manifest["schema"] > SCHEMA:
@@ -127,14 +120,16 @@ def _checked_manifest(path: Path) -> Any:
             f"{path} has schema {manifest['schema']} and this QuaRL reads schema {SCHEMA}; "
             f"install QuaRL {manifest['quarl']} or newer"
         )
-    if first_bytes(text) != length.to_bytes(8, "little") + start:
+    if first_bytes(metadata["manifest"]) != length.to_bytes(8, "little") + start:
         raise DamagedError("the header does not match the manifest")
     return manifest
 
 
-def _document(text: str | bytes) -> Any:
+@contextlib.contextmanager
+def _damaged() -> Iterator[None]:
+    """What is refused inside is not what was saved."""
     try:
-        return read_json(text, "its header")
+        yield
     except QuarlError as error:
         raise DamagedError(str(error)) from None
 
@@ -150,9 +145,8 @@ def _manifest(facts: Mapping[str, Any], arrays: Mapping[str, Array], digests: Ma
 
 def first_bytes(manifest: str) -> bytes:
     """Length and header of the file that has this manifest; padded, so that the tensors start aligned."""
-    metadata = {"manifest": manifest, "sha256": hashlib.sha256(manifest.encode()).hexdigest()}
     table = {name: (entry["dtype"], entry["shape"]) for name, entry in json.loads(manifest)["tensors"].items()}
-    return header(table, metadata, ascii_only=True)
+    return header(table, sealed(manifest), ascii_only=True)
 
 
 def _plain(value: object) -> object:
@@ -160,7 +154,3 @@ def _plain(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r} is neither number, text, list nor dict")
-
-
-def _digest(array: Array) -> str:
-    return hashlib.sha256(raw(array)).hexdigest()

@@ -13,6 +13,7 @@ import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl import engines, qat, stats
+from quarl.arrays import Array
 from quarl.config import TrainConfig
 from quarl.config.learner import LearnerOptions
 from quarl.envs import make_for, resolve
@@ -69,9 +70,8 @@ class BestEvaluator(Evaluator):
         """folder: asked for when there is something to write."""
         super().__init__(config, say)
         self.recipe, self._folder, self._best_files = recipe, folder, Dispensable(say)
-        self.timesteps: list[int] = []
-        self._returns: list[Any] = []
-        self._lengths: list[Any] = []
+        self.entries: list[tuple[int, Array, Array]] = []
+        """Environment steps, returns and lengths of each evaluation."""
         self.best: tuple[bool, float, int] | None = None
         """(in integers, mean return, environment steps) of the best agent so far, which is the one in the folder. What
         was trained with quantisation is better than anything before: the run is for that."""
@@ -81,8 +81,7 @@ class BestEvaluator(Evaluator):
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; what was best after it is in the folder, and stays so."""
-        entries = [entry for entry in zip(*self._folder().read_evaluations(), strict=True) if entry[0] <= timesteps]
-        self.timesteps, self._returns, self._lengths = [[entry[k] for entry in entries] for k in range(3)]
+        self.entries = [entry for entry in self._folder().read_evaluations() if entry[0] <= timesteps]
         self.best = self._folder().read_best()
 
     def look(self, model: BaseAlgorithm) -> tuple[QuantizedPolicy, Evaluation] | None:
@@ -102,11 +101,9 @@ class BestEvaluator(Evaluator):
 
     def keep(self, model: BaseAlgorithm, policy: QuantizedPolicy, played: Evaluation) -> float:
         """The mean return; evaluations.npz and, where it is the best so far, best_model.zip are written."""
-        self.timesteps.append(model.num_timesteps)
-        self._returns.append(played.returns)
-        self._lengths.append(played.lengths)
+        self.entries.append((model.num_timesteps, played.returns, played.lengths))
         folder, mean = self._folder(), float(played.returns.mean())
-        self._files.write(lambda: folder.write_evaluations(self.timesteps, self._returns, self._lengths))
+        self._files.write(lambda: folder.write_evaluations(self.entries))
         ready = qat.is_ready(model)
         if not self._improves(ready, mean, model.num_timesteps):
             return mean
@@ -162,7 +159,7 @@ class BestEvaluator(Evaluator):
             seed=self.config.seed,
             engine=engines.load_fitting(policy).name,
             stream=stream,
-            env=self.learners if self._borrows(policy) else None,
+            env=self._borrowed(policy),
         )
 
     @property
@@ -170,8 +167,8 @@ class BestEvaluator(Evaluator):
         """Whether evaluations are played in the learner's environment, which has another state then."""
         return self.learners is not None and self._is_alone is True
 
-    def _borrows(self, policy: Policy) -> bool:
-        """`has_borrowed`, which the first evaluation finds out."""
+    def _borrowed(self, policy: Policy) -> gymnasium.Env[Any, Any] | None:
+        """The learner's environment where no second one can be made beside it, which the first evaluation finds out."""
         if self.learners is not None and self._is_alone is None:
             try:
                 with held(partial(make_for, policy, self.config.env)) as env:
@@ -181,7 +178,7 @@ class BestEvaluator(Evaluator):
                 self._is_alone = True
                 alone = f"no second environment can be made ({in_one_line(error)})"
                 self._say(f"{alone}: evaluations are played in the learner's, whose episodes they end")
-        return self.has_borrowed
+        return self.learners if self._is_alone else None
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.algorithms.clocks import CLOCK
+from quarl.arrays import Array
 from quarl.config.learner import LearnerOptions
 from quarl.config.options import options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
@@ -144,22 +145,23 @@ class RunFolder:
         """The policy that quantisation-aware training was for."""
         artifact.write(policy, self.path / (name or self.integers.name))
 
-    def write_evaluations(self, timesteps: Sequence[int], returns: Sequence[Any], lengths: Sequence[Any]) -> None:
-        """evaluations.npz: timesteps [K], results and ep_lengths [K, episodes]."""
+    def write_evaluations(self, entries: Sequence[tuple[int, Array, Array]]) -> None:
+        """evaluations.npz, of steps, returns and lengths: timesteps [K], results and ep_lengths [K, episodes]."""
+        timesteps, returns, lengths = (np.array(column) for column in zip(*entries, strict=True))
         buffer = io.BytesIO()
-        np.savez(buffer, timesteps=timesteps, results=np.array(returns), ep_lengths=np.array(lengths))
+        np.savez(buffer, timesteps=timesteps, results=returns, ep_lengths=lengths)
         write_bytes(buffer.getvalue(), self.path / "evaluations.npz")
 
-    def read_evaluations(self) -> tuple[list[int], list[Any], list[Any]]:
+    def read_evaluations(self) -> list[tuple[int, Array, Array]]:
         """What `write_evaluations` wrote; empty where it has not yet."""
         path = self.path / "evaluations.npz"
         if not path.exists():
-            return [], [], []
+            return []
         arrays = read_npz(read_bytes(path), str(path))
         try:
             steps, returns, lengths = arrays["timesteps"], arrays["results"], arrays["ep_lengths"]
-            if steps.ndim == 1 and len(steps) == len(returns) == len(lengths):
-                return steps.tolist(), list(returns), list(lengths)
-        except (KeyError, TypeError):  # an array is missing, or is a single number
+            if steps.ndim == 1:
+                return list(zip(steps.tolist(), returns, lengths, strict=True))
+        except (KeyError, TypeError, ValueError):  # an array is missing, is a single number or of another length
             pass
         raise QuarlError(f"{path} is malformed; remove the file to resume without it")

@@ -102,7 +102,8 @@ class Training:
                 self.checkpointer.save(clock_s)
                 world.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = self._integers()
-                if callback.eval_freq and self.evaluator.timesteps[-1:] != [self.model.num_timesteps]:
+                evaluated = {entry[0] for entry in self.evaluator.entries}
+                if callback.eval_freq and self.model.num_timesteps not in evaluated:
                     callback.look()
                 row = self._conclude(interrupts, integers, clock_s, started)
             except Stopped:
