@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quarl.algorithms.device import find_device
+from quarl.algorithms.learners import find_device
 from quarl.cli import main
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from quarl.algorithms import replay_size
+from quarl.algorithms import learners
 from quarl.cli import main
 
 IMAGES = "difficult_environments:Images-v0"
@@ -21,7 +21,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", [["train", "--params"], ["actorq", "--params", "learning_starts:100"]])
 def test_a_replay_that_does_not_fit_is_refused_with_a_number_that_fits(words, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(replay_size, "free_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr(learners, "free_bytes", lambda: 3_000_000_000)
     words = [words[0], "--algo", "dqn", "--env", IMAGES, "-n", "200000", *words[1:]]
     assert main([*words, "buffer_size:100000"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -38,9 +38,9 @@ def test_a_run_that_ends_before_the_replay_is_full_takes_less(tmp_path, monkeypa
     needed = 20 * ROW
     words = ["train", "--algo", "dqn", "--env", IMAGES, "-n", "20", "--eval-episodes", "0", "--params"]
     words += ["buffer_size:10000", "learning_starts:19", "batch_size:4"]
-    monkeypatch.setattr(replay_size, "free_bytes", lambda: 1.2 * needed)
+    monkeypatch.setattr(learners, "free_bytes", lambda: 1.2 * needed)
     assert main(words) == 2
-    monkeypatch.setattr(replay_size, "free_bytes", lambda: 1.3 * needed)
+    monkeypatch.setattr(learners, "free_bytes", lambda: 1.3 * needed)
     assert main(words) == 0
-    monkeypatch.setattr(replay_size, "free_bytes", lambda: None)  # where the system does not say it
+    monkeypatch.setattr(learners, "free_bytes", lambda: None)  # where the system does not say it
     assert main(words) == 0

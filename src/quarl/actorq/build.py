@@ -15,17 +15,14 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch.optim import Adam
 
-from quarl import qat
+from quarl import envs, qat
 from quarl.actorq.environments import world_of
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
 from quarl.algorithms.clocks import NO_UPDATES
-from quarl.algorithms.device import find_device
-from quarl.algorithms.learners import DOUBLE, constructor, instantiate
-from quarl.algorithms.replay_size import check_replay
+from quarl.algorithms.learners import DOUBLE, constructor, make
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
-from quarl.envs import make
 from quarl.envs.checked import Recalled
 from quarl.envs.options import OF_ENVIRONMENT
 from quarl.errors import QuarlError
@@ -52,7 +49,7 @@ five discounts of what it bootstrapped from; its D4PG's lie with D4PG."""
 
 def recalled(config: ActorQConfig) -> Recalled:
     """What the run's model needs of its environment, which is made and closed for it."""
-    return Recalled(partial(make, config.env, trusted=True, **world_of(config).making), config.seed)
+    return Recalled(partial(envs.make, config.env, trusted=True, **world_of(config).making), config.seed)
 
 
 def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgorithm:
@@ -68,7 +65,6 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
         )
     env: VecEnv = DummyVecEnv([lambda: world or recalled(config)])
     env = VecNormalize(env, gamma=gamma) if config.normalize else env
-    check_replay(cls, parameters, env, config.steps)
     policy_kwargs = dict(parameters.pop("policy_kwargs", {}))
     if arch := _net_arch(config, critic, policy_kwargs.get("net_arch")):
         policy_kwargs["net_arch"] = arch
@@ -80,14 +76,13 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
         replay = {"n_steps": n_steps, "gamma": gamma, "max_times_sampled": config.max_times_sampled}
-        model: OffPolicyAlgorithm = instantiate(
+        model: OffPolicyAlgorithm = make(
+            config,
             cls,
-            config.algo,
-            config.env,
             "CnnPolicy" if image else "MlpPolicy",
             env,
-            seed=config.seed,
-            device=find_device(config.device),
+            steps=config.steps,
+            device=config.device,
             policy_kwargs=policy_kwargs,
             replay_buffer_class=SegmentReplay,
             replay_buffer_kwargs=replay,

@@ -14,7 +14,7 @@ from quarl.algorithms import tuned
 from quarl.algorithms.learners import learner_class
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
-from quarl.config.options import completed
+from quarl.config.learner import completed
 from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import OF_ENVIRONMENT

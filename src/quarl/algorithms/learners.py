@@ -1,13 +1,25 @@
-"""Learners by name: the classes of Stable-Baselines3, and those of this package, loaded when they are asked for."""
+"""Learners by name: classes of Stable-Baselines3 and of this package, loaded when they are asked for, and made.
+
+Whether a replay fits in memory is asked before: numpy takes it row by row, and the system ends who takes too much.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.vec_env import VecEnv
+
 from quarl.algorithms.arguments import checked
+from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError, first_line
+from quarl.machine import free_bytes
 
 CLASSES = {
     "ppo": "stable_baselines3.PPO",
@@ -21,6 +33,10 @@ CLASSES = {
 DOUBLE_DQN = "quarl.algorithms.double_dqn.DoubleDQN"
 DOUBLE = "double_q"
 """The hyper-parameter that makes DQN's target that of double DQN."""
+SHARE = 0.8
+"""Of free memory that a replay may take."""
+ROW_BYTES = 16
+"""Of a row beside observations and action: reward, end, time limit."""
 
 
 def learner_class(algo: str, *, double: bool = False) -> Any:
@@ -38,9 +54,44 @@ def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dic
     return cls, checked(cls, given)
 
 
-def instantiate(cls: Any, algo: str, env_id: str, /, *arguments: Any, **options: Any) -> Any:
-    """The model cls(*arguments, **options); QuarlError, naming algorithm and environment, where none can be made."""
+def make(
+    config: LearnerOptions, cls: Any, policy: str, env: VecEnv, *, steps: int, device: str, **arguments: Any
+) -> Any:
+    """The seeded model of the class; QuarlError, naming algorithm and environment, where none can be made.
+
+    policy: its name in Stable-Baselines3. steps: of the run. arguments: further ones of the constructor.
+    """
+    check_replay(cls, arguments, env, steps)
     try:
-        return cls(*arguments, **options)
+        return cls(policy, env, seed=config.seed, device=find_device(device), **arguments)
     except (TypeError, ValueError, AssertionError, RuntimeError, NotImplementedError, MemoryError) as error:
-        raise QuarlError(f"{algo} cannot be made for {env_id}: {first_line(error)}") from None
+        raise QuarlError(f"{config.algo} cannot be made for {config.env}: {first_line(error)}") from None
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name, auto the GPU where there is one. Stable-Baselines3 takes the CPU without a word instead
+    of a GPU that is not there; here that is a QuarlError."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise QuarlError(f"--device {name}: PyTorch finds no GPU here; use auto or cpu, or install a build for CUDA")
+    device: torch.device = get_device(name)
+    return device
+
+
+def check_replay(cls: Any, arguments: Mapping[str, Any], env: VecEnv, steps: int) -> None:
+    """Refuses a replay that would not fit in the memory that is free, and names the size of one that does.
+
+    arguments: the constructor's. steps: of the run, which fill no more rows.
+    """
+    parameter = inspect.signature(cls.__init__).parameters.get("buffer_size")
+    free = free_bytes()
+    if parameter is None or free is None:
+        return
+    kinds = [env.observation_space] * (1 if arguments.get("optimize_memory_usage") else 2) + [env.action_space]
+    row = ROW_BYTES + sum(math.prod(kind.shape or ()) * np.dtype(kind.dtype).itemsize for kind in kinds)
+    wanted, fits = int(arguments.get("buffer_size", parameter.default)), int(free * SHARE / row)
+    if min(wanted, steps) > fits:
+        size = 10 ** max(len(str(fits)) - 2, 0)  # two digits are enough of it
+        raise QuarlError(
+            f"a replay of {min(wanted, steps):,} steps takes {min(wanted, steps) * row / 1e9:.3g} GB, and "
+            f"{free / 1e9:.3g} GB of memory are free: --params buffer_size:{fits // size * size} fits"
+        )

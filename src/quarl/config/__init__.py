@@ -23,6 +23,7 @@ from quarl.config.base import (
     Normalize,
     Output,
     at_least_one,
+    check_margin,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
@@ -30,7 +31,6 @@ from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
-from quarl.config.values import check_margin
 from quarl.errors import QuarlError
 from quarl.quant.spec import Mode, QuantSpec
 

@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from quarl.config.base import Flag, Output, at_least_one, check_folder
+from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, layer_widths
 from quarl.config.learner import LearnerOptions
-from quarl.config.values import check_types, layer_widths
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 

@@ -10,10 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, arg, subcommand
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import MeteredConfig, Output, at_least_one
+from quarl.config.base import MeteredConfig, Output, at_least_one, layer_widths
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.mixed_precision import MixedPrecisionConfig
-from quarl.config.values import layer_widths
 from quarl.errors import QuarlError, UnsupportedError
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]

@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import arg
 
-from quarl.config.base import MeteredConfig, Normalize, Output, Steps, at_least_one, check_folder
+from quarl.config.base import MeteredConfig, Normalize, Output, Steps, at_least_one, check_folder, check_margin
 from quarl.config.environment import EnvironmentConfig
 from quarl.config.train import QAT_OPTIONS, TrainConfig
-from quarl.config.values import check_margin
 from quarl.errors import QuarlError
 from quarl.quant.spec import QatSpec, QuantSpec, Ranges
 

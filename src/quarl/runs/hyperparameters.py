@@ -16,7 +16,7 @@ from quarl.algorithms import tuned
 from quarl.algorithms.arguments import CODE, OURS, arguments, whole
 from quarl.config import TrainConfig
 from quarl.config.environment import spelled
-from quarl.config.options import completed
+from quarl.config.learner import completed
 from quarl.envs import resolve
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.names import is_atari

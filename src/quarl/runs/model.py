@@ -14,10 +14,8 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from quarl import qat
-from quarl.algorithms.device import find_device
-from quarl.algorithms.learners import constructor, instantiate
+from quarl.algorithms.learners import constructor, make
 from quarl.algorithms.precision import Precision
-from quarl.algorithms.replay_size import check_replay
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.runs.hyperparameters import RunOptions
@@ -28,7 +26,6 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
     """The model, which starts from the trained agent if there is one, prepared for its precisions."""
     config, recipe = options.config, options.recipe
     cls, arguments = constructor(config.algo, recipe.arguments)
-    check_replay(cls, arguments, env, recipe.n_timesteps)
     if recipe.noise is not None:
         if "action_noise" not in inspect.signature(cls.__init__).parameters:
             raise QuarlError(f"{config.algo} takes no action noise; drop it with --params noise_type:None")
@@ -42,12 +39,10 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
                 "a2c ignores optimizer_kwargs without an optimizer_class: add optimizer_class=RMSprop to policy_kwargs"
             )
     policy = recipe.policy or ("CnnPolicy" if images else "MlpPolicy")
-    device = find_device("cpu" if config.device == "auto" and not images else config.device)
+    device = "cpu" if config.device == "auto" and not images else config.device
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        model: BaseAlgorithm = instantiate(
-            cls, config.algo, config.env, policy, env, seed=config.seed, device=device, **arguments
-        )
+        model: BaseAlgorithm = make(config, cls, policy, env, steps=recipe.n_timesteps, device=device, **arguments)
     for warning in warned:
         if issubclass(warning.category, UserWarning):
             say(str(warning.message).partition("\n")[0].rstrip(","))

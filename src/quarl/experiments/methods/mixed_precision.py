@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
 from quarl import formats
 from quarl.algorithms.cpu import threads
-from quarl.algorithms.device import find_device
+from quarl.algorithms.learners import find_device
 from quarl.algorithms.precision import Precision
 from quarl.arrays import Array
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
