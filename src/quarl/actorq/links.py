@@ -13,8 +13,6 @@ import numpy as np
 
 from quarl.arrays import Array
 
-SMALL_BLOCK = 6
-"""Rows up to which one by one is faster than the fixed cost of a block."""
 NEVER = -(2**62)
 """Number of a row that was not stored: below that of every living one."""
 UNKNOWN = (-1, NEVER)
@@ -39,7 +37,33 @@ class StreamLinks:
 
     def append(self, rows: Array) -> Array:
         """Links segments [n <= capacity], in order of arrival; those to be stored now: all but duplicates."""
-        return self._append_each(rows) if len(rows) <= SMALL_BLOCK else self._append_block(rows)
+        streams = zip(*(rows[name].tolist() for name in ("actor", "incarnation", "environment")), strict=True)
+        fresh, numbers_before = [], []
+        # what is new, and the number of the row that each follows
+        for place, (stream, sequence) in enumerate(zip(streams, rows["sequence"].tolist(), strict=True)):
+            last, number = self._streams.get(stream, UNKNOWN)
+            if sequence <= last:
+                self.num_duplicates += 1
+                continue
+            if sequence != last + 1:
+                self.num_gaps += 1
+                number = NEVER
+            self._streams[stream] = (sequence, self.num_rows + len(fresh))
+            fresh.append(place)
+            numbers_before.append(number)
+        rows = rows if len(fresh) == len(rows) else rows[fresh]
+        # the new rows end the links of those that they overwrite, and are the last of their streams for now
+        indices = (self.num_rows + np.arange(len(rows))) % self.capacity
+        self.num_rows += len(rows)
+        self.successor[indices] = -1
+        self._ends[indices] = rows["terminated"] | rows["truncated"]
+        # a row before them links to them where it still lives and its episode went on
+        before = np.array(numbers_before, np.int64)
+        living = before >= self.num_rows - self.capacity
+        before %= self.capacity
+        linked = living & ~self._ends[before]
+        self.successor[before[linked]] = indices[linked]
+        return rows
 
     def paths(self, first: Array, num_steps: int) -> tuple[Array, Array]:
         """(indices [B, num_steps] along the links from `first` [B], the last one repeated; rows used [B, 1])."""
@@ -76,72 +100,3 @@ class StreamLinks:
         self.successor[:size], self.successor[size:] = state["successor"], -1
         self._ends[:size] = state["ends"]
         self._streams = {(a, i, e): (sequence, number) for a, i, e, sequence, number in state["streams"].tolist()}
-
-    def _append_each(self, rows: Array) -> Array:
-        """The plain `append`: row by row, also where some are duplicates."""
-        fresh = []
-        ends = (rows["terminated"] | rows["truncated"]).tolist()
-        for place, (stream, sequence) in enumerate(zip(_streams(rows), rows["sequence"].tolist(), strict=True)):
-            last, number = self._streams.get(stream, UNKNOWN)
-            if sequence <= last:
-                self.num_duplicates += 1
-                continue
-            fresh.append(place)
-            index = self.num_rows % self.capacity
-            self._streams[stream] = (sequence, self.num_rows)
-            self.successor[index] = -1
-            self.num_rows += 1
-            if sequence != last + 1:
-                self.num_gaps += 1
-            elif number >= self.num_rows - self.capacity and not self._ends[number % self.capacity]:
-                self.successor[number % self.capacity] = index
-            self._ends[index] = ends[place]
-        return rows if len(fresh) == len(rows) else rows[fresh]
-
-    def _append_block(self, rows: Array) -> Array:
-        """`_append_each` in one pass over all streams of the block, with a dict look-up for each stream."""
-        order, heads = _by_stream(rows)
-        streams = _streams(rows[order[heads]])
-        last = np.array([self._streams.get(stream, UNKNOWN) for stream in streams])  # [streams, 2]
-        sequence = rows["sequence"][order]
-        step = np.empty(len(rows), np.int64)
-        step[1:] = sequence[1:] - sequence[:-1]
-        step[heads] = sequence[heads] - last[:, 0]
-        if step.min() <= 0:
-            return self._append_each(rows)
-        self.num_gaps += int(np.count_nonzero(step != 1))
-        numbers = self.num_rows + order
-        indices = numbers % self.capacity
-        self.num_rows += len(rows)
-        # The row before each in its stream: the one before it in `order`, or the stream's last if that still lives.
-        before = np.empty(len(rows), np.int64)
-        before[1:] = indices[:-1]
-        before[heads] = last[:, 1] % self.capacity
-        linked = step == 1
-        linked[heads] &= last[:, 1] >= self.num_rows - self.capacity
-        self._ends[indices] = (rows["terminated"] | rows["truncated"])[order]
-        linked &= ~self._ends[before]
-        self.successor[indices] = -1
-        self.successor[before[linked]] = indices[linked]
-        tails = np.empty_like(heads)
-        tails[:-1], tails[-1] = heads[1:] - 1, len(rows) - 1
-        newest = zip(sequence[tails].tolist(), numbers[tails].tolist(), strict=True)
-        self._streams.update(zip(streams, newest, strict=True))
-        return rows
-
-
-def _streams(rows: Array) -> list[tuple[int, int, int]]:
-    """The stream of each row."""
-    return list(zip(*(rows[name].tolist() for name in ("actor", "incarnation", "environment")), strict=True))
-
-
-def _by_stream(rows: Array) -> tuple[Array, Array]:
-    """(order of rows by stream, and by arrival within; where in that order each stream begins)."""
-    streams = np.array([rows["environment"], rows["incarnation"], rows["actor"]])
-    order = np.arange(len(rows))
-    if (streams == streams[:, :1]).all():  # the usual block needs no sorting
-        return order, order[:1]
-    order = np.lexsort(streams)
-    streams = streams[:, order]
-    changes = (streams[:, 1:] != streams[:, :-1]).any(axis=0)
-    return order, np.append(0, np.flatnonzero(changes) + 1)

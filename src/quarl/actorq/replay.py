@@ -89,7 +89,15 @@ class SegmentReplay(ReplayBuffer):
         assert segments.dtype == self.segment_dtype, f"rows of {segments.dtype}, expected {self.segment_dtype}"
         before = self.links.num_rows
         for begin in range(0, len(segments), self.buffer_size):
-            self._write(self.links.append(segments[begin : begin + self.buffer_size]))
+            first = self.links.num_rows
+            rows = self.links.append(segments[begin : begin + self.buffer_size])
+            # behind the newest, over the oldest
+            indices = np.arange(first, self.links.num_rows) % self.buffer_size
+            for name, column in self.columns.items():
+                column[indices] = rows[name]
+            if self._samplable is not None:
+                self._samplable.renew(indices)
+        self._move_to_end()
         return self.links.num_rows - before
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
@@ -167,22 +175,11 @@ class SegmentReplay(ReplayBuffer):
         for name, column in self.columns.items():
             column[:size] = state[name]
         self.links.load_state(state)
-        self.pos, self.full = num_rows % capacity, num_rows >= capacity
+        self._move_to_end()
         self._generator.bit_generator.state = json.loads(state["generator"].tobytes())
         if self._samplable is not None:
             self._samplable.restore(state["samplable"], state["times_sampled"])
 
-    def _write(self, rows: Array) -> None:
-        """Copies rows [n <= buffer_size] behind the newest, over the oldest."""
-        written = 0
-        while written < len(rows):
-            begin = self.pos
-            end = min(begin + len(rows) - written, self.buffer_size)
-            part = rows[written : written + end - begin]
-            for name, column in self.columns.items():
-                column[begin:end] = part[name]
-            if self._samplable is not None:
-                self._samplable.renew(np.arange(begin, end))
-            written += end - begin
-            self.full |= end == self.buffer_size
-            self.pos = end % self.buffer_size
+    def _move_to_end(self) -> None:
+        """Stable-Baselines3's books follow the links'."""
+        self.pos, self.full = self.links.num_rows % self.buffer_size, self.links.num_rows >= self.buffer_size
