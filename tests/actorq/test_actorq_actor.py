@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quarl.actorq.actor import ActorLoop, ActorSpec
@@ -16,8 +18,8 @@ def acting(tmp_path):
     """(rig, the loop of an actor that has the first weights)"""
     with poison.rig(tmp_path) as rig:
         rig.publish()
-        options = {"update_interval": INTERVAL, "max_staleness": 10**9}
-        spec = ActorSpec(index=0, incarnation=0, channel=rig.channel, env_id="CartPole-v1", **options)
+        config = replace(rig.learner.config, actor_update_interval=INTERVAL, max_staleness=10**9)
+        spec = ActorSpec(config=config, channel=rig.channel, index=0, incarnation=0)
         loop = ActorLoop(spec)
         assert loop.pull()
         rig.counters.learner[Learner.INSERT_LIMIT], rig.counters.learner[Learner.RANDOM_UNTIL] = 10**6, 0

@@ -453,8 +453,7 @@ def test_going_back_past_a_damaged_checkpoint_is_said(rig, capsys):
 def test_weights_that_were_written_over_while_they_were_packed_are_not_published(rig, monkeypatch):
     chosen = rig()
     chosen.loop.begin()
-    template = Template.of(chosen.loop.model).to_bytes()
-    spec = PublisherSpec(channel=chosen.channel, template=template, packer={"actor_precision": "int8"})
+    spec = PublisherSpec(config=chosen.loop.config, channel=chosen.channel, template=Template.of(chosen.loop.model))
     publisher, floats, packed = PublisherLoop(spec), chosen.channels[0].floats, chosen.channels[0].packed
     pack = publisher.packer.to_bytes
     first = floats.pull()

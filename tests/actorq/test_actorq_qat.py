@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def learner(cls: Any, env: str, delay: int) -> Any:
 
 def sent(model: Any) -> tuple[Template, np.ndarray]:
     """The template as another process gets it, and the vector of the weights now."""
-    template = Template.from_bytes(Template.of(model).to_bytes())
+    template = pickle.loads(pickle.dumps(Template.of(model)))
     flat = np.empty(template.num_floats, np.float32)
     Template.of(model).flatten_into(model, flat)
     return template, flat

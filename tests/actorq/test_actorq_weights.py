@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import gymnasium
@@ -119,20 +120,11 @@ def test_normalisation_statistics_travel_with_the_weights():
 def test_a_template_means_the_same_in_another_process(case: Any):
     model = build(case)
     template = Template.of(model)
-    there = Template.from_bytes(template.to_bytes())
+    there = pickle.loads(pickle.dumps(template))
     assert there.places == template.places
     assert there.initial.head.kind == template.initial.head.kind
     flat = flat_of(template, model)
     assert_same(there.policy(flat), from_model(model, distribution=True))
-
-
-@pytest.mark.parametrize("cut", [0, 5, 40, -7])
-def test_a_damaged_template_is_refused_in_one_line(cut: int):
-    data = Template.of(build(CASES[0])).to_bytes()
-    with pytest.raises(QuarlError) as caught:
-        Template.from_bytes(data[:cut])
-    assert "\n" not in str(caught.value)
-    assert "template" in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

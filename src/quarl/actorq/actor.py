@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +16,9 @@ from quarl.actorq import roles, wire
 from quarl.actorq.board import ORDERED
 from quarl.actorq.clock import Clock
 from quarl.actorq.counters import CLASSES, Actor, Learner
-from quarl.actorq.environments import Environments
+from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
 from quarl.arrays import Array
-from quarl.envs.options import EnvironmentOptions
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 from quarl.processes.inside import give_way, note
 
@@ -33,22 +32,13 @@ STEPS, HEARTBEAT_S = int(Actor.STEPS), int(Actor.HEARTBEAT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorSpec:
+class ActorSpec(roles.Start):
     """What an actor is told when it is started."""
 
     index: int
     incarnation: int
-    channel: roles.Channel
-    """This actor's own."""
-    env_id: str
-    world: EnvironmentOptions = field(default_factory=EnvironmentOptions)
-    num_envs: int = 1
-    engine: str = "litert"
-    update_interval: int = 100
-    max_staleness: int = 1000
     rung: float = 0.0
-    seed: int = 0
-    cores: frozenset[int] | None = None
+    """Of the ladder of exploration."""
     log: Path | None = None
     """Where it says what is no reason to end; None: on the terminal."""
 
@@ -57,26 +47,28 @@ class ActorLoop(roles.Actor):
     """An actor with one engine on one thread."""
 
     def __init__(self, spec: ActorSpec) -> None:
-        super().__init__(spec.cores)
-        self.spec = spec
-        self.channel, self.counters = spec.channel, spec.channel.counters
+        super().__init__(spec)
+        self.spec, config = spec, self.config
+        self.num_envs = config.envs_per_actor
         self.cells = self.counters.actors[spec.index]
         self.sent = self.counters.actors[:, Actor.STEPS]
         self.beat()  # imports are over
         self.steps = self.channel.num_sent()  # a predecessor may have died before it could count its last one
         self.cells[Actor.STEPS] = self.steps
-        self.rng = np.random.default_rng((spec.seed, spec.index, spec.incarnation))
+        self.rng = np.random.default_rng((config.seed, spec.index, spec.incarnation))
         self.num_actors = len(self.counters.actors)
         place = spec.incarnation * self.num_actors + spec.index
         # in replay's dtype whatever the environment returns: a reset may give integers where steps give floats
         stored = self.channel.dtype["observation"]
-        seen = np.zeros((spec.num_envs, *stored.shape), stored.base)
+        seen = np.zeros((self.num_envs, *stored.shape), stored.base)
         say = partial(note, spec.log)
-        self.world = Environments(spec.env_id, spec.num_envs, spec.seed, place, self.cells, seen, say, spec.world)
+        self.world = Environments(
+            config.env, self.num_envs, config.seed, place, self.cells, seen, say, world_of(config)
+        )
         self.version = self.step_of_version = 0
         self.engine: engines.Engine
         self.explorer: Explorer
-        self.pulled_at = self.steps - spec.update_interval
+        self.pulled_at = self.steps - config.actor_update_interval
         self.meanwhile = 0.0
         """Steps of all actors during one of this actor's, lately at most."""
         self.acting_since: int | None = None
@@ -88,9 +80,9 @@ class ActorLoop(roles.Actor):
         self.clock = Clock(self.cells)
 
     def allowed(self) -> int:
-        learner, num = self.counters.learner, self.spec.num_envs
+        learner, num, interval = self.counters.learner, self.num_envs, self.config.actor_update_interval
         self.beat()
-        if self.steps - self.pulled_at >= self.spec.update_interval or not self.version:
+        if self.steps - self.pulled_at >= interval or not self.version:
             self.pull()
         if learner[Learner.PAUSED]:
             self.paused_ns = time.monotonic_ns()
@@ -113,7 +105,7 @@ class ActorLoop(roles.Actor):
             return 1  # so near to the bound every step of the others counts
         # What is left is shared: an actor that took all of it would let the others wait.
         shared = max(int(room) // (num * self.num_actors), 1)
-        until_pull = self.pulled_at + self.spec.update_interval - self.steps
+        until_pull = self.pulled_at + interval - self.steps
         return min(shared, AT_ONCE, max(-(-until_pull // num), 1))
 
     def _fresh_until(self) -> float:
@@ -125,15 +117,15 @@ class ActorLoop(roles.Actor):
         per_insert = float(self.counters.learner[Learner.UPDATES_PER_INSERT])
         if not per_insert:
             return math.inf
-        oldest = self.step_of_version + self.spec.max_staleness
+        oldest = self.step_of_version + self.config.max_staleness
         steps = (oldest - float(self.counters.learner[Learner.UPDATES_OFFSET])) / per_insert
-        return steps - max(2 * self.meanwhile, self.num_actors * self.spec.num_envs)
+        return steps - max(2 * self.meanwhile, self.num_actors * self.num_envs)
 
     def act(self, num_steps: int) -> None:
         """So many steps, fewer where they are slow; at random before learning starts."""
         sent, steps = self.sent.sum(), self.steps
         self._act(num_steps, random=bool(sent < self.counters.learner[Learner.RANDOM_UNTIL]))
-        meanwhile = (self.sent.sum() - sent) / max(self.steps - steps, 1) * self.spec.num_envs
+        meanwhile = (self.sent.sum() - sent) / max(self.steps - steps, 1) * self.num_envs
         self.meanwhile = max(meanwhile, 0.95 * self.meanwhile)
         self.clock.book()
 
@@ -148,13 +140,13 @@ class ActorLoop(roles.Actor):
             # choose actions: one call of the engine for all environments
             before = now()
             if random:
-                actions, stored = self.explorer.random(self.spec.num_envs)
+                actions, stored = self.explorer.random(self.num_envs)
                 acted = before
             else:
                 outputs = self.engine.run(world.observations)
                 acted = now()
                 actions, stored = self.explorer.act(outputs, epsilon)
-            for k in range(self.spec.num_envs):
+            for k in range(self.num_envs):
                 # step the environment; one that raises is made anew, and what it did has no end in replay
                 started = now()
                 try:
@@ -219,9 +211,9 @@ class ActorLoop(roles.Actor):
     def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
         """What acts by a published artefact, and the seconds of unpacking it and of loading it."""
         start = time.perf_counter()
-        policy = unpacked(data, self.spec.engine)
+        policy = unpacked(data, self.config.engine)
         between = time.perf_counter()
-        engine = engines.load(policy, self.spec.engine, batch=self.spec.num_envs)
+        engine = engines.load(policy, self.config.engine, batch=self.num_envs)
         engine.run(self.world.observations)
         return policy.head, engine, between - start, time.perf_counter() - between
 

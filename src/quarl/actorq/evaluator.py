@@ -41,11 +41,6 @@ class ActorsEvaluator(Evaluator):
         super().__init__(config, say)
         self.template, self.channel, self._world = template, channel, world_of(config)
         self.logger = make_logger(config, lambda: config.output, say)
-        self.packer_options: dict[str, Any] = {
-            "actor_precision": config.actor_precision,
-            "comm_bits": config.comm_bits,
-            "weight_compress": config.weight_compress,
-        }
         self.entries: list[dict[str, Any]] = []
         self.reached_s: float | None = None
 

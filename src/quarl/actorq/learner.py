@@ -26,7 +26,6 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision
-from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError, note
 from quarl.processes.inside import die_with_parent, give_way
@@ -44,23 +43,20 @@ IDLE_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerSpec:
+class LearnerSpec(roles.Start):
     """What the learner is told when it is started."""
 
-    config: ActorQConfig
-    channel: roles.Channel
     world: Recalled | None = None
-    cores: frozenset[int] | None = None
+    """What its model needs of the environment, where it is at hand."""
 
 
 class LearnerLoop(roles.Learner):
     """A learner whose model is one of Stable-Baselines3."""
 
     def __init__(self, spec: LearnerSpec) -> None:
-        super().__init__(spec.cores)
-        self.config = config = spec.config
+        super().__init__(spec)
+        config = self.config
         start_threads(config.learner_threads)
-        self.channel, self.counters = spec.channel, spec.channel.counters
         self.cells = self.counters.learner
         self.model = build(config, spec.world)
         self.template = Template.of(self.model)

@@ -38,7 +38,8 @@ class StreamLinks:
     def append(self, rows: Array) -> Array:
         """Links segments [n <= capacity], in order of arrival; those to be stored now: all but duplicates."""
         streams = zip(*(rows[name].tolist() for name in ("actor", "incarnation", "environment")), strict=True)
-        fresh, numbers_before = [], []
+        fresh: list[int] = []
+        numbers_before: list[int] = []
         # what is new, and the number of the row that each follows
         for place, (stream, sequence) in enumerate(zip(streams, rows["sequence"].tolist(), strict=True)):
             last, number = self._streams.get(stream, UNKNOWN)

@@ -165,8 +165,9 @@ def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments
         books: Array = cells.copy()
         return books
 
+    engine: Any = arms[0][1]
     child.kill()  # another engine's
-    child.spec = replace(child.spec, engine=arms[0][1], incarnation=child.spec.incarnation + 1)
+    child.spec = replace(child.spec, config=replace(config, engine=engine), incarnation=child.spec.incarnation + 1)
     counters.learner[Learner.INSERT_LIMIT] = 2**53
     supervisor.children.start(child)
     packers = [Packer(precision, config.comm_bits, config.weight_compress) for precision, _ in arms]

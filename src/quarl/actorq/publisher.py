@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,25 +24,21 @@ SAMPLE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublisherSpec:
+class PublisherSpec(roles.Start):
     """What the publisher is told when it is started."""
 
-    channel: roles.Channel
-    template: bytes
-    """`Template.to_bytes`: what the float tensors mean."""
-    packer: Mapping[str, Any]
-    """Keyword arguments of Packer."""
+    template: Template
+    """What the float tensors mean."""
 
 
 class PublisherLoop(roles.Publisher):
     """Quantises off the learner's path."""
 
     def __init__(self, spec: PublisherSpec) -> None:
-        super().__init__()
-        self.channel = spec.channel
-        self.template = Template.from_bytes(spec.template)
-        self.packer = Packer(**spec.packer)
-        self.cells = self.channel.counters.publisher
+        super().__init__(spec)
+        self.template, config = spec.template, self.config
+        self.packer = Packer(config.actor_precision, config.comm_bits, config.weight_compress)
+        self.cells = self.counters.publisher
         self.rng = np.random.default_rng(0)
         self.cpu_before = float(self.cells[Publisher.CPU_S])
         # After a restart: what is up already need not be packed again.

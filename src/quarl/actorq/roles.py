@@ -13,6 +13,8 @@ queue has room or not, and how far each may go stands in the counters.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
@@ -25,7 +27,8 @@ import numpy as np
 from quarl.actorq.counters import Control, Counters
 from quarl.actorq.segment import Head
 from quarl.arrays import Array
-from quarl.processes.inside import Worker
+from quarl.config import ActorQConfig
+from quarl.processes.inside import parent_id
 
 Made = TypeVar("Made")
 LOOK_S = 0.003
@@ -123,14 +126,33 @@ class Channel(ABC):
         """Ends it, for all who have it."""
 
 
-class Role(Worker):
-    """A process of a run."""
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a process of a run is told when it is started."""
 
+    config: ActorQConfig
     channel: Channel
+    cores: frozenset[int] | None = None
+    """It is pinned to; None: to none."""
+
+
+class Role:
+    """A process of a run: pinned where asked, and aware of its supervisor's end."""
+
+    def __init__(self, start: Start) -> None:
+        self.config, self.channel, self.counters = start.config, start.channel, start.channel.counters
+        self._parent = parent_id()
+        if start.cores is not None and hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(OSError):  # not every container allows it, and it is only faster
+                os.sched_setaffinity(0, start.cores)
+
+    def orphaned(self) -> bool:
+        """True when the supervisor is no more."""
+        return os.getppid() != self._parent
 
     def stopped(self) -> bool:
         """Whether the supervisor wants an end, or is no more."""
-        return bool(self.channel.counters.control[Control.STOP]) or self.orphaned()
+        return bool(self.counters.control[Control.STOP]) or self.orphaned()
 
 
 class Learner(Role, ABC):

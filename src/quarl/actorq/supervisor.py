@@ -75,7 +75,7 @@ class Supervisor(roles.Supervisor):
         self.counters = self.channel.counters
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.workers = Workers(config, self.template, self.evaluator.packer_options, self.channel, world)
+            self.workers = Workers(config, self.template, self.channel, world)
         except BaseException:
             self.channel.remove()
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy import artifact
+from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, Policy
 from quarl.policy.grids import trained_rules
 from quarl.policy.operators import Conv2d, Dense, LayerNorm, Normalize, Op, Shape
@@ -21,9 +19,6 @@ from quarl.readers.normalizer import NAME as STATISTICS
 
 if TYPE_CHECKING:
     import torch  # else only where a model is at hand: a publisher has none, and is back the sooner without it
-
-LENGTH_BYTES = 8
-"""Of the little-endian number in front of a template's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +52,9 @@ class Trained:
         """Whether the grids act, then scale, zero point and bits of each."""
         return 1 + 3 * len(self.values)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"spec": self.spec.to_json(), "bits": dict(self.bits), "values": list(self.values)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Trained:
-        bits = {str(name): int(number) for name, number in data["bits"].items()}
-        return cls(QuantSpec.from_json(data["spec"]), bits, tuple(map(str, data["values"])))
-
 
 class Template:
-    """A Policy and the vector [num_floats] of everything in it that training changes."""
+    """A Policy and the vector [num_floats] of everything in it that training changes; pickled for the publisher."""
 
     def __init__(self, initial: Policy, live: Iterable[tuple[str, str]], trained: Trained | None = None) -> None:
         """live: (operator, field) of the arrays that change, in the order in which the vector holds them."""
@@ -147,24 +134,6 @@ class Template:
             part = flat[place.start : place.stop].reshape(*(place.parts,) * (place.parts > 1), *place.shape)
             arrays.setdefault(place.op, {})[place.field] = part if place.parts == 1 else part.sum(0, np.float64)
         return replace(self.initial, ops=tuple(replace(op, **arrays.get(op.name, {})) for op in self.initial.ops))
-
-    def to_bytes(self) -> bytes:
-        """The template for another process: JSON of what is live, then the artefact of the initial policy."""
-        places = [(place.op, place.field) for place in self.places]
-        live = json.dumps({"live": places, "trained": self.trained and self.trained.to_json()}).encode()
-        return len(live).to_bytes(LENGTH_BYTES, "little") + live + artifact.to_bytes(self.initial)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Template:
-        """The inverse of `to_bytes`."""
-        end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
-        try:
-            head = json.loads(data[LENGTH_BYTES:end])
-            live = [(str(op), str(field)) for op, field in head["live"]]
-            trained = None if head["trained"] is None else Trained.from_json(head["trained"])
-            return cls(artifact.from_bytes(data[end:], "the template"), live, trained)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise QuarlError("the template of the policy is damaged; start the run again") from None
 
 
 def _live(op: Op, parameters: dict[str, torch.nn.Parameter]) -> Iterable[str]:

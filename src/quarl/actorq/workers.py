@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from quarl.actorq import actor, learner, publisher
 from quarl.actorq.actor import ActorSpec
-from quarl.actorq.environments import world_of
 from quarl.actorq.exploration import ladder
 from quarl.actorq.learner import LearnerSpec
 from quarl.actorq.publisher import PublisherSpec
@@ -22,17 +20,15 @@ from quarl.processes.child import Child
 class Workers:
     """The child processes, not started yet; errors of each go to a log of its own in the output folder."""
 
-    def __init__(
-        self, config: ActorQConfig, template: Template, packer: dict[str, Any], channel: Channel, world: Recalled
-    ) -> None:
-        """packer: keyword arguments of Packer. world: what a learner, which plays nothing, needs of its environment."""
+    def __init__(self, config: ActorQConfig, template: Template, channel: Channel, world: Recalled) -> None:
+        """world: what a learner, which plays nothing, needs of its environment."""
         rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
         cores = _cores(config.actors, config.learner_threads, alone=channel.alone())
         names = ("learner", "publisher", *(f"actor-{i}" for i in range(config.actors)))
         logs = {name: config.output / f"{name}.log" for name in names}
         learner_spec = LearnerSpec(config=config, channel=channel, world=world, cores=cores[0])
         self.learner = Child("learner", learner.main, learner_spec, logs["learner"])
-        publisher_spec = PublisherSpec(channel=channel, template=template.to_bytes(), packer=packer)
+        publisher_spec = PublisherSpec(config=config, channel=channel, template=template)
         self.publisher = Child("publisher", publisher.main, publisher_spec, logs["publisher"])
         # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
         # reserved in blocks by every learner, so their first number is above all incarnations before it.
@@ -42,17 +38,11 @@ class Workers:
                 f"actor {i}",
                 actor.main,
                 ActorSpec(
+                    config=config,
+                    channel=channel.of(i),
                     index=i,
                     incarnation=first,
-                    channel=channel.of(i),
-                    env_id=config.env,
-                    world=world_of(config),
-                    num_envs=config.envs_per_actor,
-                    engine=config.engine,
-                    update_interval=config.actor_update_interval,
-                    max_staleness=config.max_staleness,
                     rung=rungs[i],
-                    seed=config.seed,
                     cores=cores[1 + i],
                     log=logs[f"actor-{i}"],
                 ),

@@ -122,20 +122,6 @@ def print_to(log: Path) -> None:
     os.close(descriptor)
 
 
-class Worker:
-    """A child that the supervisor started: pinned where asked, and aware of its supervisor's end."""
-
-    def __init__(self, cores: frozenset[int] | None = None) -> None:
-        self._parent = parent_id()
-        if cores is not None and hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):  # not every container allows it, and it is only faster
-                os.sched_setaffinity(0, cores)
-
-    def orphaned(self) -> bool:
-        """True when the supervisor is no more."""
-        return os.getppid() != self._parent
-
-
 def parent_id() -> int:
     """The process that started this one; asked for when it is gone, the system names another."""
     from multiprocessing import parent_process  # here: whoever was made so has loaded it

@@ -69,8 +69,7 @@ def rig(folder: Path, **changed: Any) -> Iterator[Rig]:
     channel = LocalChannel.create(1, template.num_floats, dtype, 256)
     try:
         learner = LearnerLoop(LearnerSpec(config=config, channel=channel))
-        packer = {"actor_precision": "fp32"}
-        spec = PublisherSpec(channel=channel, template=template.to_bytes(), packer=packer)
+        spec = PublisherSpec(config=config, channel=channel, template=template)
         learner.begin()
         yield Rig(folder, learner, PublisherLoop(spec), channel.of(0), channel.counters)
     finally:
