@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quarl.actorq import metrics, watchdog
+from quarl.actorq import metrics, workers
 from quarl.actorq.build import build
 from quarl.actorq.counters import Actor, Control, Learner, Publisher
 from quarl.actorq.environments import RETRIES, Environments
@@ -238,7 +238,7 @@ class _Clock:
 
 
 class _Living:
-    """What a child's process is to the watchdog."""
+    """What a child's process is to its workers."""
 
     killed = False
 
@@ -254,13 +254,14 @@ class _Living:
 
 @pytest.fixture
 def watched(supervised, monkeypatch):
-    """A watchdog over processes that are there in name only, on a clock that is set by hand."""
+    """Workers that are watched, of processes that are there in name only, on a clock that is set by hand."""
     supervisor, said = supervised
     clock = _Clock()
-    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(workers, "time", clock)
     for child in supervisor.workers.all:
         child.process, child.started = _Living(), clock.now
-    look = watchdog.Watchdog(supervisor.workers, supervisor.counters, 10.0, said.append)
+    supervisor.workers._looked = supervisor.workers._stale_at = clock.now
+    supervisor.workers._env_timeout = 10.0
 
     def after(seconds, **beats):
         """Looks every half second; those named beat meanwhile."""
@@ -268,7 +269,7 @@ def watched(supervised, monkeypatch):
             clock.now += 0.5
             for name in beats:
                 _cells(supervisor, name)[0][_cells(supervisor, name)[1]] = clock.now
-            look.look()
+            supervisor.workers.look()
 
     return supervisor, said, clock, after
 
@@ -281,7 +282,7 @@ def _cells(supervisor, name):
 
 def test_a_slow_import_is_no_hang_and_a_silent_actor_is_one(watched):
     supervisor, said, _, after = watched
-    after(watchdog.START_S - 1, actor_1=1, publisher=1)
+    after(workers.START_S - 1, actor_1=1, publisher=1)
     assert not said
     after(1, actor_0=1, actor_1=1, publisher=1)
     after(9.5, actor_1=1, publisher=1)
@@ -294,7 +295,7 @@ def test_a_slow_import_is_no_hang_and_a_silent_actor_is_one(watched):
 def test_a_frozen_publisher_is_replaced_in_the_end(watched):
     _, said, _, after = watched
     after(1, actor_0=1, actor_1=1, publisher=1)
-    after(watchdog.PUBLISHER_S, actor_0=1, actor_1=1)
+    after(workers.PUBLISHER_S, actor_0=1, actor_1=1)
     assert not said
     after(1, actor_0=1, actor_1=1)
     assert said == ["the publisher gave no sign of life for 30 s: killed"]
@@ -310,14 +311,14 @@ def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
 
 def test_a_short_timeout_blames_nobody_either(watched):
     supervisor, said, clock, after = watched
-    short = watchdog.Watchdog(supervisor.workers, supervisor.counters, 0.8, said.append)
+    supervisor.workers._env_timeout = 0.8
     after(1, actor_0=1, actor_1=1, publisher=1)
-    short.look()
+    supervisor.workers.look()
     clock.now += 3600  # Ctrl-Z, and fg
-    short.look()
+    supervisor.workers.look()
     assert not said
     clock.now += 0.7
-    short.look()
+    supervisor.workers.look()
     assert len(said) == 2  # both are silent
 
 
@@ -351,7 +352,6 @@ def at_work(supervisor):
     for child in supervisor.workers.all:
         child.process = _Living()
     supervisor.workers.learner.process = _Obedient(supervisor)
-    supervisor.watchdog = watchdog.Watchdog(supervisor.workers, supervisor.counters, 10.0, supervisor.say)
     supervisor.counters.learner[Learner.READY] = 1
     with supervisor.channel.floats.slot(4 * supervisor.template.num_floats, version=1, step=0) as slot:
         supervisor.template.flatten_into(build(supervisor.config), slot.view(np.float32))

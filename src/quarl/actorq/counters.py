@@ -18,7 +18,6 @@ from quarl.arrays import Array
 
 CLASSES = 2048
 """Classes of a histogram of whole numbers; the last one holds everything from there on."""
-NO_OVERHEAD = ("inference_s", "environment_s", "pull_s", "deserialize_s", "load_s", "wait_s", "stale_s")
 
 
 class _Column(IntEnum):
@@ -150,6 +149,13 @@ class Actor(_Column):
     HEARTBEAT_S = auto()
 
 
+TIMES = (
+    *(Actor.INFERENCE_S, Actor.ENVIRONMENT_S, Actor.INSERT_S, Actor.PULL_S, Actor.DESERIALIZE_S, Actor.LOAD_S),
+    *(Actor.WAIT_S, Actor.STALE_S),
+)
+"""What an actor's loop is made of; the rest of it is exploration and the loop itself."""
+
+
 class Counters:
     """All rows; each process writes its own and reads the others'."""
 
@@ -183,7 +189,7 @@ class Counters:
 
 def overhead_s(times: Mapping[str, float]) -> float:
     """Of an actor's seconds, by the names of its columns, what is neither its work, nor new weights, nor a wait."""
-    return times["loop_s"] - sum(times[name] for name in NO_OVERHEAD)
+    return times["loop_s"] - sum(times[column.name.lower()] for column in TIMES if column is not Actor.INSERT_S)
 
 
 def percentile(histogram: Array, share: float) -> float:

@@ -5,59 +5,42 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quarl.actorq.counters import Actor, Control, Counters, Learner, Publisher, percentile
+from quarl.actorq.counters import TIMES, Actor, Control, Counters, Learner, Publisher, percentile
 from quarl.errors import QuarlError
 from quarl.files import write_bytes
 
-TIMES = (
-    Actor.INFERENCE_S,
-    Actor.ENVIRONMENT_S,
-    Actor.INSERT_S,
-    Actor.PULL_S,
-    Actor.DESERIALIZE_S,
-    Actor.LOAD_S,
-    Actor.WAIT_S,
-    Actor.STALE_S,
-)
-"""What an actor's loop is made of; the rest of it is exploration and the loop itself."""
 COUNTS = (Actor.STEPS, Actor.PULLS, Actor.SKIPPED, Actor.ERRORS, Actor.DROPPED, Actor.VERSION, Actor.INCARNATION)
+WORK = (
+    *(Learner.TRAIN_S, Learner.INSERT_S, Learner.PUSH_S, Learner.WAIT_S, Learner.CHECKPOINT_S),
+    *(Learner.ROLLBACKS, Learner.DUPLICATES, Learner.GAPS),
+)
 
 
 def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """The run at this moment; rates are over the time since `before`, a row of the same run."""
     learner, publisher = counters.learner, counters.publisher
-    actors = [
-        _actor(cells, pulls) for cells, pulls in zip(counters.actors, counters.latency_ms.sum(axis=1), strict=True)
-    ]
+    pulls = counters.latency_ms.sum(axis=1)
     numbers: dict[str, Any] = {
         "wall_s": wall_s,
-        "clock_s": float(learner[Learner.CLOCK_S]),
-        "timesteps": int(learner[Learner.TIMESTEPS]),
-        "updates": int(learner[Learner.UPDATES]),
-        "version": int(learner[Learner.VERSION]),
+        **_numbers(learner, float, Learner.CLOCK_S, Learner.EXPLORATION),
+        **_numbers(learner, int, Learner.TIMESTEPS, Learner.UPDATES, Learner.VERSION, Learner.EPISODES),
+        **_numbers(learner, _number, Learner.RETURN_MEAN, Learner.LOSS, Learner.ACTOR_LOSS),
         "published_version": int(publisher[Publisher.VERSION]),
         "actors_alive": int(counters.control[Control.ACTORS]),
-        "episodes": int(learner[Learner.EPISODES]),
-        "return_mean": _number(learner[Learner.RETURN_MEAN]) if learner[Learner.EPISODES] else None,
-        "exploration": float(learner[Learner.EXPLORATION]),
-        "loss": _number(learner[Learner.LOSS]),
-        "actor_loss": _number(learner[Learner.ACTOR_LOSS]),
         "samples_per_insert": float(learner[Learner.SAMPLES_PER_INSERT]) or None,
         **_percentiles("staleness", counters.staleness, max=1.0),
         **_percentiles("latency_ms", counters.latency_ms.sum(axis=0)),
         **_percentiles("blocked_ms", counters.blocked_ms.sum(axis=0), unit=10),
-        "learner": {
-            name.lower(): float(learner[Learner[name]])
-            for name in ("TRAIN_S", "INSERT_S", "PUSH_S", "WAIT_S", "CHECKPOINT_S", "ROLLBACKS", "DUPLICATES", "GAPS")
-        },
+        "learner": _numbers(learner, float, *WORK),
         "publisher": {
-            "published": int(publisher[Publisher.PUBLISHED]),
-            "refused": int(publisher[Publisher.REFUSED]),
+            **_numbers(publisher, int, Publisher.PUBLISHED, Publisher.REFUSED),
             "bytes_per_version": _ratio(publisher[Publisher.BYTES], publisher[Publisher.PUBLISHED]),
             "share_of_fp32": _ratio(publisher[Publisher.BYTES], publisher[Publisher.FLOAT_BYTES]),
             **{
@@ -66,7 +49,14 @@ def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None)
             },
             "cpu_share": _ratio(publisher[Publisher.CPU_S], wall_s),
         },
-        "actors": actors,
+        "actors": [
+            {
+                **_numbers(cells, int, *COUNTS),
+                **_numbers(cells, float, *TIMES, Actor.LOOP_S, Actor.SIGMA),
+                "latency_ms": _ratio(1e3 * cells[Actor.LATENCY_S], timed),
+            }
+            for cells, timed in zip(counters.actors, pulls, strict=True)
+        ],
     }
     span = numbers["clock_s"] - (before["clock_s"] if before else 0.0)
     for name in ("timesteps", "updates"):
@@ -98,16 +88,6 @@ def cut(path: Path, timesteps: int) -> None:
     write_bytes(b"".join(kept), path)
 
 
-def _actor(cells: Any, timed: Any) -> dict[str, Any]:
-    """timed: pulls whose latency is in the sum."""
-    numbers: dict[str, Any] = {column.name.lower(): int(cells[column]) for column in COUNTS}
-    numbers |= {column.name.lower(): float(cells[column]) for column in TIMES}
-    numbers["loop_s"] = float(cells[Actor.LOOP_S])
-    numbers["sigma"] = float(cells[Actor.SIGMA])
-    numbers["latency_ms"] = _ratio(1e3 * cells[Actor.LATENCY_S], timed)
-    return numbers
-
-
 def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of a row by path, as TensorBoard wants them."""
     flat: dict[str, float] = {}
@@ -120,6 +100,11 @@ def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif value is not None:
             flat[f"{prefix}{name}"] = float(value)
     return flat
+
+
+def _numbers(cells: Any, kind: Callable[[Any], Any], *columns: IntEnum) -> dict[str, Any]:
+    """Those columns, each by its name."""
+    return {column.name.lower(): kind(cells[column]) for column in columns}
 
 
 def _ratio(over: Any, under: Any) -> float | None:

@@ -19,7 +19,6 @@ from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.options import begun
 from quarl.actorq.pace import Pace
 from quarl.actorq.segment import segment_dtype
-from quarl.actorq.watchdog import Watchdog
 from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers
 from quarl.config import ActorQConfig
@@ -75,7 +74,7 @@ class Supervisor(roles.Supervisor):
         self.counters = self.channel.counters
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.workers = Workers(config, self.template, self.channel, world)
+            self.workers = Workers(config, self.template, self.channel, world, say)
         except BaseException:
             self.channel.remove()
             raise
@@ -94,15 +93,10 @@ class Supervisor(roles.Supervisor):
         self.result: Ended[dict[str, Any]] = Ended(exit_code=1, message="the run did not end", row=None)
         started = time.perf_counter()
         previous: dict[str, Any] | None = None
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.close)
-            stack.enter_context(locked(self.config.output))
-            stack.enter_context(self.interrupts)
-            stack.enter_context(self._saving())
+        with contextlib.closing(self), locked(self.config.output), self.interrupts, self._saving():
             RunFolder(self.config.output).describe(self.config)
             for child in self.workers.all:
                 self.children.start(child)
-            self.watchdog = Watchdog(self.workers, self.counters, self.config.env_timeout, self.say)
             next_row = time.perf_counter()
             while (ended := self._tick()) is None:
                 if time.perf_counter() >= next_row and self.counters.learner[Learner.READY]:
@@ -122,40 +116,46 @@ class Supervisor(roles.Supervisor):
 
     def _tick(self) -> tuple[int, str] | None:
         """One look at everything; (exit code, message) when the run is over."""
+        # until something dies, or a moment is over
         wait([child.sentinel for child in self.children.alive()], timeout=TICK_S)
         if self.signal is not None:
-            self._wind_up()
-            return self._stopped("by a signal")
+            return self._ended(SIGNALLED + self.signal, "stopped by a signal")
         cells, control, workers = self.counters.learner, self.counters.control, self.workers
+        # a resumed run goes on behind its evaluations, before anything is written in the end
         if self.config.resume and not self.picked_up and cells[Learner.READY]:
-            self._pick_up()  # first: what is written in the end begins with the evaluations before
+            self._pick_up()
+        # the learner's end is the run's
         if not workers.learner.alive():
             return self._learner_left()
-        self.watchdog.look()
+        # whoever hangs is killed, whoever is dead revived
+        workers.look()
         if not workers.publisher.alive():
             self.children.revive(workers.publisher)
             if workers.publisher.parked:
-                self._wind_up()
-                return 1, f"the publisher keeps dying; {self._go_on()}"
+                return self._ended(1, "the publisher keeps dying")
         for child, sent in zip(workers.actors, self.counters.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
                 if child.result.mistake and not sent:  # one that has worked was made by no mistake
                     self._wind_up()
                     return USAGE, f"{child.name}: {child.reason()}"
                 self.children.revive(child)
-        at_work = sum(not child.parked for child in workers.actors)
+        # fewer actors than the user wants are no run
+        at_work, config = sum(not child.parked for child in workers.actors), self.config
         control[Control.ACTORS] = sum(child.alive() for child in workers.actors)
-        if at_work < self.config.min_actors:
-            self._wind_up()
-            left = (
-                f"only {at_work} of {self.config.actors} actors are left and --min-actors is {self.config.min_actors}"
-            )
-            return TOO_FEW, f"{left}; {self._go_on()}"
+        if at_work < config.min_actors:
+            left = f"only {at_work} of {config.actors} actors are left and --min-actors is {config.min_actors}"
+            return self._ended(TOO_FEW, left)
+        # an evaluation that the learner waits for
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
             if self._catch_up() and self._evaluate() and self.evaluator.reached:
                 control[Control.FINISH] = 1
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
+
+    def _ended(self, code: int, why: str) -> tuple[int, str]:
+        """The end of a run that can go on."""
+        self._wind_up()
+        return code, f"{why}; {self._go_on()}"
 
     def _pick_up(self) -> None:
         """Goes on behind the run's evaluations, which may have reached the target."""

@@ -1,11 +1,14 @@
-"""The workers: learner, publisher and actors of a run, each with what it is told."""
+"""The workers: learner, publisher and actors of a run, each with what it is told, and whether each of them works."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 
 from quarl.actorq import actor, learner, publisher
 from quarl.actorq.actor import ActorSpec
+from quarl.actorq.counters import Actor, Publisher
 from quarl.actorq.exploration import ladder
 from quarl.actorq.learner import LearnerSpec
 from quarl.actorq.publisher import PublisherSpec
@@ -16,12 +19,35 @@ from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.processes.child import Child
 
+START_S = 120.0
+"""For a new process until its first sign of life: a slow import is no hang."""
+PUBLISHER_S = 30.0
+"""Without a sign of life, after which a publisher counts as hung."""
+BLIND_S = 1.0
+"""Of the time between two looks that counts, at most, and half of --env-timeout: nobody is blamed for what happens in a
+longer one (an evaluation, Ctrl-Z)."""
+STALE_SHARE = 0.5
+"""Of a second that an actor waits for newer weights, and it is worth a line."""
+
 
 class Workers:
-    """The child processes, not started yet; errors of each go to a log of its own in the output folder."""
+    """The child processes, not started yet; errors of each go to a log of its own in the output folder.
 
-    def __init__(self, config: ActorQConfig, template: Template, channel: Channel, world: Recalled) -> None:
+    `look` is called again and again while a run goes on: it finds those that are alive and do not work, and says when
+    actors wait for newer weights.
+    """
+
+    def __init__(
+        self, config: ActorQConfig, template: Template, channel: Channel, world: Recalled, say: Callable[[str], None]
+    ) -> None:
         """world: what a learner, which plays nothing, needs of its environment."""
+        self._counters, self._env_timeout, self._say = channel.counters, config.env_timeout, say
+        self._looked = self._stale_at = time.monotonic()
+        self._watched = 0.0
+        """Seconds that count."""
+        self._signs: dict[str, tuple[float, float]] = {}
+        """Of each child, by name: its last sign of life, and when it was seen, in seconds that count."""
+        self._stale, self._waiting = 0.0, False
         rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
         cores = _cores(config.actors, config.learner_threads, alone=channel.alone())
         names = ("learner", "publisher", *(f"actor-{i}" for i in range(config.actors)))
@@ -54,6 +80,42 @@ class Workers:
     @property
     def all(self) -> tuple[Child, ...]:
         return (self.learner, self.publisher, *self.actors)
+
+    def look(self) -> None:
+        """Kills what hangs; whoever revives the dead starts it again."""
+        now = time.monotonic()
+        span = min(now - self._looked, BLIND_S, self._env_timeout / 2)
+        self._watched, self._looked = self._watched + span, now
+        for child, cells in zip(self.actors, self._counters.actors, strict=True):
+            self._watch(child, float(cells[Actor.HEARTBEAT_S]), span, self._env_timeout, "made no step")
+        heard = float(self._counters.publisher[Publisher.HEARTBEAT_S])
+        self._watch(self.publisher, heard, span, PUBLISHER_S, "gave no sign of life")
+        self._staleness(now)
+
+    def _watch(self, child: Child, heard: float, span: float, bound: float, lack: str) -> None:
+        """Counts `span` more seconds of its work, and kills it where it was silent for longer than `bound`."""
+        if not child.alive():
+            return
+        child.worked_s += span * (heard > child.started)
+        sign = max(heard, child.started)
+        if self._signs.get(child.name, (None,))[0] != sign:
+            self._signs[child.name] = sign, self._watched
+        if self._watched - self._signs[child.name][1] > bound + START_S * (heard <= child.started):
+            name = f"the {child.name}" if child is self.publisher else child.name
+            self._say(f"{name} {lack} for {bound:g} s: killed")
+            child.kill()
+
+    def _staleness(self, now: float) -> None:
+        """Says once that actors wait, and again when they have gone on in between."""
+        if (span := now - self._stale_at) < 1:
+            return
+        before, self._stale, self._stale_at = self._stale, float(self._counters.actors[:, Actor.STALE_S].max()), now
+        grown = self._stale - before
+        if grown > STALE_SHARE * span and not self._waiting:
+            self._waiting = True
+            self._say("actors wait for newer weights: those they have are --max-staleness updates old")
+        elif grown == 0:
+            self._waiting = False
 
 
 def _cores(actors: int, learner_threads: int, *, alone: bool) -> list[frozenset[int] | None]:
