@@ -13,8 +13,8 @@ from quarl import engines
 from quarl.actorq import wire
 from quarl.actorq.build import build
 from quarl.actorq.exploration import Explorer, ladder
+from quarl.actorq.replay_insert import Statistics
 from quarl.actorq.segment import segment_dtype
-from quarl.actorq.statistics import Statistics
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.envs import make

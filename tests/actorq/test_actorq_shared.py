@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from quarl.actorq.board import SLOTS, Board
+from quarl.actorq.channel import Ring
 from quarl.actorq.counters import Actor, Counters, percentile
 from quarl.actorq.memory import PREFIX, Block, Memory
-from quarl.actorq.ring import Ring
 from quarl.errors import QuarlError
 from waiting import PATIENCE_S, until
 

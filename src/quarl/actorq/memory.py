@@ -1,8 +1,8 @@
 """Memory that the processes of one run share: named arrays in one file that the supervisor owns.
 
 A file under mmap, and not multiprocessing's SharedMemory, whose segments vanish when a process that merely attached to
-them exits. The supervisor holds a lock on it, so that the next run can remove what a killed one left, and nothing else:
-process ids alone do not tell, where containers share the folder.
+them exits. The supervisor holds a lock on it from before it has its name, so that the next run can remove what a killed
+one left, and nothing else: process ids do not tell, where containers share the folder.
 """
 
 from __future__ import annotations
@@ -48,17 +48,20 @@ class Memory:
         self.path = path
         self.blocks = dict(blocks)
         size = sum(_aligned(block.nbytes) for block in self.blocks.values())
-        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+        unnamed = path.with_name(f".{path.name}") if create else path
+        descriptor = os.open(unnamed, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         self._lock: int | None = None
         try:
             if create:
                 lock_descriptor(descriptor)
                 self._lock = os.dup(descriptor)
+                unnamed.rename(path)
                 # Reserves the pages now: a full tmpfs must be an error here and no bus error in the middle of a run.
                 os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)
         except OSError as error:
             if create:
+                unnamed.unlink(missing_ok=True)
                 self.remove()
             raise QuarlError(
                 f"cannot share {size / 2**20:.0f} MB of memory in {path.parent}: {error.strerror}; "
@@ -118,7 +121,7 @@ def _folder(size: int) -> Path:
 def _sweep() -> None:
     """Removes the memory of supervisors that are no more, wherever they had it."""
     for path in _all():
-        if not _alive(_owner(path)) and not _held(path):  # the process alone: it has the lock in a moment
+        if not _held(path):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -126,13 +129,7 @@ def _sweep() -> None:
 def _all() -> list[Path]:
     """The memory of every run on this machine."""
     folders = {SHARED, Path(tempfile.gettempdir())}
-    return [path for folder in folders for path in folder.glob(f"{PREFIX}*") if _owner(path)]
-
-
-def _owner(path: Path) -> int:
-    """The process id of its supervisor; 0 where the name is not of ours."""
-    owner = path.name.removeprefix(PREFIX).partition("-")[0]
-    return int(owner) if owner.isdecimal() else 0
+    return [path for folder in folders for path in folder.glob(f"{PREFIX}[0-9]*-*")]
 
 
 def _held(path: Path) -> bool:
@@ -140,13 +137,3 @@ def _held(path: Path) -> bool:
     with contextlib.suppress(OSError), path.open("rb") as file:
         return not hold(file.fileno())
     return path.exists()  # locked, or another user's
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
