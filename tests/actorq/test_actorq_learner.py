@@ -589,11 +589,11 @@ def test_quantisation_that_acts_after_the_last_update_is_no_result(rig):
         table.seen_range[:] = torch.tensor([0.0, 1.0])
     qat.follow(loop.model, active=True)
     with pytest.raises(QuarlError, match="take a smaller --quant-delay"):
-        loop._check_quantised()
+        loop.conclude()
     loop._push()  # an evaluation of these weights is one of a float agent
     assert loop.cells[Learner.TRAINED_FOR] == 0
     loop.model._n_updates = 8
-    loop._check_quantised()
+    loop.conclude()
     loop._push()
     assert loop.cells[Learner.TRAINED_FOR] == 1
 

@@ -96,6 +96,8 @@ def test_the_sentence_says_what_the_actors_are_worth():
     assert "int8 actors will not help here (1.00 times" in idle
     assert "the learner is the bottleneck" in idle
     assert "below 2 samples per insert (now 8)" in idle
+    crowded = said(replace(CONFIG, actors=64, samples_per_insert=8.0), replace(RATES, insert_s=1e-3), cores=64)
+    assert "the learner is the bottleneck at any ratio" in crowded  # 380 us of 63 cores are less than one of its 1,000
     slow_world = [s._replace(environment_s=1e-3) for s in (*RATES.steps[:2], step("int8", "litert", 300.0), PLAIN)]
     assert "inference is a small part" in said(CONFIG, replace(RATES, steps=tuple(slow_world)))
 

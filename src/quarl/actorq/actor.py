@@ -19,7 +19,7 @@ from quarl.actorq.counters import CLASSES, Actor, Learner
 from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
 from quarl.arrays import Array
-from quarl.policy.graph import ActionHead, QuantizedPolicy
+from quarl.policy.graph import ActionHead
 from quarl.processes.inside import give_way, note
 
 AT_ONCE = 64
@@ -52,7 +52,7 @@ class ActorLoop(roles.Actor):
         self.num_envs = config.envs_per_actor
         self.cells = self.counters.actors[spec.index]
         self.sent = self.counters.actors[:, Actor.STEPS]
-        self.beat()  # imports are over
+        self.cells[Actor.HEARTBEAT_S] = time.monotonic()  # imports are over
         self.steps = self.channel.num_sent()  # a predecessor may have died before it could count its last one
         self.cells[Actor.STEPS] = self.steps
         self.rng = np.random.default_rng((config.seed, spec.index, spec.incarnation))
@@ -81,7 +81,7 @@ class ActorLoop(roles.Actor):
 
     def allowed(self) -> int:
         learner, num, interval = self.counters.learner, self.num_envs, self.config.actor_update_interval
-        self.beat()
+        self.cells[HEARTBEAT_S] = time.monotonic()
         if self.steps - self.pulled_at >= interval or not self.version:
             self.pull()
         if learner[Learner.PAUSED]:
@@ -211,7 +211,9 @@ class ActorLoop(roles.Actor):
     def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
         """What acts by a published artefact, and the seconds of unpacking it and of loading it."""
         start = time.perf_counter()
-        policy = unpacked(data, self.config.engine)
+        # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way. Checksums
+        # of 8 MB take as long as all the rest.
+        policy = wire.unpack(data.copy() if self.config.engine == "torch" else data, checked=ORDERED)
         between = time.perf_counter()
         engine = engines.load(policy, self.config.engine, batch=self.num_envs)
         engine.run(self.world.observations)
@@ -225,16 +227,6 @@ class ActorLoop(roles.Actor):
             self.cells[Actor.LATENCY_S] += seconds
             self.counters.latency_ms[self.spec.index, min(int(1e3 * seconds), CLASSES - 1)] += 1
         self.acting_since = None
-
-    def beat(self) -> None:
-        self.cells[Actor.HEARTBEAT_S] = time.monotonic()
-
-
-def unpacked(data: Array, engine: str) -> QuantizedPolicy:
-    """The policy in the bytes of a board, for that engine."""
-    # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way. Checksums of
-    # 8 MB take as long as all the rest.
-    return wire.unpack(data.copy() if engine == "torch" else data, checked=ORDERED)
 
 
 def main(spec: ActorSpec) -> None:

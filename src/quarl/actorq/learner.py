@@ -91,19 +91,15 @@ class LearnerLoop(roles.Learner):
         self._push()
         self._save()
         self.model.dump_logs()
-        self._check_quantised()
-        # Replay's class is QuaRL's own; without it the zip is read where QuaRL is not installed.
-        RunFolder(self.config.output).write_agent(self.model, exclude=("replay_buffer_class", "replay_buffer_kwargs"))
-        self._show()
-        self.cells[Learner.DONE] = 1
-
-    def _check_quantised(self) -> None:
-        """Refuses a run in which fake quantisation was asked for and never acted; what it came to is saved."""
         if not self._is_trained_for() and not self.counters.control[Control.STOP]:
             raise QuarlError(
                 f"the run ended at step {self.model.num_timesteps:,}, and fake quantisation was to act from step "
                 f"{self.delay:,} on: take a smaller --quant-delay, or go on with --resume and more --updates or -n"
             )
+        # Replay's class is QuaRL's own; without it the zip is read where QuaRL is not installed.
+        RunFolder(self.config.output).write_agent(self.model, exclude=("replay_buffer_class", "replay_buffer_kwargs"))
+        self._show()
+        self.cells[Learner.DONE] = 1
 
     def _is_trained_for(self) -> bool:
         """Whether an update was made for what --qat asks."""

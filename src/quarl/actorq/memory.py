@@ -77,7 +77,10 @@ class Memory:
     @classmethod
     def create(cls, blocks: Mapping[str, Block]) -> Memory:
         """New memory of this process; `remove` ends it."""
-        _sweep()
+        for path in _all():  # of supervisors that are no more, wherever they had it
+            if not _held(path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
         folder = _folder(sum(_aligned(block.nbytes) for block in blocks.values()))
         name = f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
         return cls(folder / name, blocks, create=True)
@@ -116,14 +119,6 @@ def _folder(size: int) -> Path:
         if stat.f_bavail * stat.f_frsize > size:
             return SHARED
     return Path(tempfile.gettempdir())
-
-
-def _sweep() -> None:
-    """Removes the memory of supervisors that are no more, wherever they had it."""
-    for path in _all():
-        if not _held(path):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 def _all() -> list[Path]:

@@ -246,7 +246,7 @@ def _bottleneck(ratio: float) -> Bottleneck:
 
 
 def even_ratio(rates: Rates, row: PlanRow, config: ActorQConfig) -> float:
-    """The samples per insert at which the learner is as fast as the actors of a row."""
+    """The samples per insert at which the learner is as fast as the actors of a row; 0: inserts alone are slower."""
     spare_s = 1 / (row.steps_per_s * config.actors) - rates.insert_s  # of a step, for its share of an update
     return rates.batch_size * max(spare_s, 0.0) / rates.update_s
 
@@ -271,6 +271,8 @@ def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> It
         if base.bottleneck != "actors":
             limit, now = even_ratio(rates, base, config), config.samples_per_insert or rates.samples_per_insert
             why = f"the learner is the bottleneck; they begin to below {limit:.2g} samples per insert (now {now:g})"
+            if not limit:
+                why = "the learner is the bottleneck at any ratio: it takes steps in more slowly than they come"
         yield f"{precision} actors will not help here ({gain:.2f} times the updates of fp32 ones): {why}"
     if row.bottleneck == "actors":
         yield f"with {precision} actors too the learner waits for them: raise --actors or --samples-per-insert"

@@ -6,7 +6,6 @@ It quantises off the learner's path and never queues: when it is slower than the
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,6 @@ from quarl.actorq.weights import Template
 from quarl.actorq.wire import Packer
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 
 SAMPLE = 256
 """Recent observations that rewrites of the weights are balanced on."""
@@ -77,17 +75,15 @@ class PublisherLoop(roles.Publisher):
             policy = self.template.policy(flat)
         except QuarlError:
             return None, 0.0, time.perf_counter() - start
-        quantized = self._quantize(policy, self.template.grids(flat))
+        # on the grids that training has come to, where it quantises
+        grids, trained = self.template.grids(flat), self.template.trained
+        if trained is not None and grids is not None:
+            quantized = self.packer.quantize_trained(policy, trained, grids)
+        else:
+            recent = self.channel.observations(SAMPLE, self.rng) if self.packer.wants_observations else None
+            quantized = self.packer.quantize(policy, recent)
         quantize_s = time.perf_counter() - start
         return self.packer.to_bytes(quantized), quantize_s, time.perf_counter() - start
-
-    def _quantize(self, policy: Policy, grids: Mapping[str, ActivationGrid] | None) -> QuantizedPolicy:
-        """What actors act with; grids: those that training has come to, where it quantises."""
-        if grids is None:
-            recent = self.channel.observations(SAMPLE, self.rng) if self.packer.wants_observations else None
-            return self.packer.quantize(policy, recent)
-        assert self.template.trained is not None
-        return self.packer.quantize_trained(policy, self.template.trained, grids)
 
 
 def main(spec: PublisherSpec) -> None:

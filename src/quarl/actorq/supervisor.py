@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -83,43 +83,42 @@ class Supervisor(roles.Supervisor):
         self.files = Dispensable(say)
         self.picked_up = False
 
-    @property
-    def signal(self) -> int | None:
-        """The one that asked for an end."""
-        return self.interrupts.number
-
     def run(self) -> Generator[dict[str, Any]]:
         """Rows of metrics, one a second; `result` is there when they end."""
         self.result: Ended[dict[str, Any]] = Ended(exit_code=1, message="the run did not end", row=None)
         started = time.perf_counter()
         previous: dict[str, Any] | None = None
-        with contextlib.closing(self), locked(self.config.output), self.interrupts, self._saving():
-            RunFolder(self.config.output).describe(self.config)
-            for child in self.workers.all:
-                self.children.start(child)
-            next_row = time.perf_counter()
-            while (ended := self._tick()) is None:
-                if time.perf_counter() >= next_row and self.counters.learner[Learner.READY]:
-                    next_row = time.perf_counter() + ROW_S
-                    previous = metrics.row(self.counters, time.perf_counter() - started, previous)
-                    self._log(previous)
-                    yield previous
-            last = metrics.row(self.counters, time.perf_counter() - started, previous)
-            if began := bool(self.counters.learner[Learner.READY]):
-                self._log(last)
-            code, message = ended
-            if code == 0 and not self.evaluator.has_concluded(last["timesteps"]):
-                code, message = self._conclude()
-            self.result = Ended(exit_code=code, message=message, row=self._summary(last))
-            if began:
-                yield last
+        with contextlib.closing(self), locked(self.config.output), self.interrupts:
+            try:
+                RunFolder(self.config.output).describe(self.config)
+                for child in self.workers.all:
+                    self.children.start(child)
+                next_row = time.perf_counter()
+                while (ended := self._tick()) is None:
+                    if time.perf_counter() >= next_row and self.counters.learner[Learner.READY]:
+                        next_row = time.perf_counter() + ROW_S
+                        previous = metrics.row(self.counters, time.perf_counter() - started, previous)
+                        self._log(previous)
+                        yield previous
+                last = metrics.row(self.counters, time.perf_counter() - started, previous)
+                if began := bool(self.counters.learner[Learner.READY]):
+                    self._log(last)
+                code, message = ended
+                if code == 0 and not self.evaluator.has_concluded(last["timesteps"]):
+                    code, message = self._conclude()
+                self.result = Ended(exit_code=code, message=message, row=self._summary(last))
+                if began:
+                    yield last
+            except Exception:
+                self._wind_up()  # whatever went wrong: the learner has saved before it goes on
+                raise
 
     def _tick(self) -> tuple[int, str] | None:
         """One look at everything; (exit code, message) when the run is over."""
         # until something dies, or a moment is over
         wait([child.sentinel for child in self.children.alive()], timeout=TICK_S)
-        if self.signal is not None:
-            return self._ended(SIGNALLED + self.signal, "stopped by a signal")
+        if self.interrupts.number is not None:
+            return self._ended(SIGNALLED + self.interrupts.number, "stopped by a signal")
         cells, control, workers = self.counters.learner, self.counters.control, self.workers
         # a resumed run goes on behind its evaluations, before anything is written in the end
         if self.config.resume and not self.picked_up and cells[Learner.READY]:
@@ -173,7 +172,7 @@ class Supervisor(roles.Supervisor):
             self._catch_up()
             self.counters.control[Control.STOP] = 1
             self.children.wind_up(GRACE_S)
-            return (0, "") if self.signal is None else self._stopped("after its last update")
+            return (0, "") if self.interrupts.number is None else self._stopped("after its last update")
         reason = self.workers.learner.reason()
         if self.workers.learner.result.mistake:
             return USAGE, f"{reason}; {self._go_on()}" if self.counters.learner[Learner.TIMESTEPS] else reason
@@ -216,26 +215,17 @@ class Supervisor(roles.Supervisor):
         """Waits until the publisher has packed what the learner pushed last; False where a signal came first."""
         deadline = time.monotonic() + CATCH_UP_S
         while self.channel.packed.version < self.channel.floats.version and time.monotonic() < deadline:
-            if self.signal is not None:
+            if self.interrupts.number is not None:
                 return False
             if not self.workers.publisher.alive() and not self.workers.publisher.parked:
                 self.children.revive(self.workers.publisher)
             time.sleep(0.005)
         return True
 
-    @contextlib.contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Whatever goes wrong inside: the learner has saved before it goes on."""
-        try:
-            yield
-        except Exception:
-            self._wind_up()
-            raise
-
     def _wind_up(self) -> None:
         """Lets the learner save, and everyone go; kills whoever does not."""
         self.counters.control[Control.FINISH] = self.counters.control[Control.STOP] = 1
-        if self.signal is not None:
+        if self.interrupts.number is not None:
             with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
                 self.say(f"stopping: the learner finishes its update and saves; {ONCE_MORE}")
         learner, cells, start = self.workers.learner, self.counters.learner, time.monotonic()
@@ -258,8 +248,8 @@ class Supervisor(roles.Supervisor):
         return self.config.output / "metrics.jsonl"
 
     def _stopped(self, when: str) -> tuple[int, str]:
-        assert self.signal is not None
-        return SIGNALLED + self.signal, f"stopped {when}; {self._go_on()}"
+        assert self.interrupts.number is not None
+        return SIGNALLED + self.interrupts.number, f"stopped {when}; {self._go_on()}"
 
     def _go_on(self) -> str:
         return f"go on with --resume -o {self.config.output}"

@@ -89,29 +89,32 @@ class Template:
         """Copies the model's weights as they are now into `out` [num_floats], float32 and contiguous."""
         import torch
 
-        assert out.shape == (self.num_floats,)
-        assert out.dtype == np.float32
-        target, policy = torch.from_numpy(out), model.policy
-        with torch.no_grad():
-            for place in self.places:
-                if place.op == STATISTICS:
-                    _split(model.get_vec_normalize_env().obs_rms, place, out)
-                else:
-                    parameter = policy.get_parameter(f"{place.op}.{place.field}")
-                    target[place.start : place.stop].view(place.shape).copy_(parameter)
-        if self.trained is not None:
-            self._grids_into(model, out[self.num_floats - self.trained.num_floats :])
-
-    def _grids_into(self, model: Any, out: Array) -> None:
         from quarl import qat
 
-        out[:] = 0
+        assert out.shape == (self.num_floats,)
+        assert out.dtype == np.float32
+        target = torch.from_numpy(out)
+        with torch.no_grad():
+            for place in self.places:
+                if place.op != STATISTICS:
+                    parameter = model.policy.get_parameter(f"{place.op}.{place.field}")
+                    target[place.start : place.stop].view(place.shape).copy_(parameter)
+                    continue
+                # float64 statistics as two float32 numbers each, which keeps 48 bits of them
+                statistics = model.get_vec_normalize_env().obs_rms
+                exact = np.asarray(statistics.mean if place.field == "mean" else statistics.var, np.float64)
+                both = out[place.start : place.stop].reshape(2, *place.shape)
+                both[0] = exact
+                both[1] = exact - both[0]
+        if self.trained is None:
+            return
+        behind = out[self.num_floats - self.trained.num_floats :]
+        behind[:] = 0
         if qat.is_ready(model):
             grids = qat.trained_grids(model, self.initial)
-            assert self.trained is not None
-            out[0] = 1
+            behind[0] = 1
             in_order = [grids[name] for name in self.trained.values]
-            out[1:] = [part for grid in in_order for part in (grid.scale, grid.zero_point, grid.bits)]
+            behind[1:] = [part for grid in in_order for part in (grid.scale, grid.zero_point, grid.bits)]
 
     def grids(self, flat: Array) -> dict[str, ActivationGrid] | None:
         """The grids that training has come to; None where quantisation does not act in it."""
@@ -149,11 +152,3 @@ def _live(op: Op, parameters: dict[str, torch.nn.Parameter]) -> Iterable[str]:
                 raise UnsupportedError(
                     f"the {field} of layer {op.name!r} is no parameter of the policy; it cannot be followed in training"
                 )
-
-
-def _split(statistics: Any, place: Place, out: Array) -> None:
-    """Writes float64 statistics as two float32 numbers each, which keeps 48 bits of them."""
-    exact = np.asarray(statistics.mean if place.field == "mean" else statistics.var, np.float64)
-    both = out[place.start : place.stop].reshape(2, *place.shape)
-    both[0] = exact
-    both[1] = exact - both[0]

@@ -9,9 +9,10 @@ import os
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quarl.machine import is_virtual
 
@@ -22,20 +23,19 @@ SAMPLE_S = 20.0
 """Between two looks at them: the smallest begin anew after some minutes of full power."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """Counts from when it is made."""
 
-    watts: float | None
-    """Of a busy core; None where energy is counted."""
     method: str
+    watts: float | None = None
+    """Of a busy core; None where energy is counted."""
 
+    @abstractmethod
     def joules(self) -> float:
         """So far."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most have nothing to let go
         """Counts no more."""
-        ...
 
 
 def find(watts: float | None, *, gpus: bool) -> Sequence[Source]:
@@ -63,28 +63,24 @@ def cpu_seconds() -> float:
     return time.process_time() + ended.children_user + ended.children_system + living
 
 
-class ProcessorTime:
+class ProcessorTime(Source):
     """Processor time times watts."""
 
     def __init__(self, watts: float, origin: str) -> None:
         """watts: of a busy core; origin: where they are from."""
-        self.watts: float | None = watts
+        self.watts = watts
         self.method = f"CPU time × {watts:.3g} W a core, {origin}"
         self._watts, self._began = watts, cpu_seconds()
 
     def joules(self) -> float:
         return self._watts * (cpu_seconds() - self._began)
 
-    def close(self) -> None:
-        pass
 
-
-class Counters:
+class Counters(Source):
     """The processor's energy counters, which count for everyone on the machine."""
 
     def __init__(self, folder: Path) -> None:
         """folder: in the form of POWERCAP."""
-        self.watts: float | None = None
         self.method = "RAPL of the whole processor"
         self._reader = _codecarbon("codecarbon.core.cpu").IntelRAPL(rapl_dir=str(folder))
         self._seconds = _codecarbon("codecarbon.core.units").Time.from_seconds
@@ -120,14 +116,13 @@ class Counters:
             self.joules()
 
 
-class Gpus:
+class Gpus(Source):
     """The energy counters of all NVIDIA GPUs, which count for everyone on the machine."""
 
     def __init__(self, nvml: Any) -> None:
         """nvml: the module, initialised."""
         self._nvml = nvml
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self.watts: float | None = None
         self.method = f"NVML of {len(self._handles)} GPU{'s' if len(self._handles) > 1 else ''}"
         self._began = self._millijoules()
 

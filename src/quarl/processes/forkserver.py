@@ -14,14 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from typing import Any, Protocol
 
-from quarl.errors import QuarlError
-from quarl.processes.child import Child, kill_group, one_thread
+from quarl.processes.child import kill_group
 from quarl.processes.inside import Result, attempt, settle
 
-ATTEMPTS = 2
 READY = ""
 """Key of a worker's first word: what came of making what its jobs need."""
 
@@ -34,40 +31,6 @@ class Held(Protocol):
 
     def run(self, job: Any) -> Any:
         """The job's result, in a process of its own."""
-
-
-class ForkServer:
-    """The parent's side of it; started when the first worker is asked for."""
-
-    def __init__(self, log: Path, load: Callable[[], None]) -> None:
-        """log: what is printed. load: imports what workers and jobs need."""
-        self._child = Child("forkserver", _serve, load, log, apart=True, linked=True)
-
-    def fork(self, make: Callable[[], Held]) -> tuple[Connection, int]:
-        """The link to a new worker, and its process.
-
-        It says (key, message): READY and a Result; then of each job that it is sent as (key, job), its process, and its
-        Result. It ends when the link is closed.
-        """
-        for _ in range(ATTEMPTS):
-            if not self._child.alive():
-                with one_thread():
-                    self._child.start()
-            ours, theirs = Pipe()
-            try:
-                self._child.link.send(make)
-                reduction.send_handle(self._child.link, theirs.fileno(), self._child.group)
-                return ours, self._child.link.recv()
-            except (EOFError, OSError):  # the server was ended from outside
-                ours.close()
-                self.close()
-            finally:
-                theirs.close()
-        raise QuarlError(f"no process for cells can be started; {self._child.log} may say why")
-
-    def close(self) -> None:
-        """Ends it; workers that it forked end with it."""
-        self._child.kill()
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -87,8 +50,13 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def _serve(load: Callable[[], None], link: Connection) -> None:
-    """The server's main."""
+def serve(load: Callable[[], None], link: Connection) -> None:
+    """The server's main. load: imports what workers and jobs need.
+
+    It is sent what makes a worker's Held, then that worker's link, and says the worker's process. The worker says
+    (key, message) on its link: READY and a Result; then of each job that it is sent as (key, job), its process, and its
+    Result. It ends when the link is closed.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended: its link says it
     load()
     gc.collect()

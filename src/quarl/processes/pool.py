@@ -8,14 +8,18 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from quarl.errors import QuarlError
 from quarl.processes.child import Child, join, kill_group, one_thread
-from quarl.processes.forkserver import READY, ForkServer, Held
+from quarl.processes.forkserver import READY, Held, serve
 from quarl.processes.inside import Result
 
+ATTEMPTS = 2
+"""To have a worker: the server may have been ended from outside."""
 LOOK_S = 0.5
 """Between two looks at the time and memory of processes."""
 GRACE_S = 8.0
@@ -48,6 +52,7 @@ class _Task:
 
     group: int
     """Its process group: its worker's, as long as it has no process of its own."""
+    worker: str = ""
     since: float
     peak_mb: float = 0.0
     over: str = ""
@@ -59,8 +64,6 @@ class _Worker:
     name: str
     link: Connection
     group: int
-    keys: set[str]
-    """Of its jobs; its own name until it is ready."""
 
 
 class Pool:
@@ -69,7 +72,7 @@ class Pool:
     def __init__(self, log: Path, bounds: Bounds, load: Callable[[], None]) -> None:
         """log: what the processes print. load: imports what workers need."""
         self.log, self.bounds = log, bounds
-        self._server = ForkServer(log, load)
+        self._server = Child("forkserver", serve, load, log, apart=True, linked=True)
         self._tasks: dict[str, _Task] = {}
         self._workers: dict[str, _Worker] = {}
         self._children: dict[str, Child] = {}
@@ -86,15 +89,32 @@ class Pool:
 
     def prepare(self, name: str, make: Callable[[], Held]) -> None:
         """Begins a worker."""
-        link, group = self._server.fork(make)
-        self._workers[name] = _Worker(name, link, group, {name})
-        self._tasks[name] = _Task(group=group, since=time.monotonic())
+        link, group = self._fork(make)
+        self._workers[name] = _Worker(name, link, group)
+        self._tasks[name] = _Task(group=group, worker=name, since=time.monotonic())
+
+    def _fork(self, make: Callable[[], Held]) -> tuple[Connection, int]:
+        """The link to a new worker, and its process."""
+        for _ in range(ATTEMPTS):
+            if not self._server.alive():
+                with one_thread():
+                    self._server.start()
+            ours, theirs = Pipe()
+            try:
+                self._server.link.send(make)
+                reduction.send_handle(self._server.link, theirs.fileno(), self._server.group)
+                return ours, self._server.link.recv()
+            except (EOFError, OSError):  # the server was ended from outside
+                ours.close()
+                self._server.kill()
+            finally:
+                theirs.close()
+        raise QuarlError(f"no process for cells can be started; {self.log} may say why")
 
     def submit(self, name: str, key: str, job: Any) -> None:
         """Begins a job in a worker that is ready."""
         worker = self._workers[name]
-        worker.keys.add(key)
-        self._tasks[key] = _Task(group=worker.group, since=time.monotonic())
+        self._tasks[key] = _Task(group=worker.group, worker=name, since=time.monotonic())
         with contextlib.suppress(OSError):  # it has died: its link says so next
             worker.link.send((key, job))
 
@@ -108,7 +128,7 @@ class Pool:
     def keep_only(self, names: Collection[str]) -> None:
         """Ends the workers that have no job any more."""
         for worker in list(self._workers.values()):
-            if worker.name not in names and not worker.keys:
+            if worker.name not in names and not self._keys(worker):
                 self._let_go(worker)
 
     def events(self, timeout: float) -> Iterator[Ended]:
@@ -130,7 +150,7 @@ class Pool:
             key, message = worker.link.recv()
         except (EOFError, OSError):
             self._let_go(worker)
-            for key in worker.keys:
+            for key in self._keys(worker):
                 does = "reads" if key == worker.name else "held"
                 yield self._ended(key, Result(error=f"the process that {does} its agent died"))
             return
@@ -138,10 +158,13 @@ class Pool:
             self._tasks[key].group = message
             return
         key = worker.name if key == READY else key
-        worker.keys.discard(key)
         if key == worker.name and message.error:
             self._let_go(worker)
         yield self._ended(key, message)
+
+    def _keys(self, worker: _Worker) -> list[str]:
+        """Of its jobs; its own name until it is ready."""
+        return [key for key, task in self._tasks.items() if task.worker == worker.name]
 
     def _let_go(self, worker: _Worker) -> None:
         """The worker ends, and the jobs that it still has."""
@@ -193,7 +216,7 @@ class Pool:
             child.kill()
         for worker in self._workers.values():
             worker.link.close()
-        self._server.close()
+        self._server.kill()  # workers that it forked end with it
 
 
 def memory_mb(groups: Collection[int]) -> dict[int, float]:
