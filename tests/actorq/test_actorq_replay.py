@@ -73,7 +73,7 @@ def both_ways(rows: list[dict[str, Any]], **options: Any) -> SegmentReplay:
     blocks, single = replay(**options), replay(**options)
     made = segments(blocks, rows)
     assert blocks.insert(made) == sum(single.insert(made[i : i + 1]) for i in range(len(made)))
-    assert np.array_equal(blocks.links.successor, single.links.successor)
+    assert np.array_equal(blocks.successor, single.successor)
     return blocks
 
 
@@ -206,9 +206,9 @@ def test_any_mix_of_streams_is_stored_as_the_plain_list_says_and_links_stay_soun
         # A living row's successor is younger than it and alive; only the newest `size` rows are.
         number_at = dict(zip(indices.tolist(), alive.tolist(), strict=True))
         for index, number in number_at.items():
-            successor = int(buffer.links.successor[index])
+            successor = int(buffer.successor[index])
             assert successor == -1 or number_at[successor] > number
-        paths, used = buffer.links.paths(indices, n_steps)
+        paths, used = buffer.paths(indices)
         for row, number in enumerate(alive):
             expected = plain.path(int(number), n_steps)
             assert [number_at[i] for i in paths[row, : used[row, 0]].tolist()] == expected
@@ -307,7 +307,7 @@ def test_other_algorithms_fill_it_from_several_environments_each_its_own_stream(
     # An episode has 200 steps, always truncated; environments alternate, so a row's successor is two further on.
     successor = np.arange(420) + 2
     successor[[398, 399, 418, 419]] = -1
-    assert buffer.links.successor[:420].tolist() == successor.tolist()
+    assert buffer.successor[:420].tolist() == successor.tolist()
     columns = buffer.columns
     linked = successor >= 0
     assert np.array_equal(columns["next_observation"][:420][linked], columns["observation"][successor[linked]])
@@ -340,7 +340,7 @@ def test_a_restored_replay_gives_the_same_samples_and_goes_on_alike(limit, count
     for after in (buffer, other):
         after.insert(made[count - 5 :])  # the first five are duplicates
         assert (after.num_duplicates, after.num_gaps) == (5, 0)
-    assert np.array_equal(other.links.successor, buffer.links.successor)
+    assert np.array_equal(other.successor, buffer.successor)
     assert equal(draws(buffer, 2), draws(other, 2))
     assert (other.pos, other.full, other.num_samplable) == (buffer.pos, buffer.full, buffer.num_samplable)
     assert equal(draws(buffer, 1), draws(pickle.loads(pickle.dumps(other)), 1))
@@ -476,7 +476,7 @@ def test_reset_empties_the_store_and_streams_go_on():
     assert (buffer.size(), buffer.num_samplable) == (0, 0)
     buffer.insert(segments(buffer, [step(0, t) for t in range(4, 7)]))
     assert (buffer.size(), buffer.num_gaps, buffer.num_duplicates) == (2, 0, 1)
-    assert buffer.links.successor[:3].tolist() == [1, -1, -1]
+    assert buffer.successor[:3].tolist() == [1, -1, -1]
 
 
 def test_options_that_cannot_be_are_refused():

@@ -1,7 +1,9 @@
 """SegmentReplay: one first-in-first-out store of environment steps from many actors, and n-step samples out of it.
 
-It stores one-step rows and sums rewards when it samples, along the links of each row's stream (links.py). So samples
-never mix actors, nor cross a gap, the end of an episode or the death of an actor.
+It stores one-step rows and sums rewards when it samples, along links: a row links to the next of its stream iff no
+sequence is missing between them and the episode went on. So samples never mix actors, nor cross a gap, the end of an
+episode or the death of an actor. Rows are numbered from 0 as they arrive, and row n lies at index n % buffer_size. A
+successor is younger than its row, hence overwritten later: no link of a living row points at one that is gone.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from quarl.actorq.links import StreamLinks
 from quarl.actorq.samplable import SamplableRows
 from quarl.actorq.segment import segment_dtype
 from quarl.arrays import Array
 from quarl.errors import QuarlError
+
+NEVER = -(2**62)
+"""Number of a row that was not stored: below that of every living one."""
+UNKNOWN = (-1, NEVER)
+"""(last sequence, its row's number) of a stream not seen yet."""
 
 
 class SegmentReplay(ReplayBuffer):
@@ -60,7 +66,15 @@ class SegmentReplay(ReplayBuffer):
             for name in ("observation", "next_observation", "action", "terminated", "truncated")
         }
         self.columns["reward"] = np.zeros(buffer_size, np.float32)
-        self.links = StreamLinks(buffer_size)
+        self.successor = np.full(buffer_size, -1, np.int64)
+        """Index of the next row of the same stream and episode; -1: none."""
+        self.num_rows = 0
+        """Rows ever stored."""
+        self.num_duplicates = 0
+        """Rows refused because their stream had reached their sequence."""
+        self.num_gaps = 0
+        """Rows before which at least one of their stream is missing."""
+        self._streams: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._samplable = None if max_times_sampled is None else SamplableRows(buffer_size, max_times_sampled)
         # SB3 samples from numpy's global generator, which the model's seed has set when it makes its buffer.
         self.set_seed(int(np.random.randint(2**31)))
@@ -74,31 +88,45 @@ class SegmentReplay(ReplayBuffer):
         """Rows that may be sampled: all of them, or with max_times_sampled those not used up."""
         return self.size() if self._samplable is None else len(self._samplable)
 
-    @property
-    def num_duplicates(self) -> int:
-        """Rows refused because their stream had reached their sequence."""
-        return self.links.num_duplicates
-
-    @property
-    def num_gaps(self) -> int:
-        """Rows before which at least one of their stream is missing."""
-        return self.links.num_gaps
-
     def insert(self, segments: Array) -> int:
         """Stores rows of `segment_dtype` [n], in order of arrival; how many were new (duplicates are counted)."""
         assert segments.dtype == self.segment_dtype, f"rows of {segments.dtype}, expected {self.segment_dtype}"
-        before = self.links.num_rows
+        rows_before = self.num_rows
         for begin in range(0, len(segments), self.buffer_size):
-            first = self.links.num_rows
-            rows = self.links.append(segments[begin : begin + self.buffer_size])
-            # behind the newest, over the oldest
-            indices = np.arange(first, self.links.num_rows) % self.buffer_size
+            rows, numbers = self._fresh(segments[begin : begin + self.buffer_size])
+            # behind the newest, over the oldest, whose links end
+            indices = (self.num_rows + np.arange(len(rows))) % self.buffer_size
+            self.num_rows += len(rows)
             for name, column in self.columns.items():
                 column[indices] = rows[name]
+            self.successor[indices] = -1
             if self._samplable is not None:
                 self._samplable.renew(indices)
-        self._move_to_end()
-        return self.links.num_rows - before
+            # the row before links to them where it still lives and its episode went on
+            before = numbers % self.buffer_size
+            over = self.columns["terminated"][before] | self.columns["truncated"][before]
+            linked = (numbers >= self.num_rows - self.buffer_size) & ~over
+            self.successor[before[linked]] = indices[linked]
+        self.pos, self.full = self.num_rows % self.buffer_size, self.num_rows >= self.buffer_size
+        return self.num_rows - rows_before
+
+    def _fresh(self, rows: Array) -> tuple[Array, Array]:
+        """(rows [n] that are to be stored: all but duplicates; int64 [n]: the number of the row before each)."""
+        streams = zip(*(rows[name].tolist() for name in ("actor", "incarnation", "environment")), strict=True)
+        fresh: list[int] = []
+        numbers: list[int] = []
+        for place, (stream, sequence) in enumerate(zip(streams, rows["sequence"].tolist(), strict=True)):
+            last, number = self._streams.get(stream, UNKNOWN)
+            if sequence <= last:
+                self.num_duplicates += 1
+                continue
+            if sequence != last + 1:
+                self.num_gaps += 1
+                number = NEVER
+            self._streams[stream] = (sequence, self.num_rows + len(fresh))
+            fresh.append(place)
+            numbers.append(number)
+        return (rows if len(fresh) == len(rows) else rows[fresh]), np.array(numbers, np.int64)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """A batch of n-step samples, uniform over the rows that may be sampled; see `_get_samples`."""
@@ -114,7 +142,7 @@ class SegmentReplay(ReplayBuffer):
         rewards [B, 1] = sum gamma^k r_k, discounts [B, 1] = gamma^(rows used); next observation and done are those of
         the last row. Rewards are normalised before they are summed, as SB3 does.
         """
-        indices, used = self.links.paths(batch_inds, self.n_steps)  # [B, n_steps], [B, 1]
+        indices, used = self.paths(batch_inds)  # [B, n_steps], [B, 1]
         last = indices[:, -1]
         steps = np.arange(self.n_steps, dtype=np.float32)
         rewards = self._normalize_reward(self.columns["reward"][indices], env)
@@ -133,10 +161,24 @@ class SegmentReplay(ReplayBuffer):
         )
         return ReplayBufferSamples(*(torch.as_tensor(array, device=self.device) for array in arrays))
 
+    def paths(self, first: Array) -> tuple[Array, Array]:
+        """(indices [B, n_steps] along the links from `first` [B], the last one repeated; rows used [B, 1])."""
+        indices = np.empty((len(first), self.n_steps), np.int64)
+        used = np.ones((len(first), 1), np.int64)
+        indices[:, 0] = current = first
+        for step in range(1, self.n_steps):
+            following = self.successor[current]
+            goes_on = following >= 0
+            indices[:, step] = current = np.where(goes_on, following, current)
+            used[:, 0] += goes_on
+        return indices, used
+
     def reset(self) -> None:
         """Drops every row; streams go on where they are."""
         super().reset()
-        self.links.forget()
+        self.successor.fill(-1)
+        self.num_rows = 0
+        self._streams = {stream: (sequence, NEVER) for stream, (sequence, _) in self._streams.items()}
         if self._samplable is not None:
             self._samplable.clear(self.buffer_size)
 
@@ -144,7 +186,10 @@ class SegmentReplay(ReplayBuffer):
         """Arrays that `load_state` takes: views of the filled part, so write them before the next insert."""
         size = self.size()
         state = {name: column[:size] for name, column in self.columns.items()}
-        state |= self.links.state()
+        state["successor"], state["ends"] = self.successor[:size], state["terminated"] | state["truncated"]
+        state["streams"] = np.array([(*key, *last) for key, last in self._streams.items()], np.int64).reshape(-1, 5)
+        counters = [self.num_rows, self.buffer_size, self.num_duplicates, self.num_gaps]
+        state["counters"] = np.array(counters, np.int64)
         state["generator"] = np.frombuffer(json.dumps(self._generator.bit_generator.state).encode(), np.uint8)
         if self._samplable is not None:
             state["times_sampled"] = self._samplable.times[:size]
@@ -174,12 +219,10 @@ class SegmentReplay(ReplayBuffer):
             raise QuarlError("the saved replay's arrays do not fit together; the checkpoint is damaged")
         for name, column in self.columns.items():
             column[:size] = state[name]
-        self.links.load_state(state)
-        self._move_to_end()
+        self.successor[:size], self.successor[size:] = state["successor"], -1
+        self.num_rows, _, self.num_duplicates, self.num_gaps = state["counters"].tolist()
+        self.pos, self.full = num_rows % capacity, num_rows >= capacity
+        self._streams = {(a, i, e): (sequence, number) for a, i, e, sequence, number in state["streams"].tolist()}
         self._generator.bit_generator.state = json.loads(state["generator"].tobytes())
         if self._samplable is not None:
             self._samplable.restore(state["samplable"], state["times_sampled"])
-
-    def _move_to_end(self) -> None:
-        """Stable-Baselines3's books follow the links'."""
-        self.pos, self.full = self.links.num_rows % self.buffer_size, self.links.num_rows >= self.buffer_size
