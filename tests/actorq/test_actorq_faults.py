@@ -24,7 +24,7 @@ from quarl.actorq.build import build
 from quarl.actorq.counters import Actor, Control, Learner, Publisher
 from quarl.actorq.environments import RETRIES, Environments
 from quarl.actorq.memory import Memory
-from quarl.actorq.pace import Pace
+from quarl.actorq.pace import limiter_of
 from quarl.actorq.supervisor import Supervisor
 from quarl.actorq.versions import RESERVED, Versions
 from quarl.cli import parse
@@ -721,9 +721,9 @@ def test_resume_for_other_bits_is_refused_though_all_shapes_agree(tmp_path):
 def test_a_bound_of_staleness_that_would_stop_the_run_is_refused(tmp_path):
     tight = config(tmp_path, actors=4, params=("batch_size:16", "train_freq:1"))
     model = build(tight)
-    Pace(config(tmp_path, actors=4, max_staleness=6), model)
+    limiter_of(config(tmp_path, actors=4, max_staleness=6), model)
     with pytest.raises(QuarlError, match=r"--max-staleness 5 would stop this run: .* least 6"):
-        Pace(config(tmp_path, actors=4, max_staleness=5), model)
+        limiter_of(config(tmp_path, actors=4, max_staleness=5), model)
 
 
 def test_an_idle_learner_shows_its_newest_weights(tmp_path):

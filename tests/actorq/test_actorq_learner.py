@@ -24,7 +24,7 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
 from quarl.actorq.limiter import smallest_error_buffer
-from quarl.actorq.pace import Pace
+from quarl.actorq.pace import limiter_of
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
@@ -264,7 +264,7 @@ def test_layers_that_are_given_twice_are_refused(tmp_path, net_arch, more):
 def test_a_run_that_would_never_learn_is_refused(tmp_path, options, message):
     chosen = config(tmp_path, **options)
     with pytest.raises(QuarlError, match=message):
-        Pace(chosen, build(chosen))
+        limiter_of(chosen, build(chosen))
 
 
 def test_where_actors_never_wait_replay_is_fed_while_the_learner_is_behind(rig):

@@ -87,7 +87,7 @@ class ActorLoop(roles.Actor):
         if learner[Learner.PAUSED]:
             self.paused_ns = time.monotonic_ns()
         if learner[Learner.PAUSED] or not self.version:
-            self.clock.pause()
+            self.clock.nap(None)
             return 0
         sent = self.sent.sum()
         room = min(learner[Learner.INSERT_LIMIT] - sent, self.channel.room())

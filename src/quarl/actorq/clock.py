@@ -22,18 +22,18 @@ class Clock:
         self._last = time.perf_counter()
         self._idle = 0.0
 
-    def nap(self, column: Actor) -> None:
-        """Waits a moment and books it in `column`."""
-        start = time.perf_counter()
-        time.sleep(NAP_S)
-        self.cells[column] += time.perf_counter() - start
-        self.book()
+    def nap(self, column: Actor | None) -> None:
+        """Waits a moment and books it in `column`.
 
-    def pause(self) -> None:
-        """Waits a moment that belongs to no one: evaluations and the wait for first weights are not on the clock."""
+        None: it belongs to no one. Evaluations and the wait for first weights are not on the clock.
+        """
         start = time.perf_counter()
         time.sleep(NAP_S)
-        self._idle += time.perf_counter() - start
+        waited_s = time.perf_counter() - start
+        if column is None:
+            self._idle += waited_s
+        else:
+            self.cells[column] += waited_s
         self.book()
 
     def book(self) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from quarl import stats
 from quarl.actorq import wire
+from quarl.actorq.counters import Learner
 from quarl.actorq.environments import world_of
 from quarl.actorq.roles import Channel
 from quarl.actorq.weights import Template
@@ -44,16 +45,20 @@ class ActorsEvaluator(Evaluator):
         self.entries: list[dict[str, Any]] = []
         self.reached_s: float | None = None
 
-    def evaluate(self, *, last: bool, trained_for: bool, **where: float) -> dict[str, Any]:
-        """Returns of both policies now; where: clock and counters that belong to them.
-
-        trained_for: the learner trains for what --qat asks.
-        """
+    def evaluate(self, *, last: bool) -> None:
+        """An entry more: returns of both policies now, and the clock and counters that belong to them."""
+        cells = self.channel.counters.learner
         episodes = self.config.eval_episodes
         episodes = max(episodes, FINAL_EPISODES) if episodes and last else episodes
-        entry: dict[str, Any] = {**where, "episodes": episodes, "last": last}
+        entry: dict[str, Any] = {
+            "clock_s": float(cells[Learner.CLOCK_S]),
+            "timesteps": int(cells[Learner.TIMESTEPS]),
+            "updates": int(cells[Learner.UPDATES]),
+            "episodes": episodes,
+            "last": last,
+        }
         if self.config.qat is not None:
-            entry["trained_for"] = trained_for
+            entry["trained_for"] = bool(cells[Learner.TRAINED_FOR])
         floats = self.channel.floats.pull()
         if floats is not None:
             policy = self.template.policy(floats.data.view(np.float32))
@@ -68,10 +73,9 @@ class ActorsEvaluator(Evaluator):
             if last:
                 artifact.write(quantized, self.config.output / f"policy-{self._sent(quantized)}.safetensors")
         if episodes:
-            self.logger.dump(int(where["timesteps"]))
+            self.logger.dump(entry["timesteps"])
             self._add(entry)
             self._write()
-        return entry
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; later ones, of what was not saved, are no more."""

@@ -19,7 +19,7 @@ from quarl.actorq import roles
 from quarl.actorq.build import build
 from quarl.actorq.checkpointer import LearnerCheckpointer
 from quarl.actorq.counters import Control, Learner, Publisher
-from quarl.actorq.pace import Pace
+from quarl.actorq.pace import limiter_of
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.replay_insert import ReplayInsert
 from quarl.actorq.versions import Versions
@@ -64,8 +64,7 @@ class LearnerLoop(roles.Learner):
         self.precision = Precision.of(self.model, config.learner_dtype)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
-        self.pace = Pace(config, self.model)
-        self.limiter = self.pace.limiter
+        self.limiter = limiter_of(config, self.model)
         self.versions = Versions(config.output)
         staleness = self.counters.staleness
         self.replay_insert = ReplayInsert(
@@ -265,8 +264,10 @@ class LearnerLoop(roles.Learner):
         limit = min(self.limiter.insert_limit(), self.config.steps + self.config.envs_per_actor - 1)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
         cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
-        cells[Learner.UPDATES_PER_INSERT] = per_insert = self.pace.updates_per_insert
-        cells[Learner.UPDATES_OFFSET] = self.pace.updates_offset() + per_insert * self.inserts_before
+        # a line on which updates follow inserts; constant where the limiter keeps a ratio
+        cells[Learner.UPDATES_PER_INSERT] = per_insert = self.limiter.updates_per_insert
+        taken = self.limiter.inserts - self.inserts_before
+        cells[Learner.UPDATES_OFFSET] = model._n_updates + self.limiter.updates_owed() - per_insert * taken
         cells[Learner.TIMESTEPS], cells[Learner.UPDATES] = model.num_timesteps, model._n_updates
         cells[Learner.SAMPLES_PER_INSERT] = self.limiter.realised
         if self.started is not None:

@@ -21,10 +21,10 @@ MAX_DENOMINATOR = 10**6
 class _Counts:
     """What both limiters count: rows inserted, and rows sampled, past a start."""
 
-    def __init__(self, min_size: int, **at_least_one: int) -> None:
-        _check_least(1, **at_least_one)
+    def __init__(self, batch_size: int, min_size: int, **at_least_one: int) -> None:
+        _check_least(1, batch_size=batch_size, **at_least_one)
         _check_least(0, min_size=min_size)
-        self.min_size = min_size
+        self.batch_size, self.min_size = batch_size, min_size
         self.inserts = self.samples = 0
         self._start = (min_size, 0)
 
@@ -41,6 +41,15 @@ class _Counts:
         """Samples per insert past the first min_size inserts, or since the ratio was last changed; 0 before."""
         inserts, samples = self._start
         return (self.samples - samples) / (self.inserts - inserts) if self.inserts > inserts else 0.0
+
+    @property
+    def updates_per_insert(self) -> float:
+        """Those so far, of a learner that is as fast as it is."""
+        return self.realised / self.batch_size
+
+    def updates_owed(self) -> float:
+        """Updates that `updates_per_insert` promises for the inserts there are, and that are not made yet."""
+        return 0.0
 
     def state(self) -> dict[str, float]:
         """Numbers that `load_state` takes."""
@@ -89,9 +98,7 @@ class RateLimiter(_Counts):
         updates_at_once: updates become due in rounds of so many (SB3's gradient_steps).
         inserts_at_once: an actor goes on where there is room for so many, a step of each of its environments.
         """
-        super().__init__(
-            min_size, batch_size=batch_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once
-        )
+        super().__init__(batch_size, min_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once)
         self._ratio = _ratio(samples_per_insert)
         smallest = smallest_error_buffer(samples_per_insert, batch_size, updates_at_once, inserts_at_once)
         if error_buffer is None:
@@ -104,12 +111,21 @@ class RateLimiter(_Counts):
             )
         self.samples_per_insert = float(self._ratio)
         self.error_buffer = float(error_buffer)
-        self.batch_size = batch_size
         self._updates_at_once = updates_at_once
         # In units of 1/denominator the error is an integer: (inserts - start) * up - (samples - start) * down.
         self._up, self._down = self._ratio.numerator, self._ratio.denominator
         self._round = batch_size * updates_at_once * self._down
         self._ahead = math.floor(Fraction(error_buffer) * self._down)
+
+    @property
+    def updates_per_insert(self) -> float:
+        """Those that the ratio makes."""
+        return self.samples_per_insert / self.batch_size
+
+    def updates_owed(self) -> float:
+        """Past the start of the ratio."""
+        inserts, samples = self._start
+        return (self.inserts - inserts) * self.updates_per_insert - (self.samples - samples) / self.batch_size
 
     def updates_allowed(self) -> int:
         """Batches that the learner may sample now: what is left of the rounds that are due."""
@@ -166,7 +182,7 @@ class SampleLimit(_Counts):
 
     def __init__(self, num_samplable: Callable[[], int], min_size: int, batch_size: int = 1) -> None:
         """num_samplable: rows that may still be sampled (`SegmentReplay.num_samplable`), asked at every call."""
-        super().__init__(min_size, batch_size=batch_size)
+        super().__init__(batch_size, min_size)
         self._least = max(min_size, batch_size)
         self._num_samplable = num_samplable
 

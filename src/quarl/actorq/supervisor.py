@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.options import begun
-from quarl.actorq.pace import Pace
+from quarl.actorq.pace import limiter_of
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers
@@ -66,7 +67,7 @@ class Supervisor(roles.Supervisor):
         self.config, self.say = config, say
         world = recalled(config)
         model = build(config, world)
-        Pace(config, model)  # refuses here what the learner would, before there is a folder
+        limiter_of(config, model)  # refuses here what the learner would, before there is a folder
         self.template = Template.of(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
         rows = max(min(RING_ROWS, RING_BYTES // dtype.itemsize), 2 * config.envs_per_actor)
@@ -192,19 +193,8 @@ class Supervisor(roles.Supervisor):
 
         What raises there costs the evaluation and not the run, but for the last one.
         """
-        cells = self.counters.learner
-
-        def play() -> None:
-            self.evaluator.evaluate(
-                last=last,
-                trained_for=bool(cells[Learner.TRAINED_FOR]),
-                clock_s=float(cells[Learner.CLOCK_S]),
-                timesteps=int(cells[Learner.TIMESTEPS]),
-                updates=int(cells[Learner.UPDATES]),
-            )
-
         try:
-            return self.interrupts.attempt(play)
+            return self.interrupts.attempt(partial(self.evaluator.evaluate, last=last))
         except Exception as error:  # whatever a simulator raises
             if last:
                 raise
