@@ -14,12 +14,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from quarl.config.base import MeteredConfig
 from quarl.energy.sources import JOULES_PER_KWH, Source, cpu_seconds, find
 from quarl.errors import QuarlError
 
-__all__ = ["OFF", "Asked", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
+__all__ = ["OFF", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
 WORLD = "world"
 """What stands for the country where none is named."""
 
@@ -40,17 +41,6 @@ class Energy:
     """ISO 3166 code of three letters, or `world`."""
     grams_per_kwh: float
     """Of CO2-equivalents, for that country's electricity."""
-
-
-class Asked(Protocol):
-    """The options of a verb that say whether and how to measure."""
-
-    @property
-    def energy(self) -> bool: ...
-    @property
-    def energy_watts(self) -> float | None: ...
-    @property
-    def energy_country(self) -> str | None: ...
 
 
 class Meter:
@@ -95,7 +85,7 @@ OFF = Meter()
 
 
 @contextlib.contextmanager
-def meter(asked: Asked) -> Iterator[Meter]:
+def meter(asked: MeteredConfig) -> Iterator[Meter]:
     """A meter that counts inside and has its `cost` behind; OFF where none was asked for.
 
     QuarlError before anything runs where codecarbon is missing or does not know the country.
