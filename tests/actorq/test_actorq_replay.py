@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.samplable import SamplableRows
+from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from stepwise import Stepwise
 
@@ -480,8 +481,10 @@ def test_reset_empties_the_store_and_streams_go_on():
 
 
 def test_options_that_cannot_be_are_refused():
-    for options in ({"optimize_memory_usage": True}, {"n_steps": 0}, {"max_times_sampled": 0}):
+    for options in ({"optimize_memory_usage": True}, {"n_steps": 0}):
         with pytest.raises(QuarlError):
             replay(**options)
+    with pytest.raises(QuarlError, match="max-times-sampled"):
+        ActorQConfig(max_times_sampled=0).check()
     with pytest.raises(QuarlError, match="flatten them"):
         SegmentReplay(10, spaces.Dict({"a": BOX}), ACTIONS)

@@ -13,6 +13,7 @@ import networks
 from quarl import engines
 from quarl.actorq.quantizer import SCHEME, Quantizer
 from quarl.actorq.wire import COMPRESSED, Packer, unpack, wire_spec
+from quarl.config import ActorQConfig
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import evaluate, record
@@ -157,25 +158,14 @@ def test_a_bomb_is_refused_before_it_is_unpacked():
 
 
 def test_what_no_actor_can_run_is_refused_in_one_line():
-    for build in (
-        lambda: Packer("int9"),
-        lambda: Packer("bf16"),
-        lambda: Packer("w4a6"),
-        lambda: Packer("w8"),
-        lambda: Packer("int8", scheme=SCHEMES["default"]),
-    ):
+    for precision in ("int9", "bf16", "w4a6", "w8"):
         with pytest.raises(UnsupportedError):
-            build()
-    for build in (
-        lambda: Packer("int8", 1),
-        lambda: Packer("int8", 33),
-        lambda: Packer("half"),
-        lambda: Packer("int1"),
-    ):
+            ActorQConfig(actor_precision=precision).check()
+    for wrong in ({"comm_bits": 1}, {"comm_bits": 33}, {"actor_precision": "half"}, {"actor_precision": "int1"}):
         with pytest.raises(QuarlError):
-            build()
+            ActorQConfig(**wrong).check()
     with pytest.raises(QuarlError, match="none or zstd"):
-        Packer("int8", weight_compress="gzip")  # type: ignore[arg-type]
+        ActorQConfig(weight_compress="gzip").check()
 
 
 @pytest.mark.parametrize("name", networks.EVERY)

@@ -8,6 +8,7 @@ one left, and nothing else: process ids do not tell, where containers share the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import tempfile
@@ -47,7 +48,8 @@ class Memory:
     def __init__(self, path: Path, blocks: Mapping[str, Block], *, create: bool = False) -> None:
         self.path = path
         self.blocks = dict(blocks)
-        size = sum(_aligned(block.nbytes) for block in self.blocks.values())
+        *starts, size = itertools.accumulate((_aligned(block.nbytes) for block in self.blocks.values()), initial=0)
+        self._starts = dict(zip(self.blocks, starts, strict=True))
         unnamed = path.with_name(f".{path.name}") if create else path
         descriptor = os.open(unnamed, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         self._lock: int | None = None
@@ -87,14 +89,10 @@ class Memory:
 
     def array(self, name: str) -> Array:
         """The array of that name."""
-        offset = 0
-        for key, block in self.blocks.items():
-            if key == name:
-                count = int(np.prod(block.shape))
-                view: Array = np.frombuffer(self._map, block.dtype, count, offset).reshape(block.shape)
-                return view
-            offset += _aligned(block.nbytes)
-        raise KeyError(name)
+        block = self.blocks[name]
+        flat = np.frombuffer(self._map, block.dtype, int(np.prod(block.shape)), self._starts[name])
+        view: Array = flat.reshape(block.shape)
+        return view
 
     def alone(self) -> bool:
         """Whether no other run has memory on this machine."""

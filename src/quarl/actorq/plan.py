@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from timeit import Timer
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -131,10 +132,7 @@ def measure(
             model = learner.model
             ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
             update_s, insert_s = _learning(learner, rows, model.batch_size / ratio, seconds)
-            predict_s, calls, start = 0.0, 0, time.perf_counter()
-            while calls < MIN_CALLS or predict_s < seconds / 4:
-                model.predict(rows["observation"][0], deterministic=True)
-                predict_s, calls = time.perf_counter() - start, calls + 1
+            calls, predict_s = Timer(lambda: model.predict(rows["observation"][0], deterministic=True)).autorange()
     steps.append(Step(*PLAIN, steps[0].environment_s, predict_s / calls, steps[0].overhead_s))
     return Rates(
         batch_size=model.batch_size,

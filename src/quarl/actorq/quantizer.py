@@ -15,7 +15,6 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.reference import as_float, unfold
-from quarl.errors import UnsupportedError
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import Linear, Op, QuantizedTensor, as_float32
 from quarl.policy.rewrite import Balance, balances, center_scores, centred, columns, in_order, scores
@@ -32,19 +31,9 @@ AT_ONCE = 2**17
 
 
 class Quantizer:
-    """Remembers what observations said while the weights change."""
+    """Remembers what observations said while the weights change; for schemes that round to nearest, by channel."""
 
     def __init__(self, spec: QuantSpec, refresh_interval: int = REFRESH_INTERVAL) -> None:
-        scheme = spec.scheme
-        if (
-            scheme.rounding != "nearest"
-            or not scheme.symmetric
-            or not scheme.per_channel
-            or scheme.observer != "minmax"
-        ):
-            raise UnsupportedError(
-                f"scheme {scheme.name!r} is too slow for every publish; use per-channel or {SCHEME.name}"
-            )
         self.spec = spec
         self.refresh_interval = refresh_interval
         self._balances: list[Balance] = []

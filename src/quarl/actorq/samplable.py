@@ -16,14 +16,13 @@ class SamplableRows:
     """A set of row indices with O(batch) draws and removals: members fill a prefix, and the last ones fill holes."""
 
     def __init__(self, num_rows: int, max_times: int) -> None:
-        if max_times < 1:
-            raise QuarlError(f"max_times_sampled must be at least 1, got {max_times}; leave it out for no limit")
         self.max_times = max_times
         self.clear(num_rows)
 
     def clear(self, num_rows: int) -> None:
         """Makes the set empty."""
-        self._times = np.zeros(num_rows, np.int64)
+        self.times = np.zeros(num_rows, np.int64)
+        """Samples of every row so far."""
         self._members = np.zeros(num_rows, np.int64)
         self._place = np.full(num_rows, -1, np.int64)  # of a row in _members; -1: not a member
         self._size = 0
@@ -36,14 +35,9 @@ class SamplableRows:
         """Indices of the rows in the set, int64, in the order that draws depend on."""
         return self._members[: self._size]
 
-    @property
-    def times(self) -> Array:
-        """Samples of every row so far, int64 [num_rows]."""
-        return self._times
-
     def renew(self, rows: Array) -> None:
         """Rows (distinct indices) hold new transitions, never sampled; those that had left come back."""
-        self._times[rows] = 0
+        self.times[rows] = 0
         missing = rows[self._place[rows] < 0]
         places = np.arange(self._size, self._size + len(missing))
         self._members[places] = missing
@@ -57,23 +51,23 @@ class SamplableRows:
         rows that remain by then. The result is sorted in parts.
         """
         # Fewer members than draws may not have so many samples left; counting them is O(count) then.
-        if self._size < count and self._size * self.max_times - self._times[self.members].sum() < count:
+        if self._size < count and self._size * self.max_times - self.times[self.members].sum() < count:
             raise QuarlError(f"{self._size} rows are left to sample, too few for a batch of {count}; insert more first")
         drawn: list[Array] = []
         while count > 0:
             rows, times = np.unique(self._members[generator.integers(0, self._size, count)], return_counts=True)
-            times = np.minimum(times, self.max_times - self._times[rows])
-            self._times[rows] += times
-            self._remove(rows[self._times[rows] >= self.max_times])
+            times = np.minimum(times, self.max_times - self.times[rows])
+            self.times[rows] += times
+            self._remove(rows[self.times[rows] >= self.max_times])
             drawn.append(np.repeat(rows, times))
             count -= len(drawn[-1])
         return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
 
     def restore(self, members: Array, times: Array) -> None:
         """The set as it was saved; rows that a smaller max_times has used up by now stay out."""
-        self.clear(len(self._times))
-        self._times[: len(times)] = times
-        members = members[self._times[members] < self.max_times]
+        self.clear(len(self.times))
+        self.times[: len(times)] = times
+        members = members[self.times[members] < self.max_times]
         self._size = len(members)
         self._members[: self._size] = members
         self._place[members] = np.arange(self._size)

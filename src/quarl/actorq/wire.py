@@ -12,7 +12,7 @@ import zstandard
 from quarl.actorq.quantizer import REFRESH_INTERVAL, SCHEME, Quantizer
 from quarl.actorq.weights import Trained
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.tensors import Bytes
@@ -44,8 +44,6 @@ class Packer:
         comm_bits: of a weight on the wire, 2 to 32 (16 is fp16, 32 float32); never more than actors compute with.
         refresh_interval: policies between two looks at observations.
         """
-        if weight_compress not in ("none", "zstd"):
-            raise QuarlError(f"weight compression is none or zstd, got {weight_compress!r}")
         self.spec = wire_spec(actor_precision, comm_bits, scheme)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL) if weight_compress == "zstd" else None
         self._quantizer = Quantizer(self.spec, refresh_interval) if self.spec.float_type is None else None
@@ -82,14 +80,8 @@ def wire_spec(actor_precision: str, comm_bits: int | None = None, scheme: Scheme
     numbers again; half floats stay what they are, since runtimes widen them when they load.
     """
     compute = QuantSpec.parse(actor_precision, scheme="per-channel")
-    if compute.float_type == "bf16" or (compute.float_type is None and compute.weight_bits > 8):
-        raise UnsupportedError(f"actors have no kernels for {actor_precision!r}; use fp32, fp16 or int8 to int2")
-    if compute.float_type is None and compute.activation_bits != 8:
-        raise UnsupportedError(f"actors have no kernels for {actor_precision!r}; their activations are int8 or float")
     most = FLOAT_BITS[compute.float_type] if compute.float_type else compute.weight_bits
     bits = most if comm_bits is None else min(comm_bits, most)
-    if comm_bits is not None and not 2 <= comm_bits <= 32:
-        raise QuarlError(f"bits on the wire must be 2..32, got {comm_bits}")
     if compute.float_type is not None and bits in (16, 32):
         return QuantSpec.parse("fp16" if bits == 16 else "fp32", scheme="per-channel")
     return replace(compute, weight_bits=bits, float_type=None, scheme=scheme)

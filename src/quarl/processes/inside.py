@@ -83,8 +83,7 @@ def give_way() -> None:
 
     As one of three busy processes on two cores it would take nearly twice as long.
     """
-    if hasattr(os, "nice"):
-        os.nice(NICE)
+    os.nice(NICE)
 
 
 def attempt(work: Callable[[], Any], log: Path | None = None) -> Result:
