@@ -11,6 +11,7 @@ import zstandard
 
 import networks
 from quarl import engines
+from quarl.actorq import quantizer
 from quarl.actorq.quantizer import SCHEME, Quantizer
 from quarl.actorq.wire import COMPRESSED, Packer, unpack, wire_spec
 from quarl.config import ActorQConfig
@@ -210,10 +211,11 @@ def test_the_bias_takes_the_mean_error_of_a_layer():
     np.testing.assert_allclose(as_float(coded, observations)[policy.output].mean(axis=0), exact, rtol=0, atol=1e-5)
 
 
-def test_observations_are_looked_at_now_and_then_and_remembered():
+def test_observations_are_looked_at_now_and_then_and_remembered(monkeypatch):
+    monkeypatch.setattr(quantizer, "REFRESH_INTERVAL", 3)
     policy = networks.EVERY["relu"]()
     first, second = (networks.observations(policy, 64, seed) * scale for seed, scale in ((1, 1.0), (2, 5.0)))
-    packer = Packer("int8", refresh_interval=3)
+    packer = Packer("int8")
     plain = packer.pack(policy)
     assert packer.wants_observations  # there have been none yet
     balanced = packer.pack(policy, first)
@@ -231,14 +233,14 @@ def test_observations_are_looked_at_now_and_then_and_remembered():
 
 def test_factors_of_one_moment_keep_the_actions_of_later_weights():
     spec = QuantSpec(weight_bits=16, activation_bits=16, scheme=Scheme(name="balanced", equalize=0.5))
-    quantizer = Quantizer(spec)
+    remembering = Quantizer(spec)
     early, late = (
         networks.dense([5, 16, 16, 3], seed=0, head="tanh"),
         networks.dense([5, 16, 16, 3], seed=1, head="tanh"),
     )
     observations = networks.observations(early, 64)
-    quantizer(early, observations)
-    output = engines.load(quantizer(late), "reference").run(observations)
+    remembering(early, observations)
+    output = engines.load(remembering(late), "reference").run(observations)
     np.testing.assert_allclose(output, as_float(late, observations)[late.output], rtol=0, atol=1e-3)
 
 

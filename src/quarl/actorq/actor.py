@@ -82,18 +82,22 @@ class ActorLoop(roles.Actor):
     def allowed(self) -> int:
         learner, num, interval = self.counters.learner, self.num_envs, self.config.actor_update_interval
         self.cells[HEARTBEAT_S] = time.monotonic()
+        # newer weights, where it is time to look for some
         if self.steps - self.pulled_at >= interval or not self.version:
             self.pull()
+        # a moment's wait while there are none, and for an evaluation
         if learner[Learner.PAUSED]:
             self.paused_ns = time.monotonic_ns()
         if learner[Learner.PAUSED] or not self.version:
             self.clock.nap(None)
             return 0
+        # room, by the limiter and in the ring
         sent = self.sent.sum()
         room = min(learner[Learner.INSERT_LIMIT] - sent, self.channel.room())
         if room < num:
             self.clock.nap(Actor.WAIT_S)
             return 0
+        # steps until these weights are too old
         fresh = self._fresh_until() - sent
         if fresh < num and self.pull():
             fresh = self._fresh_until() - sent

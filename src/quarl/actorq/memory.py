@@ -38,8 +38,9 @@ class Block:
     shape: tuple[int, ...]
 
     @property
-    def nbytes(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.shape))
+    def extent(self) -> int:
+        """Bytes that it takes: whole cache lines."""
+        return -(-max(self.dtype.itemsize * int(np.prod(self.shape)), 1) // LINE) * LINE
 
 
 class Memory:
@@ -48,7 +49,7 @@ class Memory:
     def __init__(self, path: Path, blocks: Mapping[str, Block], *, create: bool = False) -> None:
         self.path = path
         self.blocks = dict(blocks)
-        *starts, size = itertools.accumulate((_aligned(block.nbytes) for block in self.blocks.values()), initial=0)
+        *starts, size = itertools.accumulate((block.extent for block in self.blocks.values()), initial=0)
         self._starts = dict(zip(self.blocks, starts, strict=True))
         unnamed = path.with_name(f".{path.name}") if create else path
         descriptor = os.open(unnamed, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
@@ -83,7 +84,7 @@ class Memory:
             if not _held(path):
                 with contextlib.suppress(OSError):
                     path.unlink()
-        folder = _folder(sum(_aligned(block.nbytes) for block in blocks.values()))
+        folder = _folder(sum(block.extent for block in blocks.values()))
         name = f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
         return cls(folder / name, blocks, create=True)
 
@@ -104,10 +105,6 @@ class Memory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // LINE) * LINE
 
 
 def _folder(size: int) -> Path:

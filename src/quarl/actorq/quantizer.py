@@ -33,9 +33,8 @@ AT_ONCE = 2**17
 class Quantizer:
     """Remembers what observations said while the weights change; for schemes that round to nearest, by channel."""
 
-    def __init__(self, spec: QuantSpec, refresh_interval: int = REFRESH_INTERVAL) -> None:
+    def __init__(self, spec: QuantSpec) -> None:
         self.spec = spec
-        self.refresh_interval = refresh_interval
         self._balances: list[Balance] = []
         self._means: dict[str, Array] = {}
         self._age = 0
@@ -43,7 +42,7 @@ class Quantizer:
     @property
     def wants_observations(self) -> bool:
         """True when the next call would look at observations; otherwise they may be left out."""
-        return self.spec.scheme.needs_observations and (not self._means or self._age >= self.refresh_interval)
+        return self.spec.scheme.needs_observations and (not self._means or self._age >= REFRESH_INTERVAL)
 
     def __call__(self, policy: Policy, observations: Array | None = None) -> QuantizedPolicy:
         """The policy in codes; observations: a raw sample [N, *shape] of what actors meet now."""

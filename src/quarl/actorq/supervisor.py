@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator
 from functools import partial
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,7 @@ class Supervisor(roles.Supervisor):
             raise
         self.children = children(say)
         self.interrupts = Interrupts(self.close)
-        self.files = Dispensable(say)
+        self.files, self._metrics = Dispensable(say), config.output / "metrics.jsonl"
         self.picked_up = False
 
     def run(self) -> Generator[dict[str, Any]]:
@@ -232,10 +231,6 @@ class Supervisor(roles.Supervisor):
             for name, value in metrics.scalars(row).items():
                 self.evaluator.logger.record(f"actorq/{name}", value)
             self.evaluator.logger.dump(row["timesteps"])
-
-    @property
-    def _metrics(self) -> Path:
-        return self.config.output / "metrics.jsonl"
 
     def _stopped(self, when: str) -> tuple[int, str]:
         assert self.interrupts.number is not None

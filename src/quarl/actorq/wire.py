@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import zstandard
 
-from quarl.actorq.quantizer import REFRESH_INTERVAL, SCHEME, Quantizer
+from quarl.actorq.quantizer import SCHEME, Quantizer
 from quarl.actorq.weights import Trained
 from quarl.arrays import Array
 from quarl.errors import QuarlError
@@ -37,16 +37,14 @@ class Packer:
         comm_bits: int | None = None,
         weight_compress: Literal["none", "zstd"] = "none",
         scheme: Scheme = SCHEME,
-        refresh_interval: int = REFRESH_INTERVAL,
     ) -> None:
         """actor_precision: what actors compute in, fp32, fp16 or int8 to int2.
 
         comm_bits: of a weight on the wire, 2 to 32 (16 is fp16, 32 float32); never more than actors compute with.
-        refresh_interval: policies between two looks at observations.
         """
         self.spec = wire_spec(actor_precision, comm_bits, scheme)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL) if weight_compress == "zstd" else None
-        self._quantizer = Quantizer(self.spec, refresh_interval) if self.spec.float_type is None else None
+        self._quantizer = Quantizer(self.spec) if self.spec.float_type is None else None
 
     @property
     def wants_observations(self) -> bool:
