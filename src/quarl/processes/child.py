@@ -58,7 +58,7 @@ class Child:
         self.worked_s = 0.0
         """Seconds at work of all its incarnations; whoever watches it counts them."""
         self.num_deaths = 0
-        self._recent: list[float] = []
+        self.recent: list[float] = []
         """`worked_s` at its latest deaths."""
         self.not_before = 0.0
         """When the pause after a death that was counted is over; 0: none was."""
@@ -141,13 +141,6 @@ class Child:
         """Why it died: its error, or the signal or exit code that ended it."""
         return self.result.cause or self.result.error
 
-    def count_death(self) -> None:
-        """Called once with a dead child: it rests for a while, or is parked."""
-        self.num_deaths += 1
-        self._recent = [*(t for t in self._recent if self.worked_s - t < WITHIN_S), self.worked_s]
-        self.parked = len(self._recent) >= DEATHS
-        self.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(self._recent) - 1)
-
 
 class Children:
     """All children of a supervisor."""
@@ -167,8 +160,11 @@ class Children:
         """Called with a dead child, again and again: starts its successor when its pause is over, or parks it."""
         if child.parked:
             return
-        if not child.not_before:
-            child.count_death()
+        if not child.not_before:  # it has just died
+            child.num_deaths += 1
+            child.recent = [*(t for t in child.recent if child.worked_s - t < WITHIN_S), child.worked_s]
+            child.parked = len(child.recent) >= DEATHS
+            child.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(child.recent) - 1)
             if child.parked:
                 where = f"; see {child.log}" if child.log is not None and child.log.exists() else ""
                 self._say(
