@@ -48,34 +48,27 @@ class Workers:
         self._signs: dict[str, tuple[float, float]] = {}
         """Of each child, by name: its last sign of life, and when it was seen, in seconds that count."""
         self._stale, self._waiting = 0.0, False
-        rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
-        cores = _cores(config.actors, config.learner_threads, alone=channel.alone())
-        names = ("learner", "publisher", *(f"actor-{i}" for i in range(config.actors)))
-        logs = {name: config.output / f"{name}.log" for name in names}
-        learner_spec = LearnerSpec(config=config, channel=channel, world=world, cores=cores[0])
-        self.learner = Child("learner", learner.main, learner_spec, logs["learner"])
-        publisher_spec = PublisherSpec(config=config, channel=channel, template=template)
-        self.publisher = Child("publisher", publisher.main, publisher_spec, logs["publisher"])
+        cores, *cores_of_actors = _cores(config.actors, config.learner_threads, alone=channel.alone())
+        of_learner = LearnerSpec(config=config, channel=channel, world=world, cores=cores)
+        self.learner = Child("learner", learner.main, of_learner, config.output / "learner.log")
+        of_publisher = PublisherSpec(config=config, channel=channel, template=template)
+        self.publisher = Child("publisher", publisher.main, of_publisher, config.output / "publisher.log")
         # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
         # reserved in blocks by every learner, so their first number is above all incarnations before it.
         first = Versions(config.output).first - 1
-        self.actors = [
-            Child(
-                f"actor {i}",
-                actor.main,
-                ActorSpec(
-                    config=config,
-                    channel=channel.of(i),
-                    index=i,
-                    incarnation=first,
-                    rung=rungs[i],
-                    cores=cores[1 + i],
-                    log=logs[f"actor-{i}"],
-                ),
-                logs[f"actor-{i}"],
+        self.actors: list[Child] = []
+        for i, rung in enumerate(ladder(template.initial.head.kind, config.actors, config.sigma)):
+            log = config.output / f"actor-{i}.log"
+            spec = ActorSpec(
+                config=config,
+                channel=channel.of(i),
+                cores=cores_of_actors[i],
+                index=i,
+                incarnation=first,
+                rung=rung,
+                log=log,
             )
-            for i in range(config.actors)
-        ]
+            self.actors.append(Child(f"actor {i}", actor.main, spec, log))
 
     @property
     def all(self) -> tuple[Child, ...]:
