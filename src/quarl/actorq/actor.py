@@ -14,7 +14,6 @@ import numpy as np
 from quarl import engines
 from quarl.actorq import roles, wire
 from quarl.actorq.board import ORDERED
-from quarl.actorq.clock import Clock
 from quarl.actorq.counters import CLASSES, Actor, Learner
 from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
@@ -25,6 +24,8 @@ from quarl.processes.inside import give_way, note
 AT_ONCE = 64
 BLOCK_S = 0.005
 """Steps and seconds between two looks at what the others do, at most."""
+NAP_S = 0.0005
+"""Between two looks at a number that another process will change."""
 NOT_ENDED = (0, 0.0)
 """Length and return of an episode that goes on."""
 STEPS, HEARTBEAT_S = int(Actor.STEPS), int(Actor.HEARTBEAT_S)
@@ -77,7 +78,8 @@ class ActorLoop(roles.Actor):
         """When it last stood still for an evaluation: weights of before or within have waited for that."""
         self.cells[Actor.INCARNATION] = spec.incarnation
         self.cells[Actor.SIGMA] = spec.rung
-        self.clock = Clock(self.cells)
+        self.booked_at = time.perf_counter()
+        """Up to when its seconds are in LOOP_S."""
 
     def allowed(self) -> int:
         learner, num, interval = self.counters.learner, self.num_envs, self.config.actor_update_interval
@@ -89,13 +91,13 @@ class ActorLoop(roles.Actor):
         if learner[Learner.PAUSED]:
             self.paused_ns = time.monotonic_ns()
         if learner[Learner.PAUSED] or not self.version:
-            self.clock.nap(None)
+            self._nap(None)
             return 0
         # room, by the limiter and in the ring
         sent = self.sent.sum()
         room = min(learner[Learner.INSERT_LIMIT] - sent, self.channel.room())
         if room < num:
-            self.clock.nap(Actor.WAIT_S)
+            self._nap(Actor.WAIT_S)
             return 0
         # steps until these weights are too old
         fresh = self._fresh_until() - sent
@@ -103,7 +105,7 @@ class ActorLoop(roles.Actor):
             fresh = self._fresh_until() - sent
         if fresh < num:
             self.meanwhile *= 0.999  # one slow step must not keep it waiting for ever
-            self.clock.nap(Actor.STALE_S)
+            self._nap(Actor.STALE_S)
             return 0
         if fresh < 2 * AT_ONCE * num * self.num_actors:
             return 1  # so near to the bound every step of the others counts
@@ -131,10 +133,10 @@ class ActorLoop(roles.Actor):
         self._act(num_steps, random=bool(sent < self.counters.learner[Learner.RANDOM_UNTIL]))
         meanwhile = (self.sent.sum() - sent) / max(self.steps - steps, 1) * self.num_envs
         self.meanwhile = max(meanwhile, 0.95 * self.meanwhile)
-        self.clock.book()
+        self._book()
 
     def _act(self, num_steps: int, *, random: bool) -> None:
-        clock = self.clock
+        inference_s = environment_s = insert_s = 0.0
         now, send, world, cells = time.monotonic, self.channel.send, self.world, self.cells
         index, incarnation = self.spec.index, self.spec.incarnation
         until = now() + BLOCK_S
@@ -171,22 +173,45 @@ class ActorLoop(roles.Actor):
                 cells[STEPS] = self.steps
                 world.sequence[k] += 1
                 world.episode[k] = NOT_ENDED if done else episode
-                clock.environment_s += stepped - started
-                clock.insert_s += now() - stepped
+                environment_s += stepped - started
+                insert_s += now() - stepped
                 # go on from there, or begin the next episode
                 if done:
                     started = now()
                     world.reset(k)
-                    clock.environment_s += now() - started
+                    environment_s += now() - started
                 else:
                     world.observations[k] = observation
-            # book, and leave after a while: others want to be looked at
-            clock.inference_s += acted - before
+            # leave after a while: others want to be looked at
+            inference_s += acted - before
             if self.acting_since is not None and not random:
                 self._first_action()
             cells[HEARTBEAT_S] = over = now()
             if over > until:
-                return
+                break
+        cells[Actor.INFERENCE_S] += inference_s
+        cells[Actor.ENVIRONMENT_S] += environment_s
+        cells[Actor.INSERT_S] += insert_s
+
+    def _nap(self, column: Actor | None) -> None:
+        """Waits a moment and books it in `column`.
+
+        None: it belongs to no one. Evaluations and the wait for first weights are not on the clock.
+        """
+        start = time.perf_counter()
+        time.sleep(NAP_S)
+        waited_s = time.perf_counter() - start
+        if column is None:
+            self.booked_at += waited_s
+        else:
+            self.cells[column] += waited_s
+        self._book()
+
+    def _book(self) -> None:
+        """Everything since the last time is its loop's."""
+        now = time.perf_counter()
+        self.cells[Actor.LOOP_S] += now - self.booked_at
+        self.booked_at = now
 
     def pull(self) -> bool:
         """Takes the newest weights; False where there are none that are newer."""
