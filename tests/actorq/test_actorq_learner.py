@@ -19,12 +19,11 @@ from stable_baselines3.td3 import td3
 
 from quarl import qat
 from quarl.actorq.board import SLOTS
-from quarl.actorq.build import build, samples_per_insert
+from quarl.actorq.build import build, limiter_of, samples_per_insert
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
 from quarl.actorq.limiter import smallest_error_buffer
-from quarl.actorq.pace import limiter_of
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from quarl.actorq import metrics, roles
-from quarl.actorq.build import build, recalled
+from quarl.actorq.build import build, limiter_of, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.options import begun
-from quarl.actorq.pace import limiter_of
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers
