@@ -34,7 +34,6 @@ ADDED = (
     *("pull_s", "deserialize_s", "load_s", "wait_s", "stale_s"),
 )
 """Of an actor's part of a row of metrics: what adds up over the run."""
-LEARNER_S = ("train_s", "insert_s", "push_s", "wait_s")
 ELSEWHERE = ("json", "output", "resume", "plan", *METERED)
 """Options that a cell does not depend on."""
 
@@ -210,11 +209,10 @@ def _differences(window: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "slices": [(row["clock_s"], row["timesteps"], row["updates"]) for row in window],
         "actors": {name: sum(after[name] - before[name] for before, after in pairs) for name in ADDED},
         "updates_per_version": updates / pulls if pulls else None,
-        "learner": {name: last["learner"][name] - first["learner"][name] for name in LEARNER_S},
+        "learner": {"wait_s": last["learner"]["wait_s"] - first["learner"]["wait_s"]},
         "publisher": {
             "cpu_share": (cpu_s[1] - cpu_s[0]) / (last["wall_s"] - first["wall_s"]),
-            "published": last["publisher"]["published"] - first["publisher"]["published"],
-            **{name: last["publisher"][name] for name in ("pack_ms", "quantize_ms", "share_of_fp32")},
+            "share_of_fp32": last["publisher"]["share_of_fp32"],
         },
     }
 

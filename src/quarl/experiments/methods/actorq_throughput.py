@@ -214,9 +214,9 @@ def _speedup(paces: Mapping[plan.Arm, Array], arm: plan.Arm, base: plan.Arm) -> 
 
 
 def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, Any]:
+    """The fields of the counts' percentiles; those of none are no numbers."""
     counts = dense(*(cell[name] for cell in cells))
-    found = {f"{name}_p50": percentile(counts, 0.5), f"{name}_p99": percentile(counts, 0.99)}
-    return {key: unit * value if np.isfinite(value) else None for key, value in found.items()}
+    return {f"{name}_p50": unit * percentile(counts, 0.5), f"{name}_p99": unit * percentile(counts, 0.99)}
 
 
 def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> BreakdownRow:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -72,14 +72,12 @@ def measure(
     *,
     batches: Sequence[int] = (1, 16),
     columns: Sequence[tuple[str, str]] = COLUMNS,
-    scheme: str = "default",
     seed: int = 0,
     seconds: float = 0.4,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[LatencyRow]:
     """Rows of every network, batch and (engine, precision), in that order.
 
-    scheme: of the integer precisions; its weights are rounded to nearest, which gives the same operators in less time.
     seconds: what each row is given.
     progress: called with the name of each network before it is measured.
     """
@@ -89,7 +87,7 @@ def measure(
         policy = build(network, seed)
         observations, _ = record(network, seed=seed)
         for batch in batches:
-            loaded = _load(policy, observations, columns, scheme, batch)
+            loaded = _load(policy, observations, columns, batch)
             timings = time_engines(loaded, observations, seconds=seconds)
             rows += [
                 LatencyRow(
@@ -97,8 +95,7 @@ def measure(
                     batch=batch,
                     engine=name,
                     precision=precision,
-                    us_p50=timing.us_p50,
-                    us_p99=timing.us_p99,
+                    **asdict(timing),
                     bytes=engine.file_bytes,
                 )
                 for (name, precision), engine, timing in zip(columns, loaded, timings, strict=True)
@@ -164,13 +161,12 @@ class _Calls:
         return Timing(round(float(p50), 2), round(float(p99), 2))
 
 
-def _load(
-    policy: Policy, observations: Array, columns: Sequence[tuple[str, str]], scheme: str, batch: int
-) -> list[Engine]:
+def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]], batch: int) -> list[Engine]:
+    """Weights are rounded to nearest, which gives the same operators in less time."""
     loaded: list[Engine] = []
     for name, precision in columns:
         by_tool = (name, precision) == ("onnx", PER_TENSOR)
-        spec = QuantSpec.parse("fp32" if by_tool else precision, scheme=scheme)
+        spec = QuantSpec.parse("fp32" if by_tool else precision)
         plain = replace(spec, scheme=replace(spec.scheme, rounding="nearest"))
         quantized = quantize(policy, plain, observations)
         loaded.append(tool.load(quantized, batch) if by_tool else engines.load(quantized, name, batch=batch))

@@ -24,6 +24,7 @@ from quarl.algorithms.cpu import threads
 from quarl.algorithms.learners import find_device
 from quarl.algorithms.precision import Precision
 from quarl.arrays import Array
+from quarl.config.environment import OPTIONS
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.machine import multiplies, usable_cores
@@ -34,23 +35,37 @@ from quarl.stats import Interval, as_fields, bootstrap_interval, ratio_interval
 ROUNDS = 10
 """Blocks of each precision, in turns."""
 MIN_UPDATES, MAX_UPDATES = 3, 2_000
+NEVER = 10**9
+"""Steps before a policy acts that is never asked."""
 PROBES = (2, 4)
 """Rows of the small batches that say whether MIN_UPDATES whole ones fit into the time."""
 RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatesRow(Row):
-    """One policy in one precision."""
+class PolicyRow(Row):
+    """What rows of one policy in one precision begin with."""
 
-    command = "bench mixed-precision updates"
     policy: Annotated[str, Column("policy")]
     filters: Annotated[int, Column("filters")]
     """Of each of the three convolutions."""
     width: Annotated[int, Column("dense")]
     """Of the dense layer."""
-    parameters: Annotated[int, Column("parameters", lambda count: f"{count / 1e6:.3g} M")]
     dtype: Annotated[str, Column("updates in")]
+
+
+def described(policy: str, dtype: Dtype) -> dict[str, Any]:
+    """The fields of a PolicyRow."""
+    filters, width = sizes(policy)
+    return {"policy": policy, "filters": filters, "width": width, "dtype": dtype}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesRow(PolicyRow):
+    """One policy in one precision."""
+
+    command = "bench mixed-precision updates"
+    parameters: Annotated[int, Column("parameters", lambda count: f"{count / 1e6:.3g} M", before="dtype")]
     native: Annotated[bool, Column("products", lambda native: "native" if native else "emulated")]
     """Whether the device multiplies these numbers; else it emulates them."""
     device: Annotated[str, Column("device", caption="on {}", before="dtype")]
@@ -80,17 +95,10 @@ def _ends(low: float | None, high: float | None) -> str:
 def updates(config: MixedPrecisionConfig, cells: Cells) -> list[UpdatesRow]:
     """A row for every policy, and every precision of it, that is there or could be measured in time."""
     device = find_device(config.device).type
-    settings = {
-        "dtypes": config.dtypes,
-        "env": config.env,
-        "batch_size": config.batch_size,
-        "seconds": config.seconds,
-        "threads": config.threads or usable_cores(),
-        "seed": config.seed,
-    }
-    if config.params:  # cells without any are older than this setting
-        settings["params"] = config.params
-    settings |= {name: value for name, value in config.environment_options().items() if value}
+    settings = {name: getattr(config, name) for name in ("dtypes", "env", "batch_size", "seconds", "seed")}
+    settings["threads"] = config.threads or usable_cores()
+    # cells without any of these are older than these settings
+    settings |= {name: value for name in ("params", *OPTIONS) if (value := getattr(config, name))}
     rows: list[UpdatesRow] = []
     for policy in config.chosen():
         name = f"updates-{policy.replace(',', 'x')}-{device}"
@@ -110,9 +118,12 @@ def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: N
     model = session.model
     assert isinstance(model, DQN)
     assert model.env is not None
+    assert model.replay_buffer is not None
     with threads(session.threads):
-        try:
-            fill(model, NUM_FRAMES)
+        try:  # random actions fill replay
+            _, callback = model._setup_learn(NUM_FRAMES)
+            steps = TrainFreq(-(-NUM_FRAMES // model.env.num_envs), TrainFrequencyUnit.STEP)
+            model.collect_rollouts(model.env, callback, steps, model.replay_buffer, learning_starts=NEVER)
         finally:
             model.env.close()
         model.set_logger(Logger(folder=None, output_formats=[]))
@@ -129,16 +140,6 @@ def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: N
         "seconds": {dtype: [round(took, 7) for took in timer.seconds] for dtype, timer in timers.items()},
         "skipped": {dtype: timer.precision.num_skipped for dtype, timer in timers.items()},
     }
-
-
-def fill(model: DQN, num: int) -> None:
-    """Puts `num` transitions of random actions into replay."""
-    env, replay = model.env, model.replay_buffer
-    assert env is not None
-    assert replay is not None
-    _, callback = model._setup_learn(num)
-    steps = TrainFreq(-(-num // env.num_envs), TrainFrequencyUnit.STEP)
-    model.collect_rollouts(env, callback, steps, replay, learning_starts=num + env.num_envs)
 
 
 class Updates:
@@ -206,17 +207,13 @@ def _native(dtype: str, device: torch.device) -> bool:
 
 
 def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[UpdatesRow]:
-    filters, width = sizes(policy)
     timed = {dtype: np.asarray(cell["seconds"][dtype], np.float64) for dtype in config.dtypes}
     medians = {dtype: _median(timed[dtype], cell["estimated_s"][dtype]) for dtype in config.dtypes}
     for dtype in config.dtypes:
         median = as_fields(medians[dtype], "ms_per_update", "ci")
         yield UpdatesRow(
-            policy=policy,
-            filters=filters,
-            width=width,
+            **described(policy, dtype),
             parameters=cell["parameters"],
-            dtype=dtype,
             native=cell["native"][dtype],
             device=cell["device"],
             threads=cell["settings"]["threads"],

@@ -10,28 +10,25 @@ from typing import Annotated, Any
 import numpy as np
 
 from quarl import formats, stats
-from quarl.config.mixed_precision import MixedPrecisionConfig, sizes
+from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.experiments.cells import FP32, TRAIN, UNTRAINED
 from quarl.experiments.groups import groups
+from quarl.experiments.methods.mixed_precision import PolicyRow, described
 from quarl.experiments.rows import returns
 from quarl.experiments.runner import UNBOUNDED, entry_of
 from quarl.experiments.store import Record
 from quarl.experiments.summaries import of_the_same_seeds
-from quarl.rows import Column, Episodes, Interval, Mean, Minutes, Row
+from quarl.rows import Column, Episodes, Interval, Mean, Minutes
 
 OPTIONS = ("learner_dtype", "eval_freq", "eval_episodes", "save_freq", "threads", "device")
 """Of its trainings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRow(Row):
+class LearningRow(PolicyRow):
     """One precision over its seeds."""
 
     command = "bench mixed-precision learning"
-    policy: Annotated[str, Column("policy")]
-    filters: Annotated[int, Column("filters")]
-    width: Annotated[int, Column("dense")]
-    dtype: Annotated[str, Column("updates in")]
     env_id: Annotated[str, Column("environment", caption="on {}", before="dtype")]
     seeds: Annotated[int, Column("seeds", caption="seeds: {}")]
     env_steps: Annotated[int, Column("steps", "{:,}".format, caption="{} steps each")]
@@ -93,13 +90,9 @@ def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[Learni
         pair = None if base is None else own.of({record.seed for record in base.records})
         difference = None if pair is None else pair.gain(base)
         lengths = [trainings[record.source, record.seed] for record in own.records]
-        filters, width = sizes(policy)
         made.append(
             LearningRow(
-                policy=policy,
-                filters=filters,
-                width=width,
-                dtype=dtype,
+                **described(policy, dtype),
                 env_id=config.env,
                 seeds=len(own.records),
                 env_steps=max(length["trained_steps"] for length in lengths),
