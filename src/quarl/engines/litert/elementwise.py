@@ -1,20 +1,20 @@
-"""Operators without weights, in float32, and the conversions between float32 and int8 codes.
+"""Operators without weights, in float32 or in the order of axes, and the conversions between float32 and int8 codes.
 
 Every function appends operators to a Model and returns the tensor they end in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
 from quarl.engines.litert.file import Model, Operator
 from quarl.engines.reference import norm_constants
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize
+from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Shape
 from quarl.quant.spec import integer_range
 
 KERNELS = {
@@ -65,8 +65,8 @@ def centred(model: Model, codes: int) -> int:
 
 def activation(model: Model, op: Activation, x: int) -> int:
     """The function of float32 x."""
-    options = schema.LeakyReluOptionsT(alpha=LEAKY_SLOPE) if op.kind == "leaky_relu" else None
-    return model.add(KERNELS[op.kind], [x], model.value(model.shape(x)), options)
+    options = {"alpha": LEAKY_SLOPE} if op.kind == "leaky_relu" else {}
+    return model.add(KERNELS[op.kind], [x], model.value(model.shape(x)), **options)
 
 
 def looked_up(model: Model, entries: Array, codes: int, grid: ActivationGrid) -> int:
@@ -121,8 +121,25 @@ def concat(model: Model, tensors: list[int]) -> int:
     """Tensors side by side along the last axis."""
     shapes = [model.shape(tensor) for tensor in tensors]
     joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
-    options = schema.ConcatenationOptionsT(axis=len(joined) - 1)
-    return model.add(Operator.CONCATENATION, tensors, model.value(joined), options)
+    return model.add(Operator.CONCATENATION, tensors, model.value(joined), axis=len(joined) - 1)
+
+
+def transpose(model: Model, x: int, axes: Sequence[int]) -> int:
+    """Tensor x with its axes in another order."""
+    shape = model.shape(x)
+    order = model.constant(np.array(axes, np.int32))
+    return model.add(Operator.TRANSPOSE, [x, order], model.like(x, [shape[axis] for axis in axes]))
+
+
+def reshape(model: Model, x: int, shape: Shape) -> int:
+    """Tensor x with other axes behind the batch."""
+    axes = model.constant(np.array([-1, *shape], np.int32))
+    return model.add(Operator.RESHAPE, [x, axes], model.like(x, (model.shape(x)[0], *shape)))
+
+
+def flat_order(shape: Shape) -> Array:
+    """Of an image [C, H, W] that is flattened as [H, W, C]: the policy's index of each element."""
+    return np.arange(np.prod(shape)).reshape(shape).transpose(1, 2, 0).reshape(-1)
 
 
 def action(model: Model, head: ActionHead, output: int) -> int:
@@ -131,8 +148,7 @@ def action(model: Model, head: ActionHead, output: int) -> int:
         return output
     if head.kind == "gaussian":
         means = model.constant(np.arange(head.low.size, dtype=np.int32))  # a slice has a batch of its own
-        options = schema.GatherOptionsT(axis=1)
-        output = model.add(Operator.GATHER, [output, means], model.value((1, head.low.size)), options)
+        output = model.add(Operator.GATHER, [output, means], model.value((1, head.low.size)), axis=1)
     if head.kind != "clip":
         output = model.add(Operator.TANH, [output], model.value(model.shape(output)))
         output = each(model, Operator.MUL, each(model, Operator.ADD, output, 1), 0.5 * (head.high - head.low))
@@ -150,5 +166,4 @@ def _constant(model: Model, numbers: Any) -> int:
 def _reduced(model: Model, code: int, x: int) -> int:
     shape = model.shape(x)
     axis = model.constant(np.array([len(shape) - 1], np.int32))
-    options = schema.ReducerOptionsT(keepDims=True)
-    return model.add(code, [x, axis], model.value((*shape[:-1], 1)), options)
+    return model.add(code, [x, axis], model.value((*shape[:-1], 1)), keepDims=True)

@@ -35,11 +35,18 @@ TYPES = {
 VERSIONS = {Operator.FULLY_CONNECTED: 9, Operator.CONV_2D: 5, Operator.DEQUANTIZE: 2, Operator.PAD: 2}
 """Operator versions above 1: the ones that the runtime writes for the types used here."""
 LINEAR = (Operator.FULLY_CONNECTED, Operator.CONV_2D)
+NAMED_ALIKE = "add cast concatenation dequantize div fully_connected gather leaky_relu mul pad quantize reshape sub"
 OPTIONS = {
-    getattr(Operator, name.upper()): getattr(schema, f"{name}OptionsT")
-    for name in ("Add", "Cast", "Dequantize", "Div", "Gather", "Mul", "Pad", "Quantize", "Reshape", "Sub", "Transpose")
-} | dict.fromkeys((Operator.MAXIMUM, Operator.MINIMUM), schema.MaximumMinimumOptionsT)
-"""Of operators that are added without: some runtimes refuse one whose table of options is missing."""
+    **{
+        getattr(Operator, n.upper()): getattr(schema, f"{n.title().replace('_', '')}OptionsT")
+        for n in NAMED_ALIKE.split()
+    },
+    **dict.fromkeys((Operator.MAXIMUM, Operator.MINIMUM), schema.MaximumMinimumOptionsT),
+    **dict.fromkeys((Operator.MEAN, Operator.SUM), schema.ReducerOptionsT),
+    Operator.CONV_2D: schema.Conv2DOptionsT,
+    Operator.TRANSPOSE: schema.TransposeOptionsT,
+}
+"""Tables of operators' options; some runtimes refuse an operator whose table is missing, even where it is empty."""
 DATA_SLOT, OFFSET_SLOT, SCALE_SLOT = 4, 6, 8
 """Places of `data` and `offset` in the vtable of the schema's Buffer, and of `scale` in QuantizationParameters'."""
 LARGEST_INSIDE = 2_000_000_000
@@ -62,9 +69,8 @@ class _Operator(NamedTuple):
     code: int
     inputs: tuple[int, ...]
     output: int
-    options: type[Any] | None
-    fields: tuple[tuple[str, Any], ...]
-    """Of the options."""
+    options: tuple[tuple[str, Any], ...]
+    """(field, value) of its table in OPTIONS."""
 
 
 class _Plan(NamedTuple):
@@ -134,10 +140,9 @@ class Model:
         """A computed tensor of another shape, with the type and the zero point of `tensor`."""
         return self._add(self._tensors[tensor]._replace(shape=tuple(shape), buffer=0))
 
-    def add(self, code: int, inputs: Sequence[int], output: int, options: Any = None) -> int:
+    def add(self, code: int, inputs: Sequence[int], output: int, **options: Any) -> int:
         """Appends an operator that computes `output` and returns it; an input of -1 is left out."""
-        fields = () if options is None else tuple(vars(options).items())
-        self._operators.append(_Operator(code, tuple(inputs), output, type(options) if options else None, fields))
+        self._operators.append(_Operator(code, tuple(inputs), output, tuple(options.items())))
         return output
 
     def multiplies_integers(self) -> bool:
@@ -264,9 +269,9 @@ def _operator(plan: _Plan, operator: _Operator, index: int) -> Any:
         inputs=np.array(operator.inputs, np.int32),
         outputs=np.array([operator.output], np.int32),
     )
-    options = operator.options or (OPTIONS.get(operator.code) if plan.names else None)
-    if options is not None:
-        written.builtinOptions = options(**dict(operator.fields))
+    if operator.code in OPTIONS and (operator.options or plan.names):
+        table = OPTIONS[operator.code]
+        written.builtinOptions = table(**dict(operator.options))
         # The union's members are called as their classes, which end in T.
-        written.builtinOptionsType = getattr(schema.BuiltinOptions, options.__name__[:-1])
+        written.builtinOptionsType = getattr(schema.BuiltinOptions, table.__name__[:-1])
     return written

@@ -14,23 +14,9 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.litert.elementwise import (
-    action,
-    activation,
-    binary,
-    centred,
-    concat,
-    counted,
-    each,
-    layer_norm,
-    layer_norm_of_codes,
-    looked_up,
-    normalize,
-    quantized,
-)
+from quarl.engines.litert import elementwise
 from quarl.engines.litert.file import Model, Operator
-from quarl.engines.litert.layout import flat_order, reshape, transpose, turned, wider_than_a_pixel, with_weight
-from quarl.engines.litert.linear import dynamic, floating, hidden, last, wide
+from quarl.engines.litert.linear import dynamic, floating, hidden, last, turned, wide, wider_than_a_pixel, with_weight
 from quarl.engines.reference import norms_codes
 from quarl.engines.tables import steady_scale, table
 from quarl.errors import UnsupportedError
@@ -108,29 +94,33 @@ class Lowering:
         if not acts:
             return self.model.to_bytes(self.source, output, about)
         self.model.scope = "action"
-        output = action(self.model, self.policy.head, output)
+        output = elementwise.action(self.model, self.policy.head, output)
         return self.model.to_bytes(self.source, output, about, (OBSERVATION, "output"))
 
     def plain(self, name: str) -> int:
         """The float32 tensor of a value, its axes as in the policy."""
         tensor = self.real(name)
-        return transpose(self.model, tensor, (0, 3, 1, 2)) if self.values[name].turned else tensor
+        return elementwise.transpose(self.model, tensor, (0, 3, 1, 2)) if self.values[name].turned else tensor
 
     def real(self, name: str) -> int:
         """The float32 tensor of a value, its axes as they are."""
         value = self.values[name]
         if value.real is None and value.scaled is not None:
-            value.real = each(self.model, Operator.MUL, self.plain(value.scaled.inputs[0]), value.scaled.factor)
+            value.real = self.times(self.plain(value.scaled.inputs[0]), value.scaled.factor)
         if value.real is None:
             assert value.grid is not None
-            value.real = each(self.model, Operator.MUL, centred(self.model, self.codes(name)), value.grid.scale)
+            value.real = self.times(elementwise.centred(self.model, self.codes(name)), value.grid.scale)
         return value.real
+
+    def times(self, x: int, numbers: Any) -> int:
+        """A float32 tensor times a constant."""
+        return elementwise.each(self.model, Operator.MUL, x, numbers)
 
     def codes(self, name: str) -> int:
         """The int8 tensor of a value on its grid."""
         value = self.values[name]
         if value.codes is None:
-            value.codes = quantized(self.model, self.real(name), self.policy.grids[name])
+            value.codes = elementwise.quantized(self.model, self.real(name), self.policy.grids[name])
         return value.codes
 
     def wide_codes(self, name: str) -> int:
@@ -138,20 +128,22 @@ class Lowering:
         grid, scaled = self.policy.grids[name], self.values[name].scaled
         if scaled is not None and math.frexp(grid.scale)[0] == 0.5:
             # Dividing by a power of two is exact, so that it can be part of the factor.
-            steps = each(self.model, Operator.MUL, self.plain(scaled.inputs[0]), scaled.factor / np.float32(grid.scale))
+            steps = self.times(self.plain(scaled.inputs[0]), scaled.factor / np.float32(grid.scale))
         else:
-            steps = each(self.model, Operator.DIV, self.plain(name), grid.scale)
-        return counted(self.model, steps, grid)
+            steps = elementwise.each(self.model, Operator.DIV, self.plain(name), grid.scale)
+        return elementwise.counted(self.model, steps, grid)
 
     def _layer_norm(self, op: operators.LayerNorm) -> Value:
         if norms_codes(op, self.policy.grids):
-            integers = centred(self.model, self.codes(op.inputs[0]))
-            return Value(real=layer_norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]]))
-        return Value(real=layer_norm(self.model, op, self.plain(op.inputs[0])))
+            integers = elementwise.centred(self.model, self.codes(op.inputs[0]))
+            return Value(
+                real=elementwise.layer_norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]])
+            )
+        return Value(real=elementwise.layer_norm(self.model, op, self.plain(op.inputs[0])))
 
     def _add(self, op: operators.Add) -> Value:
         long, short = sorted(map(self.plain, op.inputs), key=self.model.shape, reverse=True)
-        return Value(real=binary(self.model, Operator.ADD, long, short))
+        return Value(real=elementwise.binary(self.model, Operator.ADD, long, short))
 
     def _linear(self, op: Linear) -> Value:
         spec, name, relu = self.policy.spec, op.inputs[0], self._relu_of(op)
@@ -171,7 +163,7 @@ class Lowering:
         name, source = op.inputs[0], self.policy.grids[op.inputs[0]]
         op, x = self._arranged(op, self.wide_codes(name) if source.bits > 8 else self.codes(name))
         if op.name in self.final:
-            integers = x if source.bits > 8 else centred(self.model, x)
+            integers = x if source.bits > 8 else elementwise.centred(self.model, x)
             return Value(real=last(self.model, op, integers, source), turned=isinstance(op, operators.Conv2d))
         target = self.policy.grids[op.name]
         if relu is not None and target != self.policy.grids.get(relu.name):
@@ -205,21 +197,23 @@ class Lowering:
     def _activation(self, op: operators.Activation) -> Value:
         source, target = self.values[op.inputs[0]], self.policy.grids.get(op.name)
         if source.grid is None or target is None or target.bits > 8:
-            real = activation(self.model, op, self.real(op.inputs[0]))
+            real = elementwise.activation(self.model, op, self.real(op.inputs[0]))
             if target is None or op.inputs[0] not in self.policy.grids:
                 return Value(real=real, turned=source.turned)
             if target.bits > 8:
-                integers = counted(self.model, each(self.model, Operator.DIV, real, target.scale), target)
-                real = each(self.model, Operator.MUL, integers, target.scale)
+                integers = elementwise.counted(
+                    self.model, elementwise.each(self.model, Operator.DIV, real, target.scale), target
+                )
+                real = self.times(integers, target.scale)
                 return Value(real=real, turned=source.turned)
-            return Value(codes=quantized(self.model, real, target), grid=target, turned=source.turned)
+            return Value(codes=elementwise.quantized(self.model, real, target), grid=target, turned=source.turned)
         codes = self.codes(op.inputs[0])
         scale = steady_scale(op, source.grid, target)
         if scale is None:
-            codes = looked_up(self.model, table(op, source.grid, target), codes, target)
+            codes = elementwise.looked_up(self.model, table(op, source.grid, target), codes, target)
         else:
-            x = each(self.model, Operator.MUL, centred(self.model, codes), scale)
-            codes = quantized(self.model, activation(self.model, op, x), target)
+            x = self.times(elementwise.centred(self.model, codes), scale)
+            codes = elementwise.quantized(self.model, elementwise.activation(self.model, op, x), target)
         return Value(codes=codes, grid=target, turned=source.turned)
 
     def _flatten(self, op: operators.Flatten) -> Value:
@@ -227,14 +221,14 @@ class Lowering:
         readers = self.readers.get(op.name, [])
         value = Value()
         if source.turned and readers and all(isinstance(reader, operators.Dense) for reader in readers):
-            value.order = flat_order(shape)
+            value.order = elementwise.flat_order(shape)
         if source.grid is not None and source.grid == self.policy.grids.get(op.name):
             value.grid, tensor = source.grid, self.codes(op.inputs[0])
         else:
             tensor = self.real(op.inputs[0])
         if source.turned and value.order is None:
-            tensor = transpose(self.model, tensor, (0, 3, 1, 2))
-        tensor = reshape(self.model, tensor, self.shapes[op.name])
+            tensor = elementwise.transpose(self.model, tensor, (0, 3, 1, 2))
+        tensor = elementwise.reshape(self.model, tensor, self.shapes[op.name])
         value.codes, value.real = (None, tensor) if value.grid is None else (tensor, None)
         return value
 
@@ -244,10 +238,10 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Conv2d: Lowering._linear,
     operators.Activation: Lowering._activation,
     operators.LayerNorm: Lowering._layer_norm,
-    operators.Normalize: lambda into, op: Value(real=normalize(into.model, op, into.plain(op.inputs[0]))),
+    operators.Normalize: lambda into, op: Value(real=elementwise.normalize(into.model, op, into.plain(op.inputs[0]))),
     operators.Scale: lambda into, op: Value(scaled=op),
     operators.Flatten: Lowering._flatten,
-    operators.Concat: lambda into, op: Value(real=concat(into.model, list(map(into.plain, op.inputs)))),
+    operators.Concat: lambda into, op: Value(real=elementwise.concat(into.model, list(map(into.plain, op.inputs)))),
     operators.Add: Lowering._add,
 }
 """What appends an operator's kernels to the file."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.onnx.elementwise import action, activation, layer_norm, layer_norm_of_codes, normalize
+from quarl.engines.onnx import elementwise
+from quarl.engines.onnx.elementwise import SHIFT, Rows
 from quarl.engines.onnx.file import File
-from quarl.engines.onnx.rows import SHIFT, Rows, down_rows, quantized_rows
 from quarl.engines.reference import norms_codes
 from quarl.engines.sums import check_int32, fits, reach, requantisation, unit
 from quarl.engines.tables import table
@@ -110,7 +110,7 @@ class _Translation:
         shape, width = (batch + list(self.shapes[name]) for name in (OBSERVATION, self.policy.output))
         output, head = self.real(self.policy.output), self.policy.head
         if acts and head.kind != "argmax":
-            output, width = action(self.file, head, output), [*batch, head.low.size]
+            output, width = elementwise.action(self.file, head, output), [*batch, head.low.size]
         return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, output, width)
 
     def real(self, name: str) -> str:
@@ -163,17 +163,17 @@ class _Translation:
         source = op.inputs[0]
         if x not in self.rows:
             rank, positive = len(self.shapes[source]), source in self.not_negative
-            self.rows[x] = quantized_rows(file, x, rank, self.batch, positive=positive)
+            self.rows[x] = elementwise.quantized_rows(file, x, rank, self.batch, positive=positive)
         rows, rank = self.rows[x], len(self.shapes[op.name])
         if self.batch == 1 or not rows.zero_point:
             accumulator = self.products(op, weight, rows.codes, rows.zero_point)
         else:
             # ONNX Runtime takes one zero point for all rows: each row's share is subtracted afterwards.
             sums = weight.codes.reshape(len(op.bias), -1).sum(axis=1, dtype=np.int32)
-            zero_points = down_rows(file, file.cast(rows.zero_point, np.int32), rank, self.batch)
+            zero_points = elementwise.down_rows(file, file.cast(rows.zero_point, np.int32), rank, self.batch)
             share = file.node("Mul", zero_points, file.constant(_channels(op, sums), f"{op.name}.sums"))
             accumulator = file.node("Sub", self.products(op, weight, rows.codes, ""), share)
-        scale = down_rows(file, rows.scale, rank, self.batch)
+        scale = elementwise.down_rows(file, rows.scale, rank, self.batch)
         product = file.node("Mul", file.cast(accumulator, np.float32), scale)
         # In float64, where the product is exact: the kernels that this must equal multiply and add in one step.
         factor = file.cast(file.constant(_channels(op, weight.scale), f"{op.name}.scale"), np.float64)
@@ -242,21 +242,21 @@ class _Translation:
     def activation(self, op: operators.Activation) -> str | _Codes:
         first, grid = self.values[op.inputs[0]], self.policy.grids.get(op.name)
         if grid is None or op.inputs[0] not in self.policy.grids:
-            return activation(self.file, op.kind, self.real(op.inputs[0]))
+            return elementwise.activation(self.file, op.kind, self.real(op.inputs[0]))
         if grid.bits <= 8 and isinstance(first, _Codes):
             return self.tabled(op, first, grid)
-        real = activation(self.file, op.kind, self.real(op.inputs[0]))
+        real = elementwise.activation(self.file, op.kind, self.real(op.inputs[0]))
         if grid.bits <= 8:
             return self.quantized(real, grid)
         return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
 
     def layer_norm(self, op: operators.LayerNorm) -> str:
         if not norms_codes(op, self.policy.grids):
-            return layer_norm(self.file, op, self.real(op.inputs[0]))
+            return elementwise.layer_norm(self.file, op, self.real(op.inputs[0]))
         grid = self.policy.grids[op.inputs[0]]
         shifted = self.file.cast(self.on_grid(op.inputs[0], grid).tensor, np.float32)
         integers = self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
-        return layer_norm_of_codes(self.file, op, integers, grid)
+        return elementwise.layer_norm_of_codes(self.file, op, integers, grid)
 
     def flatten(self, op: operators.Flatten) -> str | _Codes:
         first = self.values[op.inputs[0]]
@@ -281,7 +281,7 @@ LOWERINGS: Mapping[type[Op], Callable[[_Translation, Any], str | _Codes]] = {
     operators.Conv2d: _Translation.linear,
     operators.Activation: _Translation.activation,
     operators.LayerNorm: _Translation.layer_norm,
-    operators.Normalize: lambda into, op: normalize(into.file, op, into.real(op.inputs[0])),
+    operators.Normalize: lambda into, op: elementwise.normalize(into.file, op, into.real(op.inputs[0])),
     operators.Scale: _Translation.scale,
     operators.Flatten: _Translation.flatten,
     operators.Concat: lambda into, op: into.file.node("Concat", *map(into.real, op.inputs), axis=-1),
