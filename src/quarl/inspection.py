@@ -15,7 +15,7 @@ from quarl.errors import short
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import QuantizedTensor, Weight, as_float32
 from quarl.quant.affine import QParams
-from quarl.quant.diagnostics import Diagnostics, diagnose, histogram, sqnr_db
+from quarl.quant.diagnostics import coarsest_grid, histogram, saturation, sqnr_db
 from quarl.quant.spec import QuantSpec, integer_range
 from quarl.quant.spec import Scheme as Rounding
 from quarl.rows import Column, Row, Scheme
@@ -86,7 +86,7 @@ class Layer:
 
     row: LayerRow
     grid: Array
-    """As `Diagnostics` has it."""
+    """float32: every level that the coarsest channel can take, ascending; empty for float formats and huge grids."""
 
 
 @np.errstate(all="ignore")  # of weights near the ends of float32
@@ -100,22 +100,25 @@ def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec:
 
 
 def _layer(before: LayerWeights, after: LayerWeights, spec: QuantSpec) -> Layer:
-    diagnostics = _diagnose(before.weight, after.weight, spec.scheme)
+    x, y = as_float32(before.weight), as_float32(after.weight)
+    codes = after.weight.codes if isinstance(after.weight, QuantizedTensor) else None
+    q = _grid(after.weight, spec.scheme)
+    low, high = float(x.min()), float(x.max())
     row = LayerRow(
         layer=before.name,
         operator=before.operator,
         shape=before.weight.shape,
         precision=spec.precision,
         scheme=spec.scheme.name,
-        min=diagnostics.minimum,
-        max=diagnostics.maximum,
-        range=diagnostics.range,
-        levels=diagnostics.levels,
-        sqnr_db=_finite(diagnostics.sqnr_db),
-        saturation=diagnostics.saturation,
-        histogram=_histogram(diagnostics.counts, diagnostics.edges),
+        min=low,
+        max=high,
+        range=high - low,
+        levels=len(np.unique(y if codes is None else codes)),
+        sqnr_db=_noise(x, y),
+        saturation=0.0 if q is None else saturation(x, q),
+        histogram=_histogram(x),
     )
-    return Layer(row=row, grid=diagnostics.grid)
+    return Layer(row=row, grid=np.zeros(0, np.float32) if q is None else coarsest_grid(q))
 
 
 @np.errstate(all="ignore")
@@ -133,33 +136,37 @@ def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeigh
         range=high - low,
         std=std,
         spread=_finite(float(np.abs(x).max()) / std) if std > 0 else None,
-        sqnr_db=_finite(sqnr_db(x, y)),
-        histogram=_histogram(*histogram(x)),
+        sqnr_db=_noise(x, y),
+        histogram=_histogram(x),
         layers=[layer.row for layer in inspect(before, after, spec)],
     )
 
 
-def _diagnose(before: Weight, after: Weight, scheme: Rounding) -> Diagnostics:
-    x = as_float32(before)
-    if not isinstance(after, QuantizedTensor):
-        return diagnose(x, as_float32(after))
-    codes = after.codes
+def _grid(weight: Weight, scheme: Rounding) -> QParams | None:
+    """The grid of integer weights, channel by channel; None of floats."""
+    if not isinstance(weight, QuantizedTensor):
+        return None
+    codes = weight.codes
     # The 2020 formula clips nothing: its grid ends where its codes do.
     ends = (
         (int(codes.min()), int(codes.max()))
         if scheme.original
-        else integer_range(after.bits, symmetric=scheme.symmetric)
+        else integer_range(weight.bits, symmetric=scheme.symmetric)
     )
     along = (-1,) + (1,) * (codes.ndim - 1)
-    grid = QParams(after.scale.reshape(along), after.zero_point.reshape(along), *ends)
-    return diagnose(x, as_float32(after), codes=codes, q=grid)
+    return QParams(weight.scale.reshape(along), weight.zero_point.reshape(along), *ends)
+
+
+def _noise(x: Array, y: Array) -> float | None:
+    return _finite(sqnr_db(x, y))
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _histogram(counts: Array, edges: Array) -> dict[str, list[float]]:
+def _histogram(x: Array) -> dict[str, list[float]]:
+    counts, edges = histogram(x)
     return {"counts": counts.tolist(), "edges": edges.tolist()}
 
 

@@ -1,8 +1,6 @@
-"""What quantisation did to one tensor: noise, clipping, the levels that are left, and how the weights lie on them."""
+"""What quantisation does to one tensor: noise, clipping, the levels of its grid, and how its numbers lie."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,30 +10,6 @@ from quarl.quant.affine import QParams, dequantize
 HISTOGRAM_BINS = 100
 MAX_GRID_LEVELS = 4096
 """Grids with more levels are not listed: drawn, they would be a solid block."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Diagnostics:
-    """One weight tensor before and after quantisation."""
-
-    minimum: float
-    maximum: float
-    sqnr_db: float
-    """Signal to quantisation noise; infinite where nothing changed."""
-    saturation: float
-    """Share of the weights that lie outside the grid by more than half a step, 0..1."""
-    levels: int
-    """Distinct codes in use; distinct values where the precision is a float format."""
-    counts: Array
-    """int64 [bins]: histogram of the float32 weights."""
-    edges: Array
-    """float64 [bins + 1]."""
-    grid: Array
-    """float32: every level that the coarsest channel can take, ascending; empty for float formats and huge grids."""
-
-    @property
-    def range(self) -> float:
-        return self.maximum - self.minimum
 
 
 def sqnr_db(x: Array, quantized: Array) -> float:
@@ -79,25 +53,3 @@ def histogram(x: Array, bins: int = HISTOGRAM_BINS) -> tuple[Array, Array]:
         low, high = low - reach, high + reach
     counts, edges = np.histogram(x.astype(np.float64), bins=bins, range=(low, high))
     return counts, edges
-
-
-def diagnose(
-    x: Array, quantized: Array, *, codes: Array | None = None, q: QParams | None = None, bins: int = HISTOGRAM_BINS
-) -> Diagnostics:
-    """Diagnostics of float weights x and of the real values `quantized` that replaced them, same shape.
-
-    codes, q: the integer codes and their grid (scale and zero point broadcast against x); both None for float formats.
-    """
-    if x.size == 0 or x.shape != quantized.shape:
-        raise ValueError(f"expected two equal shapes with at least one weight, got {x.shape} and {quantized.shape}")
-    counts, edges = histogram(x, bins)
-    return Diagnostics(
-        minimum=float(x.min()),
-        maximum=float(x.max()),
-        sqnr_db=sqnr_db(x, quantized),
-        saturation=0.0 if q is None else saturation(x, q),
-        levels=len(np.unique(quantized if codes is None else codes)),
-        counts=counts,
-        edges=edges,
-        grid=np.zeros(0, np.float32) if q is None else coarsest_grid(q),
-    )
