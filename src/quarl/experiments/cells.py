@@ -28,12 +28,22 @@ def key_of(method: str, work: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """What names a cell in tables; no two cells of a study have the same."""
+class AgentName:
+    """What names an agent in tables; its seeds are several agents, or several evaluations of one from a file."""
 
     algo: Algorithm
     env_id: Environment
     source: Source
+
+    def of_agent(self) -> AgentName:
+        """What names the agent, of whatever names more."""
+        return AgentName(algo=self.algo, env_id=self.env_id, source=self.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named(AgentName):
+    """What names a cell in tables; no two cells of a study have the same."""
+
     method: Method
     precision: Precision
     scheme: Annotated[str, Column("scheme", _scheme, of=("scheme", "method", "precision"), caption="scheme {}")] = (

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, DONE, FP32, PTQ, TRAIN
+from quarl.experiments.cells import ACTORQ, DONE, FP32, PTQ, TRAIN, AgentName
 from quarl.experiments.rows import returns
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
-from quarl.stats import Interval, Verdict
+from quarl.stats import NO_VERDICT, Interval, Verdict, as_fields
 
 Pairs = list[tuple[Array, Array]]
 
 
-@dataclass(frozen=True, slots=True)
-class Agent:
-    """What a study calls one policy; its seeds are several agents, or several evaluations of one from a file."""
-
-    algo: str
-    env_id: str
-    source: str
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Group:
-    """One method at one precision over the seeds that are done."""
+    """One method at one precision over the seeds that are done; of none, whatever is asked for is None."""
 
-    agent: Agent
+    agent: AgentName
     method: str
     precision: str
     scheme: str
     mode: str
-    records: tuple[Record, ...]
+    records: tuple[Record, ...] = ()
     """One a seed."""
-    exact: Mapping[int, Array]
+    exact: Mapping[int, Array] = dataclasses.field(default_factory=dict)
     """Returns in fp32 of each seed that is done."""
 
     @property
@@ -57,61 +50,64 @@ class Group:
         """Whether kernels of its precision ran; else it was simulated."""
         return all((one.found or {}).get("measured", True) for one in self.records)
 
-    def of(self, seeds: Collection[int]) -> Group | None:
-        """The same with no other seeds; None where none is left."""
-        records = tuple(one for one in self.records if one.seed in seeds)
-        return replace(self, records=records) if records else None
+    def of(self, seeds: Collection[int]) -> Group:
+        """The same with no other seeds."""
+        return replace(self, records=tuple(one for one in self.records if one.seed in seeds))
 
-    def mean(self) -> Interval:
+    def mean(self) -> Interval | None:
         """Return, over seeds and their episodes."""
-        return stats.over_seeds([returns(record) for record in self.records], np.random.default_rng(0))
+        every = [returns(record) for record in self.records]
+        return stats.over_seeds(every, np.random.default_rng(0)) if every else None
+
+    @property
+    def point(self) -> float | None:
+        """The mean return alone."""
+        mean = self.mean()
+        return None if mean is None else mean.point
 
     def error(self) -> Interval | None:
         """Loss against fp32 in percent; None where no seed has both."""
         pairs = self.pairs
         return stats.error_over_seeds(pairs, np.random.default_rng(0)) if pairs else None
 
-    def gain(self, other: Group | None) -> Interval | None:
+    def gain(self, other: Group) -> Interval | None:
         """Return over the other's, paired by seed and episode; None where that lacks one of the seeds."""
-        theirs = {} if other is None else {one.seed: returns(one) for one in other.records}
-        if any(one.seed not in theirs or theirs[one.seed].size != returns(one).size for one in self.records):
+        theirs = {one.seed: returns(one) for one in other.records}
+        ours = {one.seed: returns(one) for one in self.records}
+        if not ours or any(seed not in theirs or theirs[seed].size != own.size for seed, own in ours.items()):
             return None
-        differences = [returns(one) - theirs[one.seed] for one in self.records]
-        return stats.over_seeds(differences, np.random.default_rng(0))
+        return stats.over_seeds([own - theirs[seed] for seed, own in ours.items()], np.random.default_rng(0))
 
     def verdict(self, margin_pct: float) -> Verdict | None:
         """Whether it loses less than the margin: with one seed by its episodes, else by the error's interval."""
         pairs = self.pairs
         return stats.verdict_over_seeds(pairs, margin_pct, np.random.default_rng(0)) if pairs else None
 
+    def compared(self, margin_pct: float, other: Group, error: str = "error") -> dict[str, Any]:
+        """What rows hold of a comparison with fp32: error and verdict, and the gain over the other."""
+        verdict = self.verdict(margin_pct)
+        return {
+            **as_fields(self.error(), f"{error}_pct", error),
+            **(NO_VERDICT if verdict is None else verdict.to_json()),
+            **as_fields(self.gain(other), "gain", "gain"),
+        }
+
+
+EMPTY = Group(AgentName(algo="", env_id="", source=""), "", "", "", "")
+
 
 def groups(records: Sequence[Record]) -> list[Group]:
     """All groups with a finished cell, in the study's order; ActorQ is a table of its own."""
-    done = [record for record in records if record.state == DONE and record.method not in (TRAIN, ACTORQ)]
-    exact: dict[Agent, dict[int, Array]] = {}
-    for record in done:
-        if record.method == FP32:
-            exact.setdefault(agent_of(record), {})[record.seed] = returns(record)
-    members: dict[tuple[Agent, str, str, str, str], list[Record]] = {}
-    for record in done:
-        about = (agent_of(record), record.method, record.precision, record.scheme, record.mode)
-        members.setdefault(about, []).append(record)
-    return [
-        Group(
-            agent=agent,
-            method=method,
-            precision=precision,
-            scheme=scheme,
-            mode=mode,
-            records=tuple(some),
-            exact=exact.get(agent, {}),
-        )
-        for (agent, method, precision, scheme, mode), some in members.items()
-    ]
-
-
-def agent_of(record: Record) -> Agent:
-    return Agent(record.algo, record.env_id, record.source)
+    exact: dict[AgentName, dict[int, Array]] = {}
+    members: dict[tuple[AgentName, str, str, str, str], list[Record]] = {}
+    for record in records:
+        if record.state == DONE and record.method not in (TRAIN, ACTORQ):
+            agent = record.of_agent()
+            about = (agent, record.method, record.precision, record.scheme, record.mode)
+            members.setdefault(about, []).append(record)
+            if record.method == FP32:
+                exact.setdefault(agent, {})[record.seed] = returns(record)
+    return [Group(*about, tuple(some), exact.get(about[0], {})) for about, some in members.items()]
 
 
 def bits_of(record: Record) -> int | None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import numpy as np
 
 from quarl import formats, stats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, Named
+from quarl.experiments.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, AgentName, Named
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
 from quarl.rows import (
-    Algorithm,
     Column,
-    Environment,
     Episodes,
     Error,
     Interval,
@@ -25,7 +23,6 @@ from quarl.rows import (
     Minutes,
     Returns,
     Row,
-    Source,
 )
 
 
@@ -74,16 +71,7 @@ def _verdict(verdict: str | None, differs: bool | None, precision: str, state: s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRow(Row):
-    """What rows of one agent begin with."""
-
-    algo: Algorithm
-    env_id: Environment
-    source: Source
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusRow(AgentRow):
+class StatusRow(AgentName, Row):
     """How far one method of one agent is."""
 
     command = "study status"
@@ -155,14 +143,13 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
 
 def status(records: Sequence[Record]) -> list[StatusRow]:
     """One row for every method of every agent, in the study's order."""
-    groups: dict[tuple[str, str, str, str], list[Record]] = {}
+    members: dict[tuple[AgentName, str], list[Record]] = {}
     for record in records:
-        groups.setdefault((record.algo, record.env_id, record.source, record.method), []).append(record)
+        members.setdefault((record.of_agent(), record.method), []).append(record)
     made = []
-    for (algo, env_id, source, method), members in groups.items():
-        states = [record.state for record in members]
+    for (agent, method), some in members.items():
+        states = [record.state for record in some]
         counts: dict[str, Any] = {state: states.count(state) for state in STATES}
-        minutes = sum(record.seconds or 0.0 for record in members) / 60
-        about = {"algo": algo, "env_id": env_id, "source": source, "method": method, "cells": len(members)}
-        made.append(StatusRow(**{**about, **counts, "minutes": minutes}))
+        minutes = sum(record.seconds or 0.0 for record in some) / 60
+        made.append(StatusRow(**asdict(agent), method=method, cells=len(some), **counts, minutes=minutes))
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,14 +12,14 @@ import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN
-from quarl.experiments.groups import Agent, Group, agent_of, bits_of
+from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
+from quarl.experiments.groups import EMPTY, Group, bits_of
 from quarl.experiments.rows import returns
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.quant.spec import QuantSpec
 from quarl.report.schema import Fields
-from quarl.stats import NO_VERDICT, as_fields
+from quarl.stats import as_fields
 
 FP16, INT8 = "fp16", "int8"
 MEAN = "mean"
@@ -32,76 +33,64 @@ def errors(found: Sequence[Group]) -> list[ErrorsRow]:
     grids = list(dict.fromkeys((one.scheme, one.mode) for one in found if one.precision == INT8 and one.method == PTQ))
     made: list[ErrorsRow] = []
     for algo in dict.fromkeys(one.agent.algo for one in found):
+        agents = list(dict.fromkeys(one.agent for one in found if one.agent.algo == algo))
         for grid in grids or [("default", "dynamic")]:
-            agents = list(dict.fromkeys(one.agent for one in found if one.agent.algo == algo))
-            columns = [_columns(found, agent, grid) for agent in agents]
-            rows = [_error_row(agent, grid, some) for agent, some in zip(agents, columns, strict=True)]
-            made += rows
-            if len(rows) > 1:
+            columns = [
+                of_the_same_seeds(
+                    _find(found, agent, FP32, FP32),
+                    _find(found, agent, PTQ, FP16),
+                    _find(found, agent, PTQ, INT8, grid),
+                )
+                for agent in agents
+            ]
+            made += [_error_row(agent, grid, *some) for agent, some in zip(agents, columns, strict=True)]
+            if len(agents) > 1:
                 made.append(_mean_row(algo, grid, columns))
     return made
 
 
-def _columns(found: Sequence[Group], agent: Agent, grid: Grid) -> dict[str, Group | None]:
-    return of_the_same_seeds(
-        {
-            FP32: _find(found, agent, FP32, FP32),
-            FP16: _find(found, agent, PTQ, FP16),
-            INT8: _find(found, agent, PTQ, INT8, grid),
-        }
-    )
-
-
-def of_the_same_seeds(columns: dict[str, Group | None]) -> dict[str, Group | None]:
+def of_the_same_seeds(*columns: Group) -> list[Group]:
     """Means stand side by side only where they are of the same seeds."""
-    seeds = [{record.seed for record in one.records} for one in columns.values() if one is not None]
+    seeds = [{record.seed for record in one.records} for one in columns if one.records]
     common = set.intersection(*seeds) if seeds else set()
-    return {name: None if one is None else one.of(common) for name, one in columns.items()}
+    return [one.of(common) for one in columns]
 
 
-def _find(found: Sequence[Group], agent: Agent, method: str, precision: str, grid: Grid | None = None) -> Group | None:
-    return next(
-        (
-            one
-            for one in found
-            if (one.agent, one.method, one.precision) == (agent, method, precision)
-            and grid in (None, (one.scheme, one.mode))
-        ),
-        None,
-    )
+def _find(found: Sequence[Group], agent: AgentName, method: str, precision: str, grid: Grid | None = None) -> Group:
+    wanted = (one for one in found if (one.agent, one.method, one.precision) == (agent, method, precision))
+    return next((one for one in wanted if grid in (None, (one.scheme, one.mode))), EMPTY)
 
 
-def _error_row(agent: Agent, grid: Grid, columns: dict[str, Group | None]) -> ErrorsRow:
+def _error_row(agent: AgentName, grid: Grid, exact: Group, fp16: Group, int8: Group) -> ErrorsRow:
     row: dict[str, Any] = {**asdict(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
-    row["seeds"] = max(len(one.records) for one in columns.values() if one is not None) if any(columns.values()) else 0
-    exact = columns[FP32]
-    row |= as_fields(None if exact is None else exact.mean(), FP32, FP32)
-    for name in (FP16, INT8):
-        one = columns[name]
-        row[name] = None if one is None else one.mean().point
-        row |= as_fields(None if one is None else one.error(), f"error_{name}_pct", f"error_{name}")
+    row["seeds"] = max(len(one.records) for one in (exact, fp16, int8))
+    row |= as_fields(exact.mean(), FP32, FP32)
+    for name, one in ((FP16, fp16), (INT8, int8)):
+        row |= {name: one.point, **as_fields(one.error(), f"error_{name}_pct", f"error_{name}")}
     return ErrorsRow(**row)
 
 
-def _mean_row(algo: str, grid: Grid, columns: Sequence[dict[str, Group | None]]) -> ErrorsRow:
-    """Mean of E over the policies that have one in every column, as the paper's tables end."""
-    names = [name for name in (FP16, INT8) if any(some[name] is not None for some in columns)]
-    agents = [{name: _together(some[name]) for name in names} for some in columns]
+def _mean_row(algo: str, grid: Grid, columns: Sequence[Sequence[Group]]) -> ErrorsRow:
+    """Mean of E over the policies that have one in every column, as the paper's tables end.
+
+    columns: in fp32, fp16 and int8 of each policy.
+    """
+    places = [place for place in (1, 2) if any(some[place].records for some in columns)]
+    agents = [{place: _together(some[place]) for place in places} for some in columns]
     usable = [agent for agent in agents if all(pair is not None for pair in agent.values())]
     row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
     row |= {"agents": len(usable), "seeds": 0, **as_fields(None, FP32, FP32)}
-    for name in (FP16, INT8):
-        pairs = [pair for agent in usable if (pair := agent.get(name)) is not None]
+    for place, name in ((1, FP16), (2, INT8)):
+        pairs = [pair for agent in usable if (pair := agent.get(place)) is not None]
         error = stats.mean_error_interval(pairs, np.random.default_rng(0)) if pairs else None
-        row[name] = None
-        row |= as_fields(error, f"error_{name}_pct", f"error_{name}")
+        row |= {name: None, **as_fields(error, f"error_{name}_pct", f"error_{name}")}
     return ErrorsRow(**row)
 
 
-def _together(one: Group | None) -> tuple[Array, Array] | None:
+def _together(one: Group) -> tuple[Array, Array] | None:
     """All seeds' episodes: one is as good as another for what is asked here, of these agents and not of others. None
     where there is none, or no E because fp32's interval contains 0."""
-    if one is None or not (pairs := one.pairs):
+    if not (pairs := one.pairs):
         return None
     exact, own = (np.concatenate(side) for side in zip(*pairs, strict=True))
     return None if math.isnan(stats.error_pct(exact, own, np.random.default_rng(0))) else (exact, own)
@@ -112,20 +101,20 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
 
     records: all of the study; a width that is not measured with each of its seeds has shown nothing.
     """
-    planned: dict[tuple[Agent, str, str], dict[int, set[int]]] = {}
+    planned: dict[tuple[AgentName, str, str], dict[int, set[int]]] = {}
     for record in records:
         if record.method == PTQ and (bits := bits_of(record)) is not None:
-            widths_of = planned.setdefault((agent_of(record), record.scheme, record.mode), {})
+            widths_of = planned.setdefault((record.of_agent(), record.scheme, record.mode), {})
             widths_of.setdefault(bits, set()).add(record.seed)
     members = {(one.agent, one.scheme, one.mode, one.bits): one for one in found if one.bits is not None and one.pairs}
     made: list[SweetSpotRow] = []
     for (agent, scheme, mode), widths_of in planned.items():
         widths = sorted(widths_of, reverse=True)
-        some = [members.get((agent, scheme, mode, bits)) for bits in widths]
-        if not any(some):
+        some = [members.get((agent, scheme, mode, bits), EMPTY) for bits in widths]
+        if not any(one.pairs for one in some):
             continue
         verdicts = [
-            one.verdict(margin_pct) if one is not None and len(one.pairs) == len(widths_of[bits]) else None
+            one.verdict(margin_pct) if len(one.pairs) == len(widths_of[bits]) else None
             for bits, one in zip(widths, some, strict=True)
         ]
         good = [one is not None and one.noninferior for one in verdicts]
@@ -149,13 +138,11 @@ def means(found: Sequence[Group]) -> list[Fields]:
     """Return over seeds of every policy with every method at every precision, over the seeds that all of them have."""
     made: list[Fields] = []
     for agent in dict.fromkeys(one.agent for one in found):
-        named = {str(number): one for number, one in enumerate(found) if one.agent == agent}
-        for one in of_the_same_seeds(dict(named)).values():
-            if one is None:
-                continue
-            about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
-            ends = as_fields(one.mean(), "mean", "ci")
-            made.append({**asdict(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
+        for one in of_the_same_seeds(*(other for other in found if other.agent == agent)):
+            if one.records:
+                about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
+                ends = as_fields(one.mean(), "mean", "ci")
+                made.append({**asdict(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
     return made
 
 
@@ -163,29 +150,23 @@ def trained(found: Sequence[Group], margin_pct: float) -> list[QatRow]:
     """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision,
     with the default scheme, dynamic before static."""
     made: list[QatRow] = []
-    for one in found:
-        if one.method != QAT:
-            continue
+    for one in (one for one in found if one.method == QAT):
         name = QuantSpec.parse(one.precision).precision
         grids = (("default", "dynamic"), ("default", "static"))
         candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids]
-        best = next((other for other in candidates if other is not None), None)
-        columns = of_the_same_seeds({FP32: _find(found, one.agent, FP32, FP32), PTQ: best, QAT: one})
-        exact, ptq, own = columns[FP32], columns[PTQ], columns[QAT]
-        ptq_error = None if ptq is None else ptq.error()
-        judged = None if own is None else own.verdict(margin_pct)
+        best = next((other for other in candidates if other.records), EMPTY)
+        exact, ptq, own = of_the_same_seeds(_find(found, one.agent, FP32, FP32), best, one)
+        ptq_error = ptq.error()
         made.append(
             QatRow(
                 **asdict(one.agent),
                 precision=one.precision,
-                seeds=0 if own is None else len(own.records),
-                fp32=None if exact is None else exact.mean().point,
-                ptq=None if ptq is None else ptq.mean().point,
+                seeds=len(own.records),
+                fp32=exact.point,
+                ptq=ptq.point,
                 error_ptq_pct=None if ptq_error is None else ptq_error.point,
-                qat=None if own is None else own.mean().point,
-                **as_fields(None if own is None else own.error(), "error_qat_pct", "error_qat"),
-                **(NO_VERDICT if judged is None else judged.to_json()),
-                **as_fields(None if own is None or ptq is None else own.gain(ptq), "gain", "gain"),
+                qat=own.point,
+                **own.compared(margin_pct, ptq, "error_qat"),
             )
         )
     return made
@@ -197,14 +178,14 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
     Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
     their geometric mean.
     """
-    members: dict[tuple[Agent, str], list[Record]] = {}
+    members: dict[tuple[AgentName, str], list[Record]] = {}
     for record in records:
         if record.method == ACTORQ and record.state == DONE:
-            members.setdefault((agent_of(record), record.precision), []).append(record)
+            members.setdefault((record.of_agent(), record.precision), []).append(record)
     return list(_actorq(members))
 
 
-def _actorq(members: dict[tuple[Agent, str], list[Record]]) -> Iterator[ActorQRow]:
+def _actorq(members: dict[tuple[AgentName, str], list[Record]]) -> Iterator[ActorQRow]:
     for (agent, precision), some in members.items():
         facts = [record.found or {} for record in some]
         mean = stats.over_seeds([returns(record) for record in some], np.random.default_rng(0))
@@ -235,10 +216,12 @@ def _seconds(found: Any) -> float:
 
 def excluded(records: Sequence[Record]) -> list[ExcludedRow]:
     """Cells that have no result and never will by themselves, with why: n/a, and failed."""
-    counts: dict[tuple[str, ...], int] = {}
-    for record in records:
-        if record.state in (NA, FAILED) and record.method != TRAIN:
-            about = (record.algo, record.env_id, record.source, record.method, record.state, record.error or "")
-            counts[about] = counts.get(about, 0) + 1
-    names = ("algo", "env_id", "source", "method", "state", "reason")
-    return [ExcludedRow(**dict(zip(names, about, strict=True)), cells=count) for about, count in counts.items()]
+    counts = Counter(
+        (record.of_agent(), record.method, record.state, record.error or "")
+        for record in records
+        if record.state in (NA, FAILED) and record.method != TRAIN
+    )
+    return [
+        ExcludedRow(**asdict(agent), method=method, state=state, reason=reason, cells=count)
+        for (agent, method, state, reason), count in counts.items()
+    ]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from quarl import formats
-from quarl.experiments.cells import NA
-from quarl.experiments.rows import AgentRow
+from quarl.experiments.cells import NA, AgentName
 from quarl.quant.spec import SCHEMES
-from quarl.rows import Column, Interval, Mean, Method
+from quarl.rows import Column, Interval, Mean, Method, Row
 from quarl.stats import INFERIOR, NONINFERIOR
 
 
@@ -29,7 +28,7 @@ def _error(name: str) -> Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorsRow(AgentRow):
+class ErrorsRow(AgentName, Row):
     """One agent in one scheme; a row whose env_id is `mean` ends each algorithm."""
 
     command = "study errors"
@@ -51,7 +50,7 @@ class ErrorsRow(AgentRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweetSpotRow(AgentRow):
+class SweetSpotRow(AgentName, Row):
     """One agent in one scheme: which widths keep its return."""
 
     command = "study sweet spots"
@@ -76,7 +75,7 @@ def _widths(widths: Sequence[int], verdicts: Sequence[str | None]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QatRow(AgentRow):
+class QatRow(AgentName, Row):
     """One agent trained for a precision."""
 
     command = "study qat"
@@ -100,7 +99,7 @@ class QatRow(AgentRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActorQRow(AgentRow):
+class ActorQRow(AgentName, Row):
     """One agent trained with actors of one precision."""
 
     command = "study actorq"
@@ -129,7 +128,7 @@ def _speedup(speedup: float | None, at_least: bool | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExcludedRow(AgentRow):
+class ExcludedRow(AgentName, Row):
     """Cells that have no result, and why."""
 
     command = "study excluded"

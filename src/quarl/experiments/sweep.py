@@ -16,7 +16,7 @@ from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
 from quarl.experiments.cells import FP32, PTQ, QAT
-from quarl.experiments.groups import Group
+from quarl.experiments.groups import EMPTY, Group
 from quarl.experiments.rows import CellRow
 from quarl.experiments.runner import UNBOUNDED, entry_of, given
 from quarl.quant.spec import QuantSpec
@@ -133,13 +133,11 @@ def summaries(found: Sequence[Group], margin_pct: float) -> list[SummaryRow]:
     """Every method at every precision, over the seeds that have an fp32 agent."""
     made = []
     for group in found:
-        if (own := group.of(group.exact)) is None:
+        own = group.of(group.exact)
+        if not own.records:
             continue
         spec = QuantSpec.parse(own.precision)
-        other = next((one for one in found if one.method == PTQ and QuantSpec.parse(one.precision) == spec), None)
-        error, verdict = own.error(), own.verdict(margin_pct)
-        assert error is not None
-        assert verdict is not None
+        same = (one for one in found if one.method == PTQ and QuantSpec.parse(one.precision) == spec)
         made.append(
             SummaryRow(
                 method=own.method,
@@ -148,9 +146,7 @@ def summaries(found: Sequence[Group], margin_pct: float) -> list[SummaryRow]:
                 bits_activations=spec.activation_bits or 32,
                 seeds=len(own.records),
                 **as_fields(own.mean(), "mean", "ci"),
-                **as_fields(error, "error_pct", "error"),
-                **verdict.to_json(),
-                **as_fields(own.gain(other) if own.method == QAT else None, "gain", "gain"),
+                **own.compared(margin_pct, next(same, EMPTY) if own.method == QAT else EMPTY),
             )
         )
     return sorted(made, key=lambda row: _place(row, made))

@@ -12,7 +12,7 @@ import numpy as np
 from quarl import formats, stats
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.experiments.cells import FP32, TRAIN, UNTRAINED
-from quarl.experiments.groups import groups
+from quarl.experiments.groups import EMPTY, groups
 from quarl.experiments.methods.mixed_precision import PolicyRow, described
 from quarl.experiments.rows import returns
 from quarl.experiments.runner import UNBOUNDED, entry_of
@@ -81,14 +81,13 @@ def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[Learni
     found = {(group.agent.source, group.method): group for group in groups(records)}
     made = []
     for policy, dtype in product(config.chosen(), config.dtypes):
-        columns = of_the_same_seeds({method: found.get((f"{policy} {dtype}", method)) for method in (UNTRAINED, FP32)})
-        before, own = columns[UNTRAINED], columns[FP32]
-        if before is None or own is None:
+        columns = [found.get((f"{policy} {dtype}", method), EMPTY) for method in (UNTRAINED, FP32)]
+        before, own = of_the_same_seeds(*columns)
+        if not all(group.records for group in columns) or not own.records:
             continue
         # differences to float32 are those of the seeds that both have
-        base = found.get((f"{policy} fp32", FP32)) if dtype != "fp32" else None
-        pair = None if base is None else own.of({record.seed for record in base.records})
-        difference = None if pair is None else pair.gain(base)
+        base = found.get((f"{policy} fp32", FP32), EMPTY) if dtype != "fp32" else EMPTY
+        difference = own.of({record.seed for record in base.records}).gain(base)
         lengths = [trainings[record.source, record.seed] for record in own.records]
         made.append(
             LearningRow(
