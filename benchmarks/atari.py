@@ -23,8 +23,9 @@ import numpy as np
 import atari_curves
 from quarl import stats
 from quarl.cli import main as quarl
+from quarl.config import PtqConfig
 from quarl.evaluate import Evaluation, evaluate, record
-from quarl.experiments.precisions import Settings, measure
+from quarl.experiments.precisions import measure
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import Calibrated, quantize
@@ -96,9 +97,7 @@ class Agent:
         self.threads: int | None = options.threads
         self.name: str = atari_curves.named(algo, game)
         self.out: Path = options.out
-        self.settings = Settings(
-            episodes=options.episodes, seed=seed, margin_pct=MARGIN_PCT, num_workers=options.workers
-        )
+        self.settings = PtqConfig(episodes=options.episodes, seed=seed, margin=MARGIN_PCT, workers=options.workers)
         rows = [row for row in read("atari", root=self.out) if row.get("name") == self.name]
         self.training = next((row for row in rows if row["table"] == "training"), None)
         self.ptq = [row for row in rows if row["table"] == "ptq"]
@@ -162,7 +161,7 @@ class Agent:
 
     def play(self, policy: QuantizedPolicy) -> Evaluation:
         settings = self.settings
-        return evaluate(policy, episodes=settings.episodes, seed=settings.seed, num_workers=settings.num_workers)
+        return evaluate(policy, episodes=settings.episodes, seed=settings.seed, num_workers=settings.workers)
 
     def quantised(self, agent: Path) -> list[dict[str, Any]]:
         """Rows of fp32, fp16 and every width, with activations quantised at run time and on calibrated grids."""

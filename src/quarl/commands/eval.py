@@ -10,7 +10,7 @@ import numpy as np
 from quarl import formats, stats
 from quarl.commands import model, terminal
 from quarl.config import EvalConfig
-from quarl.evaluate import Evaluation, evaluate
+from quarl.evaluate import evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
@@ -57,10 +57,20 @@ def run(config: EvalConfig) -> None:
             num_workers=config.workers,
             progress=lambda episode: progress(exact.spec.precision, 1),
         )
+    row = EvalRow(
+        precision=exact.spec.precision,
+        engine=evaluation.engine,
+        measured=evaluation.measured,
+        stochastic=evaluation.stochastic,
+        **asdict(stats.summary(evaluation.returns, np.random.default_rng(config.seed))),
+        steps=evaluation.num_steps,
+        steps_per_s=evaluation.num_steps / evaluation.wall_s,
+        returns=evaluation.returns.tolist(),
+    )
     terminal.tell(
         config,
         EvalRow,
-        [_row(exact, evaluation)],
+        [row],
         model.title(policy, evaluation.env_id),
         "",
         sentence(policy),
@@ -69,18 +79,4 @@ def run(config: EvalConfig) -> None:
         env_id=evaluation.env_id,
         seed=config.seed,
         statistics=sentence(policy),
-    )
-
-
-def _row(policy: QuantizedPolicy, evaluation: Evaluation) -> EvalRow:
-    summary = stats.summary(evaluation.returns, np.random.default_rng(evaluation.seed))
-    return EvalRow(
-        precision=policy.spec.precision,
-        engine=evaluation.engine,
-        measured=evaluation.measured,
-        stochastic=evaluation.stochastic,
-        **asdict(summary),
-        steps=evaluation.num_steps,
-        steps_per_s=evaluation.num_steps / evaluation.wall_s,
-        returns=evaluation.returns.tolist(),
     )

@@ -36,21 +36,13 @@ def run(config: PtqConfig) -> None:
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
         )
-    settings = precisions.Settings(
-        engine=config.engine,
-        episodes=config.episodes,
-        seed=config.seed,
-        env_id=config.env,
-        margin_pct=config.margin,
-        num_workers=config.workers,
-    )
     specs = config.specs()
     replaced: list[str] = []
     with staged(config.output, partial(_look, config, replaced)) as folder:
         total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
         with energy.meter(config) as meter, terminal.progress(total) as progress:
             calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
-            cells = precisions.measure(calibrated, specs, settings, progress)
+            cells = precisions.measure(calibrated, specs, config, progress)
         document = schema.document(
             PtqRow,
             [cell.row for cell in cells],

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 import numpy as np
 
-from quarl import engines, formats, stats
+from quarl import engines, formats
 from quarl.arrays import Array
+from quarl.config import PtqConfig
 from quarl.engines import Engine
 from quarl.errors import UnsupportedError
 from quarl.evaluate import Evaluation, evaluate, record
-from quarl.experiments.methods.latency import Timing, time_engines
+from quarl.experiments.methods.latency import time_engines
 from quarl.experiments.play import quantised
+from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.ptq import Calibrated
@@ -82,61 +84,58 @@ class Cell:
     evaluation: Evaluation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How every precision is measured."""
-
-    engine: str = "litert"
-    episodes: int = 100
-    seed: int = 0
-    env_id: str | None = None
-    margin_pct: float = 5.0
-    batch: int = 16
-    num_workers: int = 1
-
-
 def measure(
     calibrated: Calibrated,
     specs: Sequence[QuantSpec],
-    settings: Settings,
+    config: PtqConfig,
     progress: Callable[[str, int], None] = lambda label, done: None,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
     calibrated: the policy with recorded observations.
+    config: says on which engine, in which environment and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
     """
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
-    policy = calibrated.policy
     quantized = [quantised(calibrated, spec) for spec in specs]
-    loaded = [_load(each, settings.engine) for each in quantized]
-    names = [engine.name for engine in loaded]
+    loaded = [_load(policy, config.engine) for policy in quantized]
     evaluations = [
         evaluate(
-            each,
-            episodes=settings.episodes,
-            seed=settings.seed,
-            env_id=settings.env_id,
-            engine=name,
-            batch=settings.batch,
-            num_workers=settings.num_workers,
-            progress=partial(lambda label, episode: progress(label, 1), each.spec.precision),
+            policy,
+            episodes=config.episodes,
+            seed=config.seed,
+            env_id=config.env,
+            engine=engine.name,
+            num_workers=config.workers,
+            progress=partial(lambda label, episode: progress(label, 1), policy.spec.precision),
         )
-        for each, name in zip(quantized, names, strict=True)
+        for policy, engine in zip(quantized, loaded, strict=True)
     ]
-    observations = record(policy, "fidelity", seed=settings.seed, env_id=settings.env_id, engine=settings.engine)
+    observations = record(calibrated.policy, "fidelity", seed=config.seed, env_id=config.env, engine=config.engine)
     timings = time_engines(loaded, observations)
-    actions = [greedy(each, name, observations) for each, name in zip(quantized, names, strict=True)]
-    return [
-        Cell(
-            row=_row(each, engine, evaluation, evaluations[0], timing, agreement(policy, actions[0], acted), settings),
-            policy=each,
-            evaluation=evaluation,
+    actions = [greedy(policy, engine.name, observations) for policy, engine in zip(quantized, loaded, strict=True)]
+    cells = []
+    for policy, engine, played, timing, acted in zip(quantized, loaded, evaluations, timings, actions, strict=True):
+        spec = policy.spec
+        row = PtqRow(
+            precision=spec.precision,
+            bits_weights=spec.weight_bits,
+            bits_activations=spec.activation_bits or 32,
+            scheme=spec.scheme.name,
+            mode=spec.mode,
+            engine=engine.name,
+            measured=engine.measured,
+            **judged(played.returns, evaluations[0].returns, config.margin, config.seed),
+            bytes=engine.file_bytes,
+            bytes_packed=packed_bytes(policy),
+            latency_us_p50=timing.us_p50,
+            latency_us_p99=timing.us_p99,
+            agreement=agreement(calibrated.policy, actions[0], acted),
+            coverage=policy.coverage,
+            returns=played.returns.tolist(),
         )
-        for each, engine, evaluation, timing, acted in zip(
-            quantized, loaded, evaluations, timings, actions, strict=True
-        )
-    ]
+        cells.append(Cell(row=row, policy=policy, evaluation=played))
+    return cells
 
 
 def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:
@@ -169,38 +168,3 @@ def _load(policy: QuantizedPolicy, wanted: str) -> Engine:
         if wanted == "reference" or policy.spec.float_type is not None:
             raise
         return engines.load(policy, "reference", batch=1)
-
-
-def _row(
-    policy: QuantizedPolicy,
-    engine: Engine,
-    evaluation: Evaluation,
-    exact: Evaluation,
-    timing: Timing,
-    agrees: float,
-    settings: Settings,
-) -> PtqRow:
-    spec = policy.spec
-    rng = np.random.default_rng(settings.seed)
-    summary = stats.summary(evaluation.returns, rng)
-    verdict = stats.verdict(exact.returns, evaluation.returns, settings.margin_pct, rng)
-    return PtqRow(
-        precision=spec.precision,
-        bits_weights=spec.weight_bits,
-        bits_activations=spec.activation_bits or 32,
-        scheme=spec.scheme.name,
-        mode=spec.mode,
-        engine=engine.name,
-        measured=engine.measured,
-        **asdict(summary),
-        error_pct=stats.error_pct(exact.returns, evaluation.returns, np.random.default_rng(settings.seed)),
-        margin_pct=settings.margin_pct,
-        **verdict.to_json(),
-        bytes=engine.file_bytes,
-        bytes_packed=packed_bytes(policy),
-        latency_us_p50=timing.us_p50,
-        latency_us_p99=timing.us_p99,
-        agreement=agrees,
-        coverage=policy.coverage,
-        returns=evaluation.returns.tolist(),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,17 +13,7 @@ from quarl.arrays import Array
 from quarl.experiments.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, AgentName, Named
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
-from quarl.rows import (
-    Column,
-    Episodes,
-    Error,
-    Interval,
-    Mean,
-    Method,
-    Minutes,
-    Returns,
-    Row,
-)
+from quarl.rows import Column, Episodes, Error, Interval, Mean, Method, Minutes, Returns, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,33 +102,31 @@ def _agent(record: Record) -> tuple[Any, ...]:
     return record.algo, record.env_id, record.source, record.seed, record.method == ACTORQ
 
 
+def judged(returns: Array, exact: Array | None, margin_pct: float, seed: int) -> dict[str, Any]:
+    """What rows hold of returns [episodes]: their summary, and what is lost to fp32's where there are as many of these.
+
+    seed: of the bootstraps.
+    """
+    rng = np.random.default_rng(seed)
+    row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
+    if exact is not None and exact.size == returns.size:
+        row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
+        row |= stats.verdict(exact, returns, margin_pct, rng).to_json()
+    return row
+
+
 def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margin_pct: float) -> CellRow:
-    about: dict[str, Any] = {name: getattr(record, name) for name in (*NAMES, "state", "episodes", "seconds")}
     spec = QuantSpec.parse(record.precision, scheme=record.scheme)
-    about |= {
-        "bits_weights": spec.weight_bits,
-        "bits_activations": spec.activation_bits or 32,
-        "margin_pct": margin_pct,
-    }
-    measured = ("measured", "file_bytes", "weight_min", "weight_max", "weight_std", "returns")
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("mean", "ci_low", "ci_high", "error_pct", "env_steps", "minutes", *measured)
-    )
-    nothing |= stats.NO_VERDICT
-    if record.state != DONE or record.found is None:
-        return CellRow(**about, **nothing)
-    training = record.found if "trained_steps" in record.found else training
-    seconds = training.get("clock_s", 60 * training.get("minutes", 0.0))
-    played = returns(record)
-    rng = np.random.default_rng(record.seed)
-    summary = stats.summary(played, rng)
-    found: dict[str, Any] = {name: record.found.get(name) for name in measured}
-    found |= {"mean": summary.mean, "ci_low": summary.ci_low, "ci_high": summary.ci_high}
-    found |= {"env_steps": training.get("trained_steps", 0), "minutes": seconds / 60}
-    if exact is not None and exact.size == played.size:
-        found["error_pct"] = stats.error_pct(exact, played, np.random.default_rng(record.seed))
-        found |= stats.verdict(exact, played, margin_pct, rng).to_json()
-    return CellRow(**about, **(nothing | found))
+    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(CellRow))
+    row |= {name: getattr(record, name) for name in (*NAMES, "state", "episodes", "seconds")}
+    row |= {"bits_weights": spec.weight_bits, "bits_activations": spec.activation_bits or 32, "margin_pct": margin_pct}
+    if record.state == DONE and record.found is not None:
+        training = record.found if "trained_steps" in record.found else training
+        seconds = training.get("clock_s", 60 * training.get("minutes", 0.0))
+        measured = {**record.found, **judged(returns(record), exact, margin_pct, record.seed)}
+        measured |= {"env_steps": training.get("trained_steps", 0), "minutes": seconds / 60}
+        row |= {name: measured.get(name, value) for name, value in row.items()}
+    return CellRow(**row)
 
 
 def status(records: Sequence[Record]) -> list[StatusRow]:
