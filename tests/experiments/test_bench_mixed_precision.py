@@ -171,7 +171,7 @@ def test_differences_are_paired_by_seed():
         for method, fact in facts.items():
             about = {"algo": "dqn", "env_id": "Pong", "source": source, "seed": seed, "precision": "fp32"}
             done = {"state": "done", "error": None, "seconds": 1.0, "peak_mb": 1.0, "episodes": 2}
-            yield Record(**about, **done, method=method, key=f"{source} {seed} {method}", found=fact)
+            yield Record(**about, **done, method=method, key=f"{source} {seed} {method}", result=fact)
 
     found = [*cells("A fp32", 0, 1.0, 2.0), *cells("A fp32", 1, 5.0, 6.0)]
     found += [*cells("A bf16", 0, 1.5, 2.5), *cells("A bf16", 1, 5.5, 6.5)]

@@ -39,8 +39,8 @@ def test_what_a_cell_found_comes_back_to_the_last_bit(filled: Path):
     with Store(filled) as opened:
         eight, four = opened.records()
         assert (eight.state, four.state) == ("done", "running")
-        assert eight.found == RESULT
-        assert opened.found(EIGHT.key) == RESULT
+        assert eight.result == RESULT
+        assert opened.result(EIGHT.key) == RESULT
         assert opened.study() == ("two", {"name": "two"})
 
 
@@ -109,7 +109,7 @@ def test_a_full_disk_is_one_line_and_earlier_rows_are_whole(filled: Path):
         large = {"returns": [0.123456789] * 20_000}
         with pytest.raises(QuarlError, match=r"full; its rows so far are whole: free some space and repeat"):
             opened.write([Ended(FOUR.key, Result(value=large))], [])
-        assert opened.found(EIGHT.key) == RESULT
+        assert opened.result(EIGHT.key) == RESULT
     with Store(filled) as opened:
         assert opened.states() == {EIGHT.key: "done", FOUR.key: "todo"}
 

@@ -49,11 +49,11 @@ def done(precision: str, returns: list[float], *, method: str = "ptq", **changes
         "error": None,
         "seconds": 1.0,
         "peak_mb": 1.0,
-        "found": {"returns": returns, "measured": True, "file_bytes": 9, **WEIGHTS},
+        "result": {"returns": returns, "measured": True, "file_bytes": 9, **WEIGHTS},
     }
-    found = {**made["found"], **changes.pop("found", {})}
+    result = {**made["result"], **changes.pop("result", {})}
     assert not changes.keys() - made.keys()
-    return Record(**{**made, "found": found, **changes})
+    return Record(**{**made, "result": result, **changes})
 
 
 def checked(kind: Any, found: Any) -> list[Any]:
@@ -71,7 +71,7 @@ def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
         done("fp32", [200.0] * 10, seed=1),
         done("int8", [100.0] * 10, seed=1),
         done("int8", [50.0] * 10, source="zoo:sb2"),
-        done("int4", [], state="failed", error="why", found={}),
+        done("int4", [], state="failed", error="why", result={}),
         done("fp32", [1.0], method="train"),
     ]
     found = rows.rows(records, 5.0)
@@ -128,7 +128,7 @@ def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
 def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
     records = [done(name, [100.0] * 10, seed=seed) for name in ("fp32", "int8", "int4") for seed in (0, 1, 2)]
     records += [done("int6", [100.0] * 10), done("int6", [], seed=1, state="failed"), done("int6", [], seed=2)]
-    records[-1] = dataclasses.replace(records[-1], state="todo", found=None)
+    records[-1] = dataclasses.replace(records[-1], state="todo", result=None)
     (row,) = checked(SweetSpotRow, summaries.sweet_spots(groups(records), records, 5.0))
     assert (row["widths"], row["noninferior"], row["sweet_spot"]) == ([8, 6, 4], [True, False, True], 8)
     assert row["verdicts"] == ["non-inferior", None, "non-inferior"]
@@ -176,7 +176,7 @@ def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_
 
 def run(precision: str, seed: int, clock_s: float, reached_s: float | None) -> Record:
     facts = {"clock_s": clock_s, "reached_s": reached_s, "target": 90.0}
-    return done(precision, [95.0], method="actorq", seed=seed, found=facts)
+    return done(precision, [95.0], method="actorq", seed=seed, result=facts)
 
 
 def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
@@ -204,10 +204,10 @@ def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
 
 def test_what_was_not_measured_is_listed_with_its_reason():
     records = [
-        done("fp32", [], state="na", error="budget", found={}),
-        done("int8", [], state="na", error="budget", found={}),
-        done("int4", [], state="na", error="budget", found={}),
-        done("int4", [], state="failed", error="why", scheme="naive", found={}),
+        done("fp32", [], state="na", error="budget", result={}),
+        done("int8", [], state="na", error="budget", result={}),
+        done("int4", [], state="na", error="budget", result={}),
+        done("int4", [], state="failed", error="why", scheme="naive", result={}),
         done("int2", [1.0]),
     ]
     found = checked(ExcludedRow, summaries.excluded(records))
@@ -246,7 +246,7 @@ def test_points_have_both_spreads_and_the_figures_draw_them():
     for number, env_id in enumerate("ABCDEFGH"):
         found = {"weight_min": -2.0 - number, "weight_max": 1.0, "weight_std": 0.5}
         for scheme in ("default", "naive"):
-            about = {"env_id": env_id, "found": found, "scheme": scheme}
+            about = {"env_id": env_id, "result": found, "scheme": scheme}
             records += [done(f"int{bits}", [100.0 - number * (9 - bits)] * 2, **about) for bits in (8, 6, 4)]
         records.append(done("fp32", [100.0, 100.0], env_id=env_id))
     found = spread.points(groups(records))
@@ -327,7 +327,7 @@ def test_points_of_one_panel_are_over_the_same_seeds():
 
 def test_intervals_stand_side_by_side_and_simulated_points_are_hollow():
     records = [done(name, [1.0, 2.0, 4.0]) for name in ("fp32", "fp16", "int8")]
-    records.append(done("int8", [1.0, 2.0, 4.0], scheme="naive", found={"measured": False}))
+    records.append(done("int8", [1.0, 2.0, 4.0], scheme="naive", result={"measured": False}))
     (axes,) = bits_against_return(summaries.means(groups(records)), "title").axes
     eight, naive, sixteen = (bars[0].get_xdata()[0] for bars in axes.containers)
     assert (eight < 1 < naive, sixteen) == (True, 0)
@@ -382,10 +382,10 @@ def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
 
 
 def test_the_report_s_sentences_count_every_cell_without_a_result():
-    records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", found={})]
+    records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", result={})]
     made = {SweetSpotRow: [], SpreadRow: [], ExcludedRow: checked(ExcludedRow, summaries.excluded(records))}
     assert study_report._sentences(made, records[:1]) == ["1 cells have no result; the last table says why."]
-    waiting = [done("int4", [], state=state, found={}) for state in ("todo", "running")]
+    waiting = [done("int4", [], state=state, result={}) for state in ("todo", "running")]
     assert study_report._sentences(made, [*records, *waiting]) == [
         "1 cells have no result; the last table says why.",
         "2 cells are still to be measured.",
@@ -395,7 +395,7 @@ def test_the_report_s_sentences_count_every_cell_without_a_result():
 
 
 def test_markdown_is_the_table_as_the_terminal_has_it():
-    excluded = summaries.excluded([done("int8", [], state="na", error="a|b", found={})])
+    excluded = summaries.excluded([done("int8", [], state="na", error="a|b", result={})])
     table = tables.cells(ExcludedRow, list(map(dataclasses.asdict, excluded)))
     text = to_markdown(table, "Not measured")
     assert text.splitlines()[0] == "## Not measured"

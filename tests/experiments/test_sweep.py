@@ -60,8 +60,8 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     with Store(tmp_path) as store:
         again = store.records()
     # a training of the same seed is the same training
-    assert [one.found and one.found.get("returns") for one in again] == [
-        one.found and one.found.get("returns") for one in found
+    assert [one.result and one.result.get("returns") for one in again] == [
+        one.result and one.result.get("returns") for one in found
     ]
     # what was done was not done again
     assert [one.seconds for one in again[:-1]] == [one.seconds for one in found[:-1]]
@@ -99,7 +99,7 @@ def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
     played = []
     for folder in (whole, broken):
         with Store(folder) as store:
-            played.append([record.found and record.found.get("returns") for record in store.records()])
+            played.append([record.result and record.result.get("returns") for record in store.records()])
     assert played[0] == played[1]
     assert len(played[0][1]) == 4
 
@@ -237,7 +237,7 @@ def test_a_training_that_fails_is_said_and_the_others_go_on(tmp_path: Path, caps
 def played(method: str, precision: str, seed: int, returns: list[float]) -> Record:
     about = {"algo": "dqn", "env_id": "CartPole-v1", "source": "train", "seed": seed, "episodes": len(returns)}
     found = {"returns": returns, "measured": True}
-    ended = {"state": "done", "error": None, "seconds": 1.0, "peak_mb": 1.0, "found": found}
+    ended = {"state": "done", "error": None, "seconds": 1.0, "peak_mb": 1.0, "result": found}
     return Record(key=f"{method}{precision}{seed}", method=method, precision=precision, **about, **ended)
 
 

@@ -105,7 +105,7 @@ def _dry(config: StudyRunConfig, study: Study, cells: Sequence[Cell]) -> int:
 
 def _as_record(cell: Cell, state: str) -> Record:
     about: dict[str, Any] = {name: getattr(cell, name) for name in ("key", *COLUMNS)}
-    return Record(**about, state=state, error=cell.na or None, seconds=None, peak_mb=None, found=None)
+    return Record(**about, state=state, error=cell.na or None, seconds=None, peak_mb=None, result={})
 
 
 def _status(config: StudyStatusConfig) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, DONE, FP32, PTQ, TRAIN, AgentName
+from quarl.experiments.cells import DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
 from quarl.experiments.rows import returns
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
@@ -48,7 +48,7 @@ class Group:
     @property
     def measured(self) -> bool:
         """Whether kernels of its precision ran; else it was simulated."""
-        return all((one.found or {}).get("measured", True) for one in self.records)
+        return all(one.result.get("measured", True) for one in self.records)
 
     def of(self, seeds: Collection[int]) -> Group:
         """The same with no other seeds."""
@@ -96,12 +96,12 @@ class Group:
 EMPTY = Group(AgentName(algo="", env_id="", source=""), "", "", "", "")
 
 
-def groups(records: Sequence[Record]) -> list[Group]:
-    """All groups with a finished cell, in the study's order; ActorQ is a table of its own."""
+def groups(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, QAT, UNTRAINED)) -> list[Group]:
+    """All groups of these methods with a finished cell, in the study's order; ActorQ is a table of its own."""
     exact: dict[AgentName, dict[int, Array]] = {}
     members: dict[tuple[AgentName, str, str, str, str], list[Record]] = {}
     for record in records:
-        if record.state == DONE and record.method not in (TRAIN, ACTORQ):
+        if record.state == DONE and record.method in methods:
             agent = record.of_agent()
             about = (agent, record.method, record.precision, record.scheme, record.mode)
             members.setdefault(about, []).append(record)

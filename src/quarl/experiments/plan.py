@@ -22,6 +22,9 @@ from quarl.experiments.source import Agent
 from quarl.experiments.trainings import check_actorq, check_training
 from quarl.quant.spec import EXACT, QatSpec, QuantSpec
 
+_Asked = tuple[Cell, PolicyEntry, Place]
+"""A cell with what asks for it: the policy, and the place of the method, or of the policy if that is to be trained."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Policy:
@@ -88,38 +91,27 @@ def plan(study: Study, seed: int | None = None, env_module: str | None = None) -
             raise entry.at.wrong(str(error)) from None
         for number in (seed,) if seed is not None else entry.seeds or study.seeds:
             for cell, at in _of_policy(study, entry, env_id, number, spaces):
-                own = _Asked(entry=entry, at=at, key=cell.key)
                 other = asked.get(cell.label) or asked.get(cell.key)
                 if other is None:
-                    asked[cell.label] = asked[cell.key] = own
+                    asked[cell.label] = asked[cell.key] = (cell, entry, at)
                     cells.append(cell)
-                elif not own.repeats(other, cell):
-                    raise own.clash(other, cell)
+                elif clash := _clash((cell, entry, at), other):
+                    raise clash
     return cells
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What asks for a cell."""
-
-    entry: PolicyEntry
-    at: Place
-    """The method, or the policy where its training is the cell."""
-    key: str
-
-    def repeats(self, other: _Asked, cell: Cell) -> bool:
-        """Whether it is one ActorQ training, which begins from no agent, for two agents of different sources."""
-        return cell.method == ACTORQ and self.key == other.key and self.entry.source != other.entry.source
-
-    def clash(self, other: _Asked, cell: Cell) -> QuarlError:
-        """Why there cannot be both."""
-        if self.entry is other.entry:
-            again = "twice" if self.at.line == other.at.line else f"here and in line {other.at.line}"
-            return self.at.wrong(f"{cell.title} is asked for {again}; keep one")
-        named, elsewhere = f"{cell.title} from {cell.source}", f"of line {other.entry.at.line}"
-        if self.key == other.key:
-            return self.entry.at.wrong(f"{named} is the same cell as one {elsewhere}; keep one")
-        return self.entry.at.wrong(f"{named} would have the same name in tables as another {elsewhere}; give it a name")
+def _clash(asked: _Asked, before: _Asked) -> QuarlError | None:
+    """Why there cannot be both; None where they are one ActorQ training, which begins from no agent, for two agents."""
+    (cell, entry, at), (other, elder, where) = asked, before
+    if cell.method == ACTORQ and cell.key == other.key and entry.source != elder.source:
+        return None
+    if entry is elder:
+        again = "twice" if at.line == where.line else f"here and in line {where.line}"
+        return at.wrong(f"{cell.title} is asked for {again}; keep one")
+    named, elsewhere = f"{cell.title} from {cell.source}", f"of line {elder.at.line}"
+    if cell.key == other.key:
+        return entry.at.wrong(f"{named} is the same cell as one {elsewhere}; keep one")
+    return entry.at.wrong(f"{named} would have the same name in tables as another {elsewhere}; give it a name")
 
 
 def _of_policy(

@@ -79,7 +79,7 @@ class StatusRow(AgentName, Row):
 def rows(records: Sequence[Record], margin_pct: float) -> list[CellRow]:
     """A row for every cell that the study asks for; trainings, which score nothing themselves, have none."""
     exact = {_agent(record): returns(record) for record in records if is_baseline(record) and record.state == DONE}
-    trained = {_agent(record): record.found for record in records if record.method == TRAIN and record.found}
+    trained = {_agent(record): record.result for record in records if record.method == TRAIN and record.result}
     return [
         _row(record, exact.get(_agent(record)), trained.get(_agent(record), {}), margin_pct)
         for record in records
@@ -94,8 +94,7 @@ def is_baseline(record: Record) -> bool:
 
 def returns(record: Record) -> Array:
     """float64 [episodes] of a cell that is done."""
-    assert record.found is not None
-    return np.asarray(record.found["returns"], np.float64)
+    return np.asarray(record.result["returns"], np.float64)
 
 
 def _agent(record: Record) -> tuple[Any, ...]:
@@ -120,10 +119,10 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(CellRow))
     row |= {name: getattr(record, name) for name in (*NAMES, "state", "episodes", "seconds")}
     row |= {"bits_weights": spec.weight_bits, "bits_activations": spec.activation_bits or 32, "margin_pct": margin_pct}
-    if record.state == DONE and record.found is not None:
-        training = record.found if "trained_steps" in record.found else training
+    if record.state == DONE and record.result:
+        training = record.result if "trained_steps" in record.result else training
         seconds = training.get("clock_s", 60 * training.get("minutes", 0.0))
-        measured = {**record.found, **judged(returns(record), exact, margin_pct, record.seed)}
+        measured = {**record.result, **judged(returns(record), exact, margin_pct, record.seed)}
         measured |= {"env_steps": training.get("trained_steps", 0), "minutes": seconds / 60}
         row |= {name: measured.get(name, value) for name, value in row.items()}
     return CellRow(**row)

@@ -137,7 +137,7 @@ def _lost(folder: Path, store: Store, cells: Sequence[Cell]) -> list[str]:
     states = store.states()
     wanted = {cell.needs for cell in cells if cell.needs and states[cell.key] == TODO}
     done = [cell.key for cell in cells if cell.method == TRAIN and cell.key in wanted and states[cell.key] == DONE]
-    return [key for key in done if not (folder / str(store.found(key)["agent"])).is_file()]
+    return [key for key in done if not (folder / str(store.result(key)["agent"])).is_file()]
 
 
 class Runner:
@@ -224,7 +224,7 @@ class Runner:
         path = None
         if cell.method in PLAYED or cell.work.get("from") is not None:
             assert cell.agent is not None
-            path = self.folder / str(self.store.found(cell.needs)["agent"]) if cell.needs else cell.agent.path
+            path = self.folder / str(self.store.result(cell.needs)["agent"]) if cell.needs else cell.agent.path
         return Job(cell=cell, study=self.folder, path=path)
 
     def _hear(self, event: Ended) -> None:

@@ -62,7 +62,7 @@ def points(found: Sequence[Group]) -> list[Fields]:
         shown = one.bits in WIDTHS and one.scheme in SCHEMES and one.mode == MODE
         if not shown or error is None or not np.isfinite(error.point):
             continue
-        facts = [record.found or {} for record in one.records]
+        facts = [record.result for record in one.records]
         spreads = {name: float(np.mean([_spread(fact, name) for fact in facts])) for name in SPREADS}
         made.append({**asdict(one.agent), "bits": one.bits, "scheme": one.scheme, **spreads, "error_pct": error.point})
     return made

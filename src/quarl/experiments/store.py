@@ -56,8 +56,8 @@ class Record(Named):
     error: str | None
     seconds: float | None
     peak_mb: float | None
-    found: Mapping[str, Any] | None
-    """What was measured; None where nothing was."""
+    result: Mapping[str, Any]
+    """What was measured; empty where nothing was."""
 
 
 def refuse_older(folder: Path) -> None:
@@ -155,21 +155,21 @@ class Store:
                     (RUNNING, time.time(), key, TODO),
                 )
 
-    def put(self, cell: Cell, found: Mapping[str, Any]) -> None:
+    def put(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Keeps what a cell has measured that no study asks for."""
         values = [getattr(cell, column) for column in COLUMNS]
         with self._transaction():
             self._db.execute(
                 f"INSERT OR REPLACE INTO cells (key, {', '.join(COLUMNS)}, state, row) "
                 f"VALUES ({', '.join('?' * (len(COLUMNS) + 3))})",
-                (cell.key, *values, DONE, json.dumps(found)),
+                (cell.key, *values, DONE, json.dumps(result)),
             )
 
-    def found(self, key: str) -> Mapping[str, Any]:
+    def result(self, key: str) -> Mapping[str, Any]:
         """What a finished cell has measured; empty where there is none."""
         with self._said():
             row = self._db.execute("SELECT row FROM cells WHERE key = ?", (key,)).fetchone()
-        return (self._parsed(row[0]) if row else None) or {}
+        return self._parsed(row[0] if row else None)
 
     def study(self) -> tuple[str, Mapping[str, Any]]:
         """Name and file of the study."""
@@ -177,7 +177,7 @@ class Store:
             row = self._db.execute("SELECT name, file FROM study").fetchone()
         if row is None:
             raise QuarlError(f"{self.path} holds no study yet: quarl study run STUDY -o {self.path.parent} begins it")
-        return str(row[0]), self._parsed(row[1]) or {}
+        return str(row[0]), self._parsed(row[1])
 
     def records(self) -> list[Record]:
         """The cells that are asked for, in the study's order."""
@@ -186,7 +186,7 @@ class Store:
             rows = self._db.execute(
                 f"SELECT {', '.join(names)} FROM cells WHERE place IS NOT NULL ORDER BY place"
             ).fetchall()
-        return [Record(**dict(zip(names[:-1], row[:-1], strict=True)), found=self._parsed(row[-1])) for row in rows]
+        return [Record(**dict(zip(names[:-1], row[:-1], strict=True)), result=self._parsed(row[-1])) for row in rows]
 
     def _make(self, *, create: bool) -> None:
         if not create:
@@ -200,12 +200,13 @@ class Store:
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {VERSION}")
 
-    def _parsed(self, text: str | None) -> Mapping[str, Any] | None:
+    def _parsed(self, text: str | None) -> Mapping[str, Any]:
+        """The values of a JSON text by name; empty where there is none."""
         try:
-            found = None if text is None else json.loads(text)
+            values = None if text is None else json.loads(text)
         except (ValueError, RecursionError):
             raise QuarlError(f"{self.path} is damaged: a row is no JSON; run the study in another folder") from None
-        return found if isinstance(found, dict) else None
+        return values if isinstance(values, dict) else {}
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

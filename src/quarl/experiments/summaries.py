@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
-from quarl.experiments.groups import EMPTY, Group, bits_of
-from quarl.experiments.rows import returns
+from quarl.experiments.cells import ACTORQ, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
+from quarl.experiments.groups import EMPTY, Group, bits_of, groups
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.quant.spec import QuantSpec
@@ -178,40 +177,35 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
     Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
     their geometric mean.
     """
-    members: dict[tuple[AgentName, str], list[Record]] = {}
-    for record in records:
-        if record.method == ACTORQ and record.state == DONE:
-            members.setdefault((record.of_agent(), record.precision), []).append(record)
-    return list(_actorq(members))
-
-
-def _actorq(members: dict[tuple[AgentName, str], list[Record]]) -> Iterator[ActorQRow]:
-    for (agent, precision), some in members.items():
-        facts = [record.found or {} for record in some]
-        mean = stats.over_seeds([returns(record) for record in some], np.random.default_rng(0))
-        other = members.get((agent, FP32), [])
-        same = {record.seed: record.found or {} for record in other}
-        against = [(same[record.seed], record.found or {}) for record in some if record.seed in same]
+    found = groups(records, (ACTORQ,))
+    made: list[ActorQRow] = []
+    for one in found:
+        facts = [record.result for record in one.records]
+        same = {record.seed: record.result for record in _find(found, one.agent, ACTORQ, FP32).records}
+        against = [(same[record.seed], record.result) for record in one.records if record.seed in same]
         ratios = [_seconds(exact) / _seconds(own) for exact, own in against]
         # whoever was stopped short of the target would have taken longer
-        clear = precision != FP32 and all(own["reached_s"] is not None for _, own in against)
+        clear = one.precision != FP32 and all(own["reached_s"] is not None for _, own in against)
         faster = stats.geometric_mean(ratios) if ratios and clear else None
-        yield ActorQRow(
-            **asdict(agent),
-            precision=precision,
-            seeds=len(some),
-            **as_fields(mean, "mean", "ci"),
-            target=facts[0]["target"],
-            reached=sum(fact["reached_s"] is not None for fact in facts),
-            seconds=stats.geometric_mean([_seconds(fact) for fact in facts]),
-            speedup=faster,
-            at_least=any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
+        made.append(
+            ActorQRow(
+                **asdict(one.agent),
+                precision=one.precision,
+                seeds=len(facts),
+                **as_fields(one.mean(), "mean", "ci"),
+                target=facts[0]["target"],
+                reached=sum(fact["reached_s"] is not None for fact in facts),
+                seconds=stats.geometric_mean([_seconds(fact) for fact in facts]),
+                speedup=faster,
+                at_least=any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
+            )
         )
+    return made
 
 
-def _seconds(found: Any) -> float:
-    reached = found["reached_s"]
-    return max(float(found["clock_s"] if reached is None else reached), 1e-3)
+def _seconds(fact: Mapping[str, Any]) -> float:
+    reached = fact["reached_s"]
+    return max(float(fact["clock_s"] if reached is None else reached), 1e-3)
 
 
 def excluded(records: Sequence[Record]) -> list[ExcludedRow]:

@@ -53,7 +53,7 @@ class Cells:
         about = {"algo": work.get("algo", ""), "env_id": work.get("env", ""), "source": name, "episodes": 0}
         precision = work.get("actor_precision", "fp32")
         asked = Asked(**about, method="bench", precision=precision, seed=work.get("seed", 0), work=work)
-        cell = self.store.found(asked.key)
+        cell = self.store.result(asked.key)
         group = group or asked.key
         if not cell or not usable(cell):
             if time.monotonic() > self.deadline:
@@ -65,7 +65,7 @@ class Cells:
                 return None
             self.say(name)
             self.store.put(asked, {"settings": settings, "machine": here, **measure()})
-            cell = self.store.found(asked.key)
+            cell = self.store.result(asked.key)
         # seconds of another processor are not compared
         cpu = str(cell["machine"].get("cpu"))
         others, first = self._groups.setdefault(group, (cpu, name))

@@ -77,7 +77,7 @@ def document(config: MixedPrecisionConfig) -> dict[str, Any]:
 
 def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[LearningRow]:
     """A row for every policy and precision of which a seed is there."""
-    trainings = {(record.source, record.seed): record.found or {} for record in records if record.method == TRAIN}
+    trainings = {(record.source, record.seed): record.result for record in records if record.method == TRAIN}
     found = {(group.agent.source, group.method): group for group in groups(records)}
     made = []
     for policy, dtype in product(config.chosen(), config.dtypes):
