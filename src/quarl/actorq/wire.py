@@ -14,8 +14,8 @@ from quarl.actorq.weights import Trained
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy import artifact
+from quarl.policy.container import Bytes
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
-from quarl.policy.tensors import Bytes
 from quarl.ptq import on_grids, quantize
 from quarl.quant.spec import FLOAT_BITS, QuantSpec, Scheme
 

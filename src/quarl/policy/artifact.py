@@ -22,10 +22,10 @@ from quarl.errors import QuarlError
 from quarl.files import write_parts
 from quarl.inert.budget import reading
 from quarl.inert.zip import read_bytes
+from quarl.policy.container import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
 from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.manifest import grid, number, one_of, pair, reals, size, word
 from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
-from quarl.policy.tensors import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
 from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, unpack
 from quarl.quant.spec import QuantSpec

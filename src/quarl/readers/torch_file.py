@@ -16,7 +16,7 @@ from quarl.inert.budget import current, reading
 from quarl.inert.objects import MAX_DIMENSIONS, Inert, Malformed
 from quarl.inert.pickle import PERSISTENT, interpret
 from quarl.inert.zip import MAX_MEMBERS, unpack
-from quarl.policy.tensors import LENGTH_BYTES, Bytes
+from quarl.policy.container import LENGTH_BYTES, Bytes
 
 MAX_NESTING = 4
 """Dicts in dicts that are searched: a checkpoint has its state dict in the first or second."""

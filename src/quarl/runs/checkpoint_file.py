@@ -24,7 +24,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.files import hold
 from quarl.inert.budget import read_json
 from quarl.machine import version
-from quarl.policy.tensors import NAMES, TYPES, digest, header, ordered, parse, raw, sealed, unsealed
+from quarl.policy.container import NAMES, TYPES, digest, header, ordered, parse, raw, sealed, unsealed
 
 FORMAT = "quarl-checkpoint"
 SCHEMA = 1

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl.policy.tensors import DTYPES, parse, pieces
+from quarl.policy.container import DTYPES, parse, pieces
 from stress.fuzz import seeds
 from stress.fuzz.pickles import pickled
 from stress.fuzz.seeds import ENV, sb3_agent, zoo_run

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from quarl.errors import QuarlError
-from quarl.policy.tensors import METADATA, parse, pieces
+from quarl.policy.container import METADATA, parse, pieces
 
 TENSORS = {
     "b": np.arange(6, dtype=np.float32).reshape(2, 3),
