@@ -54,7 +54,8 @@ def actorq(config: BenchActorQConfig) -> None:
         cells = Cells(config.output, config.minutes, terminal.note, meter)
         if protocol is None:
             tables, figures = _watched(config, cells)
-            about |= {"algo": config.first().algo, "env_id": config.first().env}
+            first = next(config.runs())
+            about |= {"algo": first.algo, "env_id": first.env}
         else:
             tables, figures = _raced(config, protocol, cells)
     about["energy"] = meter.cost

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,25 +11,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, arg, subcommand
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import MeteredConfig, Output, at_least_one, layer_widths
-from quarl.config.environment import OPTIONS, EnvironmentConfig
+from quarl.config.base import METERED, MeteredConfig, Output, at_least_one, layer_widths
+from quarl.config.environment import EnvironmentConfig
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.errors import QuarlError, UnsupportedError
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
-OF_PROTOCOLS = (
-    *("arms", "algo", "env", "samples_per_insert", "net_arch", "actor_update_interval", "publish_interval", "actors"),
-    *("envs_per_actor", "batch_size", "learner_dtype", "learner_threads", "params", "seconds", "warm_up", "rounds"),
-    *("n_timesteps", "seeds", "seed", "device", *OPTIONS),
-)
-"""Options of `quarl bench actorq` that time to reward has in its protocol."""
+BESIDE_PROTOCOLS = ("what", "protocol", "only", "minutes", "output", "json", *METERED)
+"""Options of `quarl bench actorq` that time to reward has; its protocol says all others."""
 OF_RUNS = ("actors", "envs_per_actor", "batch_size", "params", "learner_dtype", "learner_threads", "device", "output")
 """Those that its runs have under the same names."""
 RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,), "staleness": (4.0,)}
 INTERVALS = {"throughput": (30,), "breakdown": (30, 300), "staleness": (10, 100, 1_000, 10_000)}
 PUBLISH_INTERVAL = {"throughput": 10, "breakdown": 1, "staleness": 1}
-MAX_AGE = 10**9
-"""Bound of staleness where staleness is what is measured: none."""
+ENDLESS = 10**9
+"""Steps of a run that is watched for a window, and between checkpoints that nobody needs; the bound of staleness where
+staleness is what is measured."""
 
 
 def split_arm(arm: str) -> tuple[str, str]:
@@ -141,7 +139,8 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
         if self.what == "time-to-reward":
             if self.protocol is None:
                 raise QuarlError("time-to-reward wants --protocol FILE, as benchmarks/actorq_protocol.json is one")
-            self.refuse(OF_PROTOCOLS, "is said by the protocol of time-to-reward")
+            own = [field.name for field in fields(self) if field.name not in BESIDE_PROTOCOLS]
+            self.refuse(own, "is said by the protocol of time-to-reward")
             return
         if self.what == "staleness":
             self.refuse(("seconds", "warm_up", "rounds"), "is of windows, and --what staleness trains to the end")
@@ -151,45 +150,23 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             raise QuarlError("--protocol and --only belong to --what time-to-reward")
         if not self.arms:
             raise QuarlError("--arms needs at least one name, as in --arms torch-fp32 int8")
-        for arm, ratio, network, interval in product(self.arms, self.ratios(), self.networks(), self.intervals()):
-            self.training(arm, ratio, network, interval).check()
+        for run in self.runs():
+            run.check()
 
-    def ratios(self) -> tuple[float, ...]:
-        """Samples per insert of the cells."""
-        return self.samples_per_insert or RATIOS[self.what]
+    def runs(self, arms: Sequence[str] | None = None, seed: int | None = None) -> Iterator[ActorQConfig]:
+        """The training run of each cell of one round or seed, without end and evaluations except for staleness.
 
-    def networks(self) -> tuple[str, ...]:
-        """Policies of the cells."""
-        return self.net_arch or (("256,256",) if self.what == "staleness" else ("2048,2048,2048",))
-
-    def intervals(self) -> tuple[int, ...]:
-        """Actor update intervals of the cells."""
-        found = self.actor_update_interval or INTERVALS[self.what]
-        return found[:1] if self.what == "throughput" else found
-
-    def first(self) -> ActorQConfig:
-        """The first cell's training run."""
-        return self.training(self.arms[0], self.ratios()[0], self.networks()[0], self.intervals()[0])
-
-    def training(
-        self, arm: str, samples_per_insert: float, net_arch: str, interval: int, seed: int | None = None
-    ) -> ActorQConfig:
-        """The training run of a cell, without end and evaluations except for staleness."""
-        precision, engine = split_arm(arm)
-        staleness = self.what == "staleness"
-        chosen: dict[str, Any] = {
-            "algo": self.algo or ("dqn" if staleness else "d4pg"),
-            "env": self.env or ("CartPole-v1" if staleness else "dm_control/cheetah-run-v0"),
-            "n_timesteps": self.n_timesteps if staleness else 10**9,
-            "actor_precision": precision,
-            "engine": engine,
-            "actor_update_interval": interval,
+        arms: all of them, in another order, or some. seed: in place of the first.
+        """
+        trains = self.what == "staleness"
+        shared: dict[str, Any] = {
+            "algo": self.algo or ("dqn" if trains else "d4pg"),
+            "env": self.env or ("CartPole-v1" if trains else "dm_control/cheetah-run-v0"),
+            "n_timesteps": self.n_timesteps if trains else ENDLESS,
             "publish_interval": self.publish_interval or PUBLISH_INTERVAL[self.what],
-            "max_staleness": MAX_AGE if staleness else ActorQConfig.max_staleness,
-            "samples_per_insert": samples_per_insert,
-            "net_arch": net_arch,
+            "max_staleness": ENDLESS if trains else ActorQConfig.max_staleness,
             "eval_freq": 0,
-            "save_freq": 10**9,
+            "save_freq": ENDLESS,
             "save_replay_buffer": False,
             "preset": "none",
             "save_minutes": 0.0,
@@ -197,7 +174,14 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             **{name: getattr(self, name) for name in OF_RUNS},
             **self.environment_options(),
         }
-        return ActorQConfig(**chosen)
+        networks = self.net_arch or (("256,256",) if trains else ("2048,2048,2048",))
+        ratios = self.samples_per_insert or RATIOS[self.what]
+        intervals = self.actor_update_interval or INTERVALS[self.what]
+        intervals = intervals[:1] if self.what == "throughput" else intervals
+        names = ("net_arch", "samples_per_insert", "actor_precision", "engine", "actor_update_interval")
+        for network, ratio, arm, interval in product(networks, ratios, self.arms if arms is None else arms, intervals):
+            told: dict[str, Any] = dict(zip(names, (network, ratio, *split_arm(arm), interval), strict=True))
+            yield ActorQConfig(**told, **shared)
 
 
 @dataclass(frozen=True, kw_only=True)

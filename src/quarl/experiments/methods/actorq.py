@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,10 +88,11 @@ def measured(config: BenchActorQConfig, cells: Cells) -> Iterator[tuple[ActorQCo
     window = {} if trains else {"warm_up": config.warm_up, "seconds": config.seconds}
     for number in range(config.seeds if trains else config.rounds):
         arms = config.arms if trains else turned(config.arms, number)
-        for network, ratio, arm, interval in product(config.networks(), config.ratios(), arms, config.intervals()):
-            run = config.training(arm, ratio, network, interval, config.seed + number)
+        for run in config.runs(arms, config.seed + number):
             measure = partial(train if trains else watch, run, **window, say=cells.say, meter=cells.meter)
-            about = f"{arm}-spi{ratio:g}-{network.replace(',', 'x')}-every{interval}"
+            arm = run.actor_precision if run.engine == "litert" else f"{run.engine}-{run.actor_precision}"
+            network = str(run.net_arch).replace(",", "x")
+            about = f"{arm}-spi{run.samples_per_insert:g}-{network}-every{run.actor_update_interval}"
             name = f"{about}-seed{run.seed}" if trains else f"{about}-{number}"
             cell = cells.get(name, settings_of(run, **window), measure, group=None if trains else "throughput")
             if cell is not None:

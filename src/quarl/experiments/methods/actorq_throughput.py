@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from operator import attrgetter
 from typing import Annotated, Any
 
@@ -111,10 +110,14 @@ class BreakdownRow(ArmRow):
 def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
     """A row for every arm at every ratio and width whose windows are there."""
     found = _windows(config, cells)
-    rates = {network: _rates(config, cells, network) for network in config.networks()}
+    rates: dict[str | None, plan.Rates | None] = {}
+    for run in config.runs(config.arms[-1:]):
+        if run.net_arch not in rates:
+            rates[run.net_arch] = _rates(config, cells, run)
     rows: list[ThroughputRow] = []
-    for network, ratio in product(config.networks(), config.ratios()):
-        group = {run: found[run] for run in found if (run.net_arch, run.samples_per_insert) == (network, ratio)}
+    place = attrgetter("net_arch", "samples_per_insert")
+    for network, ratio in dict.fromkeys(map(place, config.runs())):
+        group = {run: found[run] for run in found if place(run) == (network, ratio)}
         if group and (rate := rates[network]) is not None:
             rows += _rows(group, rate)
     return rows
@@ -122,8 +125,8 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
 
 def breakdown(config: BenchActorQConfig, cells: Cells) -> list[BreakdownRow]:
     """A row for every update interval and arm whose windows are there."""
-    places = list(product(config.networks(), config.ratios(), config.intervals()))
     place = attrgetter("net_arch", "samples_per_insert", "actor_update_interval")
+    places = list(dict.fromkeys(map(place, config.runs())))
     found = _windows(config, cells)
     return [_breakdown(run, found[run]) for run in sorted(found, key=lambda run: places.index(place(run)))]
 
@@ -136,16 +139,12 @@ def _windows(config: BenchActorQConfig, cells: Cells) -> dict[ActorQConfig, list
     return found
 
 
-def _rates(config: BenchActorQConfig, cells: Cells, network: str) -> plan.Rates | None:
-    """What predictions for this width are made of."""
+def _rates(config: BenchActorQConfig, cells: Cells, run: ActorQConfig) -> plan.Rates | None:
+    """What predictions for the run's width are made of."""
     arms = tuple(dict.fromkeys(split_arm(arm) for arm in ("torch-fp32", "fp32", *config.arms)))
-    training = config.training(config.arms[-1], config.ratios()[0], network, config.intervals()[0])
-    cell = cells.get(
-        f"rates-{network.replace(',', 'x')}",
-        settings_of(training, arms=arms),
-        lambda: {"rates": asdict(plan.measure(training, arms))},
-        group="throughput",
-    )
+    name = f"rates-{str(run.net_arch).replace(',', 'x')}"
+    settings = settings_of(run, arms=arms)
+    cell = cells.get(name, settings, lambda: {"rates": asdict(plan.measure(run, arms))}, group="throughput")
     return None if cell is None else plan.Rates.from_json(cell["rates"])
 
 
