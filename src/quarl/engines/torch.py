@@ -100,14 +100,11 @@ def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
     return function
 
 
-def _dense(op: operators.Dense) -> Function:
+def _linear(op: Linear) -> Function:
     weight, bias = torch.tensor(as_float32(op.weight)), torch.tensor(op.bias)
+    if isinstance(op, operators.Conv2d):
+        return lambda x: functional.conv2d(x, weight, bias, op.stride, op.padding)
     return lambda x: functional.linear(x, weight, bias)
-
-
-def _conv2d(op: operators.Conv2d) -> Function:
-    weight, bias = torch.tensor(as_float32(op.weight)), torch.tensor(op.bias)
-    return lambda x: functional.conv2d(x, weight, bias, op.stride, op.padding)
 
 
 def _normalize(op: operators.Normalize) -> Function:
@@ -126,8 +123,8 @@ def _layer_norm(op: operators.LayerNorm) -> Function:
 
 
 LOWERINGS: Mapping[type[Op], Callable[[Any], Function]] = {
-    operators.Dense: _dense,
-    operators.Conv2d: _conv2d,
+    operators.Dense: _linear,
+    operators.Conv2d: _linear,
     operators.Activation: lambda op: ACTIVATIONS[op.kind],
     operators.LayerNorm: _layer_norm,
     operators.Normalize: _normalize,

@@ -36,7 +36,6 @@ _LITERALS: Final = frozenset(
     | {"STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
     | {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
 )
-_CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 def read_pickle(data: bytes, where: str) -> Any:
@@ -100,8 +99,6 @@ class _Machine:
             if isinstance(argument, int) and argument.bit_length() > MAX_INTEGER_BITS:
                 raise Malformed(f"an integer has more than {MAX_INTEGER_BITS} bits")
             self.stack.append(argument)
-        elif op in _CONSTANTS:
-            self.stack.append(_CONSTANTS[op])
         elif op in _OPERATIONS:
             _OPERATIONS[op](self)
         else:
@@ -251,6 +248,9 @@ class _Machine:
 
 
 _OPERATIONS: Final[dict[str, Callable[[_Machine], object]]] = {
+    "NONE": lambda m: m.push(None),
+    "NEWTRUE": lambda m: m.push(True),
+    "NEWFALSE": lambda m: m.push(False),
     "MARK": _Machine.mark,
     "POP": _Machine.pop,
     "POP_MARK": _Machine.pop_mark,

@@ -15,7 +15,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
-from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape, Weight
+from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape
 from quarl.quant.spec import QuantSpec
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -157,17 +157,14 @@ class QuantizedPolicy(Policy):
         """Share of the weights that the spec's precision really covers, 0..1; fp32 counts as 1."""
         if self.spec.float_type == "fp32":
             return 1.0
-        covered = sum(op.weight.size for op in self.linear if _is_reduced(op.weight))
+        weights = [op.weight for op in self.linear]
+        covered = sum(w.size for w in weights if isinstance(w, QuantizedTensor) or w.dtype.itemsize < 4)
         return covered / max(self.num_weights, 1)
 
 
 def is_quantized(policy: Policy | None) -> TypeGuard[QuantizedPolicy]:
     """Whether it computes with anything but float32; an artefact in fp32 is a float policy, whatever its weights."""
     return isinstance(policy, QuantizedPolicy) and policy.spec.float_type != "fp32"
-
-
-def _is_reduced(weight: Weight) -> bool:
-    return isinstance(weight, QuantizedTensor) or weight.dtype.itemsize < 4
 
 
 def shapes(policy: Policy) -> dict[str, Shape]:

@@ -31,13 +31,9 @@ class File:
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """The output of a new node; an input that is left out is ""."""
-        return self.nodes(kind, 1, *inputs, **attributes)[0]
-
-    def nodes(self, kind: str, num_outputs: int, *inputs: str, **attributes: Any) -> list[str]:
-        """The outputs of a new node."""
-        outputs = [f"{kind}:{len(self._nodes)}:{index}" for index in range(num_outputs)]
-        self._nodes.append(helper.make_node(kind, list(inputs), outputs, **attributes))
-        return outputs
+        output = f"{kind}:{len(self._nodes)}:0"
+        self._nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
+        return output
 
     def reduced(self, kind: str, x: str, axes: list[int], *, keepdims: bool) -> str:
         """x reduced along axes."""

@@ -20,8 +20,9 @@ MULTIPLIERS = "statically quantised by QuaRL: its scales are multipliers of sums
 def layers(tensors: Mapping[str, Array]) -> list[LayerWeights]:
     """Tensors of two or more axes that are called weights, in order; all such tensors where none is."""
     matrices = {name: array for name, array in tensors.items() if array.ndim >= 2 and array.size and _is_real(array)}
-    called = {name: array for name, array in matrices.items() if _is_weight(_leaf(name))}
-    return [_layer(name, array, tensors) for name, array in (called or matrices).items()]
+    leaves = {name: _leaf(name) for name in matrices}
+    weights = [name for name, leaf in leaves.items() if leaf in OUTPUTS_LAST or "weight" in leaf or "kernel" in leaf]
+    return [_layer(name, matrices[name], tensors) for name in weights or matrices]
 
 
 def check_scales(about: str) -> None:
@@ -35,18 +36,14 @@ def outputs_first(weight: Array) -> Array:
     return as_numbers(np.moveaxis(weight, (-1, -2), (0, 1)))
 
 
-def operator_of(weight: Array) -> str:
-    """What a weight of that many axes usually belongs to."""
-    return "Dense" if weight.ndim == 2 else f"Conv{weight.ndim - 2}d"
-
-
 def _layer(name: str, array: Array, tensors: Mapping[str, Array]) -> LayerWeights:
     leaf = _leaf(name)
     weight = outputs_first(array) if leaf in OUTPUTS_LAST else as_numbers(array)
-    bias = tensors.get(name[: len(name) - len(leaf)] + _bias_of(leaf))
+    bias = tensors.get(name[: len(name) - len(leaf)] + (OUTPUTS_LAST.get(leaf) or leaf.replace("weight", "bias")))
     fits = bias is not None and _is_real(bias) and bias.shape == weight.shape[:1]
     recurrent = re.search(r"_[ih]h_l\d", leaf) is not None
-    operator = "LSTM" if "lstm" in name.lower() else "Recurrent" if recurrent else operator_of(weight)
+    feedforward = "Dense" if weight.ndim == 2 else f"Conv{weight.ndim - 2}d"
+    operator = "LSTM" if "lstm" in name.lower() else "Recurrent" if recurrent else feedforward
     return LayerWeights(name, operator, weight, as_numbers(bias) if bias is not None and fits else None)
 
 
@@ -64,14 +61,6 @@ def dequantized(codes: Array, scale: Array, zero_point: Array | None = None, axi
     with np.errstate(over="ignore", invalid="ignore"):  # scales may be any numbers; what is not finite is refused
         shift = 0 if zero_point is None else as_numbers(zero_point).reshape(along)
         return as_numbers((as_numbers(codes) - shift) * as_numbers(scale).reshape(along))
-
-
-def _bias_of(leaf: str) -> str:
-    return OUTPUTS_LAST.get(leaf) or leaf.replace("weight", "bias")
-
-
-def _is_weight(leaf: str) -> bool:
-    return leaf in OUTPUTS_LAST or "weight" in leaf or "kernel" in leaf
 
 
 def _is_real(array: Array) -> bool:

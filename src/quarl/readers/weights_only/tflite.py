@@ -63,12 +63,17 @@ class _File:
     def __init__(self, data: bytes) -> None:
         self.data, self.budget, self.model = data, current(), schema.Model.GetRootAs(data)
         codes = self._tables(self.model, "OperatorCodes")  # old files have the deprecated one only
-        self.codes = [max(int(code.BuiltinCode()), int(code.DeprecatedBuiltinCode())) for code in codes]
+        self.codes = {
+            index: max(int(code.BuiltinCode()), int(code.DeprecatedBuiltinCode())) for index, code in enumerate(codes)
+        }
 
     def layers(self) -> list[LayerWeights]:
         layers: dict[tuple[int, int], LayerWeights] = {}
         for number, graph in enumerate(self._tables(self.model, "Subgraphs")):
-            operators = [(self._code(operator), operator) for operator in self._tables(graph, "Operators")]
+            operators = [
+                (self.codes.get(int(operator.OpcodeIndex()), -1), operator)
+                for operator in self._tables(graph, "Operators")
+            ]
             widened = {  # by tensor that a DEQUANTIZE makes: what it reads
                 int(operator.Outputs(0)): int(operator.Inputs(0))
                 for code, operator in operators
@@ -89,10 +94,6 @@ class _File:
                         bias = None if bias is None or bias.size != len(weight) else bias.reshape(-1)
                         layers[number, index] = LayerWeights(name, kind, weight, bias)
         return list(layers.values())
-
-    def _code(self, operator: Any) -> int:
-        index = int(operator.OpcodeIndex())
-        return self.codes[index] if index < len(self.codes) else -1
 
     def _value(self, graph: Any, index: int) -> Array | None:
         """float32 numbers of a constant; None for a tensor that is left out, computed or holds no numbers of ours."""
