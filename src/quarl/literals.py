@@ -87,16 +87,13 @@ def _value(node: ast.expr, names: bool) -> Any:
         case ast.Tuple(elts=elements):
             return tuple(_value(element, names) for element in elements)
         case ast.Dict(keys=keys, values=values):
-            return {_key(key): _value(value, names) for key, value in zip(keys, values, strict=True)}
+            constants = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+            return {_text(key): _value(value, names) for key, value in zip(constants, values, strict=True)}
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
             return {_text(item.arg): _value(item.value, names) for item in keywords}
-        case ast.Name() | ast.Attribute() if names:
-            return Name(_dotted(node))
+        case ast.Name() | ast.Attribute() if names and all(map(_is_of_a_name, ast.walk(node))):
+            return Name(ast.unparse(node))
     raise ValueError("no plain value")
-
-
-def _key(node: ast.expr | None) -> str:
-    return _text(node.value if isinstance(node, ast.Constant) else None)
 
 
 def _text(value: object) -> str:
@@ -105,9 +102,5 @@ def _text(value: object) -> str:
     return value
 
 
-def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    if isinstance(node, ast.Name):
-        return node.id
-    raise ValueError("no name")
+def _is_of_a_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute | ast.expr_context)

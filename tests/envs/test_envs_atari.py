@@ -59,7 +59,7 @@ def policy(env_id: str, actions: int) -> Policy:
         observation_dtype="uint8",
         ops=(*network.ops[:-1], type(last)(last.name, last.inputs, weight, bias)),
         head=network.head,
-        provenance=Provenance(env_id=env_id, wrappers=recipe().wrappers),
+        provenance=Provenance(env_id=env_id, wrappers=recipe().world.making["wrappers"]),
     )
 
 
@@ -149,7 +149,7 @@ def test_a_whole_game_is_the_zoo_s_to_the_last_life_and_its_points_are_the_monit
 def test_points_are_not_clipped_in_evaluation_and_are_in_training():
     env_id = "SpaceInvadersNoFrameskip-v4"
     whole = make_for(policy(env_id, 6))
-    training = make(env_id, wrappers=recipe().wrappers)
+    training = make(env_id, wrappers=recipe().world.making["wrappers"])
     paid: list[set[float]] = []
     for env in (whole, training):
         env.reset(seed=2)
@@ -189,14 +189,14 @@ def test_a_bare_game_counts_as_one_too():
     ],
 )
 def test_frames_are_skipped_once(env_id: str, wrapped: bool, kwargs: dict[str, Any], frames: int):
-    env = make(env_id, wrappers=recipe().wrappers if wrapped else (), env_kwargs=kwargs)
+    env = make(env_id, wrappers=recipe().world.making["wrappers"] if wrapped else (), env_kwargs=kwargs)
     env.reset(seed=0)
     numbers = [env.step(0)[4]["episode_frame_number"] for _ in range(3)]
     assert np.diff(numbers).tolist() == [frames, frames]
 
 
 def test_the_newer_family_keeps_its_sticky_actions_under_stable_baselines3_s_wrapper():
-    ours = make("ALE/Pong-v5", wrappers=recipe().wrappers[:1])
+    ours = make("ALE/Pong-v5", wrappers=recipe().world.making["wrappers"][:1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reference = AtariWrapper(gymnasium.make("ALE/Pong-v5", frameskip=1))
@@ -220,10 +220,10 @@ def test_a_stochastic_skip_survives_a_file_that_knows_no_tuples():
 def test_a_missing_image_library_is_named_with_its_pip_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(QuarlError, match=r"needs a package: pip install 'quarl\[atari\]'"):
-        make("PongNoFrameskip-v4", wrappers=recipe().wrappers)
+        make("PongNoFrameskip-v4", wrappers=recipe().world.making["wrappers"])
 
 
 def test_games_preprocessing_on_another_environment_is_one_line():
     with pytest.raises(QuarlError, match="AtariWrapper cannot be applied") as caught:
-        make("CartPole-v1", wrappers=recipe().wrappers)
+        make("CartPole-v1", wrappers=recipe().world.making["wrappers"])
     assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from quarl.algorithms.learners import learner_class
-from quarl.envs.fit import ALGORITHMS, fits, fitting
+from quarl.envs.spaces import ALGORITHMS, fits, fitting
 
 CHOICE = spaces.Discrete(3)
 VECTOR = spaces.Box(-1, 1, (2,), np.float32)

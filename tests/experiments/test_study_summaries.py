@@ -25,7 +25,7 @@ from quarl.experiments.spread import FEWEST, SpreadRow, spearman
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.report import schema, style, tables
-from quarl.report.study_figures import bits_against_return, spread_against_error
+from quarl.report.figures import bits_against_return, spread_against_error
 from quarl.report.tables import to_markdown
 
 Write = Callable[..., Path]

@@ -14,9 +14,9 @@ from quarl.config import EnvsConfig
 from quarl.envs import make
 from quarl.envs.bound import EPISODE_FRAMES
 from quarl.envs.checked import held
-from quarl.envs.fit import ALGORITHMS, fits, fitting, unreadable
 from quarl.envs.names import LQR_STEPS, resolve
 from quarl.envs.options import EnvironmentOptions
+from quarl.envs.spaces import ALGORITHMS, fits, fitting, unreadable
 from quarl.envs.suites import LISTED, SUITES, TASKS, Suite, suite_of
 from quarl.errors import QuarlError, did_you_mean
 from quarl.machine import version

@@ -19,8 +19,8 @@ from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, Qa
 from quarl.files import write_bytes
 from quarl.formats import signed
 from quarl.report import page, schema, style, tables
+from quarl.report.figures import bits_against_return, spread_against_error
 from quarl.report.schema import Fields
-from quarl.report.study_figures import bits_against_return, spread_against_error
 from quarl.rows import Row
 
 Tables = Mapping[type[Row], Sequence[Fields]]

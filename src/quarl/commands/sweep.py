@@ -27,7 +27,7 @@ from quarl.quant.spec import QuantSpec
 from quarl.readers import find
 from quarl.readers.load import read
 from quarl.report import schema, style
-from quarl.report.study_figures import bits_against_return
+from quarl.report.figures import bits_against_return
 from quarl.rows import Column, Error, Interval, Mean, Method, Row, Verdict
 from quarl.runs.environments import check_environment
 from quarl.runs.hyperparameters import interpret

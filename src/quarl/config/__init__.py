@@ -221,7 +221,6 @@ __all__ = [
     "Config",
     "DemoConfig",
     "DoctorConfig",
-    "EngineName",
     "EnvsConfig",
     "EvalConfig",
     "InspectConfig",

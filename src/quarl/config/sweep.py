@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from tyro.conf import arg
 
 from quarl.config.base import MeteredConfig, Normalize, Output, Steps, at_least_one, check_folder, check_margin
-from quarl.config.environment import EnvironmentConfig
+from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import QatSpec, QuantSpec, Ranges
 
 METHODS = ("ptq", "qat")
+OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)
+"""Options that a training has as the sweep has them."""
 OF_TRAINING = ("n_timesteps", "params", "eval_freq")
 
 
@@ -87,13 +89,9 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
             if precision in named:
                 raise QuarlError(f"--bits {named[precision]} and {bits} are the same precision: name it once")
             named[precision] = bits
-            self.spec(bits)
+            QuantSpec.parse(precision)
             self.training(self.seed, bits, self.n_timesteps, self.output).check()
         check_folder(self.output)
-
-    def spec(self, bits: str) -> QuantSpec:
-        """What post-training quantisation makes of the precision."""
-        return QuantSpec.parse(self.precision(bits))
 
     def precision(self, bits: str) -> str:
         """w4a8."""
@@ -101,20 +99,13 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
 
     def training(self, seed: int, bits: str | None, n_timesteps: int | None, folder: Path) -> TrainConfig:
         """One training: for a precision, or in float32 where `bits` is None; n_timesteps: None until it is known."""
+        qat = () if bits is None else [field.name for field in fields(self) if field.name in QAT_OPTIONS]
         return TrainConfig(
-            algo=self.algo,
-            env=self.env,
             n_timesteps=n_timesteps,
-            params=self.params,
-            trained_agent=self.trained_agent,
-            normalize=self.normalize,
             eval_freq=max((n_timesteps or 0) // 20, 1) if self.eval_freq is None else self.eval_freq,
             folder=folder,
             seed=seed,
             threads=1,
             qat=None if bits is None else self.precision(bits),
-            quant_delay=None if bits is None else self.quant_delay,
-            qat_output_bits=None if bits is None else self.qat_output_bits,
-            qat_ranges="minmax" if bits is None else self.qat_ranges,
-            **self.environment_options(),
+            **{name: getattr(self, name) for name in (*OF_BOTH, *qat)},
         )

@@ -13,10 +13,9 @@ import gymnasium
 
 from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, checked_limit
 from quarl.envs.names import MODULE_ID, find, is_same, resolve
-from quarl.envs.retired import older
 from quarl.envs.spaces import check_spaces
 from quarl.envs.suites import ATARI, missing_extra, suite_of
-from quarl.envs.wrappers import Wrappers, channels_as, wrap
+from quarl.envs.wrappers import Wrappers, channels_as, older, wrap
 from quarl.errors import QuarlError, first_line
 from quarl.policy.graph import Policy
 

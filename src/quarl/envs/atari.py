@@ -8,17 +8,17 @@ grey pixels, and rewards cut to their sign. Evaluation plays the same, but whole
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+from stable_baselines3.common.env_util import unwrap_wrapper
 
 from quarl.envs.wrappers import Wrappers
 
 SKIPPING = ("AtariWrapper", "MaxAndSkipEnv")
 """Wrappers that hold an action for several frames."""
-Kind = TypeVar("Kind", bound=gymnasium.Env[Any, Any])
 
 
 def emulator_arguments(spec: EnvSpec, wrappers: Wrappers, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,10 +71,10 @@ class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        counter = _inside(env, Points)
-        assert counter is not None
+        counter = unwrap_wrapper(env, Points)
+        assert isinstance(counter, Points)
         self._counter = counter
-        self._lives = _inside(env, EpisodicLifeEnv)
+        self._lives: Any = unwrap_wrapper(env, EpisodicLifeEnv)
         self._paid = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -94,12 +94,3 @@ class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation = observation if terminated else following
         reward, self._paid = points - self._paid, points
         return observation, reward, terminated, truncated, info
-
-
-def _inside(env: gymnasium.Env[Any, Any], kind: type[Kind]) -> Kind | None:
-    """The wrapper of that kind in a chain of them."""
-    while not isinstance(env, kind):
-        if not isinstance(env, gymnasium.Wrapper):
-            return None
-        env = env.env
-    return env

@@ -34,6 +34,10 @@ LATER_ATARI_GAMES = (
 ATARI_FAMILIES = ("{}NoFrameskip-v0", "{}NoFrameskip-v4", "{}-v0", "{}-v4")
 """Ids of the older families. v0 repeats the action before with probability 0.25, v4 never does; those without
 NoFrameskip skip two to four frames by chance."""
+BULLET_ROBOTS = (
+    *("InvertedPendulum", "InvertedDoublePendulum", "InvertedPendulumSwingup", "Reacher", "Pusher", "Thrower"),
+    *("Walker2D", "HalfCheetah", "Ant", "Hopper", "Humanoid", "HumanoidFlagrun", "HumanoidFlagrunHarder"),
+)
 PREFIX = "dm_control/"
 DOMAINS: Mapping[str, tuple[str, ...]] = {
     "acrobot": ("swingup", "swingup_sparse"),
@@ -104,21 +108,7 @@ SUITES = (
         "HalfCheetahBulletEnv-v0",
         descriptors_muted,
         prints_at_reset=True,
-        ids=(
-            "InvertedPendulumBulletEnv-v0",
-            "InvertedDoublePendulumBulletEnv-v0",
-            "InvertedPendulumSwingupBulletEnv-v0",
-            "ReacherBulletEnv-v0",
-            "PusherBulletEnv-v0",
-            "ThrowerBulletEnv-v0",
-            "Walker2DBulletEnv-v0",
-            "HalfCheetahBulletEnv-v0",
-            "AntBulletEnv-v0",
-            "HopperBulletEnv-v0",
-            "HumanoidBulletEnv-v0",
-            "HumanoidFlagrunBulletEnv-v0",
-            "HumanoidFlagrunHarderBulletEnv-v0",
-        ),
+        ids=tuple(f"{robot}BulletEnv-v0" for robot in BULLET_ROBOTS),
     ),
     Suite(
         "dm-control",

@@ -10,9 +10,9 @@ from typing import Any
 
 from quarl.config.environment import EnvironmentConfig
 from quarl.envs import make, resolve
-from quarl.envs.fit import fits, unreadable
 from quarl.envs.names import of_module
 from quarl.envs.options import EnvironmentOptions
+from quarl.envs.spaces import fits, unreadable
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.experiments import source
 from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of

@@ -13,7 +13,7 @@ from quarl.arrays import Array
 from quarl.experiments.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, AgentName, Named
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
-from quarl.rows import Column, Episodes, Error, Interval, Mean, Method, Minutes, Returns, Row
+from quarl.rows import Column, Episodes, Error, Interval, Mean, Method, Minutes, Returns, Row, by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +130,8 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
 
 def status(records: Sequence[Record]) -> list[StatusRow]:
     """One row for every method of every agent, in the study's order."""
-    members: dict[tuple[AgentName, str], list[Record]] = {}
-    for record in records:
-        members.setdefault((record.of_agent(), record.method), []).append(record)
     made = []
-    for (agent, method), some in members.items():
+    for (agent, method), some in by(records, lambda record: (record.of_agent(), record.method)).items():
         states = [record.state for record in some]
         counts: dict[str, Any] = {state: states.count(state) for state in STATES}
         minutes = sum(record.seconds or 0.0 for record in some) / 60

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 
 from quarl import formats
 from quarl.report import style
-from quarl.report.precision_lines import whiskers
+from quarl.report.figures import whiskers
 from quarl.report.schema import Fields
 from quarl.rows import by
 

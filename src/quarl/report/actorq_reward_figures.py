@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,6 +13,7 @@ from quarl.report import style
 from quarl.report.actorq_figures import arm, bars, colour, logarithmic, own_ratios, rank
 from quarl.report.schema import Fields
 from quarl.rows import by
+from quarl.stats import geometric_mean
 
 DERIVED: Mapping[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.MUTED, "linewidth": 0}
 COLUMNS = 3
@@ -124,4 +124,4 @@ def _arrow(axes: Axes, x: float, top: float) -> float:
 
 def _mean(rows: Sequence[Fields]) -> Fields:
     """The first of the rows with the geometric mean of their seconds."""
-    return {**rows[0], "seconds": float(np.exp(np.mean(np.log([row["seconds"] for row in rows]))))}
+    return {**rows[0], "seconds": geometric_mean([row["seconds"] for row in rows])}

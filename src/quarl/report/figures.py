@@ -1,15 +1,90 @@
-"""Figures of one policy's rows: its sweet spot, and what a precision buys."""
+"""Figures of returns: against precision, of one policy and of a study's; what a precision buys; what errors come of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, NullLocator
 
-from quarl.quant.spec import FLOAT_BITS
-from quarl.report import precision_lines, style
+from quarl.arrays import Array
+from quarl.formats import signed
+from quarl.quant.spec import FLOAT_BITS, QuantSpec
+from quarl.report import style
 from quarl.report.schema import Fields
+from quarl.rows import by
+
+SHIFT = 0.12
+"""Between lines, in precisions: side by side their intervals do not hide one another."""
+COLUMNS = 3
+"""Panels side by side."""
+LINEAR_PCT = 10.0
+"""Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
+POINT = 3.0
+"""Size of a point, as small as the panels."""
+TICKS_PCT = (0, *(sign * 10.0**power for power in range(1, 7) for sign in (-1, 1)))
+SPREADS: Mapping[str, str] = {
+    "range": "largest minus smallest weight",
+    "peak": "largest weight over their standard deviation",
+}
+
+
+def whiskers(rows: Sequence[Fields], middle: str, low: str, high: str) -> tuple[Array, Array]:
+    """Values [n] and how far their intervals reach below and above [2, n], of rows and their keys; NaN where null."""
+    middles, lows, highs = (np.array([row[key] for row in rows], np.float64) for key in (middle, low, high))
+    return middles, np.maximum([middles - lows, highs - middles], 0)
+
+
+def _band(axes: Axes, base: Fields, label: str | None = None) -> None:
+    """The mean of fp32, and its interval over the whole width."""
+    if base["ci_low"] is not None:
+        axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
+    axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label=label)
+
+
+def _draw(
+    axes: Axes,
+    rows: Sequence[Fields],
+    order: Sequence[str],
+    label: Callable[[Fields], str],
+    colours: dict[str, str],
+    *,
+    size: float = 6.0,
+) -> None:
+    """Means with their intervals against precision, a line a label, side by side; float formats, which have none, grey.
+
+    order: precisions from left to right. colours: by label; labels that are new here are added. size: of a point.
+    """
+    groups = by((row for row in rows if row["precision"] not in FLOAT_BITS), label)
+    for number, (name, members) in enumerate(groups.items()):
+        shade = colours.setdefault(name, style.SERIES[len(colours) % len(style.SERIES)])
+        _line(axes, members, order, SHIFT * (number - (len(groups) - 1) / 2), shade, name, size)
+    if floats := [row for row in rows if row["precision"] in FLOAT_BITS]:
+        _line(axes, floats, order, 0.0, style.MUTED, "float formats", size)
+
+
+def _line(
+    axes: Axes, rows: Sequence[Fields], order: Sequence[str], shift: float, colour: str, label: str, size: float
+) -> None:
+    """A point a row, joined where only the bits of weights differ; hollow where no kernel of the precision ran."""
+    rows = sorted(rows, key=lambda row: order.index(row["precision"]))
+    x = np.array([order.index(row["precision"]) for row in rows]) + shift
+    mean, ends = whiskers(rows, "mean", "ci_low", "ci_high")
+    axes.errorbar(
+        x, mean, yerr=ends, fmt="o", color=colour, markersize=size, capsize=size / 2, elinewidth=size / 5, label=label
+    )
+    for joined in by(range(len(rows)), lambda at: _width(rows[at]["precision"])[1]).values():
+        axes.plot(x[joined], mean[joined], color=colour, linewidth=0.8 + size / 6)
+    hollow = [not row["measured"] for row in rows]
+    axes.plot(x[hollow], mean[hollow], "o", color=colour, markersize=size, markerfacecolor="white", zorder=3)
+
+
+def _width(precision: str) -> tuple[int, int, str]:
+    """Bits of a weight and of an activation; to sort by, widest last."""
+    spec = QuantSpec.parse(precision)
+    return spec.weight_bits, FLOAT_BITS.get(precision, spec.activation_bits or 0), precision
 
 
 @style.look()
@@ -22,9 +97,9 @@ def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
     base = next(row for row in rows if row["precision"] == "fp32")
     floor = base["mean"] - base["margin_pct"] / 100 * abs(base["mean"])
     drawn, (axes,) = style.panels(1, height=3.8)
-    precision_lines.band(axes, base, "fp32, 95 % interval shaded")
+    _band(axes, base, "fp32, 95 % interval shaded")
     axes.axhline(floor, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)), label=f"{base['margin_pct']:g} % below")
-    precision_lines.draw(axes, rows, order, lambda row: f"scheme: {row['scheme']}", {})
+    _draw(axes, rows, order, lambda row: f"scheme: {row['scheme']}", {})
     axes.set_xticks(range(len(order)), order)
     axes.set(xlabel="precision of the weights", ylabel=f"return ({base['episodes']} episodes)", title=title)
     axes.legend(loc="best", fontsize=8)
@@ -38,9 +113,9 @@ def gains(rows: Sequence[Fields], title: str) -> Figure:
     rows = [row for row in rows if row["scheme"] == first or row["precision"] in FLOAT_BITS]
     names = [row["precision"] for row in rows]
     drawn, (left, right) = style.panels(2, title, height=2.6, columns=2)
-    p50, whiskers = precision_lines.whiskers(rows, "latency_us_p50", "latency_us_p50", "latency_us_p99")
+    p50, ends = whiskers(rows, "latency_us_p50", "latency_us_p50", "latency_us_p99")
     p50[[not row["measured"] for row in rows]] = np.nan  # what simulates a precision says nothing of its speed
-    left.bar(names, p50, color=style.BARS, yerr=whiskers, ecolor=style.MUTED, capsize=2)
+    left.bar(names, p50, color=style.BARS, yerr=ends, ecolor=style.MUTED, capsize=2)
     left.set_xticks(range(len(names)), names)
     left.set_xlim(-0.6, len(names) - 0.4)  # bars without a height extend no axis
     left.set_ylim(bottom=0, top=None if np.isfinite(p50).any() else 1)
@@ -61,3 +136,82 @@ def _order(rows: Sequence[Fields]) -> list[str]:
     """Precisions from wide to narrow."""
     widths = {row["precision"]: (row["bits_weights"], row["precision"] in FLOAT_BITS) for row in rows}
     return sorted(widths, key=lambda name: widths[name], reverse=True)
+
+
+@style.look()
+def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
+    """Mean returns over seeds against precision, a line a method and scheme, a panel a policy, over fp32's interval.
+
+    rows: one for every policy, method and precision, with its mean, the ends of its interval, and whether it was
+    measured on kernels of the precision, which fills its marker.
+    """
+    played = [row for row in rows if row["method"] in ("ptq", "qat")]
+    agents = by(played, lambda row: (row["algo"], row["env_id"], row["source"]))
+    bases = by(
+        (row for row in rows if row["method"] == "fp32"), lambda row: (row["algo"], row["env_id"], row["source"])
+    )
+    names = {"x": "precision of the weights, in bits", "y": "return"}
+    drawn, panels = style.panels(len(agents), title, height=1.9, head=0.6, columns=COLUMNS, **names)
+    colours: dict[str, str] = {}
+    for axes, (agent, members) in zip(panels, agents.items(), strict=True):
+        for base in bases.get(agent, ()):
+            _band(axes, base)
+        others = [{**row, "precision": QuantSpec.parse(row["precision"]).precision} for row in members]  # w8a8 is int8
+        order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
+        _draw(axes, others, order, _kind, colours, size=POINT)
+        axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
+        several = sum(other[:2] == agent[:2] for other in agents) > 1
+        style.panel_title(axes, " ".join(agent if several else agent[:2]), min(len(agents), COLUMNS))
+        axes.tick_params(labelsize=6)
+    if colours:
+        lines = [panels[0].plot([], [], color=colour, label=label)[0] for label, colour in colours.items()]
+        panels[0].legend(handles=lines, fontsize=6)
+    return drawn
+
+
+def _kind(row: Fields) -> str:
+    static = " static" if row["mode"] == "static" and row["method"] == "ptq" else ""
+    return f"scheme: {row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
+
+
+@style.look()
+def spread_against_error(points: Sequence[Fields], correlations: Sequence[Fields], spread: str, title: str) -> Figure:
+    """A point a policy: E against one measure of the spread of its weights, a panel a width, a colour a scheme."""
+    widths = sorted({row["bits"] for row in points}, reverse=True)
+    schemes = list(dict.fromkeys(row["scheme"] for row in points))
+    largest = max([1.0, *(abs(row["error_pct"]) for row in points)])
+    rho = {(row["bits"], row["scheme"]): row["correlation"] for row in correlations if row["spread"] == spread}
+    count = max(len(widths), 1)
+    drawn, panels = style.panels(count, title, height=2.9, columns=count, x=SPREADS[spread], shared="y")
+    for axes, bits in zip(panels, widths, strict=False):
+        for number, scheme in enumerate(schemes):
+            members = [row for row in points if (row["bits"], row["scheme"]) == (bits, scheme)]
+            correlation = rho.get((bits, scheme))
+            label = scheme if correlation is None else f"{scheme}, ρ = {signed(correlation)}"
+            x, y = [row[spread] for row in members], [row["error_pct"] for row in members]
+            axes.plot(x, y, "o", color=style.SERIES[number], markersize=4, alpha=0.75, label=label)
+        axes.axhline(0, color=style.MUTED, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(_spread_ticks([row[spread] for row in points]))
+        style.plain(axes.xaxis)
+        axes.set_yscale("symlog", linthresh=LINEAR_PCT)
+        axes.margins(y=0.1)  # the highest point is drawn whole
+        axes.yaxis.set_major_locator(FixedLocator(TICKS_PCT))
+        if largest <= LINEAR_PCT:
+            axes.set_ylim(-1.1 * largest, 1.1 * largest)
+            axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        style.plain(axes.yaxis)
+        axes.set_title(f"{bits} bits", fontsize=9)
+        axes.legend(fontsize=7)
+    panels[0].set_ylabel("E, %")
+    return drawn
+
+
+def _spread_ticks(spreads: Sequence[float]) -> Locator:
+    """Of a logarithmic axis: few enough to read, and more than one, be it over less than a decade or over many."""
+    low, high = min(spreads, default=1.0), max(spreads, default=1.0)
+    if high < 3 * low:
+        return MaxNLocator(6, steps=[1, 2, 5, 10])
+    subs = (1, 1.5, 2, 3, 5, 7) if high <= 10 * low else (1, 2, 5) if high <= 300 * low else (1,)
+    return LogLocator(subs=subs, numticks=4)

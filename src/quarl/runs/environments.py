@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from quarl.envs import make, resolve
 from quarl.envs.bound import LONGEST, is_limited
 from quarl.envs.checked import Checked, held
-from quarl.envs.fit import fits, fitting
 from quarl.envs.options import EnvironmentOptions
+from quarl.envs.spaces import fits, fitting
 from quarl.envs.suites import ATARI, suite_of
 from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.readers.spaces import Box, from_live, observation_box

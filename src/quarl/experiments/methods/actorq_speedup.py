@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from quarl.actorq.plan import FLOAT, TORCH, Arm
 from quarl.arrays import Array
 from quarl.report.actorq_figures import own_ratios
 from quarl.report.schema import Fields
-from quarl.rows import ActorPrecision, Column, Row
+from quarl.rows import ActorPrecision, Column, Row, by
 from quarl.stats import NO_VERDICT, as_fields, error_over_seeds, geometric_mean, over_few, verdict_over_seeds
 
 MARGIN_PCT = 5.0
@@ -88,10 +89,8 @@ def speedups(rows: Sequence[Fields]) -> list[SpeedupRow]:
 
 def _best_ratio(rows: Sequence[Fields]) -> list[Fields]:
     """For every task and seed that has several ratios, each arm's fastest run that reached the target."""
-    by_run: dict[tuple[Any, ...], list[Fields]] = {}
-    for row in rows:
-        by_run.setdefault((row["task"], row["seed"], row["precision"], row["engine"]), []).append(row)
-    several = [runs for runs in by_run.values() if len(runs) > 1]
+    runs_of = by(rows, itemgetter("task", "seed", "precision", "engine"))
+    several = [runs for runs in runs_of.values() if len(runs) > 1]
     return [min(runs, key=lambda row: (row["censored"], row["seconds"])) for runs in several]
 
 
