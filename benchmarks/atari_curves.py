@@ -23,8 +23,7 @@ def draw(out: Path, game: str) -> Path | None:
     if not found:
         return None
     with style.look():
-        figure = style.figure(7.2, 3.2)
-        axes = figure.subplots()
+        figure, (axes,) = style.panels(1, height=3.2)
         for colour, (algo, training) in zip(style.SERIES, found.items(), strict=False):
             steps = [point["steps"] / 1e6 for point in training["curve"]]
             axes.plot(steps, [point["mean"] for point in training["curve"]], color=colour, label=label(algo, training))

@@ -59,14 +59,25 @@ def interval(low: float | None, high: float | None) -> str:
     return "–" if low is None else f"[{number(low)}, {number(high)}]"
 
 
-def times(factor: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A factor with the ends of its interval, which a baseline against itself has not; the upper one may be unknown."""
+def estimate(value: float | None, low: float | None, high: float | None) -> str:
+    """A return with its interval; an en dash where there is none."""
+    return "–" if value is None else f"{number(value)} {interval(low, high)}"
+
+
+def times(
+    factor: float | None, low: float | None = None, high: float | None = None, at_least: bool | None = False
+) -> str:
+    """A factor with the ends of its interval, which a baseline against itself has not; the upper one may be unknown.
+
+    at_least: whether the factor is a lower bound.
+    """
     if factor is None:
         return "–"
+    text = f"{'≥ ' if at_least else ''}{factor:.2f}"
     if low is None or low == high:
-        return f"{factor:.2f}"
+        return text
     end = "–" if high is None else f"{high:.2f}"
-    return f"{factor:.2f} [{low:.2f}, {end}]"
+    return f"{text} [{low:.2f}, {end}]"
 
 
 def verdict(word: str | None, differs: bool | None, precision: str = "") -> str:

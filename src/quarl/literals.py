@@ -43,9 +43,9 @@ def read(text: str, *, names: bool = False) -> Any:
 
 def mapping(value: Any, *, names: bool = False) -> dict[str, Any]:
     """The mapping of names to values that `value` is, or spells where it is text; ValueError where it is neither."""
-    found = read(value, names=names) if isinstance(value, str) else value
-    if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
-        return dict(found)
+    plain = read(value, names=names) if isinstance(value, str) else value
+    if isinstance(plain, Mapping) and all(isinstance(key, str) for key in plain):
+        return dict(plain)
     raise ValueError("no mapping of names to values")
 
 

@@ -230,7 +230,7 @@ def error_over_seeds(pairs: Sequence[tuple[Array, Array]], rng: np.random.Genera
 
 
 def _loss_over_seeds(pairs: Sequence[tuple[Array, Array]]) -> Interval:
-    fp32, q = np.array([[one.mean() for one in _paired(*pair)] for pair in pairs]).T
+    fp32, q = np.array([[returns.mean() for returns in _paired(*pair)] for pair in pairs]).T
     error = float(_error(fp32.mean(), q.mean()))
     scale = abs(fp32.mean()) or np.nan
     same = error / 100 * fp32 * np.sign(fp32.mean())  # a seed's loss if all lost the same share

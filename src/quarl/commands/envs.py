@@ -94,15 +94,15 @@ def ids_of(suite: Suite) -> tuple[str, ...]:
 
 
 def _suite_row(suite: Suite) -> SuiteRow:
-    found = version(suite.distribution)
+    installed = version(suite.distribution)
     return SuiteRow(
         suite=suite.extra,
         package=suite.distribution,
-        version=found,
-        install="" if found else f"pip install 'quarl[{suite.extra}]'",
+        version=installed,
+        install="" if installed else f"pip install 'quarl[{suite.extra}]'",
         ids=len(ids_of(suite)),
         example=suite.example,
-        algorithms=_learners(suite.example) if found else [],
+        algorithms=_learners(suite.example) if installed else [],
     )
 
 

@@ -40,11 +40,11 @@ class _Model:
 
 def run(config: InspectConfig) -> None:
     """Prints one row a layer, or a model where there are several; writes the figure and output.txt."""
-    found = [_read(config, words) for words in config.models()]
-    if len(found) > 1:
-        _compare(config, found)
+    files = [_read(config, words) for words in config.models()]
+    if len(files) > 1:
+        _compare(config, files)
     else:
-        _one(config, found[0])
+        _one(config, files[0])
 
 
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
@@ -66,62 +66,62 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     return _Model(path, policy, of_policy(policy))
 
 
-def _one(config: InspectConfig, found: _Model) -> None:
-    alone = _has_weights_alone(config, found)
-    layers = inspect(*_sides(config, found, alone))
-    title = f"{found.path.name}: weights at {layers[0].row.precision}"
-    line = weight_bias_line(found.path.name, found.layers)
+def _one(config: InspectConfig, file: _Model) -> None:
+    alone = _has_weights_alone(config, file)
+    layers = inspect(*_sides(config, file, alone))
+    title = f"{file.path.name}: weights at {layers[0].row.precision}"
+    line = weight_bias_line(file.path.name, file.layers)
     _write(config, weight_figures.weight_distribution(layers, title), [line])
-    about, said = schema.Told(model=str(found.path), seed=config.seed), list[str]()
-    if found.policy:
-        provenance, statistics = found.policy.provenance, sentence(found.policy)
+    about, said = schema.Told(model=str(file.path), seed=config.seed), list[str]()
+    if file.policy:
+        provenance, statistics = file.policy.provenance, sentence(file.policy)
         about |= {"algo": provenance.algo, "env_id": provenance.env_id, "statistics": statistics}
         said += ["", statistics]
     if alone:
-        said += _reasons(config, [found])
-    elif not is_quantized(found.policy) and _is_rewritten(layers[0].row):
+        said += _reasons(config, [file])
+    elif not is_quantized(file.policy) and _is_rewritten(layers[0].row):
         scheme = layers[0].row.scheme
         said += ["", f"Scheme {scheme} rescales channels before it rounds: these are the weights it rounds."]
     said += ["", line, f"figure: {config.output / 'weights.png'}"]
     terminal.tell(config, LayerRow, [layer.row for layer in layers], title, *said, **about)
 
 
-def _sides(config: InspectConfig, found: _Model, alone: bool) -> tuple[Layers, Layers, QuantSpec]:
+def _sides(config: InspectConfig, file: _Model, alone: bool) -> tuple[Layers, Layers, QuantSpec]:
     """The float layers, the same ones in the precision that was asked for, or in a quantised policy's own, and that.
 
     alone: the weights as they lie in the file, which give no observations to calibrate with.
     """
-    policy, spec = found.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
+    policy, spec = file.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
     if is_quantized(policy):
-        return found.layers, found.layers, policy.spec
+        return file.layers, file.layers, policy.spec
     if policy is None or alone:
-        return found.layers, round_layers(found.layers, _plain(config)), _plain(config)
+        return file.layers, round_layers(file.layers, _plain(config)), _plain(config)
     if not spec.needs_observations:
-        return found.layers, of_policy(quantize(policy, spec)), spec
+        return file.layers, of_policy(quantize(policy, spec)), spec
     calibrated = Calibrated(policy, record(model.at_home(policy, config), seed=config.seed, env_id=config.env))
     before, _ = calibrated.rewrite(spec)
     return of_policy(before), of_policy(calibrated.quantize(spec)), spec
 
 
-def _has_weights_alone(config: InspectConfig, found: _Model) -> bool:
+def _has_weights_alone(config: InspectConfig, file: _Model) -> bool:
     """Whether there is no policy, or a float one with nowhere to make the observations that the scheme needs."""
-    policy = found.policy
+    policy = file.policy
     if policy is None:
         return True
     has_home = is_quantized(policy) or config.env or policy.provenance.env_id
     return not has_home and QuantSpec.parse(config.bits, scheme=config.scheme).needs_observations
 
 
-def _compare(config: InspectConfig, found: Sequence[_Model]) -> None:
+def _compare(config: InspectConfig, files: Sequence[_Model]) -> None:
     """All weights of each model together, as they lie in its file."""
-    labels = _labels(config, found)
-    compared = [whole(label, *_sides(config, one, alone=True)) for one, label in zip(found, labels, strict=True)]
-    lines = [weight_bias_line(label, one.layers) for one, label in zip(found, labels, strict=True)]
-    noise = f", noise at {_plain(config).precision}" if _are_rounded(found) else ""
-    title = f"Weights of {len(found)} models{noise}"
+    labels = _labels(config, files)
+    compared = [whole(label, *_sides(config, file, alone=True)) for file, label in zip(files, labels, strict=True)]
+    lines = [weight_bias_line(label, file.layers) for file, label in zip(files, labels, strict=True)]
+    noise = f", noise at {_plain(config).precision}" if _are_rounded(files) else ""
+    title = f"Weights of {len(files)} models{noise}"
     _write(config, weight_figures.weights_of_models(compared, title), lines)
-    said = [f"{label}: {sentence(one.policy)}" for label, one in zip(labels, found, strict=True) if one.policy]
-    said = [*_reasons(config, found), "", *said, *lines, f"figure: {config.output / 'weights.png'}"]
+    said = [f"{label}: {sentence(file.policy)}" for label, file in zip(labels, files, strict=True) if file.policy]
+    said = [*_reasons(config, files), "", *said, *lines, f"figure: {config.output / 'weights.png'}"]
     terminal.tell(config, ModelRow, compared, title, *said, seed=config.seed)
 
 
@@ -132,9 +132,9 @@ def _write(config: InspectConfig, drawn: Figure, lines: Sequence[str]) -> None:
         write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
 
 
-def _labels(config: InspectConfig, found: Sequence[_Model]) -> list[str]:
+def _labels(config: InspectConfig, files: Sequence[_Model]) -> list[str]:
     """What tells the models apart: their file names, or else the words that name them."""
-    names = [one.path.name for one in found]
+    names = [file.path.name for file in files]
     words = ["/".join(words) for words in config.models()]
     return names if len(set(names)) == len(names) and config.folder is None else words
 
@@ -145,17 +145,17 @@ def _plain(config: InspectConfig) -> QuantSpec:
     return QuantSpec.parse(config.bits, scheme=PLAIN) if spec.scheme.needs_observations else spec
 
 
-def _reasons(config: InspectConfig, found: Sequence[_Model]) -> list[str]:
+def _reasons(config: InspectConfig, files: Sequence[_Model]) -> list[str]:
     """What a reader has to know about the numbers, each a line; nothing where they are as asked."""
-    notes = [one.note for one in found if one.note]
-    if _are_rounded(found) and _plain(config).scheme.name != config.scheme and _plain(config).float_type is None:
+    notes = [file.note for file in files if file.note]
+    if _are_rounded(files) and _plain(config).scheme.name != config.scheme and _plain(config).float_type is None:
         notes.append(f"Scheme {config.scheme} needs observations and weights alone give none: rounded by {PLAIN}.")
     return ["", *notes] if notes else []
 
 
-def _are_rounded(found: Sequence[_Model]) -> bool:
+def _are_rounded(files: Sequence[_Model]) -> bool:
     """Whether the precision that was asked for says anything of some model: quantised ones are shown as they are."""
-    return any(not is_quantized(one.policy) for one in found)
+    return any(not is_quantized(file.policy) for file in files)
 
 
 def _is_rewritten(layer: LayerRow) -> bool:

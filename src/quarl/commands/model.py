@@ -25,11 +25,11 @@ def read(config: ModelConfig) -> Policy:
 def at_home(policy: Policy, config: EvalConfig | PtqConfig | InspectConfig) -> Policy:
     """The policy, knowing the environment as the user describes it, which is said where its file says otherwise."""
     options = EnvironmentOptions.said(config)
-    found = options.at_home(policy, config.env)
-    if options != EnvironmentOptions() and found.provenance != policy.provenance:
-        make_for(found, config.env).close()  # a mistake is one line
-        note(f"environment: {described(found.provenance)}")
-    return found
+    policy_at_home = options.at_home(policy, config.env)
+    if options != EnvironmentOptions() and policy_at_home.provenance != policy.provenance:
+        make_for(policy_at_home, config.env).close()  # a mistake is one line
+        note(f"environment: {described(policy_at_home.provenance)}")
+    return policy_at_home
 
 
 def title(policy: Policy, env_id: str | None) -> str:

@@ -21,7 +21,7 @@ from quarl.report import schema, tables
 from quarl.report.schema import Fields
 from quarl.rows import Row
 
-__all__ = ["FILE_WIDTH", "finish", "note", "progress", "say", "show", "tell"]
+__all__ = ["finish", "keep", "note", "progress", "say", "show", "tell"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 
@@ -51,13 +51,12 @@ def show(kind: type[Row], rows: Sequence[Fields], title: str) -> None:
 
 def tell(
     config: Config, kind: type[Row], rows: Sequence[Row], title: str, *said: str, **about: Unpack[schema.Told]
-) -> schema.Document:
-    """Prints the table of a verb's rows and what is said of it, and finishes; returns the document of the rows."""
+) -> None:
+    """Prints the table of a verb's rows and what is said of it, and finishes."""
     document = schema.document(kind, rows, **about)
     show(kind, document["rows"], title)
     say(*said)
     finish(config, document)
-    return document
 
 
 def keep(kind: type[Row], rows: Sequence[Row], title: str, file: Path, **about: Unpack[schema.Told]) -> schema.Document:

@@ -103,8 +103,8 @@ class PtqConfig(ModelConfig, MeteredConfig):
     def specs(self) -> list[QuantSpec]:
         """Every precision under every scheme once, in order; float precisions, which have none, under the first."""
         parsed = (QuantSpec.parse(bits, scheme=name, mode=self.mode) for name in self.scheme for bits in self.bits)
-        found = dict.fromkeys(spec for spec in parsed if spec.float_type is None or spec.scheme.name == self.scheme[0])
-        return list(found)
+        specs = dict.fromkeys(spec for spec in parsed if spec.float_type is None or spec.scheme.name == self.scheme[0])
+        return list(specs)
 
 
 @dataclass(frozen=True, kw_only=True)

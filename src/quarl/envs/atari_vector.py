@@ -58,9 +58,9 @@ def make_native(env_id: str, num_envs: int, world: EnvironmentOptions, *, same_g
     spec = copy.copy(find(resolve(env_id, trusted=True)))
     if suite_of(spec) is not ATARI:
         raise Unfit(f"{env_id} is no Atari game")
-    found = version("ale-py") or "0"
-    if numbers(found) < SINCE:
-        raise Unfit(f"ale-py {found} is too old: pip install 'ale-py>={'.'.join(map(str, SINCE))}'")
+    installed = version("ale-py") or "0"
+    if numbers(installed) < SINCE:
+        raise Unfit(f"ale-py {installed} is too old: pip install 'ale-py>={'.'.join(map(str, SINCE))}'")
     options, n_stack = _preprocessing(world.wrappers or ())
     spec.kwargs = {**spec.kwargs, **world.env_kwargs, "frameskip": 1}
     if unknown := sorted(spec.kwargs.keys() - set(EMULATOR)):
@@ -192,10 +192,10 @@ class NativeAtari(VecEnv):
         return {"r": round(float(self._points[k]), 6), "l": int(self._length[k]), "t": seconds}
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        known = {"spec": self.spec, "render_mode": None}
-        if attr_name not in known:
+        attributes = {"spec": self.spec, "render_mode": None}
+        if attr_name not in attributes:
             raise AttributeError(f"games in threads have no attribute {attr_name!r} of their own")
-        return [known[attr_name] for _ in self._get_indices(indices)]
+        return [attributes[attr_name] for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         raise AttributeError(f"games in threads have no attribute {attr_name!r} of their own")

@@ -147,12 +147,12 @@ def _old_interface(env: Any) -> str:
         parameters = inspect.signature(env.reset).parameters.values()
         if not any(each.name == "seed" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
             return "its reset() takes no seed, as in Gym before 0.26: write reset(self, *, seed=None, options=None)"
-        found = env.reset(seed=0)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+        begun = env.reset(seed=0)
+        if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], dict)):
             return "its reset() returns the observation alone, as in Gym before 0.26: return observation, {}"
-        found = env.step(env.action_space.sample())
-        if len(found) != 5:
-            return f"its step() returns {len(found)} values, as in Gym before 0.26: return {NEW_STEP}"
-        if np.ndim(found[1]):
-            return f"its step() returns a reward of shape {np.shape(found[1])}: return a number, as float(reward) is"
+        stepped = env.step(env.action_space.sample())
+        if len(stepped) != 5:
+            return f"its step() returns {len(stepped)} values, as in Gym before 0.26: return {NEW_STEP}"
+        if np.ndim(stepped[1]):
+            return f"its step() returns a reward of shape {np.shape(stepped[1])}: return a number, as float(reward) is"
     return ""

@@ -38,7 +38,7 @@ def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env {module}:
             f"unknown environment {env_id!r}: only your own words may name a module, as in {_typed(typed, env_id)}"
         )
     asked = modern(env_id)
-    living = {*LISTED, *(known for known, spec in registry.items() if not is_tombstone(spec))}
+    living = {*LISTED, *(name for name, spec in registry.items() if not is_tombstone(spec))}
     if asked in living:
         return asked
     name, version = _split(asked)
@@ -120,19 +120,21 @@ def _split(env_id: str) -> tuple[str, int]:
 
 def _suggestion(env_id: str, living: set[str], typed: str) -> str:
     """A near name of the same kind, else what is known: Point-v0 is no slip of the pen for Pong-v0."""
-    spelt = {known.rpartition("/")[2].casefold(): known for known in sorted(living)}
-    spelt |= {known.casefold(): known for known in sorted(living)}
+    spelt = {living_id.rpartition("/")[2].casefold(): living_id for living_id in sorted(living)}
+    spelt |= {living_id.casefold(): living_id for living_id in sorted(living)}
     name = _split(env_id.casefold())[0]
-    near = difflib.get_close_matches(name, {_split(known)[0] for known in spelt}, n=9, cutoff=0.85)
+    near = difflib.get_close_matches(name, {_split(living_id)[0] for living_id in spelt}, n=9, cutoff=0.85)
     # MyCartPole-v0 is an environment of the user's own
     alike = [
-        known for known in spelt if (other := _split(known)[0]) in near and (other == name or not name.endswith(other))
+        living_id
+        for living_id in spelt
+        if (other := _split(living_id)[0]) in near and (other == name or not name.endswith(other))
     ]
     nearest = difflib.get_close_matches(env_id.casefold(), alike, n=1, cutoff=0)
     if nearest:
         return f"; did you mean {spelt[nearest[0]]!r}?"
-    own = _typed(typed, f"module:{env_id}")
-    return f"; it is in no suite that is known here; an environment of your own is {own}"
+    example = _typed(typed, f"module:{env_id}")
+    return f"; it is in no suite that is known here; an environment of your own is {example}"
 
 
 def _typed(words: str, env_id: str) -> str:

@@ -79,15 +79,15 @@ class EnvironmentOptions:
         source = policy.provenance
         if not (chosen := env_id or source.env_id):
             return policy
-        own = env_id is None or is_same(env_id, source.env_id)
+        is_home = env_id is None or is_same(env_id, source.env_id)
         home = source
         if self != EnvironmentOptions() or not source.env_id:
-            before = {LIMIT: source.max_episode_steps, **source.env_kwargs} if own else {}
+            before = {LIMIT: source.max_episode_steps, **source.env_kwargs} if is_home else {}
             kwargs = {**before, **self.env_kwargs}
             limit = kwargs.pop(LIMIT, None)
             home = replace(
                 source,
-                env_id=source.env_id if own else resolve(chosen, trusted=True),
+                env_id=source.env_id if is_home else resolve(chosen, trusted=True),
                 env_kwargs=kwargs,
                 wrappers=self._over(source.wrappers),
                 max_episode_steps=self.max_episode_steps or limit,
@@ -113,18 +113,18 @@ class EnvironmentOptions:
 
     def over(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """Hyper-parameters, as a config.yml spells them, with these options in place of theirs."""
-        found = dict(written)
+        merged = dict(written)
         limit = {} if self.max_episode_steps is None else {LIMIT: self.max_episode_steps}
         if given := {**self.env_kwargs, **limit}:
             try:
-                found["env_kwargs"] = literals.mapping(found.get("env_kwargs") or {}) | given
+                merged["env_kwargs"] = literals.mapping(merged.get("env_kwargs") or {}) | given
             except ValueError:
-                raise QuarlError(f"env_kwargs is {str(found['env_kwargs'])[:60]!r}; write dict(...)") from None
+                raise QuarlError(f"env_kwargs is {str(merged['env_kwargs'])[:60]!r}; write dict(...)") from None
         if self.wrappers is not None:
-            found["env_wrapper"] = [{name: arguments} for name, arguments in self.wrappers] or None
+            merged["env_wrapper"] = [{name: arguments} for name, arguments in self.wrappers] or None
         if self.frame_stack is not None:
-            found["frame_stack"] = self.frame_stack if self.frame_stack > 1 else None
-        return found
+            merged["frame_stack"] = self.frame_stack if self.frame_stack > 1 else None
+        return merged
 
     def _over(self, wrappers: Wrappers) -> Wrappers:
         stacks: Sequence[tuple[str, Mapping[str, Any]]] = [entry for entry in wrappers if entry[0] == VEC_FRAME_STACK]

@@ -71,11 +71,11 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
 
 def _frames(shape: tuple[int, ...], env: gymnasium.Env[Any, Any]) -> int:
     """How many observations of the environment make one of `shape`, stacked as VecFrameStack does it; 0: none do."""
-    one = env.env if isinstance(env, FrameStack) else env
-    space = one.observation_space
+    unstacked = env.env if isinstance(env, FrameStack) else env
+    space = unstacked.observation_space
     size = math.prod(space.shape) if isinstance(space, spaces.Box) and space.shape else 0
     frames = math.prod(shape) // size if size else 0
-    return frames if 1 < frames <= 64 and FrameStack(one, frames).observation_space.shape == shape else 0
+    return frames if 1 < frames <= 64 and FrameStack(unstacked, frames).observation_space.shape == shape else 0
 
 
 def head_in(head: ActionHead, space: spaces.Space[Any]) -> ActionHead:

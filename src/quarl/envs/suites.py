@@ -136,7 +136,7 @@ def modern(env_id: str) -> str:
     if suite == "gym" and name:
         return name
     if suite == "dm_control" and name:
-        domain = max((known for known in DOMAINS if name.startswith(f"{known}_")), key=len, default="")
+        domain = max((each for each in DOMAINS if name.startswith(f"{each}_")), key=len, default="")
         return f"{PREFIX}{domain}-{name[len(domain) + 1 :]}-v0" if domain else f"{PREFIX}{name}-v0"
     return env_id
 

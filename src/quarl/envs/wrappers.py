@@ -1,4 +1,4 @@
-"""Zoo wrappers: the classes that a configuration file may name, and nothing else.
+"""Wrappers: the zoo's classes that a configuration file may name, and nothing else; and those of QuaRL.
 
 A name from a file is looked up here and never imported as it stands. Keyword arguments are the file's, and otherwise
 each class's own defaults: the zoo evaluates with exactly these, so `TimeFeatureWrapper` counts down in evaluation as
@@ -104,8 +104,8 @@ def dotted(name: str) -> str:
 
 
 def _unknown(name: str) -> QuarlError:
-    known = sorted({name for family in FAMILIES.values() for name in family})
-    return QuarlError(f"environment wrapper {name[:100]!r} is not supported; known ones: {', '.join(known)}")
+    names = sorted({name for family in FAMILIES.values() for name in family})
+    return QuarlError(f"environment wrapper {name[:100]!r} is not supported; known ones: {', '.join(names)}")
 
 
 def wrapper_class(dotted: str) -> Any:
@@ -117,10 +117,10 @@ def wrapper_class(dotted: str) -> Any:
         raise _unknown(dotted)
     module, _, renamed = family[name].partition(":")
     try:
-        found = getattr(importlib.import_module(module), renamed or name)
+        cls = getattr(importlib.import_module(module), renamed or name)
         if module == ATARI_WRAPPERS:
             importlib.import_module("cv2")  # they go on without it until the first frame
-        return found
+        return cls
     except ImportError:
         package = "'quarl[atari]'" if module == ATARI_WRAPPERS else module.partition(".")[0].replace("_", "-")
         raise QuarlError(f"environment wrapper {dotted!r} needs a package: pip install {package}") from None
@@ -245,5 +245,5 @@ class OlderObservation(gymnasium.ObservationWrapper[Array, Any, Any]):
 
 def older(env_id: str) -> list[tuple[Callable[[gymnasium.Env[Any, Any]], OlderObservation]]]:
     """The wrapper of each older observation of a living id's environment."""
-    found = OLDER_LAYOUTS.get(env_id.rpartition("-v")[0], {})
-    return [(partial(OlderObservation, what=what, parts=parts),) for what, parts in found.items()]
+    layouts = OLDER_LAYOUTS.get(env_id.rpartition("-v")[0], {})
+    return [(partial(OlderObservation, what=what, parts=parts),) for what, parts in layouts.items()]

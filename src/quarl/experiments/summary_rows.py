@@ -124,7 +124,7 @@ def _reached(reached: int, seeds: int, target: float | None) -> str:
 
 
 def _speedup(speedup: float | None, at_least: bool | None) -> str:
-    return f"{'≥ ' if at_least else ''}{formats.times(speedup)}"
+    return formats.times(speedup, at_least=at_least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,13 +29,13 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
 
     Hatched: derived. With an arrow: runs were stopped before they reached the target. Points: single runs.
     """
-    own = own_ratios(rows)
-    at_own = [row for row in rows if row["samples_per_insert"] == own[row["task"]]]
+    ratio_of = own_ratios(rows)
+    at_own = [row for row in rows if row["samples_per_insert"] == ratio_of[row["task"]]]
     runs = by(at_own, lambda row: (row["task"], arm(row)))
     means = by(map(_mean, runs.values()), itemgetter("task"))
     drawn, (axes,) = style.panels(1, height=3.6)
     heights = [row["seconds"] for row in at_own]
-    for row, (x, width) in bars(axes, [means[task] for task in own], "seconds", list(own)):
+    for row, (x, width) in bars(axes, [means[task] for task in ratio_of], "seconds", list(ratio_of)):
         single = runs[row["task"], arm(row)]
         seconds = [run["seconds"] for run in single]
         axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor="white", zorder=3)
@@ -47,7 +47,7 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
         axes.bar([0], [0], label="derived", **DERIVED)
     logarithmic(axes, heights)
     axes.set(ylabel="seconds to the target", title=title)
-    if len(own) > SIDE_BY_SIDE:
+    if len(ratio_of) > SIDE_BY_SIDE:
         for label in axes.get_xticklabels():
             label.set(rotation=20, horizontalalignment="right", rotation_mode="anchor")
     drawn.legend(fontsize=8, loc="outside right upper")
@@ -61,8 +61,8 @@ def ratios(rows: Sequence[Fields], title: str) -> Figure:
     A line an arm, through geometric means over seeds; points: single runs, hollow and with an arrow where they were
     stopped at the seconds shown before they reached the target.
     """
-    own = own_ratios(rows)
-    others = {(row["task"], row["seed"]) for row in rows if row["samples_per_insert"] != own[row["task"]]}
+    ratio_of = own_ratios(rows)
+    others = {(row["task"], row["seed"]) for row in rows if row["samples_per_insert"] != ratio_of[row["task"]]}
     tasks = by((row for row in rows if (row["task"], row["seed"]) in others), itemgetter("task"))
     drawn, panels = _panels(list(tasks), title, "samples per insert", "seconds to the target")
     for members, axes in zip(tasks.values(), panels, strict=True):
@@ -92,8 +92,8 @@ def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "cl
 
     against: clock_s or updates.
     """
-    own = own_ratios(row for row, _ in pairs)
-    members = [(row, curve) for row, curve in pairs if curve and row["samples_per_insert"] == own[row["task"]]]
+    ratio_of = own_ratios(row for row, _ in pairs)
+    members = [(row, curve) for row, curve in pairs if curve and row["samples_per_insert"] == ratio_of[row["task"]]]
     tasks = by(members, lambda pair: pair[0]["task"])
     drawn, panels = _panels(list(tasks), title, CLOCKS[against], "return")
     for runs, axes in zip(tasks.values(), panels, strict=True):

@@ -49,16 +49,16 @@ def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:
         margin = f"{base['margin_pct']:g} %"
         than = {NONINFERIOR: f" to fp32 within {margin}", UNDECIDED: "", INFERIOR: f" to fp32 by more than {margin}"}
         for word, about in than.items():
-            some = [row for row in members if row["verdict"] == word]
-            worst = max(some, key=lambda row: row["error_pct"] or 0.0, default=base)
-            detail = "" if word == NONINFERIOR else _change(worst, some, "loses", 1)
-            sentences += _sentence(some, name, "is", "are", f"{word}{about}{detail}")
-        some = [row for row in members if row["differs"]]
-        best = min(some, key=lambda row: row["error_pct"] or 0.0, default=base)
-        detail = _change(best, some, "gains", -1)
+            alike = [row for row in members if row["verdict"] == word]
+            worst = max(alike, key=lambda row: row["error_pct"] or 0.0, default=base)
+            detail = "" if word == NONINFERIOR else _change(worst, alike, "loses", 1)
+            sentences += _sentence(alike, name, "is", "are", f"{word}{about}{detail}")
+        differing = [row for row in members if row["differs"]]
+        best = min(differing, key=lambda row: row["error_pct"] or 0.0, default=base)
+        detail = _change(best, differing, "gains", -1)
         if detail:  # a gain may be chance that others would not have: how much else the agent does tells
             detail += f", and {100 * (1 - best['agreement']):.0f} % of its actions changed"
-        sentences += _sentence(some, name, "differs", "differ", f"from fp32 beyond noise{detail}")
+        sentences += _sentence(differing, name, "differs", "differ", f"from fp32 beyond noise{detail}")
     return sentences
 
 

@@ -111,7 +111,7 @@ def panel_title(axes: Axes, text: str, columns: int) -> None:
 @contextmanager
 def _shown(drawn: Figure) -> Iterator[None]:
     """`look` for saving it: texts printable and not too long, letters that the font lacks not worth a warning."""
-    for text in (found for found in drawn.findobj(Text) if isinstance(found, Text)):
+    for text in (artist for artist in drawn.findobj(Text) if isinstance(artist, Text)):
         text.set_text("\n".join(short(line, MAX_TEXT) for line in text.get_text().split("\n")))
     with look(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)

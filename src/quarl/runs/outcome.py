@@ -41,7 +41,8 @@ class TrainRow(Row):
     ci_low: Interval
     ci_high: float | None
     mean_quantised: Annotated[
-        float | None, Column("quantised", _quantised, of=("mean_quantised", "ci_low_quantised", "ci_high_quantised"))
+        float | None,
+        Column("quantised", formats.estimate, of=("mean_quantised", "ci_low_quantised", "ci_high_quantised")),
     ]
     """Return of the integers that training was for, in the same episodes; null without --qat."""
     ci_low_quantised: float | None
@@ -55,10 +56,6 @@ class TrainRow(Row):
     folder: str
     returns: Returns
     returns_quantised: Returns
-
-
-def _quantised(mean: float | None, low: float | None, high: float | None) -> str:
-    return "–" if mean is None else f"{formats.number(mean)} {formats.interval(low, high)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

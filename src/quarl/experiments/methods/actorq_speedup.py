@@ -42,7 +42,7 @@ class SpeedupRow(Row):
     seconds: Annotated[float | None, Column("seconds", formats.three_digits)]
     """Geometric mean over the seeds."""
     seconds_against: Annotated[float | None, Column("its seconds", formats.three_digits)]
-    speedup: Annotated[float, Column("speed-up", _times, of=("speedup", "low", "high", "at_least"))]
+    speedup: Annotated[float, Column("speed-up", formats.times, of=("speedup", "low", "high", "at_least"))]
     low: float | None
     """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". Null for a single one,
     and where none of the other arm's runs reached the target: their seconds are those of the bound."""
@@ -68,10 +68,6 @@ class SpeedupRow(Row):
     """At a margin of 5 percent, by the 95 % interval of the loss. Null where a run of either was censored, and below
     three."""
     differs: bool | None
-
-
-def _times(speedup: float, low: float | None, high: float | None, at_least: bool) -> str:
-    return f"{'≥ ' if at_least else ''}{formats.times(speedup, low, high)}"
 
 
 def speedups(rows: Sequence[Fields]) -> list[SpeedupRow]:

@@ -43,7 +43,7 @@ class LearningRow(PolicyRow):
     """Ends of the 95 % interval over seeds and their episodes."""
     ci_high: float | None
     difference: Annotated[
-        float | None, Column("to fp32", _difference, of=("difference", "difference_low", "difference_high"))
+        float | None, Column("to fp32", formats.estimate, of=("difference", "difference_low", "difference_high"))
     ]
     """To float32, paired by seed and episode; null for it."""
     difference_low: float | None
@@ -52,10 +52,6 @@ class LearningRow(PolicyRow):
     """Whether the difference's interval holds 0."""
     minutes: Minutes
     """Of a training, on average."""
-
-
-def _difference(difference: float | None, low: float | None, high: float | None) -> str:
-    return "–" if difference is None else f"{formats.number(difference)} {formats.interval(low, high)}"
 
 
 def document(config: MixedPrecisionConfig) -> dict[str, Any]:
