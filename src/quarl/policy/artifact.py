@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,7 @@ from quarl.files import write_parts
 from quarl.inert.budget import reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.container import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
-from quarl.policy.graph import ActionHead, Policy, Provenance, QuantizedPolicy, ungridded
-from quarl.policy.manifest import grid, number, one_of, pair, reals, size, word
+from quarl.policy.graph import ActionHead, ActivationGrid, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
 from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, unpack
@@ -35,10 +35,6 @@ FORMAT = "quarl-policy"
 VERSION = 1
 SMALL = 2**20
 """Bytes of tensors below which starting threads takes longer than hashing."""
-
-
-SETTINGS: Mapping[Any, Callable[[Any], Any]] = {"float": number, "str": word, "tuple[int, int]": pair}
-"""By the type of an operator's field: what checks its value in the manifest. All other fields are arrays."""
 
 
 def to_bytes(policy: Policy) -> bytes:
@@ -126,21 +122,21 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
 
 def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     head = ActionHead(
-        kind=one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh", "gaussian")),
-        start=size(manifest["head"]["start"], -(2**31)),
-        **{field: reals(f"head/{field}", tensors) for field in HEAD_ARRAYS if f"head/{field}" in tensors},
+        kind=_one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh", "gaussian")),
+        start=_size(manifest["head"]["start"], -(2**31)),
+        **{field: _reals(f"head/{field}", tensors) for field in HEAD_ARRAYS if f"head/{field}" in tensors},
     )
-    shape = tuple(size(n) for n in manifest["observation"]["shape"])
+    shape = tuple(_size(n) for n in manifest["observation"]["shape"])
     common: dict[str, Any] = {
         "observation_shape": shape,
-        "observation_dtype": one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
+        "observation_dtype": _one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
         "ops": tuple(_op_from_json(entry, tensors) for entry in manifest["ops"]),
         "head": head,
         "provenance": _provenance_from_json(manifest["provenance"]),
     }
     if "spec" not in manifest:
         return Policy(**common)
-    grids = {str(name): grid(*entry) for name, entry in manifest["grids"].items()}
+    grids = {str(name): _grid(*entry) for name, entry in manifest["grids"].items()}
     policy = QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids)
     if (name := ungridded(policy)) is not None:
         raise QuarlError(f"the value {name!r} has no grid, which static mode needs")
@@ -174,8 +170,8 @@ def _fields(kind: type[Op]) -> tuple[Field[Any], ...]:
 
 
 def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
-    kind, name = OPERATORS[one_of(entry["type"], tuple(OPERATORS))], word(entry["name"])
-    values: dict[str, Any] = {"name": name, "inputs": tuple(word(i) for i in entry["inputs"])}
+    kind, name = OPERATORS[_one_of(entry["type"], tuple(OPERATORS))], _word(entry["name"])
+    values: dict[str, Any] = {"name": name, "inputs": tuple(_word(i) for i in entry["inputs"])}
     for field in _fields(kind):
         key = f"{name}/{field.name}"
         if field.type in SETTINGS:
@@ -183,14 +179,14 @@ def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
         elif field.type == "Weight" and "codes" in entry:
             values[field.name] = _codes(entry["codes"], key, tensors)
         else:
-            values[field.name] = reals(key, tensors)
+            values[field.name] = _reals(key, tensors)
     return kind(**values)
 
 
 def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> QuantizedTensor:
-    shape = tuple(size(n) for n in entry["shape"])
-    count, bits, width = int(np.prod(shape, dtype=object)), size(entry["bits"], 2, 32), size(entry["width"])
-    packed, scale = tensors[key], reals(f"{key}.scale", tensors)
+    shape = tuple(_size(n) for n in entry["shape"])
+    count, bits, width = int(np.prod(shape, dtype=object)), _size(entry["bits"], 2, 32), _size(entry["width"])
+    packed, scale = tensors[key], _reals(f"{key}.scale", tensors)
     if not 2 <= width <= 34 or packed.dtype != np.uint8 or packed.size != packed_size(count, width):
         raise QuarlError(f"the codes of {key!r} do not fit their shape {shape} at {width} bits")
     zero_point = tensors.get(f"{key}.zero_point", np.zeros(shape[0], np.int32))  # only now is the size known to be real
@@ -213,12 +209,64 @@ def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:
 def _provenance_from_json(entry: dict[str, Any]) -> Provenance:
     limit = entry.get("max_episode_steps")  # like the source of statistics, absent from older files
     return Provenance(
-        algo=word(entry["algo"]),
-        env_id=word(entry["env_id"]),
+        algo=_word(entry["algo"]),
+        env_id=_word(entry["env_id"]),
         env_kwargs=dict(entry["env_kwargs"]),
         wrappers=tuple((str(name), dict(kwargs)) for name, kwargs in entry["wrappers"]),
-        max_episode_steps=None if limit is None else size(limit),
-        statistics=word(entry.get("statistics", "")),
+        max_episode_steps=None if limit is None else _size(limit),
+        statistics=_word(entry.get("statistics", "")),
         stochastic=bool(entry["stochastic"]),
-        origin=word(entry["origin"]),
+        origin=_word(entry["origin"]),
     )
+
+
+def _reals(key: str, tensors: Mapping[str, Array]) -> Array:
+    """The tensor of that name, if it holds floating-point numbers."""
+    if tensors[key].dtype.kind in "iu":
+        raise QuarlError(f"tensor {key!r} holds {tensors[key].dtype}, where real numbers belong")
+    return tensors[key]
+
+
+def _grid(scale: Any, zero_point: Any, bits: Any) -> ActivationGrid:
+    """The grid of a value, if its numbers can be one."""
+    half = 2 ** (_size(bits, 2, 16) - 1)
+    if not TINY <= _number(scale) < 2**127 or not -half <= _number(zero_point) < half:
+        raise QuarlError("a value's grid is no scale, zero point and bits")
+    return ActivationGrid(scale=float(np.float32(scale)), zero_point=int(zero_point), bits=bits)
+
+
+def _number(value: Any) -> float:
+    """The value, if it is a number; infinity is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise QuarlError(f"{str(value)[:60]!r} is not a number")
+    return float(value)
+
+
+def _size(value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+    """The value, if it is an integer from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise QuarlError(f"{str(value)[:60]!r} is not a size from {least} to {most}")
+    return value
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """The value's first two, if they are sizes of 0 or more."""
+    return _size(value[0], 0), _size(value[1], 0)
+
+
+def _word(value: Any) -> str:
+    """The value, if it is text that a terminal shows and does not obey."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise QuarlError(f"{str(value)[:60]!r} is not a name")
+    return value
+
+
+def _one_of(value: Any, allowed: tuple[str, ...]) -> Any:
+    """The value, if it is allowed."""
+    if value not in allowed:
+        raise QuarlError(f"{str(value)[:60]!r} is not one of {', '.join(allowed)}")
+    return value
+
+
+SETTINGS: Mapping[Any, Callable[[Any], Any]] = {"float": _number, "str": _word, "tuple[int, int]": _pair}
+"""By the type of an operator's field: what checks its value in the manifest. All other fields are arrays."""
