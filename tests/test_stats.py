@@ -16,6 +16,7 @@ from quarl.stats import (
     iqm,
     mean_error_interval,
     over_seeds,
+    ratio_interval,
     summary,
     verdict,
     verdict_over_seeds,
@@ -280,3 +281,14 @@ def test_an_error_that_some_resamples_do_not_have_is_nan_at_both_ends() -> None:
     rare = np.array([0.0] * 9 + [1.0])
     found = error_interval(rare, rare, rng())
     assert np.isnan([found.low, found.high]).all()
+
+
+def test_a_ratio_resamples_each_side_by_itself() -> None:
+    ones, mixed = np.ones(10), np.array([0.0, 1.0] * 5)
+    interval = ratio_interval(mixed, 2 * ones, [rng(), rng()])
+    assert (interval.point, interval.low, interval.high) == (0.25, 0.1, 0.4)  # half of binomial(10, 0.5) / 10
+    single = ratio_interval(mixed, np.array([2.0]), [rng(), rng()])
+    assert single.point == 0.25
+    assert np.isnan([single.low, single.high]).all()
+    medians = ratio_interval(np.array([1.0, 2.0, 9.0]), 2 * ones, [rng(), rng()], statistic=np.median)
+    assert (medians.point, medians.low, medians.high) == (1.0, 0.5, 4.5)

@@ -114,16 +114,19 @@ def ratio_interval(
 ) -> Interval:
     """The statistic of `over` [n] divided by that of `under` [m], with a 95 % bootstrap interval.
 
-    The two are not paired: each is resampled by itself, with its generator. A resample of nothing but zeros below
-    leaves the upper end open.
+    The two are not paired: each is resampled by itself, with its generator. A single number on either side leaves no
+    ends, a resample of nothing but zeros below no upper one.
     """
     sides = [_returns(side) for side in (over, under)]
+    point = float(statistic(sides[0]) / statistic(sides[1]))
+    if any(side.size == 1 for side in sides):
+        return Interval(point=point, low=np.nan, high=np.nan)
     above, below = (
         _resample([side], lambda rows: statistic(rows[0], axis=-1), rng, num_resamples)
         for side, rng in zip(sides, rngs, strict=True)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _interval(float(statistic(sides[0]) / statistic(sides[1])), above / below)
+        return _interval(point, above / below)
 
 
 def error_pct(fp32: Array, q: Array, rng: np.random.Generator) -> float:

@@ -7,7 +7,7 @@ share the model: how long an update takes does not depend on the weights' values
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,13 @@ from quarl import formats
 from quarl.algorithms.cpu import threads
 from quarl.algorithms.learners import find_device
 from quarl.algorithms.precision import Precision
-from quarl.arrays import Array
 from quarl.config.environment import OPTIONS
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.machine import multiplies, usable_cores
 from quarl.rows import Column, Row
 from quarl.runs.train import Training
-from quarl.stats import Interval, as_fields, bootstrap_interval, ratio_interval
+from quarl.stats import as_fields, bootstrap_interval, ratio_interval
 
 ROUNDS = 10
 """Blocks of each precision, in turns."""
@@ -207,10 +206,14 @@ def _native(dtype: str, device: torch.device) -> bool:
 
 
 def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[UpdatesRow]:
-    timed = {dtype: np.asarray(cell["seconds"][dtype], np.float64) for dtype in config.dtypes}
-    medians = {dtype: _median(timed[dtype], cell["estimated_s"][dtype]) for dtype in config.dtypes}
+    # seconds of updates, or the one that stands for them where they were extrapolated, which has no interval
+    timed = {d: np.asarray(cell["seconds"][d] or [cell["estimated_s"][d]], np.float64) for d in config.dtypes}
     for dtype in config.dtypes:
-        median = as_fields(medians[dtype], "ms_per_update", "ci")
+        rngs = [np.random.default_rng(0) for _ in range(3)]
+        median = bootstrap_interval(timed[dtype], rngs[0], statistic=np.median, num_resamples=RESAMPLES)
+        speedup = None
+        if dtype != "fp32" and "fp32" in timed:
+            speedup = ratio_interval(timed["fp32"], timed[dtype], rngs[1:], statistic=np.median)
         yield UpdatesRow(
             **described(policy, dtype),
             parameters=cell["parameters"],
@@ -218,26 +221,7 @@ def _rows(config: MixedPrecisionConfig, policy: str, cell: Cell) -> Iterator[Upd
             device=cell["device"],
             threads=cell["settings"]["threads"],
             batch=config.batch_size,
-            updates=timed[dtype].size,
-            **{name: 1e3 * seconds for name, seconds in median.items()},
-            **_speedup(dtype, timed, medians),
+            updates=len(cell["seconds"][dtype]),
+            **{name: 1e3 * seconds for name, seconds in as_fields(median, "ms_per_update", "ci").items()},
+            **as_fields(speedup, "speedup", "speedup") | ({"speedup": 1.0} if dtype == "fp32" else {}),
         )
-
-
-def _median(seconds: Array, estimated_s: float) -> Interval:
-    """With its interval, which has no ends where the seconds of an update were extrapolated."""
-    if not seconds.size:
-        return Interval(point=estimated_s, low=np.nan, high=np.nan)
-    return bootstrap_interval(seconds, np.random.default_rng(0), statistic=np.median, num_resamples=RESAMPLES)
-
-
-def _speedup(dtype: Dtype, timed: Mapping[Dtype, Array], medians: Mapping[Dtype, Interval]) -> dict[str, Any]:
-    """The fields of the ratio of float32's median to this one."""
-    speedup = None
-    if "fp32" in timed and dtype != "fp32":
-        ratio = medians["fp32"].point / medians[dtype].point
-        speedup = Interval(point=ratio, low=np.nan, high=np.nan)
-        if timed["fp32"].size and timed[dtype].size:
-            rngs = [np.random.default_rng(0) for _ in range(2)]
-            speedup = ratio_interval(timed["fp32"], timed[dtype], rngs, statistic=np.median)
-    return as_fields(speedup, "speedup", "speedup") | ({"speedup": 1.0} if dtype == "fp32" else {})
