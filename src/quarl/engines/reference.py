@@ -16,8 +16,7 @@ from quarl.engines.sums import requantisation, unit
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
-from quarl.quant.affine import TINY, QParams, dequantize, fake_quantize, quantize, quantize_rows, requantize
-from quarl.quant.spec import integer_range
+from quarl.quant.affine import TINY, dequantize, fake_quantize, quantize, quantize_rows, requantize
 
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, np.float32(0)),
@@ -33,15 +32,9 @@ MAX_EXACT_NORM = 1024
 """Features over which a sum of squared distances of int8 codes from their mean stays exact in float32."""
 
 
-def grid_qparams(grid: ActivationGrid) -> QParams:
-    """The grid of a statically quantised value, as parameters for `quantize` and `dequantize`."""
-    qmin, qmax = integer_range(grid.bits, symmetric=False)
-    return QParams(np.float32(grid.scale), np.float32(grid.zero_point), qmin, qmax)
-
-
 def on_grid(x: Array, grid: ActivationGrid) -> Array:
     """x moved to the nearest point of the grid, float32."""
-    value: Array = fake_quantize(x, grid_qparams(grid))
+    value: Array = fake_quantize(x, grid.qparams)
     return value.astype(np.float32)
 
 
@@ -74,7 +67,7 @@ class Reference:
     def _other(self, op: Op, inputs: list[Array]) -> Array:
         if norms_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
-            integers = quantize(inputs[0], grid_qparams(grid)) - np.float32(grid.zero_point)
+            integers = quantize(inputs[0], grid.qparams) - np.float32(grid.zero_point)
             return layer_norm_of_codes(op, integers, grid)
         value = apply(op, inputs)
         # Static mode: a function of codes is a table whose entries are codes again.
@@ -99,12 +92,12 @@ class Reference:
             scaled = product.astype(np.float64) * _channels(op.weight.scale, x.ndim)
             return (scaled + _channels(op.bias, x.ndim)).astype(np.float32)
         source = self.policy.grids[op.inputs[0]]
-        accumulator = self._accumulate(op, x, quantize(flat, grid_qparams(source)), np.float32(source.zero_point))
+        accumulator = self._accumulate(op, x, quantize(flat, source.qparams), np.float32(source.zero_point))
         if op.name in self._final:
             product = accumulator.astype(np.float32) * _channels(unit(op.weight, source).astype(np.float32), x.ndim)
             return product + _channels(op.bias, x.ndim)
         bias, multiplier = requantisation(op, op.weight, source, self.policy.grids[op.name])
-        q_out = grid_qparams(self.policy.grids[op.name])
+        q_out = self.policy.grids[op.name].qparams
         accumulator = accumulator + _channels(bias, x.ndim)
         codes = requantize(accumulator, _channels(multiplier, x.ndim), int(q_out.zero_point), q_out.qmin, q_out.qmax)
         value: Array = dequantize(codes, q_out)

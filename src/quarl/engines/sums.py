@@ -11,7 +11,6 @@ from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Linear, QuantizedTensor
-from quarl.quant.spec import integer_range
 
 INT32 = 2**31 - 1
 LARGEST_DISTANCE = 255
@@ -31,12 +30,6 @@ def requantisation(
     return np.rint(op.bias.astype(np.float64) / scale), (scale / np.float64(np.float32(target.scale))).astype(
         np.float32
     )
-
-
-def reach(grid: ActivationGrid) -> int:
-    """The largest distance of a code from the zero point."""
-    low, high = integer_range(grid.bits, symmetric=False)
-    return max(grid.zero_point - low, high - grid.zero_point)
 
 
 def fits(codes: Array, limit: int, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> bool:

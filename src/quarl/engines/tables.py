@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.reference import apply, grid_qparams
+from quarl.engines.reference import apply
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Activation
-from quarl.quant.affine import dequantize, quantize
-from quarl.quant.spec import integer_range
+from quarl.quant.affine import QParams, dequantize, quantize
 
 TOLERANCE = np.float32(2.0**-20)
 """Error granted to a runtime's tanh, sigmoid or exp, relative to max(1, |y|): ten units in float32's last place."""
@@ -18,8 +17,8 @@ NUDGES = (0.0, *(sign * 2.0**-power for power in range(20, 11, -1) for sign in (
 
 def table(op: Activation, source: ActivationGrid, target: ActivationGrid) -> Array:
     """int8 [256]: the code of `target` that the activation gives for each code of `source`, lowest code first."""
-    x = dequantize(_every_code(source), grid_qparams(source)).astype(np.float32)
-    return np.asarray(quantize(_function(op, x), grid_qparams(target))).astype(np.int8)
+    x = dequantize(_every_code(source.qparams), source.qparams).astype(np.float32)
+    return np.asarray(quantize(_function(op, x), target.qparams)).astype(np.int8)
 
 
 def steady_scale(op: Activation, source: ActivationGrid, target: ActivationGrid) -> np.float32 | None:
@@ -29,8 +28,8 @@ def steady_scale(op: Activation, source: ActivationGrid, target: ActivationGrid)
     to either side. The grid's own scale is nudged (by less than 0.03 %) until no entry does. None: no nudge helps.
     """
     wanted = table(op, source, target)
-    q = grid_qparams(target)
-    centred = (_every_code(source) - np.float32(source.zero_point)).astype(np.float32)
+    q = target.qparams
+    centred = (_every_code(source.qparams) - np.float32(source.zero_point)).astype(np.float32)
     for nudge in NUDGES:
         scale = np.float32(np.float32(source.scale) * (1.0 + nudge))
         x = centred * scale
@@ -46,9 +45,8 @@ def _function(op: Activation, x: Array) -> Array:
         return apply(op, [x])
 
 
-def _every_code(grid: ActivationGrid) -> Array:
-    low, high = integer_range(grid.bits, symmetric=False)
-    return np.arange(low, high + 1).astype(np.float32)
+def _every_code(q: QParams) -> Array:
+    return np.arange(q.qmin, q.qmax + 1).astype(np.float32)
 
 
 def _is_exact(kind: str, x: Array) -> Array:

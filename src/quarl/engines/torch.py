@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional
 
 from quarl.arrays import Array
-from quarl.engines.reference import grid_qparams
 from quarl.errors import QuarlError
 from quarl.policy import operators
 from quarl.policy.graph import QuantizedPolicy, final_linear
@@ -86,7 +85,7 @@ def _of_codes(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
         return function
     if policy.spec.mode == "dynamic":
         return lambda x: function(_fake_quantized_rows(x, bits))
-    grid = grid_qparams(policy.grids[op.inputs[0]])
+    grid = policy.grids[op.inputs[0]].qparams
     return lambda x: function(fake_quantize(x, grid))
 
 
@@ -95,7 +94,7 @@ def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
     source, grids = op.inputs[0], policy.grids
     inner = isinstance(op, Linear) and op.name not in final_linear(policy)
     if op.name in grids and (inner or (isinstance(op, operators.Activation) and source in grids)):
-        grid = grid_qparams(grids[op.name])
+        grid = grids[op.name].qparams
         return lambda *inputs: fake_quantize(function(*inputs), grid)
     return function
 

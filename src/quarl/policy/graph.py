@@ -16,7 +16,8 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape
-from quarl.quant.spec import QuantSpec
+from quarl.quant.affine import QParams
+from quarl.quant.spec import QuantSpec, integer_range
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Where Stable-Baselines3 clamps the log_std of a SAC actor."""
@@ -130,6 +131,23 @@ class ActivationGrid:
     """A float32 number."""
     zero_point: int
     bits: int = 8
+
+    @property
+    def qparams(self) -> QParams:
+        """The grid for `quantize` and `dequantize`."""
+        qmin, qmax = integer_range(self.bits, symmetric=False)
+        return QParams(np.float32(self.scale), np.float32(self.zero_point), qmin, qmax)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The lowest and the highest code, counted from the zero point."""
+        low, high = integer_range(self.bits, symmetric=False)
+        return low - self.zero_point, high - self.zero_point
+
+    @property
+    def reach(self) -> int:
+        """The largest distance of a code from the zero point."""
+        return max(map(abs, self.steps))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from quarl.engines.litert.file import Model, Operator
 from quarl.engines.reference import norm_constants
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Shape
-from quarl.quant.spec import integer_range
 
 KERNELS = {
     "relu": Operator.RELU,
@@ -53,8 +52,7 @@ def rounded(model: Model, steps: int, grid: ActivationGrid) -> int:
 
 def counted(model: Model, steps: int, grid: ActivationGrid) -> int:
     """float32 steps of a grid of any bits as its codes, float32 integers counted from the zero point."""
-    low, high = (end - grid.zero_point for end in integer_range(grid.bits, symmetric=False))
-    within = clip(model, steps, low, high)
+    within = clip(model, steps, *grid.steps)
     return model.add(Operator.ROUND, [within], model.value(model.shape(within)))
 
 

@@ -16,7 +16,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl.arrays import Array
 from quarl.engines.litert.elementwise import binary, centred, reshape, rounded, transpose
 from quarl.engines.litert.file import Model, Operator
-from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, reach, requantisation, unit
+from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, requantisation, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import EXACT
@@ -70,14 +70,14 @@ def hidden(
     """
     weight = _symmetric(op)
     bias, multiplier = requantisation(op, weight, source, target)
-    in_floats = anywhere and weight.codes.size <= SMALL and fits(weight.codes, EXACT, reach(source), bias)
+    in_floats = anywhere and weight.codes.size <= SMALL and fits(weight.codes, EXACT, source.reach, bias)
     if in_floats or multiplier.max() >= LARGEST:
         return wide(model, op, centred(model, x), source, target, relu=relu)
-    check_int32(op.name, weight.codes, reach(source), bias)
+    check_int32(op.name, weight.codes, source.reach, bias)
     multiplier = np.maximum(multiplier, SMALLEST)
     tensors = [
         x,
-        _integers(model, op, weight, multiplier, reach(source), bias),
+        _integers(model, op, weight, multiplier, source.reach, bias),
         model.constant(bias.astype(np.int32), multiplier, role="bias"),
     ]
     return _apply(model, op, tensors, relu=relu, zero_point=target.zero_point)
@@ -88,7 +88,7 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
     weight = _symmetric(op)
     bias, multiplier = requantisation(op, weight, source, target)
     codes = _arrange(op, weight.codes)
-    if not fits(codes, EXACT, reach(source), bias):
+    if not fits(codes, EXACT, source.reach, bias):
         raise UnsupportedError(
             f"the integer sums of layer {op.name!r} leave 24 bits, as far as LiteRT's float kernels go"
         )
@@ -107,10 +107,10 @@ def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
     weight = _symmetric(op)
     codes = _arrange(op, weight.codes)
     parts = [(codes, 1)]
-    if not fits(codes, EXACT, reach(source)):
+    if not fits(codes, EXACT, source.reach):
         high = ((codes.astype(np.int16) + 8) >> 4).astype(np.int8)
         parts = [(high, 16), ((codes - 16 * high.astype(np.int16)).astype(np.int8), 1)]
-        if not all(fits(half, EXACT, reach(source)) for half, _ in parts):
+        if not all(fits(half, EXACT, source.reach) for half, _ in parts):
             raise UnsupportedError(f"layer {op.name!r} has too many inputs for an exact static accumulator in LiteRT")
     sums = [_apply(model, op, [x, _as_floats(model, *part), -1], relu=False) for part in parts]
     total = sums[0] if len(sums) == 1 else binary(model, Operator.ADD, *sums)

@@ -18,14 +18,13 @@ from quarl.engines.onnx import elementwise
 from quarl.engines.onnx.elementwise import SHIFT, Rows
 from quarl.engines.onnx.file import File
 from quarl.engines.reference import norms_codes
-from quarl.engines.sums import check_int32, fits, reach, requantisation, unit
+from quarl.engines.sums import check_int32, fits, requantisation, unit
 from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import EXACT, narrowed
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor, as_float32
-from quarl.quant.spec import integer_range
 from quarl.readers.weights_only.names import MULTIPLIERS
 
 OUTPUT = "output"
@@ -135,7 +134,7 @@ class _Translation:
 
     def counted(self, tensor: str, grid: ActivationGrid) -> str:
         """The codes of a tensor on a grid of any bits, as float32 integers counted from the zero point."""
-        low, high = (self.file.number(end - grid.zero_point) for end in integer_range(grid.bits, symmetric=False))
+        low, high = map(self.file.number, grid.steps)
         steps = self.file.node("Div", tensor, self.file.number(grid.scale))
         return self.file.node("Clip", self.file.node("Round", steps), low, high)
 
@@ -195,7 +194,7 @@ class _Translation:
         """The exact accumulator, with a bias in steps of its scale, as float32."""
         if source.bits > 8:
             return self.wide_sums(op, weight, source, np.zeros(len(op.bias)) if steps is None else steps)
-        check_int32(op.name, weight.codes, reach(source), 0.0 if steps is None else steps)
+        check_int32(op.name, weight.codes, source.reach, 0.0 if steps is None else steps)
         x = self.on_grid(op.inputs[0], source)
         padding = op.padding if isinstance(op, operators.Conv2d) else (0, 0)
         zero_point = self.file.constant(np.uint8(source.zero_point + SHIFT))
@@ -207,7 +206,7 @@ class _Translation:
 
     def wide_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array) -> str:
         """The same of codes that no integer kernel takes: float32 sums of integers are exact below 2**24."""
-        if not isinstance(op, operators.Dense) or not fits(weight.codes, EXACT, reach(source), steps):
+        if not isinstance(op, operators.Dense) or not fits(weight.codes, EXACT, source.reach, steps):
             raise UnsupportedError(
                 f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} leaves"
             )
