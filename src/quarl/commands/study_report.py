@@ -19,7 +19,7 @@ from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, Qa
 from quarl.files import write_bytes
 from quarl.formats import signed
 from quarl.report import page, schema, style, tables
-from quarl.report.figures import bits_against_return, spread_against_error
+from quarl.report.figures import SPREADS, bits_against_return, spread_against_error
 from quarl.report.schema import Fields
 from quarl.rows import Row
 
@@ -50,7 +50,7 @@ def run(config: StudyReportConfig) -> int:
     made = _tables(records, grouped, points, margin)
     if any(row["method"] in ("ptq", "qat") for row in done):
         figures["bits"] = bits_against_return(summaries.means(grouped), f"{name}: return at each precision")
-    for measure in spread.SPREADS if points else ():
+    for measure in SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"
         figures[f"spread-{measure}"] = spread_against_error(points, made[SpreadRow], measure, title)
     _write(config, name, str(document.get("about", "")), margin, records, measured, made, figures)
@@ -116,7 +116,7 @@ def _write(
     write_bytes(text.encode(), folder / "report.html")
 
 
-FIGURES = ("bits", *(f"spread-{measure}" for measure in spread.SPREADS))
+FIGURES = ("bits", *(f"spread-{measure}" for measure in SPREADS))
 CAPTIONS: Mapping[str, str] = {
     "bits": "Mean return at each precision with 95 % intervals, over the seeds that all of a panel's points have; the "
     "band is that of fp32, grey points are float formats, hollow points simulated.",

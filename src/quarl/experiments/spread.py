@@ -21,6 +21,7 @@ from scipy.stats import rankdata
 from quarl import formats
 from quarl.arrays import Array
 from quarl.experiments.groups import Group
+from quarl.report.figures import SPREADS
 from quarl.report.schema import Fields
 from quarl.rows import Column, Row
 from quarl.stats import Interval
@@ -28,7 +29,6 @@ from quarl.stats import Interval
 WIDTHS = (8, 6, 4)
 SCHEMES = ("naive", "default")
 MODE = "dynamic"
-SPREADS = ("range", "peak")
 NUM_RESAMPLES = 10_000
 FEWEST = 8
 """Points that a rank correlation needs: of fewer its interval leaves out the true value too often."""

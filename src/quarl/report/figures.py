@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -145,11 +146,9 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
     rows: one for every policy, method and precision, with its mean, the ends of its interval, and whether it was
     measured on kernels of the precision, which fills its marker.
     """
-    played = [row for row in rows if row["method"] in ("ptq", "qat")]
-    agents = by(played, lambda row: (row["algo"], row["env_id"], row["source"]))
-    bases = by(
-        (row for row in rows if row["method"] == "fp32"), lambda row: (row["algo"], row["env_id"], row["source"])
-    )
+    agent_of = itemgetter("algo", "env_id", "source")
+    agents = by((row for row in rows if row["method"] in ("ptq", "qat")), agent_of)
+    bases = by((row for row in rows if row["method"] == "fp32"), agent_of)
     names = {"x": "precision of the weights, in bits", "y": "return"}
     drawn, panels = style.panels(len(agents), title, height=1.9, head=0.6, columns=COLUMNS, **names)
     colours: dict[str, str] = {}
