@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from quarl import stats
-from quarl.actorq import wire
+from quarl.actorq import metrics, wire
 from quarl.actorq.counters import Learner
 from quarl.actorq.environments import world_of
 from quarl.actorq.roles import Channel
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
-from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.ptq import quantize
@@ -79,9 +76,8 @@ class ActorsEvaluator(Evaluator):
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; later ones, of what was not saved, are no more."""
-        for entry in self._read():
-            if entry["timesteps"] <= timesteps:
-                self._add(entry)
+        for entry in metrics.rows_until(self._path, timesteps, NUMBERS):
+            self._add(entry)
         self._write()
 
     def has_concluded(self, timesteps: int) -> bool:
@@ -90,24 +86,12 @@ class ActorsEvaluator(Evaluator):
 
     def _write(self) -> None:
         """All evaluations, in one step."""
-        lines = "".join(json.dumps(entry) + "\n" for entry in self.entries)
-        self._files.write(lambda: write_bytes(lines.encode(), self._path))
+        self._files.write(lambda: metrics.write(self._path, self.entries))
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
         if self.reached and self.reached_s is None:
             self.reached_s = float(entry["clock_s"])
-
-    def _read(self) -> list[dict[str, Any]]:
-        """What the file holds, up to a line that is none of its own."""
-        entries: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            for line in self._path.read_text().splitlines():
-                entry = json.loads(line)
-                if not isinstance(entry, dict) or not all(isinstance(entry.get(n), int | float) for n in NUMBERS):
-                    break
-                entries.append(entry)
-        return entries
 
     def _sent(self, quantized: QuantizedPolicy) -> str:
         """What the actors' policy is called: float actors may run weights that were rounded on their way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -76,16 +76,24 @@ def append(path: Path, row: dict[str, Any]) -> None:
         raise QuarlError(f"cannot write {path}: {error.strerror}") from None
 
 
-def cut(path: Path, timesteps: int) -> None:
-    """Rows up to that step stay: later ones, of what was not saved, are no more, nor is half of a line."""
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
+def rows_until(path: Path, timesteps: int, numbers: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Rows up to that step: later ones, of what was not saved, are no more, nor is half of a line.
+
+    numbers: names of what has to be a number in each.
+    """
+    rows: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            if line.endswith(b"\n") and json.loads(line)["timesteps"] <= timesteps:
-                kept.append(line)
-    write_bytes(b"".join(kept), path)
+            row = json.loads(line)
+            typed = all(isinstance(row[name], int | float) for name in numbers)
+            if typed and line.endswith(b"\n") and row["timesteps"] <= timesteps:
+                rows.append(row)
+    return rows
+
+
+def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """The file of these rows, in one step."""
+    write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode(), path)
 
 
 def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:

@@ -160,7 +160,7 @@ class Supervisor(roles.Supervisor):
         self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
         self.evaluator.resume(began_at)
         with contextlib.suppress(QuarlError):  # of a full disk, on which training goes on
-            metrics.cut(self._metrics, began_at)
+            metrics.write(self._metrics, metrics.rows_until(self._metrics, began_at))
         if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
             self.counters.control[Control.FINISH] = 1

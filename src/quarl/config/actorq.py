@@ -173,7 +173,7 @@ class ActorQConfig(LearnerOptions):
 
     def hyperparameters(self) -> dict[str, Any]:
         """`params` by name."""
-        found = super().hyperparameters()
-        if twice := [name for name in GIVEN_ONCE if name in found and getattr(self, name) is not None]:
+        values = super().hyperparameters()
+        if twice := [name for name in GIVEN_ONCE if name in values and getattr(self, name) is not None]:
             raise QuarlError(f"--params {twice[0]} is given by --{twice[0].replace('_', '-')} too: drop one")
-        return found
+        return values

@@ -62,8 +62,8 @@ class Config:
     @property
     def typed(self) -> frozenset[str]:
         """Options that the command line named, be it with their defaults; none where no words were parsed."""
-        found: frozenset[str] = vars(self).get("_typed", frozenset())
-        return found
+        names: frozenset[str] = vars(self).get("_typed", frozenset())
+        return names
 
     def came_from(self, words: Sequence[str]) -> None:
         """Remembers which options these words name."""
@@ -186,17 +186,17 @@ def hyperparameters(
 
     read: what makes a value of a VALUE, which it may refuse with ValueError.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in params:
         name, colon, value = text.partition(":")
         try:
             if not (colon and name.isidentifier()):
                 raise ValueError
-            found[name] = read(value)
+            values[name] = read(value)
         except ValueError:
             example = "learning_rate:1e-3" if flag == "--params" else "continuous:True"
             raise QuarlError(f"{flag} {text!r} is not NAME:VALUE, as in {example}") from None
-    return found
+    return values
 
 
 def check_types(config: Any) -> None:

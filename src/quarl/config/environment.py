@@ -66,10 +66,10 @@ def named_wrapper(word: str) -> tuple[str, Mapping[str, Any]]:
     """(name, arguments) of NAME, NAME:K=V,... or NAME:K=V:K=V."""
     name, _, rest = word.partition(":")
     try:
-        found = literals.read(f"dict({re.sub(r':(?=[A-Za-z_]+=)', ',', rest)})", names=True)
+        arguments = literals.read(f"dict({re.sub(r':(?=[A-Za-z_]+=)', ',', rest)})", names=True)
     except ValueError:
         raise QuarlError(f"--wrapper {word!r} is not NAME:K=V,..., as in TimeLimit:max_episode_steps=200") from None
-    return name, {key: value.text if isinstance(value, literals.Name) else value for key, value in found.items()}
+    return name, {key: value.text if isinstance(value, literals.Name) else value for key, value in arguments.items()}
 
 
 def spelled(arguments: Mapping[str, Any]) -> tuple[str, ...]:

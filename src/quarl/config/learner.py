@@ -148,7 +148,7 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
 
     where: the file of these. An option counts as given where it was typed, or is not the default.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         name, here = field.name, getattr(config, field.name)
         given = name in config.typed or here != field.default
@@ -158,27 +158,27 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
             if not isinstance(before, list) or not all(isinstance(word, str) for word in before):
                 raise QuarlError(f"{where} is malformed: params are no list of NAME:VALUE")
             words = {word.partition(":")[0]: word for word in (*before, *here)}
-            found[name] = tuple(words.values())
+            values[name] = tuple(words.values())
             continue
         if name in config.new or (name in config.free and given):
-            found[name] = here
+            values[name] = here
             continue
         if name not in saved and name not in config.free:
             raise QuarlError(f"{where} does not say {name}; it is no run of quarl {config.verb}")
         value = saved.get(name, field.default)
-        found[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
-        there = found[name]
+        values[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
+        there = values[name]
         if name == "qat" and given:  # 8 and w8a8 are the same
             here, there = (QatSpec.parse(str(words)).precision if words else "fp32" for words in (here, there))
         if given and here != there:
             raise QuarlError(f"--{name.replace('_', '-')} is {here} here and {there} in {where}; resume without it")
-        if name == "env" and here != found[name] and ":" in str(found[name]):  # a module's: to make it is to import it
-            raise QuarlError(f"{where} names a module to import, which only you may do: add --env {found[name]}")
-    options = type(config)(**found)
+        if name == "env" and here != there and ":" in str(there):  # a module's: to make it is to import it
+            raise QuarlError(f"{where} names a module to import, which only you may do: add --env {there}")
+    options = type(config)(**values)
     try:
         check_types(options)
         # it was not resumed when it began, perhaps from a file
-        type(config)(**found | {"resume": False}).check()
+        type(config)(**values | {"resume": False}).check()
     except (TypeError, AttributeError, ValueError) as error:
         raise QuarlError(f"{where} is malformed: {str(error)[:100]}") from None
     return options

@@ -80,12 +80,12 @@ def parse(words: Sequence[str]) -> Config:
     said = io.StringIO()
     try:
         with NUMBERS, contextlib.redirect_stderr(said):
-            found, left = tyro.cli(one_of, prog="quarl", description=DESCRIPTION, args=words, return_unknown_args=True)
+            parsed, left = tyro.cli(one_of, prog="quarl", description=DESCRIPTION, args=words, return_unknown_args=True)
     except SystemExit as end:
         if not end.code:
             raise
         raise QuarlError(f"{_sentence(said.getvalue())}; {help_}") from None
-    config: Config = found.chosen if isinstance(found, BenchConfig | StudyConfig) else found
+    config: Config = parsed.chosen if isinstance(parsed, BenchConfig | StudyConfig) else parsed
     if left:
         raise QuarlError(f"{config.verb} {_unknown(config, left)}; {help_}")
     config.came_from(words)

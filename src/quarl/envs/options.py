@@ -60,11 +60,7 @@ class EnvironmentOptions:
     @classmethod
     def written(cls, values: Mapping[str, Any], where: Path) -> EnvironmentOptions:
         """What hyper-parameters in RL Zoo's words say of it; `where` begins the line of an error."""
-        kwargs = values.get("env_kwargs") or {}
-        try:
-            return cls(env_kwargs=literals.mapping(kwargs), wrappers=wrappers_of(values, where))
-        except ValueError:
-            raise QuarlError(f"{where}: env_kwargs is {str(kwargs)[:60]!r}; write dict(...) of plain values") from None
+        return cls(env_kwargs=_arguments(values, where), wrappers=wrappers_of(values, where))
 
     @classmethod
     def said(cls, config: EnvironmentConfig) -> EnvironmentOptions:
@@ -116,10 +112,7 @@ class EnvironmentOptions:
         merged = dict(written)
         limit = {} if self.max_episode_steps is None else {LIMIT: self.max_episode_steps}
         if given := {**self.env_kwargs, **limit}:
-            try:
-                merged["env_kwargs"] = literals.mapping(merged.get("env_kwargs") or {}) | given
-            except ValueError:
-                raise QuarlError(f"env_kwargs is {str(merged['env_kwargs'])[:60]!r}; write dict(...)") from None
+            merged["env_kwargs"] = _arguments(merged, Path("hyper-parameters")) | given
         if self.wrappers is not None:
             merged["env_wrapper"] = [{name: arguments} for name, arguments in self.wrappers] or None
         if self.frame_stack is not None:
@@ -132,6 +125,15 @@ class EnvironmentOptions:
             stacks = [(VEC_FRAME_STACK, {"n_stack": self.frame_stack})][: self.frame_stack > 1]
         others = [entry for entry in wrappers if entry[0] != VEC_FRAME_STACK]
         return (*(others if self.wrappers is None else self.wrappers), *stacks)
+
+
+def _arguments(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """Those of an environment, from hyper-parameters."""
+    arguments = values.get("env_kwargs") or {}
+    try:
+        return literals.mapping(arguments)
+    except ValueError:
+        raise QuarlError(f"{where}: env_kwargs is {str(arguments)[:60]!r}; write dict(...) of plain values") from None
 
 
 def described(source: Provenance) -> str:

@@ -101,7 +101,9 @@ class Training:
                 self.checkpointer.check_finite()
                 self.checkpointer.save(clock_s)
                 world.close()  # of some environments only one may live, which is the next evaluation's now
-                integers = self._integers()
+                integers = None if self.config.qat is None else self.evaluator.integers(self.model)
+                if integers is not None:  # what quantisation-aware training was for
+                    self.folder().write_integers(integers)
                 evaluated = {entry[0] for entry in self.evaluator.entries}
                 if callback.eval_freq and self.model.num_timesteps not in evaluated:
                     callback.look()
@@ -146,14 +148,6 @@ class Training:
         finally:
             model.logger.close()
         callback.show()
-
-    def _integers(self) -> QuantizedPolicy | None:
-        """What quantisation-aware training was for, written; None in float32."""
-        if self.config.qat is None:
-            return None
-        integers = self.evaluator.integers(self.model)
-        self.folder().write_integers(integers)
-        return integers
 
     def _conclude(
         self, interrupts: Interrupts, integers: QuantizedPolicy | None, clock_s: float, started: float
