@@ -25,7 +25,8 @@ from quarl import qat
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.readers import load
-from quarl.runs import callback, checkpoint, checkpoint_file, resumable
+from quarl.runs import callback, checkpoint, checkpoint_file
+from quarl.runs import train as runs
 from quarl.runs.checkpoint_model import take
 from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.folder import RunFolder
@@ -329,16 +330,16 @@ def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_be
     train(tmp_path, "a2c", "CartPole-v1", 100)
     config = parse(words("a2c", "CartPole-v1", 200))
     said: list[str] = []
-    assert resumable.from_here(config, said.append).resume
+    assert runs.from_here(config, said.append).resume
     before = sorted(tmp_path.rglob("*"))
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_file, "SCHEMA", checkpoint_file.SCHEMA - 1)
         with pytest.raises(QuarlError, match="schema"):
-            resumable.from_here(config, said.append)
+            runs.from_here(config, said.append)
     assert (sorted(tmp_path.rglob("*")), said) == (before, [])
     for path in tmp_path.rglob("checkpoint-*"):
         path.write_bytes(path.read_bytes()[:-9])
-    assert resumable.from_here(config, said.append) is config
+    assert runs.from_here(config, said.append) is config
     assert not (tmp_path / "logs").exists()
     assert len(said) == 1
     assert "trained again from the beginning: all " in said[0]
@@ -417,9 +418,9 @@ def test_the_replay_of_a_stretch_is_gone_when_the_next_begins(tmp_path, monkeypa
             super().__init__(*args)
             models.append(weakref.ref(self.model))
 
-    monkeypatch.setattr(resumable, "Training", Watched)
+    monkeypatch.setattr(runs, "Training", Watched)
     config = parse([*words("dqn", "CartPole-v1", 400, folder=tmp_path / "runs"), "--save-freq", "100"])
-    resumable.train(config, lambda line: None)
+    runs.in_stretches(config, lambda line: None)
     assert alive == [[]] * 4
 
 
@@ -438,7 +439,7 @@ def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, l
                 os.kill(os.getpid(), signal.SIGTERM)
 
         while True:
-            session = Training(resumable.from_here(config, print), lambda line: None)
+            session = Training(runs.from_here(config, print), lambda line: None)
             steps.clear()
             ended = session.run(progress, one_stretch=True)
             if ended.row is not None:

@@ -19,7 +19,6 @@ from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
 from quarl.readers import load
-from quarl.runs import resumable
 from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
 from quarl.runs.outcome import TrainRow
@@ -100,7 +99,7 @@ def _length(row: TrainRow) -> dict[str, Any]:
 
 def _train(config: TrainConfig) -> tuple[RunFolder, TrainRow]:
     """The run's folder and its row."""
-    run, ended = resumable.train(config, _print)
+    run, ended = runs.in_stretches(config, _print)
     if ended.row is None:
         raise SystemExit(ended.exit_code)
     return run, ended.row

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -16,12 +18,14 @@ from quarl.algorithms.cpu import threads
 from quarl.algorithms.d4pg import D4PG
 from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
+from quarl.envs import resolve
 from quarl.envs.checked import BrokenEnvironmentError
-from quarl.errors import QuarlError
+from quarl.errors import NothingSavedError, QuarlError
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
+from quarl.runs import checkpoint
 from quarl.runs.callback import Progress, Stopped, TrainingCallback
 from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.environments import check_spaces, make_environments
@@ -220,3 +224,52 @@ class Training:
         assert self.model.env is not None
         with suppress(Exception):
             self.model.env.close()
+
+
+def in_stretches(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended[TrainRow]]:
+    """The only run in `config.folder`, begun or gone on with: its folder, and how its last stretch ended.
+
+    Each stretch goes on from the checkpoint that the one before has saved: killed or not, the run ends in the very
+    agent of one that was not.
+    `Ended.row` is None where a signal broke it off. QuarlError where training diverges, or no checkpoint can be
+    written.
+    """
+    before = -1
+    while True:
+        # Models and environments refer to each other: a replay of gigabytes would stay beside the next stretch's.
+        gc.collect()
+        run, ended, steps = _stretch(from_here(config, say), say)
+        if ended.row is not None or ended.exit_code:
+            return run, ended
+        if steps <= before:
+            raise QuarlError("no checkpoint can be written, so training cannot go on: free some space")
+        before = steps
+
+
+def _stretch(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended[TrainRow], int]:
+    """The run, how its stretch ended, and its environment steps then; nothing here holds the learner any longer."""
+    session = Training(config, say)
+    ended = session.run(lambda label, done: None, one_stretch=True)
+    return session.folder(), ended, session.model.num_timesteps
+
+
+def from_here(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig:
+    """What goes on with the run from the last end of a stretch; `config` itself, its folder empty, where there is none.
+
+    QuarlError where there may be one that cannot be read, as one of a newer QuaRL: it is left as it is. A run in the
+    folder is taken for this one: whoever changes the options changes the folder too.
+    """
+    try:
+        run = RunFolder.latest(config.folder, config.algo, resolve(config.env, trusted=True))
+        saved = checkpoint.load_latest(run.path)
+        if config.n_timesteps is not None and saved.timesteps >= config.n_timesteps:
+            # killed in its last evaluation: the last stretch is trained again, whose end is the same
+            saved.path.unlink()
+            saved = checkpoint.load_latest(run.path)
+        if saved.timesteps > 0:
+            return TrainConfig(algo=config.algo, env=config.env, folder=config.folder, resume=True)
+    except NothingSavedError as error:
+        if any(config.folder.rglob("checkpoint-*")):
+            say(f"trained again from the beginning: {error}")
+    shutil.rmtree(config.folder, ignore_errors=True)
+    return config
