@@ -66,15 +66,16 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
         return config
     published = tuned.read(config.algo, env_id, atari=atari)
     say(f"hyper-parameters: {published.origin}")
-    given = config.hyperparameters()
-    left = {name: value for name, value in published.written.items() if value is not None}
-    if atari:  # actors preprocess anyway
-        left = {name: value for name, value in left.items() if name not in PREPROCESSING}
-    options: dict[str, Any] = {"preset": "none"}
+    # what is tuned, but for what actors do anyway
+    given, preprocessing = config.hyperparameters(), PREPROCESSING if atari else ()
+    left = {name: value for name, value in published.written.items() if value is not None and name not in preprocessing}
+    # what actorq, which keeps the last policy, has in its place
     without = {name for name in GIVEN_ONCE if getattr(config, name) is not None} | given.keys()
     lasting = {n: value for n, value in tuned.for_last_policy(config.algo, env_id).items() if n not in without}
     left |= lasting
     said = [f"{name} {value}, for a good last policy" for name, value in lasting.items()]
+    # what is an option here
+    options: dict[str, Any] = {"preset": "none"}
     num_envs, kind, std = left.pop("n_envs", 1), left.pop("noise_type", None), left.pop("noise_std", None)
     steps, _policy = left.pop("n_timesteps"), left.pop("policy", None)
     if config.n_timesteps is None:
@@ -86,11 +87,13 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if kind and published.is_tuned and not explores:
         options["sigma"] = float(std)
         said.append(f"{kind} noise is --sigma {std:g}, drawn anew at every step")
+    # the ratio, of all environments
     if num_envs > 1 and isinstance(left.get("train_freq"), int):
         left["train_freq"] *= num_envs
         said.append(f"train_freq of {num_envs} environments is {left['train_freq']}")
     if config.samples_per_insert is not None or config.max_times_sampled is not None:
         without |= {"train_freq", "gradient_steps"}
+    # layers that are given, and what actors have no use for
     if (config.net_arch is not None or CRITIC in given) and "policy_kwargs" in left:
         kwargs = literals.mapping(left["policy_kwargs"], names=True)
         left["policy_kwargs"] = literals.spell({name: value for name, value in kwargs.items() if name != "net_arch"})
@@ -99,6 +102,7 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
         said.append(f"{', '.join(dropped)} left out")
     if said:
         say(f"for actors, {'; '.join(said)}")
+    # the rest, as words of --params under those that are given
     words = (
         f"{name}:{value if isinstance(value, str) else literals.spell(value)}"
         for name, value in left.items()

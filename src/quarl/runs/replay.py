@@ -97,16 +97,21 @@ def pack(observations: Array, following: Array | None) -> dict[str, Array] | Non
     """
     if observations.ndim != 5 or observations.dtype != np.uint8 or observations.shape[2] < 2 or not len(observations):
         return None
-    begins = _begins(observations)
-    jumps = None if following is None else _jumps(observations, following)
-    if begins.mean() > 0.5 or (jumps is not None and jumps.mean() > 0.5):
+    begins, jumps = np.ones((2, *observations.shape[:2]), bool)
+    # where a stack is not the one before, moved on by a frame
+    begins[1:] = _differ(observations[1:, :, :-1], observations[:-1, :, 1:])
+    # where what followed is not the observation, moved on by the newest frame of the next one
+    if following is not None:
+        jumps[:-1] = _differ(following[:-1, :, :-1], observations[:-1, :, 1:])
+        jumps[:-1] |= _differ(following[:-1, :, -1], observations[1:, :, -1])
+    if begins.mean() > 0.5 or (following is not None and jumps.mean() > 0.5):
         return None
     packed = {
         "frames": np.ascontiguousarray(observations[:, :, -1]),
         "begins": begins,
         "stacks": observations[begins],
     }
-    if following is not None and jumps is not None:
+    if following is not None:
         packed |= {"jumps": jumps, "next_stacks": following[jumps]}
     return packed
 
@@ -115,34 +120,16 @@ def unpack(packed: Mapping[str, Array], observations: Array, following: Array | 
     """The inverse of `pack`, into arrays of the same shapes; QuarlError where the parts do not fit them."""
     _check(packed, observations.shape, has_following=following is not None)
     frames, begins, stacks = (packed[name] for name in NAMES)
-    taken = 0
+    ends = begins.sum(axis=1).cumsum()
     for t, begin in enumerate(begins):
         if t:
             observations[t, :, :-1] = observations[t - 1, :, 1:]
         observations[t, :, -1] = frames[t]
-        if begin.any():
-            number = int(begin.sum())
-            observations[t, begin] = stacks[taken : taken + number]
-            taken += number
+        observations[t, begin] = stacks[ends[t] - begin.sum() : ends[t]]
     if following is not None:
         following[:, :, :-1] = observations[:, :, 1:]
         following[:-1, :, -1] = observations[1:, :, -1]
         following[packed["jumps"]] = packed["next_stacks"]
-
-
-def _begins(observations: Array) -> Array:
-    """bool [T, N]: where a stack is not the one before, moved on by a frame."""
-    begins = np.ones(observations.shape[:2], bool)
-    begins[1:] = _differ(observations[1:, :, :-1], observations[:-1, :, 1:])
-    return begins
-
-
-def _jumps(observations: Array, following: Array) -> Array:
-    """bool [T, N]: where what followed is not the observation, moved on by the newest frame of the next one."""
-    jumps = np.ones(observations.shape[:2], bool)
-    jumps[:-1] = _differ(following[:-1, :, :-1], observations[:-1, :, 1:])
-    jumps[:-1] |= _differ(following[:-1, :, -1], observations[1:, :, -1])
-    return jumps
 
 
 def _differ(stacks: Array, others: Array) -> Array:
