@@ -178,14 +178,14 @@ def _numbers(observation: Any) -> Array:
     if hasattr(observation, "detach"):  # a torch tensor, wherever it lies
         observation = observation.detach().cpu()
     try:
-        found = np.asarray(observation)
+        array = np.asarray(observation)
     except (ValueError, TypeError, RuntimeError) as error:
         raise QuarlError(
             f"the observation is no array of numbers ({str(error)[:80]}); its rows have one shape"
         ) from None
-    if found.dtype.kind not in "fiub":
-        raise QuarlError(f"the observation is a {type(observation).__name__} of {found.dtype}, not of real numbers")
-    return found
+    if array.dtype.kind not in "fiub":
+        raise QuarlError(f"the observation is a {type(observation).__name__} of {array.dtype}, not of real numbers")
+    return array
 
 
 def _check_keywords(method: Callable[..., Any], given: Mapping[str, Any]) -> None:

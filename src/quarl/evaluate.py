@@ -196,7 +196,7 @@ def record(
     if isinstance(engine, str):
         engine = engines.load(quantize(policy, EXACT), engine, batch=RECORD_BATCH)
     run = engine.run
-    told = Play(
+    setting = Play(
         policy=policy,
         batch=engine.batch,
         stream=stream,
@@ -205,7 +205,7 @@ def record(
         record=IMAGE_INTERVAL if policy.observation_dtype == "uint8" else 1,
         **_world(policy, env_id)[1],
     )
-    episodes = play(told, lambda observations: sound(policy, observations, run(observations)), itertools.count())
+    episodes = play(setting, lambda observations: sound(policy, observations, run(observations)), itertools.count())
     by_index: dict[int, Array] = {}
     ordered: list[Array] = []
     with contextlib.closing(episodes):

@@ -82,19 +82,19 @@ class Calibrated:
             self.rewrite(spec)
 
     def _observations(self, spec: QuantSpec) -> Array:
-        found, expected = self.observations, self.policy.observation_shape
-        if found is None or len(found) == 0:
+        given, expected = self.observations, self.policy.observation_shape
+        if given is None or len(given) == 0:
             raise QuarlError(
                 f"scheme {spec.scheme.name!r} in {spec.mode} mode needs calibration observations; "
                 "pass observations=..., or use scheme 'per-channel' in dynamic mode"
             )
-        if found.shape[1:] != expected:
-            raise QuarlError(f"calibration observations are {found.shape[1:]} each, the policy expects {expected}")
-        if self.policy.observation_dtype == "uint8" and found.dtype != np.uint8:
-            raise QuarlError(f"calibration observations are {found.dtype}, the policy expects bytes 0..255 (uint8)")
-        if not np.isfinite(found).all():
+        if given.shape[1:] != expected:
+            raise QuarlError(f"calibration observations are {given.shape[1:]} each, the policy expects {expected}")
+        if self.policy.observation_dtype == "uint8" and given.dtype != np.uint8:
+            raise QuarlError(f"calibration observations are {given.dtype}, the policy expects bytes 0..255 (uint8)")
+        if not np.isfinite(given).all():
             raise QuarlError("a calibration observation holds NaN or infinity; leave such rows out")
-        return found
+        return given
 
 
 def _rewrite(

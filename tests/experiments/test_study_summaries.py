@@ -20,7 +20,7 @@ import contracts
 from quarl.cli import main
 from quarl.commands import study_report
 from quarl.experiments import rows, spread, summaries
-from quarl.experiments.groups import groups
+from quarl.experiments.groups import grouped
 from quarl.experiments.spread import FEWEST, SpreadRow, spearman
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
@@ -95,7 +95,7 @@ def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
     beam = [done("fp32", [925.0]), done("fp16", [823.0]), done("int8", [721.0])]
     naive = [dataclasses.replace(breakout[2], scheme="naive")]
     beam = [dataclasses.replace(record, env_id="BeamRider") for record in beam]
-    found = checked(ErrorsRow, summaries.errors(groups([*breakout, *naive, *beam])))
+    found = checked(ErrorsRow, summaries.errors(grouped([*breakout, *naive, *beam])))
     assert [(row["env_id"], row["scheme"]) for row in found] == [
         ("Hopper", "default"),
         ("BeamRider", "default"),
@@ -116,7 +116,7 @@ def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
     records = [done("fp32", [100.0] * 10), *(done(f"int{bits}", [mean] * 10) for bits, mean in widths.items())]
     records.append(done("int8", [50.0] * 10, scheme="naive"))
     records.append(done("w8a2", [50.0] * 10))  # another question
-    ours, naive = checked(SweetSpotRow, summaries.sweet_spots(groups(records), records, 5.0))
+    ours, naive = checked(SweetSpotRow, summaries.sweet_spots(grouped(records), records, 5.0))
     assert ours["widths"] == [8, 7, 6, 5, 4]
     assert ours["noninferior"] == [True, True, False, True, False]
     assert ours["verdicts"] == ["non-inferior", "non-inferior", "inferior", "non-inferior", "inferior"]
@@ -129,7 +129,7 @@ def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
     records = [done(name, [100.0] * 10, seed=seed) for name in ("fp32", "int8", "int4") for seed in (0, 1, 2)]
     records += [done("int6", [100.0] * 10), done("int6", [], seed=1, state="failed"), done("int6", [], seed=2)]
     records[-1] = dataclasses.replace(records[-1], state="todo", result=None)
-    (row,) = checked(SweetSpotRow, summaries.sweet_spots(groups(records), records, 5.0))
+    (row,) = checked(SweetSpotRow, summaries.sweet_spots(grouped(records), records, 5.0))
     assert (row["widths"], row["noninferior"], row["sweet_spot"]) == ([8, 6, 4], [True, False, True], 8)
     assert row["verdicts"] == ["non-inferior", None, "non-inferior"]
     assert "8 (6) 4" in tables.cells(SweetSpotRow, [row]).rows[0]
@@ -139,7 +139,7 @@ def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
     records = [done("fp32", [100.0] * 5, seed=seed) for seed in range(3)]
     records += [done("int8", [mean] * 5, seed=seed) for seed, mean in enumerate((99.0, 98.0, 97.0))]
     records += [done("int4", [mean] * 5, seed=seed) for seed, mean in enumerate((100.0, 100.0, 90.0))]
-    eight, four = (group for group in groups(records) if group.method == "ptq")
+    eight, four = (group for group in grouped(records) if group.method == "ptq")
     assert eight.mean().point == 98.0
     assert eight.error() is not None
     assert eight.error().point == pytest.approx(2.0)
@@ -151,9 +151,9 @@ def test_means_stand_side_by_side_of_the_same_seeds_only():
     records = [done("fp32", [level] * 5, seed=seed) for seed, level in enumerate((100.0, 100.0, 500.0))]
     records += [done(name, [100.0] * 5, seed=seed) for name in ("int8", "w8a8") for seed in (0, 1)]
     records = [dataclasses.replace(one, method="qat") if one.precision == "w8a8" else one for one in records]
-    (error,) = checked(ErrorsRow, summaries.errors(groups(records)))
+    (error,) = checked(ErrorsRow, summaries.errors(grouped(records)))
     assert (error["seeds"], error["fp32"], error["int8"], error["error_int8_pct"]) == (2, 100.0, 100.0, 0.0)
-    (row,) = checked(QatRow, summaries.trained(groups(records), 5.0))
+    (row,) = checked(QatRow, summaries.trained(grouped(records), 5.0))
     assert (row["seeds"], row["fp32"], row["ptq"], row["qat"]) == (2, 100.0, 100.0, 100.0)
 
 
@@ -161,14 +161,14 @@ def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
     records = [done(name, [level] * 5) for name, level in (("fp32", 100.0), ("fp16", 90.0), ("int8", 80.0))]
     other = [dataclasses.replace(one, env_id="Walker") for one in records[:2]]
     zero = [done(name, [level] * 5) for name, level in (("fp32", 0.0), ("fp16", 1.0), ("int8", 1.0))]
-    mean = summaries.errors(groups([*records, *other, *(dataclasses.replace(one, env_id="Ant") for one in zero)]))[-1]
+    mean = summaries.errors(grouped([*records, *other, *(dataclasses.replace(one, env_id="Ant") for one in zero)]))[-1]
     assert (mean.agents, mean.error_fp16_pct, mean.error_int8_pct) == (1, 10.0, 20.0)
 
 
 def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
     records = [done("fp32", [100.0]), done("int4", [20.0], scheme="naive"), done("int4", [60.0])]
     records += [done("w4a8", [95.0], method="qat"), done("w4", [99.0], method="qat")]
-    row, floating = checked(QatRow, summaries.trained(groups(records), 5.0))
+    row, floating = checked(QatRow, summaries.trained(grouped(records), 5.0))
     assert (row["fp32"], row["ptq"], row["qat"]) == (100.0, 60.0, 95.0)  # of the default scheme
     assert (row["error_ptq_pct"], row["error_qat_pct"]) == (40.0, 5.0)
     assert (floating["ptq"], floating["qat"]) == (None, 99.0)  # int4 has 8-bit activations
@@ -249,7 +249,7 @@ def test_points_have_both_spreads_and_the_figures_draw_them():
             about = {"env_id": env_id, "result": found, "scheme": scheme}
             records += [done(f"int{bits}", [100.0 - number * (9 - bits)] * 2, **about) for bits in (8, 6, 4)]
         records.append(done("fp32", [100.0, 100.0], env_id=env_id))
-    found = spread.points(groups(records))
+    found = spread.points(grouped(records))
     assert len(found) == 8 * 2 * 3
     assert (found[0]["range"], found[0]["peak"]) == (3.0, 4.0)
     correlated = checked(SpreadRow, spread.correlations(found))
@@ -258,7 +258,7 @@ def test_points_have_both_spreads_and_the_figures_draw_them():
     drawn = spread_against_error(found, correlated, "range", "title")
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["8 bits", "6 bits", "4 bits"]
     assert spread.correlations(found[: 7 * 6])[0].correlation is None  # of too few policies
-    assert len(bits_against_return(summaries.means(groups(records)), "title").axes) == 8
+    assert len(bits_against_return(summaries.means(grouped(records)), "title").axes) == 8
 
 
 @pytest.mark.parametrize(
@@ -292,14 +292,16 @@ def test_spread_figures_have_ticks_that_can_be_read(spreads: tuple[float, ...], 
 
 
 def test_the_figure_of_bits_says_what_its_axes_and_lines_are():
-    drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in ("fp32", "int8")])), "title")
+    drawn = bits_against_return(
+        summaries.means(grouped([done(name, [1.0, 2.0]) for name in ("fp32", "int8")])), "title"
+    )
     assert (drawn.get_supxlabel(), drawn.get_supylabel()) == ("precision of the weights, in bits", "return")
     assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == ["scheme: default"]
 
 
 def test_means_of_one_episode_are_drawn_without_an_interval():
     (axes,) = bits_against_return(
-        summaries.means(groups([done(name, [1.0]) for name in ("fp32", "int8")])), "title"
+        summaries.means(grouped([done(name, [1.0]) for name in ("fp32", "int8")])), "title"
     ).axes
     assert [line.get_ydata()[0] for line in axes.lines if len(line.get_xdata())][:1] == [1.0]
 
@@ -310,7 +312,7 @@ def test_the_figure_s_intervals_are_those_over_seeds():
         for seed, mean in enumerate((100.0, 300.0, 500.0))
         for name in ("fp32", "int8")
     ]
-    exact, eight = summaries.means(groups(records))
+    exact, eight = summaries.means(grouped(records))
     assert (exact["mean"], exact["ci_low"] < 110, exact["ci_high"] > 490) == (300.0, True, True)
     (axes,) = bits_against_return([exact, eight], "title").axes
     (bars,) = (found for found in axes.collections if isinstance(found, LineCollection))
@@ -321,14 +323,14 @@ def test_the_figure_s_intervals_are_those_over_seeds():
 def test_points_of_one_panel_are_over_the_same_seeds():
     records = [done(name, [mean] * 2, seed=seed) for seed, mean in enumerate((1.0, 5.0)) for name in ("fp32", "int8")]
     records.append(done("int4", [3.0, 3.0], seed=0))
-    assert [row["mean"] for row in summaries.means(groups(records))] == [1.0, 1.0, 3.0]
-    assert [row["mean"] for row in summaries.means(groups(records[:-1]))] == [3.0, 3.0]
+    assert [row["mean"] for row in summaries.means(grouped(records))] == [1.0, 1.0, 3.0]
+    assert [row["mean"] for row in summaries.means(grouped(records[:-1]))] == [3.0, 3.0]
 
 
 def test_intervals_stand_side_by_side_and_simulated_points_are_hollow():
     records = [done(name, [1.0, 2.0, 4.0]) for name in ("fp32", "fp16", "int8")]
     records.append(done("int8", [1.0, 2.0, 4.0], scheme="naive", result={"measured": False}))
-    (axes,) = bits_against_return(summaries.means(groups(records)), "title").axes
+    (axes,) = bits_against_return(summaries.means(grouped(records)), "title").axes
     eight, naive, sixteen = (bars[0].get_xdata()[0] for bars in axes.containers)
     assert (eight < 1 < naive, sixteen) == (True, 0)
     assert sum(isinstance(found, LineCollection) for found in axes.collections) == 3
@@ -339,7 +341,7 @@ def test_intervals_stand_side_by_side_and_simulated_points_are_hollow():
 def test_agents_of_one_pair_have_titles_with_their_source():
     records = [done(name, [1.0, 2.0], source=source) for source in ("zoo:sb2", "train") for name in ("fp32", "int8")]
     records += [done(name, [1.0, 2.0], algo="td3") for name in ("fp32", "int8")]
-    drawn = bits_against_return(summaries.means(groups(records)), "title")
+    drawn = bits_against_return(summaries.means(grouped(records)), "title")
     assert [axes.get_title(loc="left") for axes in drawn.axes] == [
         "ddpg Hopper zoo:sb2",
         "ddpg Hopper train",
@@ -355,7 +357,7 @@ def test_titles_stay_over_their_panels():
         for source in ("zoo:sb2", "zoo:sb3")
         for name in ("fp32", "int8")
     ]
-    drawn = bits_against_return(summaries.means(groups(records)), "title")
+    drawn = bits_against_return(summaries.means(grouped(records)), "title")
     drawn.draw_without_rendering()
     for axes in drawn.axes:
         (title,) = (text for text in axes.get_children() if getattr(text, "get_text", str)() == axes.get_title("left"))
@@ -363,7 +365,7 @@ def test_titles_stay_over_their_panels():
 
 
 def test_what_was_trained_for_a_precision_stands_over_it():
-    rows = summaries.means(groups([done(name, [1.0, 2.0]) for name in ("fp32", "int8", "int4")]))
+    rows = summaries.means(grouped([done(name, [1.0, 2.0]) for name in ("fp32", "int8", "int4")]))
     trained = [
         {**row, "method": "qat", "precision": f"w{row['precision'][3:]}a8"} for row in rows if row["method"] != "fp32"
     ]
@@ -373,7 +375,7 @@ def test_what_was_trained_for_a_precision_stands_over_it():
 
 def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
     names = ("w4a4", "int4", "w8a4", "int8", "fp16", "fp32")
-    drawn = bits_against_return(summaries.means(groups([done(name, [1.0, 2.0]) for name in names])), "title")
+    drawn = bits_against_return(summaries.means(grouped([done(name, [1.0, 2.0]) for name in names])), "title")
     (axes,) = drawn.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["fp16", "8", "w8a4", "4", "w4a4"]
     assert [list(points[0].get_xdata()) for points in axes.containers] == [[1, 2, 3, 4], [0]]

@@ -18,7 +18,7 @@ from quarl.commands import sweep
 from quarl.config import SweepConfig
 from quarl.errors import QuarlError
 from quarl.experiments import rows, summaries
-from quarl.experiments.groups import groups
+from quarl.experiments.groups import grouped
 from quarl.experiments.store import Record, Store
 from quarl.files import locked
 
@@ -250,7 +250,7 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
         played("qat", "w4a8", 0, [99.0] * 5),
         played("qat", "w4a8", 1, [199.0] * 5),
     ]
-    exact, ptq, qat = sweep.over_seeds(groups(found), 5.0)
+    exact, ptq, qat = sweep.over_seeds(grouped(found), 5.0)
     assert (exact.mean, exact.error_pct, exact.gain) == (150.0, 0.0, None)
     assert (ptq.mean, ptq.error_pct, ptq.error_low, ptq.error_high) == (75.0, 50.0, 50.0, 50.0)
     assert not ptq.noninferior
@@ -259,14 +259,14 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
     half = 12.7062 * 25  # Student's t of 1 degree of freedom, and the standard error of 49 and 99
     assert (qat.gain_low, qat.gain_high) == pytest.approx((74 - half, 74 + half), rel=1e-4)
     assert [row.error_pct for row in sweep.compared(rows.rows(found, 5.0))] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
-    (trained,) = summaries.trained(groups(found), 5.0)
+    (trained,) = summaries.trained(grouped(found), 5.0)
     assert (trained.gain, trained.gain_low, trained.gain_high) == (qat.gain, qat.gain_low, qat.gain_high)
 
 
 def test_seeds_whose_fp32_agent_is_missing_have_no_rows():
     found = [played("qat", "w4a8", 0, [1.0])]
     assert sweep.compared(rows.rows(found, 5.0)) == []
-    assert sweep.over_seeds(groups(found), 5.0) == []
+    assert sweep.over_seeds(grouped(found), 5.0) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from quarl.errors import QuarlError
 from quarl.experiments import rows, spread, summaries
 from quarl.experiments.cells import DONE, TRAIN
 from quarl.experiments.file import MARGIN_PCT
-from quarl.experiments.groups import Group, groups
+from quarl.experiments.groups import grouped
 from quarl.experiments.spread import SpreadRow
 from quarl.experiments.store import Record, Store
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
@@ -45,34 +45,29 @@ def run(config: StudyReportConfig) -> int:
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
         raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")
-    grouped, figures = groups(records), {}
-    points = spread.points(grouped)
-    made = _tables(records, grouped, points, margin)
+    groups, figures = grouped(records), {}
+    points = spread.points(groups)
+    tables_of: Mapping[type[Row], Sequence[Row]] = {
+        ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
+        SweetSpotRow: summaries.sweet_spots(groups, records, margin),
+        QatRow: summaries.trained(groups, margin),
+        ActorQRow: summaries.actorq(records),
+        SpreadRow: spread.correlations(points),
+        ExcludedRow: summaries.excluded(records),
+    }
+    rows_by = {kind: schema.document(kind, table)["rows"] for kind, table in tables_of.items()}
     if any(row["method"] in ("ptq", "qat") for row in done):
-        figures["bits"] = bits_against_return(summaries.means(grouped), f"{name}: return at each precision")
+        figures["bits"] = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
     for measure in SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"
-        figures[f"spread-{measure}"] = spread_against_error(points, made[SpreadRow], measure, title)
-    _write(config, name, str(document.get("about", "")), margin, records, measured, made, figures)
-    for kind, shown in made.items():
+        figures[f"spread-{measure}"] = spread_against_error(points, rows_by[SpreadRow], measure, title)
+    _write(config, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
+    for kind, shown in rows_by.items():
         if shown:
             terminal.show(kind, shown, TITLES[kind])
     terminal.say(f"report: {config.folder / 'report.html'}")
     terminal.finish(config, measured)
     return 0
-
-
-def _tables(records: Sequence[Record], found: Sequence[Group], points: Sequence[Fields], margin: float) -> Tables:
-    """Rows of each table by their kind; numbers that JSON cannot write are None. found, points: of the records."""
-    made: Mapping[type[Row], Sequence[Row]] = {
-        ErrorsRow: summaries.errors(found) if any(one.method == "ptq" for one in found) else [],
-        SweetSpotRow: summaries.sweet_spots(found, records, margin),
-        QatRow: summaries.trained(found, margin),
-        ActorQRow: summaries.actorq(records),
-        SpreadRow: spread.correlations(points),
-        ExcludedRow: summaries.excluded(records),
-    }
-    return {kind: schema.document(kind, rows)["rows"] for kind, rows in made.items()}
 
 
 def _write(
@@ -82,13 +77,13 @@ def _write(
     margin: float,
     records: Sequence[Record],
     measured: schema.Document,
-    made: Tables,
+    rows_by: Tables,
     figures: Mapping[str, Figure],
 ) -> None:
     folder = config.folder
-    shown = {kind: rows for kind, rows in made.items() if rows}
+    shown = {kind: rows for kind, rows in rows_by.items() if rows}
     schema.write(measured, folder / "rows.json")
-    for kind, rows_of in made.items():
+    for kind, rows_of in rows_by.items():
         file = folder / f"{kind.command.partition(' ')[2].replace(' ', '-')}.json"
         if rows_of:
             schema.write(schema.document(kind, rows_of), file)
@@ -107,7 +102,7 @@ def _write(
     text = page.render(
         title=f"{name}: a study of quantisation",
         facts=_facts(about, records, margin),
-        sentences=_sentences(made, records),
+        sentences=_sentences(rows_by, records),
         tables=every,
         figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
         command=config.command_line(),
@@ -148,32 +143,32 @@ def _facts(about: str, records: Sequence[Record], margin: float) -> dict[str, st
     }
 
 
-def _sentences(made: Tables, records: Sequence[Record]) -> list[str]:
+def _sentences(rows_by: Tables, records: Sequence[Record]) -> list[str]:
     """What the tables show, in words."""
-    found = []
-    spots = made[SweetSpotRow]
+    sentences = []
+    spots = rows_by[SweetSpotRow]
     for scheme, mode in dict.fromkeys((row["scheme"], row["mode"]) for row in spots):
-        some = [row for row in spots if (row["scheme"], row["mode"]) == (scheme, mode)]
+        alike = [row for row in spots if (row["scheme"], row["mode"]) == (scheme, mode)]
         kept = []
         for bits in (8, 6, 4):
-            asked = [row["sweet_spot"] for row in some if bits in row["widths"]]
-            if asked:
+            spots_of = [row["sweet_spot"] for row in alike if bits in row["widths"]]
+            if spots_of:
                 kept.append(
-                    f"{sum(spot is not None and spot <= bits for spot in asked)} of {len(asked)} to {bits} bits"
+                    f"{sum(spot is not None and spot <= bits for spot in spots_of)} of {len(spots_of)} to {bits} bits"
                 )
         if kept:
-            found.append(f"Scheme {scheme}, {mode}: return is kept by {', '.join(kept)}.")
-    for row in made[SpreadRow]:
+            sentences.append(f"Scheme {scheme}, {mode}: return is kept by {', '.join(kept)}.")
+    for row in rows_by[SpreadRow]:
         if row["correlation"] is not None and row["bits"] == 8 and row["spread"] == "range":
             shows = "excludes" if row["low"] > 0 or row["high"] < 0 else "contains"
-            found.append(
+            sentences.append(
                 f"Wider weights, larger error? At 8 bits with scheme {row['scheme']} the rank correlation is "
                 f"{signed(row['correlation'])} over {row['agents']} policies; its interval {shows} 0."
             )
     left = sum(record.state != DONE for record in records if record.method != TRAIN)
-    explained = sum(row["cells"] for row in made[ExcludedRow])
+    explained = sum(row["cells"] for row in rows_by[ExcludedRow])
     if explained:
-        found.append(f"{explained:,} cells have no result; the last table says why.")
+        sentences.append(f"{explained:,} cells have no result; the last table says why.")
     if left > explained:
-        found.append(f"{left - explained:,} cells are still to be measured.")
-    return found or ["Every cell was measured."]
+        sentences.append(f"{left - explained:,} cells are still to be measured.")
+    return sentences or ["Every cell was measured."]

@@ -19,7 +19,7 @@ from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
 from quarl.experiments import rows, summaries
 from quarl.experiments.cells import FP32, PTQ, QAT
-from quarl.experiments.groups import EMPTY, Group, groups
+from quarl.experiments.groups import EMPTY, Group, grouped
 from quarl.experiments.rows import CellRow
 from quarl.experiments.runner import UNBOUNDED, Measured, entry_of, given, measure_document
 from quarl.processes.signals import SIGNALLED
@@ -74,9 +74,11 @@ class SummaryRow(Row):
 def run(config: SweepConfig) -> int:
     """Writes the study, measures what is missing of it within the time, and shows all that is there; returns the exit
     code."""
-    asked = config.output, study_document(check(config)), config.env
+    document = study_document(check(config))
     with energy.meter(config) as meter:
-        measured = measure_document(*asked, terminal.progress, jobs=config.jobs, minutes=config.minutes)
+        measured = measure_document(
+            config.output, document, config.env, terminal.progress, jobs=config.jobs, minutes=config.minutes
+        )
     if (code := study.ended(measured, config)) <= SIGNALLED:
         _show(config, measured, meter.cost)
     return code
@@ -85,19 +87,19 @@ def run(config: SweepConfig) -> int:
 def _show(config: SweepConfig, measured: Measured, cost: energy.Energy | None) -> None:
     title = f"{config.algo} on {config.env}"
     about = partial(schema.document, algo=config.algo, env_id=config.env, seed=config.seed)
-    found = about(SweepRow, compared(rows.rows(measured.records, config.margin)), energy=cost)
-    grouped = groups(measured.records)
-    summary = about(SummaryRow, over_seeds(grouped, config.margin))
-    if found["rows"]:  # what is compared with float32 agents waits for the first of these
-        for name, document in (("rows.json", found), ("summary.json", summary)):
+    cells = about(SweepRow, compared(rows.rows(measured.records, config.margin)), energy=cost)
+    groups = grouped(measured.records)
+    summary = about(SummaryRow, over_seeds(groups, config.margin))
+    if cells["rows"]:  # what is compared with float32 agents waits for the first of these
+        for name, document in (("rows.json", cells), ("summary.json", summary)):
             schema.write(document, config.output / name)
         figure = config.output / "return-against-bits.png"
-        style.save(bits_against_return(summaries.means(grouped), title), figure)
-        terminal.show(SweepRow, found["rows"], title)
+        style.save(bits_against_return(summaries.means(groups), title), figure)
+        terminal.show(SweepRow, cells["rows"], title)
         terminal.show(SummaryRow, summary["rows"], f"{title}, over seeds")
         terminal.say(f"figure: {figure}")
     terminal.say(*study.failures(measured.records))
-    terminal.finish(config, found)
+    terminal.finish(config, cells)
 
 
 def check(config: SweepConfig) -> SweepConfig:
@@ -123,10 +125,10 @@ def length(config: SweepConfig) -> int:
     """Environment steps of each training."""
     if config.n_timesteps is not None:
         return config.n_timesteps
-    asked = config.training(config.seed, None, None, config.output).hyperparameters()
+    told = config.training(config.seed, None, None, config.output).hyperparameters()
     env_id = resolve(config.env, trusted=True)
     defaults = tuned.read(config.algo, env_id, atari=is_atari(env_id)).written
-    return interpret(defaults | asked, Path("hyper-parameters")).n_timesteps
+    return interpret(defaults | told, Path("hyper-parameters")).n_timesteps
 
 
 def study_document(config: SweepConfig) -> dict[str, Any]:
@@ -153,9 +155,9 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     }
 
 
-def compared(found: Sequence[CellRow]) -> list[CellRow]:
+def compared(cells: Sequence[CellRow]) -> list[CellRow]:
     """Those that have an fp32 agent to be compared with, by precision as they were asked for, then method and seed."""
-    named = [replace(row, precision=QuantSpec.parse(row.precision).precision) for row in found]
+    named = [replace(row, precision=QuantSpec.parse(row.precision).precision) for row in cells]
     return sorted((row for row in named if row.error_pct is not None), key=lambda row: (*_place(row, named), row.seed))
 
 
@@ -164,24 +166,24 @@ def _place(row: CellRow | SummaryRow, every: Sequence[CellRow] | Sequence[Summar
     return precisions.index(row.precision), METHODS.index(row.method)
 
 
-def over_seeds(found: Sequence[Group], margin_pct: float) -> list[SummaryRow]:
+def over_seeds(groups: Sequence[Group], margin_pct: float) -> list[SummaryRow]:
     """Every method at every precision, over the seeds that have an fp32 agent."""
-    made = []
-    for group in found:
-        own = group.of(group.exact)
-        if not own.records:
+    table = []
+    for group in groups:
+        paired = group.of(group.exact)
+        if not paired.records:
             continue
-        spec = QuantSpec.parse(own.precision)
-        same = (one for one in found if one.method == PTQ and QuantSpec.parse(one.precision) == spec)
-        made.append(
+        spec = QuantSpec.parse(paired.precision)
+        alike = (other for other in groups if other.method == PTQ and QuantSpec.parse(other.precision) == spec)
+        table.append(
             SummaryRow(
-                method=own.method,
+                method=paired.method,
                 precision=spec.precision,
                 bits_weights=spec.weight_bits,
                 bits_activations=spec.activation_bits or 32,
-                seeds=len(own.records),
-                **as_fields(own.mean(), "mean", "ci"),
-                **own.compared(margin_pct, next(same, EMPTY) if own.method == QAT else EMPTY),
+                seeds=len(paired.records),
+                **as_fields(paired.mean(), "mean", "ci"),
+                **paired.compared(margin_pct, next(alike, EMPTY) if paired.method == QAT else EMPTY),
             )
         )
-    return sorted(made, key=lambda row: _place(row, made))
+    return sorted(table, key=lambda row: _place(row, table))

@@ -70,18 +70,18 @@ class Play:
     """Steps after which an episode that goes on is an error; 0: LONGEST."""
 
 
-def play(told: Play, run: Callable[[Array], Array], episodes: Iterable[int]) -> Generator[Episode]:
+def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) -> Generator[Episode]:
     """Plays the episodes (indices k) and yields each as it ends, which need not be in order.
 
     run: observations [batch, *shape] in the policy's dtype -> outputs [batch, n], each row independent of the others.
     """
-    policy, batch, stream, seed, record = told.policy, told.batch, told.stream, told.seed, told.record
+    policy, batch, stream, seed, record = setting.policy, setting.batch, setting.stream, setting.seed, setting.record
     pending: Iterator[int] = iter(episodes)
     observations = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
     numbers = observations.reshape(-1) if observations.dtype.kind == "f" else None
     slots: list[_Slot] = []
     live: list[_Slot] = []
-    generators = [action_generator(stream, seed, 0)] * batch if told.stochastic else None
+    generators = [action_generator(stream, seed, 0)] * batch if setting.stochastic else None
     head = policy.head
     tick = 0
 
@@ -92,9 +92,9 @@ def play(told: Play, run: Callable[[Array], Array], episodes: Iterable[int]) -> 
         if index is None:
             return False
         slot.index = index
-        if slot.env is None or told.fresh:
+        if slot.env is None or setting.fresh:
             slot.close()
-            slot.env = told.make()
+            slot.env = setting.make()
             slot.step = slot.env.step
             head = head_in(policy.head, slot.env.action_space)
         slot.total, slot.start, slot.trace = 0.0, tick, []
@@ -149,7 +149,7 @@ def play(told: Play, run: Callable[[Array], Array], episodes: Iterable[int]) -> 
             except Exception as error:
                 raise broken(slot.env, error) from error
             if tick % LOOK == 0:
-                _look(max(tick - slot.start for slot in live), live[0].env, told.bound or LONGEST)
+                _look(max(tick - slot.start for slot in live), live[0].env, setting.bound or LONGEST)
             for slot, terminated in ended:
                 yield Episode(
                     index=slot.index,

@@ -15,6 +15,7 @@ from quarl.experiments.cells import DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
 from quarl.experiments.rows import returns
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
+from quarl.rows import by
 from quarl.stats import NO_VERDICT, Interval, Verdict, as_fields
 
 Pairs = list[tuple[Array, Array]]
@@ -42,17 +43,17 @@ class Group:
     @property
     def pairs(self) -> Pairs:
         """(fp32, this) returns of each seed that has both."""
-        both = [(self.exact[one.seed], returns(one)) for one in self.records if one.seed in self.exact]
-        return [(exact, own) for exact, own in both if exact.size == own.size]
+        both = [(self.exact[record.seed], returns(record)) for record in self.records if record.seed in self.exact]
+        return [(exact, played) for exact, played in both if exact.size == played.size]
 
     @property
     def measured(self) -> bool:
         """Whether kernels of its precision ran; else it was simulated."""
-        return all(one.result.get("measured", True) for one in self.records)
+        return all(record.result.get("measured", True) for record in self.records)
 
     def of(self, seeds: Collection[int]) -> Group:
         """The same with no other seeds."""
-        return replace(self, records=tuple(one for one in self.records if one.seed in seeds))
+        return replace(self, records=tuple(record for record in self.records if record.seed in seeds))
 
     def mean(self) -> Interval | None:
         """Return, over seeds and their episodes."""
@@ -72,11 +73,11 @@ class Group:
 
     def gain(self, other: Group) -> Interval | None:
         """Return over the other's, paired by seed and episode; None where that lacks one of the seeds."""
-        theirs = {one.seed: returns(one) for one in other.records}
-        ours = {one.seed: returns(one) for one in self.records}
-        if not ours or any(seed not in theirs or theirs[seed].size != own.size for seed, own in ours.items()):
+        there = {record.seed: returns(record) for record in other.records}
+        here = {record.seed: returns(record) for record in self.records}
+        if not here or any(seed not in there or there[seed].size != returned.size for seed, returned in here.items()):
             return None
-        return stats.over_seeds([own - theirs[seed] for seed, own in ours.items()], np.random.default_rng(0))
+        return stats.over_seeds([returned - there[seed] for seed, returned in here.items()], np.random.default_rng(0))
 
     def verdict(self, margin_pct: float) -> Verdict | None:
         """Whether it loses less than the margin: with one seed by its episodes, else by the error's interval."""
@@ -96,18 +97,15 @@ class Group:
 EMPTY = Group(AgentName(algo="", env_id="", source=""), "", "", "", "")
 
 
-def groups(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, QAT, UNTRAINED)) -> list[Group]:
+def grouped(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, QAT, UNTRAINED)) -> list[Group]:
     """All groups of these methods with a finished cell, in the study's order; ActorQ is a table of its own."""
-    exact: dict[AgentName, dict[int, Array]] = {}
-    members: dict[tuple[AgentName, str, str, str, str], list[Record]] = {}
-    for record in records:
-        if record.state == DONE and record.method in methods:
-            agent = record.of_agent()
-            about = (agent, record.method, record.precision, record.scheme, record.mode)
-            members.setdefault(about, []).append(record)
-            if record.method == FP32:
-                exact.setdefault(agent, {})[record.seed] = returns(record)
-    return [Group(*about, tuple(some), exact.get(about[0], {})) for about, some in members.items()]
+    done = [record for record in records if record.state == DONE and record.method in methods]
+    exact = by((record for record in done if record.method == FP32), Record.of_agent)
+    members = by(done, lambda done: (done.of_agent(), done.method, done.precision, done.scheme, done.mode))
+    return [
+        Group(*about, tuple(cells), {record.seed: returns(record) for record in exact.get(about[0], ())})
+        for about, cells in members.items()
+    ]
 
 
 def bits_of(record: Record) -> int | None:

@@ -41,8 +41,8 @@ class _Policy:
     @property
     def played(self) -> dict[str, Any]:
         """What determines its episodes beside the seed."""
-        told = {"deterministic": True} if self.entry.deterministic else {}
-        return {"episodes": self.entry.episodes or self.study.episodes, **told}
+        greedy = {"deterministic": True} if self.entry.deterministic else {}
+        return {"episodes": self.entry.episodes or self.study.episodes, **greedy}
 
     @property
     def about(self) -> dict[str, Any]:
@@ -127,14 +127,14 @@ def _of_policy(
     if agent is not None:
         agent = dataclasses.replace(agent, identity={**agent.identity, **entry.world})
     policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
-    made = [(cell, method.at) for method in study.methods for cell in _METHODS[method.method](policy, method)]
+    pairs = [(cell, method.at) for method in study.methods for cell in _METHODS[method.method](policy, method)]
     if na:
-        made = [(_refused(cell, na), at) for cell, at in made]
-    if agent is not None and any(cell.needs for cell, _ in made):
+        pairs = [(_refused(cell, na), at) for cell, at in pairs]
+    if agent is not None and any(cell.needs for cell, _ in pairs):
         training = Cell(**policy.about, method=TRAIN, precision="fp32", work=agent.identity)
         policy.check(partial(check_training, training.work))
         yield training, entry.at
-    yield from made
+    yield from pairs
 
 
 def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
@@ -142,8 +142,8 @@ def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) 
     key = f"{env_id} {entry.world}"
     if key not in spaces:
         try:
-            told = EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {})))
-            env = make(env_id, trusted=True, **told.making)  # the plan has resolved it
+            options = EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {})))
+            env = make(env_id, trusted=True, **options.making)  # the plan has resolved it
             spaces[key] = env.action_space, unreadable(env.observation_space)
             env.close()
         except QuarlError as error:  # an extra that is not installed

@@ -92,12 +92,12 @@ def calibration(policy: Policy, identity: Mapping[str, Any], seed: int, env_id: 
 
     identity: what determines the policy. They are kept under `folder`, whole or not at all.
     """
-    asked = json.dumps([VERSION, identity, seed, env_id], sort_keys=True)
-    path = folder / CALIBRATION / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.npz"
+    determined = json.dumps([VERSION, identity, seed, env_id], sort_keys=True)
+    path = folder / CALIBRATION / f"{hashlib.sha256(determined.encode()).hexdigest()[:32]}.npz"
     with suppress(QuarlError, KeyError):  # it is not there, or damaged: recorded anew
-        found = read_npz(read_bytes(path), str(path))["observations"]
-        if found.shape[1:] == policy.observation_shape and found.dtype == policy.observation_dtype:
-            return found
+        observations = read_npz(read_bytes(path), str(path))["observations"]
+        if observations.shape[1:] == policy.observation_shape and observations.dtype == policy.observation_dtype:
+            return observations
     observations = record(policy, seed=seed, env_id=env_id)
     buffer = io.BytesIO()
     np.savez(buffer, observations=observations)
@@ -155,8 +155,8 @@ def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
         raise QuarlError(f"{path} was trained on {trained_on}, not on {env_id}: correct the study")
     # what a file says of its environment names no module
     chosen = None if same and not MODULE_ID.fullmatch(env_id) else env_id
-    told = EnvironmentConfig(**agent.identity.get("environment", {}))
-    policy = EnvironmentOptions.said(told).at_home(policy, chosen)
+    options = EnvironmentConfig(**agent.identity.get("environment", {}))
+    policy = EnvironmentOptions.said(options).at_home(policy, chosen)
     played_on(policy, chosen)
     seed = job.cell.seed
     observations = calibration(policy, agent.identity, seed, chosen, job.study) if calibrate else None

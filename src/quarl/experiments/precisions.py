@@ -160,11 +160,11 @@ def packed_bytes(policy: Policy) -> int:
     return len(artifact.to_bytes(policy))
 
 
-def _load(policy: QuantizedPolicy, wanted: str) -> Engine:
+def _load(policy: QuantizedPolicy, name: str) -> Engine:
     """The wanted engine, or the reference where it cannot run this precision (the row then says simulated)."""
     try:
-        return engines.load(policy, wanted, batch=1)
+        return engines.load(policy, name, batch=1)
     except UnsupportedError:
-        if wanted == "reference" or policy.spec.float_type is not None:
+        if name == "reference" or policy.spec.float_type is not None:
             raise
         return engines.load(policy, "reference", batch=1)

@@ -130,10 +130,10 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
 
 def status(records: Sequence[Record]) -> list[StatusRow]:
     """One row for every method of every agent, in the study's order."""
-    made = []
-    for (agent, method), some in by(records, lambda record: (record.of_agent(), record.method)).items():
-        states = [record.state for record in some]
+    counted = []
+    for (agent, method), members in by(records, lambda record: (record.of_agent(), record.method)).items():
+        states = [record.state for record in members]
         counts: dict[str, Any] = {state: states.count(state) for state in STATES}
-        minutes = sum(record.seconds or 0.0 for record in some) / 60
-        made.append(StatusRow(**asdict(agent), method=method, cells=len(some), **counts, minutes=minutes))
-    return made
+        minutes = sum(record.seconds or 0.0 for record in members) / 60
+        counted.append(StatusRow(**asdict(agent), method=method, cells=len(members), **counts, minutes=minutes))
+    return counted

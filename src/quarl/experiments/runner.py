@@ -83,8 +83,8 @@ def measure(
             signal = runner.run(chosen, report)
         if signal is not None:
             store.again(key for key, state in store.states().items() if state == RUNNING)
-        asked = {cell.key for cell in chosen}
-        records = [record for record in store.records() if record.key in asked]
+        keys = {cell.key for cell in chosen}
+        records = [record for record in store.records() if record.key in keys]
         return Measured(records=records, left=runner.left, signal=signal)
 
 
@@ -264,8 +264,8 @@ def _worker_of(cell: Cell) -> str:
 def _wrappers(cells: Iterable[Cell]) -> list[str]:
     """Classes that the environments of the cells' agents are wrapped in, as far as files at hand say so."""
     paths = dict.fromkeys(cell.agent.path for cell in cells if cell.agent is not None and cell.agent.path is not None)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for path in paths:
         with contextlib.suppress(QuarlError):  # its cells will say it
-            found |= dict.fromkeys(name for name, _ in zoo.read_settings(path)[0].wrappers)
-    return list(found)
+            names |= dict.fromkeys(name for name, _ in zoo.read_settings(path)[0].wrappers)
+    return list(names)

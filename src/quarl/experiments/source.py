@@ -78,12 +78,12 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
 
 def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
     """Everything on which a training's result depends, RL Zoo's tuned hyper-parameters included."""
-    found = tuned.read(entry.algo, env_id, atari=is_atari(env_id)).written
-    n_timesteps = entry.n_timesteps or int(found["n_timesteps"])
+    written = tuned.read(entry.algo, env_id, atari=is_atari(env_id)).written
+    n_timesteps = entry.n_timesteps or int(written["n_timesteps"])
     return {
         "algo": entry.algo,
         "env_id": env_id,
-        "tuned": found,
+        "tuned": written,
         "params": dict(entry.params),
         "seed": seed,
         **({"train": dict(entry.train)} if entry.train else {}),
@@ -106,10 +106,10 @@ def _read(study: Study, entry: PolicyEntry, source: str, path: Path, algo: str) 
     normalize = entry.normalize
     if normalize not in (None, NONE):
         normalize = str(study.agents / normalize)
-    told = {"normalize": NONE} if normalize == NONE else {}
+    unnormalised = {"normalize": NONE} if normalize == NONE else {}
     return Agent(
         source=source,
-        identity={"sha256": digest(path, normalize), "format": path.suffix, **told},
+        identity={"sha256": digest(path, normalize), "format": path.suffix, **unnormalised},
         path=path,
         algo=algo,
         n_timesteps=_steps(entry, path),

@@ -54,48 +54,49 @@ def _interval(low: float | None, high: float | None) -> str:
     return "–" if low is None else f"[{formats.signed(low)}, {formats.signed(high)}]"
 
 
-def points(found: Sequence[Group]) -> list[Fields]:
+def points(groups: Sequence[Group]) -> list[Fields]:
     """One point for every policy at every width and scheme: its two spreads and its error."""
-    made: list[Fields] = []
-    for one in found:
-        error = one.error()
-        shown = one.bits in WIDTHS and one.scheme in SCHEMES and one.mode == MODE
+    drawn: list[Fields] = []
+    for group in groups:
+        error = group.error()
+        shown = group.bits in WIDTHS and group.scheme in SCHEMES and group.mode == MODE
         if not shown or error is None or not np.isfinite(error.point):
             continue
-        facts = [record.result for record in one.records]
+        facts = [record.result for record in group.records]
         spreads = {name: float(np.mean([_spread(fact, name) for fact in facts])) for name in SPREADS}
-        made.append({**asdict(one.agent), "bits": one.bits, "scheme": one.scheme, **spreads, "error_pct": error.point})
-    return made
+        about = {**asdict(group.agent), "bits": group.bits, "scheme": group.scheme}
+        drawn.append({**about, **spreads, "error_pct": error.point})
+    return drawn
 
 
-def _spread(found: Mapping[str, Any], name: str) -> float:
-    low, high = found["weight_min"], found["weight_max"]
+def _spread(result: Mapping[str, Any], name: str) -> float:
+    low, high = result["weight_min"], result["weight_max"]
     if name == "range":
         return float(high - low)
-    return float(max(abs(low), abs(high)) / max(found["weight_std"], 1e-30))
+    return float(max(abs(low), abs(high)) / max(result["weight_std"], 1e-30))
 
 
-def correlations(found: Sequence[Fields]) -> list[SpreadRow]:
+def correlations(drawn: Sequence[Fields]) -> list[SpreadRow]:
     """Spearman's rank correlation of spread and error for each measure, width and scheme, with its interval."""
-    made: list[SpreadRow] = []
+    rows: list[SpreadRow] = []
     for name, bits, scheme in product(SPREADS, WIDTHS, SCHEMES):
-        some = [row for row in found if (row["bits"], row["scheme"]) == (bits, scheme)]
-        if not some:
+        panel = [row for row in drawn if (row["bits"], row["scheme"]) == (bits, scheme)]
+        if not panel:
             continue
-        rho = spearman([row[name] for row in some], [row["error_pct"] for row in some])
-        made.append(
+        rho = spearman([row[name] for row in panel], [row["error_pct"] for row in panel])
+        rows.append(
             SpreadRow(
                 spread=name,
                 bits=bits,
                 scheme=scheme,
-                agents=len(some),
-                pairs=len({(row["algo"], row["env_id"]) for row in some}),
+                agents=len(panel),
+                pairs=len({(row["algo"], row["env_id"]) for row in panel}),
                 correlation=None if rho is None else rho.point,
                 low=None if rho is None else rho.low,
                 high=None if rho is None else rho.high,
             )
         )
-    return made
+    return rows
 
 
 def spearman(x: Sequence[float], y: Sequence[float], num_resamples: int = NUM_RESAMPLES) -> Interval | None:

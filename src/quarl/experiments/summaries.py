@@ -13,7 +13,7 @@ import numpy as np
 from quarl import stats
 from quarl.arrays import Array
 from quarl.experiments.cells import ACTORQ, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
-from quarl.experiments.groups import EMPTY, Group, bits_of, groups
+from quarl.experiments.groups import EMPTY, Group, bits_of, grouped
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
 from quarl.quant.spec import QuantSpec
@@ -27,45 +27,46 @@ Grid = tuple[str, str]
 """Scheme and mode."""
 
 
-def errors(found: Sequence[Group]) -> list[ErrorsRow]:
+def errors(groups: Sequence[Group]) -> list[ErrorsRow]:
     """Return in fp32, fp16 and int8 with E, one row a policy and scheme, then each algorithm's mean of E."""
-    grids = list(dict.fromkeys((one.scheme, one.mode) for one in found if one.precision == INT8 and one.method == PTQ))
-    made: list[ErrorsRow] = []
-    for algo in dict.fromkeys(one.agent.algo for one in found):
-        agents = list(dict.fromkeys(one.agent for one in found if one.agent.algo == algo))
+    int8 = (group for group in groups if group.precision == INT8 and group.method == PTQ)
+    grids = list(dict.fromkeys((group.scheme, group.mode) for group in int8))
+    rows: list[ErrorsRow] = []
+    for algo in dict.fromkeys(group.agent.algo for group in groups):
+        agents = list(dict.fromkeys(group.agent for group in groups if group.agent.algo == algo))
         for grid in grids or [("default", "dynamic")]:
             columns = [
                 of_the_same_seeds(
-                    _find(found, agent, FP32, FP32),
-                    _find(found, agent, PTQ, FP16),
-                    _find(found, agent, PTQ, INT8, grid),
+                    _find(groups, agent, FP32, FP32),
+                    _find(groups, agent, PTQ, FP16),
+                    _find(groups, agent, PTQ, INT8, grid),
                 )
                 for agent in agents
             ]
-            made += [_error_row(agent, grid, *some) for agent, some in zip(agents, columns, strict=True)]
+            rows += [_error_row(agent, grid, *three) for agent, three in zip(agents, columns, strict=True)]
             if len(agents) > 1:
-                made.append(_mean_row(algo, grid, columns))
-    return made
+                rows.append(_mean_row(algo, grid, columns))
+    return rows
 
 
 def of_the_same_seeds(*columns: Group) -> list[Group]:
     """Means stand side by side only where they are of the same seeds."""
-    seeds = [{record.seed for record in one.records} for one in columns if one.records]
+    seeds = [{record.seed for record in group.records} for group in columns if group.records]
     common = set.intersection(*seeds) if seeds else set()
-    return [one.of(common) for one in columns]
+    return [group.of(common) for group in columns]
 
 
-def _find(found: Sequence[Group], agent: AgentName, method: str, precision: str, grid: Grid | None = None) -> Group:
-    wanted = (one for one in found if (one.agent, one.method, one.precision) == (agent, method, precision))
-    return next((one for one in wanted if grid in (None, (one.scheme, one.mode))), EMPTY)
+def _find(groups: Sequence[Group], agent: AgentName, method: str, precision: str, grid: Grid | None = None) -> Group:
+    alike = (group for group in groups if (group.agent, group.method, group.precision) == (agent, method, precision))
+    return next((group for group in alike if grid in (None, (group.scheme, group.mode))), EMPTY)
 
 
 def _error_row(agent: AgentName, grid: Grid, exact: Group, fp16: Group, int8: Group) -> ErrorsRow:
     row: dict[str, Any] = {**asdict(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
-    row["seeds"] = max(len(one.records) for one in (exact, fp16, int8))
+    row["seeds"] = max(len(group.records) for group in (exact, fp16, int8))
     row |= as_fields(exact.mean(), FP32, FP32)
-    for name, one in ((FP16, fp16), (INT8, int8)):
-        row |= {name: one.point, **as_fields(one.error(), f"error_{name}_pct", f"error_{name}")}
+    for name, group in ((FP16, fp16), (INT8, int8)):
+        row |= {name: group.point, **as_fields(group.error(), f"error_{name}_pct", f"error_{name}")}
     return ErrorsRow(**row)
 
 
@@ -74,8 +75,8 @@ def _mean_row(algo: str, grid: Grid, columns: Sequence[Sequence[Group]]) -> Erro
 
     columns: in fp32, fp16 and int8 of each policy.
     """
-    places = [place for place in (1, 2) if any(some[place].records for some in columns)]
-    agents = [{place: _together(some[place]) for place in places} for some in columns]
+    places = [place for place in (1, 2) if any(three[place].records for three in columns)]
+    agents = [{place: _together(three[place]) for place in places} for three in columns]
     usable = [agent for agent in agents if all(pair is not None for pair in agent.values())]
     row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
     row |= {"agents": len(usable), "seeds": 0, **as_fields(None, FP32, FP32)}
@@ -86,16 +87,16 @@ def _mean_row(algo: str, grid: Grid, columns: Sequence[Sequence[Group]]) -> Erro
     return ErrorsRow(**row)
 
 
-def _together(one: Group) -> tuple[Array, Array] | None:
+def _together(group: Group) -> tuple[Array, Array] | None:
     """All seeds' episodes: one is as good as another for what is asked here, of these agents and not of others. None
     where there is none, or no E because fp32's interval contains 0."""
-    if not (pairs := one.pairs):
+    if not (pairs := group.pairs):
         return None
-    exact, own = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    return None if math.isnan(stats.error_pct(exact, own, np.random.default_rng(0))) else (exact, own)
+    exact, quantised = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    return None if math.isnan(stats.error_pct(exact, quantised, np.random.default_rng(0))) else (exact, quantised)
 
 
-def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[SweetSpotRow]:
+def sweet_spots(groups: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[SweetSpotRow]:
     """The smallest width whose every wider width is non-inferior, one row a policy and scheme.
 
     records: all of the study; a width that is not measured with each of its seeds has shown nothing.
@@ -105,20 +106,21 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
         if record.method == PTQ and (bits := bits_of(record)) is not None:
             widths_of = planned.setdefault((record.of_agent(), record.scheme, record.mode), {})
             widths_of.setdefault(bits, set()).add(record.seed)
-    members = {(one.agent, one.scheme, one.mode, one.bits): one for one in found if one.bits is not None and one.pairs}
-    made: list[SweetSpotRow] = []
+    paired = (group for group in groups if group.bits is not None and group.pairs)
+    members = {(group.agent, group.scheme, group.mode, group.bits): group for group in paired}
+    rows: list[SweetSpotRow] = []
     for (agent, scheme, mode), widths_of in planned.items():
         widths = sorted(widths_of, reverse=True)
-        some = [members.get((agent, scheme, mode, bits), EMPTY) for bits in widths]
-        if not any(one.pairs for one in some):
+        by_width = [members.get((agent, scheme, mode, bits), EMPTY) for bits in widths]
+        if not any(group.pairs for group in by_width):
             continue
         verdicts = [
-            one.verdict(margin_pct) if len(one.pairs) == len(widths_of[bits]) else None
-            for bits, one in zip(widths, some, strict=True)
+            group.verdict(margin_pct) if len(group.pairs) == len(widths_of[bits]) else None
+            for bits, group in zip(widths, by_width, strict=True)
         ]
-        good = [one is not None and one.noninferior for one in verdicts]
+        good = [verdict is not None and verdict.noninferior for verdict in verdicts]
         reach = next((number for number, fine in enumerate(good) if not fine), len(good))
-        made.append(
+        rows.append(
             SweetSpotRow(
                 **asdict(agent),
                 scheme=scheme,
@@ -126,49 +128,49 @@ def sweet_spots(found: Sequence[Group], records: Sequence[Record], margin_pct: f
                 seeds=max(len(seeds) for seeds in widths_of.values()),
                 widths=widths,
                 noninferior=good,
-                verdicts=[None if one is None else one.verdict for one in verdicts],
+                verdicts=[None if verdict is None else verdict.verdict for verdict in verdicts],
                 sweet_spot=widths[reach - 1] if reach else None,
             )
         )
-    return made
+    return rows
 
 
-def means(found: Sequence[Group]) -> list[Fields]:
+def means(groups: Sequence[Group]) -> list[Fields]:
     """Return over seeds of every policy with every method at every precision, over the seeds that all of them have."""
-    made: list[Fields] = []
-    for agent in dict.fromkeys(one.agent for one in found):
-        for one in of_the_same_seeds(*(other for other in found if other.agent == agent)):
-            if one.records:
-                about = {"method": one.method, "precision": one.precision, "scheme": one.scheme, "mode": one.mode}
-                ends = as_fields(one.mean(), "mean", "ci")
-                made.append({**asdict(agent), **about, **ends, "measured": one.measured, "seeds": len(one.records)})
-    return made
+    points: list[Fields] = []
+    for agent in dict.fromkeys(group.agent for group in groups):
+        for group in of_the_same_seeds(*(other for other in groups if other.agent == agent)):
+            if group.records:
+                names = ("method", "precision", "scheme", "mode", "measured")
+                about = {name: getattr(group, name) for name in names} | as_fields(group.mean(), "mean", "ci")
+                points.append({**asdict(agent), **about, "seeds": len(group.records)})
+    return points
 
 
-def trained(found: Sequence[Group], margin_pct: float) -> list[QatRow]:
+def trained(groups: Sequence[Group], margin_pct: float) -> list[QatRow]:
     """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision,
     with the default scheme, dynamic before static."""
-    made: list[QatRow] = []
-    for one in (one for one in found if one.method == QAT):
-        name = QuantSpec.parse(one.precision).precision
+    rows: list[QatRow] = []
+    for group in (group for group in groups if group.method == QAT):
+        name = QuantSpec.parse(group.precision).precision
         grids = (("default", "dynamic"), ("default", "static"))
-        candidates = [_find(found, one.agent, PTQ, name, grid) for grid in grids]
+        candidates = [_find(groups, group.agent, PTQ, name, grid) for grid in grids]
         best = next((other for other in candidates if other.records), EMPTY)
-        exact, ptq, own = of_the_same_seeds(_find(found, one.agent, FP32, FP32), best, one)
+        exact, ptq, qat = of_the_same_seeds(_find(groups, group.agent, FP32, FP32), best, group)
         ptq_error = ptq.error()
-        made.append(
+        rows.append(
             QatRow(
-                **asdict(one.agent),
-                precision=one.precision,
-                seeds=len(own.records),
+                **asdict(group.agent),
+                precision=group.precision,
+                seeds=len(qat.records),
                 fp32=exact.point,
                 ptq=ptq.point,
                 error_ptq_pct=None if ptq_error is None else ptq_error.point,
-                qat=own.point,
-                **own.compared(margin_pct, ptq, "error_qat"),
+                qat=qat.point,
+                **qat.compared(margin_pct, ptq, "error_qat"),
             )
         )
-    return made
+    return rows
 
 
 def actorq(records: Sequence[Record]) -> list[ActorQRow]:
@@ -177,22 +179,22 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
     Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
     their geometric mean.
     """
-    found = groups(records, (ACTORQ,))
-    made: list[ActorQRow] = []
-    for one in found:
-        facts = [record.result for record in one.records]
-        same = {record.seed: record.result for record in _find(found, one.agent, ACTORQ, FP32).records}
-        against = [(same[record.seed], record.result) for record in one.records if record.seed in same]
-        ratios = [_seconds(exact) / _seconds(own) for exact, own in against]
+    groups = grouped(records, (ACTORQ,))
+    rows: list[ActorQRow] = []
+    for group in groups:
+        facts = [record.result for record in group.records]
+        same = {record.seed: record.result for record in _find(groups, group.agent, ACTORQ, FP32).records}
+        against = [(same[record.seed], record.result) for record in group.records if record.seed in same]
+        ratios = [_seconds(exact) / _seconds(result) for exact, result in against]
         # whoever was stopped short of the target would have taken longer
-        clear = one.precision != FP32 and all(own["reached_s"] is not None for _, own in against)
+        clear = group.precision != FP32 and all(result["reached_s"] is not None for _, result in against)
         faster = stats.geometric_mean(ratios) if ratios and clear else None
-        made.append(
+        rows.append(
             ActorQRow(
-                **asdict(one.agent),
-                precision=one.precision,
+                **asdict(group.agent),
+                precision=group.precision,
                 seeds=len(facts),
-                **as_fields(one.mean(), "mean", "ci"),
+                **as_fields(group.mean(), "mean", "ci"),
                 target=facts[0]["target"],
                 reached=sum(fact["reached_s"] is not None for fact in facts),
                 seconds=stats.geometric_mean([_seconds(fact) for fact in facts]),
@@ -200,7 +202,7 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
                 at_least=any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
             )
         )
-    return made
+    return rows
 
 
 def _seconds(fact: Mapping[str, Any]) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from quarl import formats, stats
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.experiments.cells import FP32, TRAIN, UNTRAINED
-from quarl.experiments.groups import EMPTY, groups
+from quarl.experiments.groups import EMPTY, grouped
 from quarl.experiments.methods.mixed_precision import PolicyRow, described
 from quarl.experiments.rows import returns
 from quarl.experiments.runner import UNBOUNDED, entry_of
@@ -74,7 +74,7 @@ def document(config: MixedPrecisionConfig) -> dict[str, Any]:
 def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[LearningRow]:
     """A row for every policy and precision of which a seed is there."""
     trainings = {(record.source, record.seed): record.result for record in records if record.method == TRAIN}
-    found = {(group.agent.source, group.method): group for group in groups(records)}
+    found = {(group.agent.source, group.method): group for group in grouped(records)}
     made = []
     for policy, dtype in product(config.chosen(), config.dtypes):
         columns = [found.get((f"{policy} {dtype}", method), EMPTY) for method in (UNTRAINED, FP32)]
