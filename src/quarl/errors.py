@@ -40,7 +40,7 @@ def in_one_line(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error of others says first, or its kind where it says nothing."""
-    return str(error).partition("\n")[0] or type(error).__name__
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def note(line: str) -> None:

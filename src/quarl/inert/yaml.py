@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, first_line
 from quarl.inert.zip import read_bytes
 
 YAML_BYTES = 2**16
@@ -99,7 +99,7 @@ def read_yaml(path: Path, *, merging: bool = False) -> dict[str, Any]:
     except RecursionError:
         raise QuarlError(f"{path} is nested too deeply to be a configuration") from None
     except (yaml.YAMLError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        reason = first_line(error)[:100]
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             reason = f"line {error.problem_mark.line + 1}: {str(error.problem)[:100]}"
         raise QuarlError(f"{path} is not YAML: {reason}") from None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, first_line
 from quarl.inert.budget import MAX_BYTES, current
 
 MAX_MEMBERS = 4096
@@ -98,8 +98,7 @@ def _unpack(
             wanted = _checked(archive.infolist(), where, limit_bytes, only, packed)
             return {name: archive.read(info) for name, info in wanted.items()}
     except _DAMAGE as error:
-        cause = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise QuarlError(f"{where} is not a whole zip file ({cause}); fetch it again") from None
+        raise QuarlError(f"{where} is not a whole zip file ({first_line(error)[:120]}); fetch it again") from None
 
 
 def member_names(path: Path) -> set[str]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, first_line
 from quarl.files import write_parts
 from quarl.inert.budget import reading
 from quarl.inert.zip import read_bytes
@@ -98,8 +98,7 @@ def from_bytes(data: Bytes, where: str, *, checked: bool = False) -> Policy:
     except QuarlError as error:
         raise QuarlError(f"{where}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, IndexError) as error:
-        detail = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise QuarlError(f"{where} is not a sound QuaRL policy file: {detail}") from None
+        raise QuarlError(f"{where} is not a sound QuaRL policy file: {first_line(error)[:120]}") from None
 
 
 def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -13,7 +13,7 @@ from logging import ERROR
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, first_line
 from quarl.inert.zip import escapes
 
 PREFIX = "hub:"
@@ -82,7 +82,7 @@ def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
     except errors.HFValidationError:
         cause = f"that is no name of a repository; write hub:ORG/NAME, as in {EXAMPLE}"
     except Exception as error:  # HTTP, TLS, proxies, disks: a download fails in many ways
-        cause = (str(error).splitlines() or [type(error).__name__])[0][:150]
+        cause = first_line(error)[:150]
     finally:
         logging.set_verbosity(level)
     raise QuarlError(f"cannot fetch {repo} from the hub: {cause}")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from quarl.arrays import Array
-from quarl.errors import UnsupportedError
+from quarl.errors import UnsupportedError, first_line
 from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Conv2d, Dense, Flatten, LayerNorm, Op, Scale
 from quarl.readers.normalizer import clamp
 
@@ -69,8 +69,8 @@ def _export(module: nn.Module, example: torch.Tensor) -> torch.export.ExportedPr
         try:
             return torch.export.export(module, (example,), strict=False)
         except Exception as error:  # its errors have no common base; all of them mean the same here
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason[:200]}")
+            reason = first_line(error)[:200]
+    raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason}")
 
 
 @contextmanager
@@ -92,19 +92,14 @@ class _Translation:
         self.nodes = list(exported.graph.nodes)
         self.values: dict[str, str] = {}
         """Names of our values by torch's node names."""
-        self.tensors: dict[str, tuple[str, torch.Tensor]] = {}
-        """(dotted name, tensor) of parameters, buffers and constants by node name."""
-        self.made: dict[str, Op] = {}
+        self.operators: dict[str, Op] = {}
         self.source = source
         signature = exported.graph_signature
         stored: Mapping[str, Any] = {**exported.state_dict, **exported.constants}
-        for targets in (
-            signature.inputs_to_parameters,
-            signature.inputs_to_buffers,
-            signature.inputs_to_lifted_tensor_constants,
-        ):
-            for node, target in targets.items():
-                self.tensors[node] = (first.get(id(stored[target]), target), stored[target])
+        weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        targets = {**weights, **signature.inputs_to_lifted_tensor_constants}
+        self.tensors = {node: (first.get(id(stored[name]), name), stored[name]) for node, name in targets.items()}
+        """(dotted name, tensor) of parameters, buffers and constants by node name."""
 
     def ops(self) -> list[Op]:
         """The operators on the way to the module's output, in order."""
@@ -119,9 +114,9 @@ class _Translation:
         if len(result) != 1 or getattr(result[0], "name", None) not in self.values:
             raise UnsupportedError(f"the module returns {len(result)} values; a policy returns one tensor")
         needed = {self.values[result[0].name]}
-        for op in reversed(self.made.values()):
+        for op in reversed(self.operators.values()):
             needed.update(op.inputs if op.name in needed else ())
-        return [op for op in self.made.values() if op.name in needed]
+        return [op for op in self.operators.values() if op.name in needed]
 
     def call(self, node: torch.fx.Node) -> None:
         """Adds the operator that `node` calls."""
@@ -139,9 +134,9 @@ class _Translation:
             self.values[node.name] = op
             return
         name, number = op.name, 2
-        while name in self.made:  # one layer called twice
+        while name in self.operators:  # one layer called twice
             name, number = f"{op.name}.{number}", number + 1
-        self.made[name] = replace(op, name=name)
+        self.operators[name] = replace(op, name=name)
         self.values[node.name] = name
 
     def translate(self, node: torch.fx.Node, kind: str, shape: tuple[int, ...]) -> Op | str:
