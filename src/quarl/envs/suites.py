@@ -1,14 +1,19 @@
-"""Suites of environments, with the ids that are known without their packages: an id is understood before any import."""
+"""Suites of environments: ids that are known without their packages, so that one is understood before any import, and
+contexts in which their simulators do not print what says nothing to a user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from quarl.envs.quiet import atari_muted, descriptors_muted, dm_control_muted, mujoco_muted
 from quarl.errors import QuarlError
 
 ATARI_GAMES = (
@@ -65,6 +70,75 @@ TASKS: Mapping[str, tuple[str, str]] = {
     f"{PREFIX}{domain}-{task}-v0": (domain, task) for domain, tasks in DOMAINS.items() for task in tasks
 }
 """Id, spelt as shimmy spells it -> (domain, task)."""
+
+
+@contextmanager
+def descriptors_muted() -> Iterator[None]:
+    """File descriptors 1 and 2 lead nowhere inside (PyBullet prints its build time, and "argv[0]=" per client)."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for descriptor in saved:
+            os.dup2(nowhere, descriptor)
+        yield
+    finally:
+        _flush_c_streams()  # C's buffer would otherwise come out after the descriptors are back
+        for descriptor, original in saved.items():
+            os.dup2(original, descriptor)
+            os.close(original)
+        os.close(nowhere)
+
+
+@contextmanager
+def mujoco_muted() -> Iterator[None]:
+    """MuJoCo's warnings are dropped inside.
+
+    Current versions call attributes in gymnasium's own models deprecated, on stderr and in a file in the working
+    directory.
+    """
+    mujoco: Any = importlib.import_module("mujoco")  # an extra, and it ships no annotations
+
+    saved = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(saved)
+
+
+@contextmanager
+def dm_control_muted() -> Iterator[None]:
+    """DM Control is imported without a renderer, and MuJoCo's warnings are dropped inside.
+
+    It looks for a renderer when it is imported, and GLFW warns where there is no display. A choice that the user made
+    with MUJOCO_GL is kept; otherwise the variable is set for this import alone.
+    """
+    importlib.import_module("mujoco")  # reads the variable too: its own renderers stay as they were
+    chosen = "MUJOCO_GL" in os.environ
+    if not chosen:
+        os.environ["MUJOCO_GL"] = "disable"
+    try:
+        importlib.import_module("dm_control.suite")  # installs a handler of MuJoCo's warnings, which prints them
+    finally:
+        if not chosen:
+            os.environ.pop("MUJOCO_GL", None)
+    with mujoco_muted():
+        yield
+
+
+@contextmanager
+def atari_muted() -> Iterator[None]:
+    """The emulator says only what went wrong, from here on: every new one would begin with its name and version."""
+    ale: Any = importlib.import_module("ale_py")  # an extra
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
+    yield
+
+
+def _flush_c_streams() -> None:
+    with suppress(OSError, AttributeError, TypeError):  # no C library to ask for on some systems
+        ctypes.CDLL(None).fflush(None)
 
 
 @dataclass(frozen=True, slots=True)
