@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import dataclass
@@ -71,9 +72,8 @@ def build(network: Network, seed: int = 0) -> Policy:
 
     def uniform(*shape: int) -> tuple[Array, Array]:
         bound = 1 / math.sqrt(math.prod(shape[1:]))
-        return rng.uniform(-bound, bound, shape).astype(np.float32), rng.uniform(-bound, bound, shape[0]).astype(
-            np.float32
-        )
+        weight, bias = (rng.uniform(-bound, bound, size).astype(np.float32) for size in (shape, shape[:1]))
+        return weight, bias
 
     ops: list[Op] = []
     source, shape = "observation", network.observation_shape
@@ -107,37 +107,32 @@ def record(network: Network, num: int = 256, seed: int = 0) -> tuple[Array, str]
     """
     shape = network.observation_shape
     is_image = len(shape) == 3
-    env_id = ENVIRONMENTS.get(shape, EVERYWHERE)
-    try:
-        met = _random_steps(env_id, num + (shape[0] - 1 if is_image else 0), seed)
-    except QuarlError:
-        env_id = EVERYWHERE
-        met = _random_steps(env_id, num, seed)
-    if env_id == EVERYWHERE:
-        met = met[:num]
-        if is_image:
-            met = (255 * (met - met.min()) / np.ptp(met)).astype(np.uint8)
-        row = math.prod(shape)
-        rows = np.stack([np.resize(observation, row) for observation in met])
-        return rows.reshape(num, *shape), f"{env_id}, repeated"
-    return (_stacked(met, shape) if is_image else met.astype(np.float32)), env_id
+    if env_id := ENVIRONMENTS.get(shape):
+        with contextlib.suppress(QuarlError):  # its extra is not installed
+            seen = _random_steps(env_id, num + (shape[0] - 1 if is_image else 0), seed)
+            return (_stacked(seen, shape) if is_image else seen.astype(np.float32)), env_id
+    seen = _random_steps(EVERYWHERE, num, seed)
+    if is_image:
+        seen = (255 * (seen - seen.min()) / np.ptp(seen)).astype(np.uint8)
+    rows = np.stack([np.resize(observation, math.prod(shape)) for observation in seen])
+    return rows.reshape(num, *shape), f"{EVERYWHERE}, repeated"
 
 
 def _random_steps(env_id: str, num: int, seed: int) -> Array:
     """Observations [num, *shape] of consecutive steps, over as many episodes as it takes."""
     with held(partial(make, env_id)) as env:
         env.action_space.seed(seed)
-        met: list[Array] = []
+        seen: list[Array] = []
         episode, done = 0, True
-        while len(met) < num:
+        while len(seen) < num:
             if done:
                 observation, _ = env.reset(seed=episode_seed("latency", seed, episode))
                 episode, done = episode + 1, False
             else:
                 observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 done = terminated or truncated
-            met.append(np.array(observation))
-        return np.stack(met)
+            seen.append(np.array(observation))
+        return np.stack(seen)
 
 
 def _stacked(frames: Array, shape: tuple[int, ...]) -> Array:
