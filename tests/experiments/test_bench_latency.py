@@ -12,7 +12,6 @@ import pytest
 import contracts
 import networks as small
 from quarl import engines
-from quarl.engines.onnx import tool
 from quarl.errors import QuarlError
 from quarl.experiments.methods import latency, networks
 from quarl.ptq import quantize
@@ -175,7 +174,7 @@ def test_onnx_runtimes_own_tool_comes_close_and_says_nothing(caplog, capfd):
     x = small.observations(policy, 4)
     exact = quantize(policy, QuantSpec.parse("fp32"))
     with caplog.at_level(logging.DEBUG):
-        engine = tool.load(exact, 4)
+        engine = latency.by_onnxruntime(exact, 4)
     wanted = engines.load(exact, "reference", batch=4).run(x)
     np.testing.assert_allclose(engine.run(x), wanted, atol=0.05 * np.abs(wanted).max())
     assert engine.file_bytes < engines.load(exact, "onnx").file_bytes

@@ -17,8 +17,9 @@ from onnx import helper, numpy_helper
 import networks
 import quarl
 from quarl.engines import litert
-from quarl.engines.onnx import tool, write
+from quarl.engines.onnx import write
 from quarl.errors import QuarlError
+from quarl.experiments.methods import latency
 from quarl.inert import budget
 from quarl.policy import artifact
 from quarl.policy.layers import of_policy
@@ -75,9 +76,9 @@ def test_an_onnx_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, n
 
 def test_files_of_onnx_runtime_s_own_quantiser_are_on_its_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = []
-    monkeypatch.setattr(tool, "Onnx", lambda policy, data, *_, **__: kept.append(data))
+    monkeypatch.setattr(latency, "Onnx", lambda policy, data, *_, **__: kept.append(data))
     policy = quantized("relu", "fp32")
-    tool.load(policy, 1)
+    latency.by_onnxruntime(policy, 1)
     layers = weights_only.read(put(tmp_path / "p.onnx", kept[0]))
     assert len(layers) == len(policy.linear)
     for op, layer in zip(policy.linear, layers, strict=True):
