@@ -24,8 +24,8 @@ from quarl.envs.suites import ATARI
 from quarl.errors import QuarlError
 from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import Policy, Provenance
-from quarl.runs.environments import make_environments
 from quarl.runs.hyperparameters import Recipe, interpret
+from quarl.runs.model import make_environments
 from waiting import PATIENCE_S
 
 pytest.importorskip("ale_py")

@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from quarl.envs import make
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
-from quarl.runs.environments import make_environments
 from quarl.runs.hyperparameters import Recipe, interpret
+from quarl.runs.model import make_environments
 
 pytest.importorskip("ale_py")
 cv2 = pytest.importorskip("cv2")

@@ -19,8 +19,8 @@ from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp
 from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
-from quarl.runs.environments import make_environments
 from quarl.runs.hyperparameters import interpret
+from quarl.runs.model import make_environments
 
 Array = NDArray[Any]
 LIMIT = 7
@@ -44,9 +44,9 @@ def same(one: Any, other: Any) -> bool:
 def wrappers(env_id: str, *more: Any) -> tuple[Any, ...]:
     """The zoo's for the game, with `more` around them; the outermost last."""
     if "NoFrameskip" not in env_id:
-        return interpret({"n_timesteps": 1, "env_wrapper": list(more)}, Path("x")).wrappers
+        return interpret({"n_timesteps": 1, "env_wrapper": list(more)}, Path("x")).world.wrappers
     entries = {"n_timesteps": 1, "env_wrapper": [ATARI, *more], "frame_stack": 4}
-    return interpret(entries, Path("x")).wrappers
+    return interpret(entries, Path("x")).world.wrappers
 
 
 def policy(env_id: str, *more: Any, trained: bool = True) -> Policy:

@@ -19,15 +19,16 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch.optim import Adam
 
-from quarl import envs, qat
+from quarl import qat
 from quarl.actorq.environments import world_of
 from quarl.actorq.limiter import Limiter, RateLimiter, SampleLimit
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
 from quarl.algorithms.clocks import NO_UPDATES, no_update
-from quarl.algorithms.learners import DOUBLE, constructor, make
+from quarl.algorithms.learners import DOUBLE, constructor, make_learner
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
+from quarl.envs import make
 from quarl.envs.checked import Recalled
 from quarl.envs.options import OF_ENVIRONMENT
 from quarl.errors import QuarlError
@@ -54,7 +55,7 @@ five discounts of what it bootstrapped from; its D4PG's lie with D4PG."""
 
 def recalled(config: ActorQConfig) -> Recalled:
     """What the run's model needs of its environment, which is made and closed for it."""
-    return Recalled(partial(envs.make, config.env, trusted=True, **world_of(config).making), config.seed)
+    return Recalled(partial(make, config.env, trusted=True, **world_of(config).making), config.seed)
 
 
 def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgorithm:
@@ -81,7 +82,7 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
         replay = {"n_steps": n_steps, "gamma": gamma, "max_times_sampled": config.max_times_sampled}
-        model: OffPolicyAlgorithm = make(
+        model: OffPolicyAlgorithm = make_learner(
             config,
             cls,
             "CnnPolicy" if image else "MlpPolicy",

@@ -54,7 +54,7 @@ def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dic
     return cls, checked(cls, given)
 
 
-def make(
+def make_learner(
     config: LearnerOptions, cls: Any, policy: str, env: VecEnv, *, steps: int, device: str, **arguments: Any
 ) -> Any:
     """The seeded model of the class; QuarlError, naming algorithm and environment, where none can be made.

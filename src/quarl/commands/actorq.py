@@ -22,7 +22,7 @@ from quarl.config.base import check_tracking
 from quarl.errors import printable
 from quarl.report import schema
 from quarl.rows import Row
-from quarl.runs.environments import check_environment
+from quarl.runs.model import check_environment
 
 PLAN_STAGES = 3
 

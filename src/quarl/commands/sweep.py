@@ -29,8 +29,8 @@ from quarl.readers.load import read
 from quarl.report import schema, style
 from quarl.report.figures import bits_against_return
 from quarl.rows import Column, Error, Interval, Mean, Method, Row, Verdict
-from quarl.runs.environments import check_environment
 from quarl.runs.hyperparameters import interpret
+from quarl.runs.model import check_environment
 from quarl.runs.train import Training
 from quarl.stats import as_fields
 

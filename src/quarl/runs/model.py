@@ -1,25 +1,102 @@
-"""The learner: a Stable-Baselines3 model made of a recipe, seeded; nothing has been trained."""
+"""A learner and the environments that it steps, made of a recipe, seeded; nothing has been trained."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from quarl import qat
-from quarl.algorithms.learners import constructor, make
+from quarl.algorithms.learners import constructor, make_learner
 from quarl.algorithms.precision import Precision
 from quarl.config import TrainConfig
-from quarl.errors import QuarlError
-from quarl.runs.hyperparameters import RunOptions
+from quarl.envs import make, resolve
+from quarl.envs.bound import LONGEST, is_limited
+from quarl.envs.checked import Checked, held
+from quarl.envs.options import EnvironmentOptions
+from quarl.envs.spaces import fits, fitting
+from quarl.envs.suites import ATARI, suite_of
+from quarl.errors import QuarlError, UnsupportedError, note
+from quarl.readers.spaces import Box, from_live, observation_box
+from quarl.runs.hyperparameters import Recipe, RunOptions
 from quarl.runs.trained_agent import act_before_learning
+
+VecEnvName = Literal["auto", "dummy", "native"]
+Say = Callable[[str], None]
+
+
+def make_environments(
+    env_id: str, recipe: Recipe, vec_env: VecEnvName = "auto", say: Say = lambda line: None
+) -> VecEnv:
+    """`recipe.n_envs` environments side by side, as the zoo wraps them: returns are counted inside its wrappers.
+
+    vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
+    auto takes it where it plays the same game. `say` hears of it.
+    """
+    if (env := _native(env_id, recipe, vec_env, say)) is None:
+        making = {**recipe.world.making, "trusted": True, "inside": (Monitor,)}
+        env = DummyVecEnv([lambda: Checked(make(env_id, **making))] * recipe.n_envs)
+        _tell_of_no_limit(env.envs[0], say)
+    if recipe.normalize is None:
+        return env
+    try:
+        return VecNormalize(env, **recipe.normalize)
+    except (TypeError, ValueError, AssertionError) as error:
+        env.close()
+        raise QuarlError(f"normalize is {dict(recipe.normalize)}: {str(error).partition(chr(10))[0]}") from None
+
+
+def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEnv | None:
+    """The emulator's threads; None where something else is asked for, or where auto finds another game there."""
+    fast = recipe.n_envs > 1 and resolve(env_id, trusted=True) in ATARI.ids
+    if vec_env == "dummy" or (vec_env == "auto" and not fast):
+        return None
+    from quarl.envs.atari_vector import Unfit, make_native  # here: only Atari needs it
+
+    try:
+        env = make_native(env_id, recipe.n_envs, recipe.world, same_game=vec_env == "auto")
+    except Unfit as error:
+        if vec_env == "native":
+            raise QuarlError(f"--vec-env native: {error}; use --vec-env dummy") from None
+        return None
+    say("environments: ale-py's own vector environment (--vec-env dummy steps Stable-Baselines3's)")
+    return env
+
+
+def check_environment(algo: str, env_id: str, options: EnvironmentOptions) -> None:
+    """`check_spaces` of an environment that is made for it."""
+    with held(partial(make, env_id, trusted=True, **options.making)) as env:
+        check_spaces(algo, env_id, env)
+        _tell_of_no_limit(env, note)
+
+
+def _tell_of_no_limit(env: gymnasium.Env[Any, Any], say: Say) -> None:
+    """Says where nothing but itself ends an episode; tasks of the suites all end."""
+    if env.spec is not None and not is_limited(env.spec) and suite_of(env.spec) is None:
+        say(
+            f"{env.spec.id} has no time limit: an episode that does not end by itself lasts for the whole training; in "
+            f"an evaluation it is an error after {LONGEST:,} steps; --max-episode-steps sets a limit"
+        )
+
+
+def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) -> Box:
+    """The observations' space; refuses what the algorithm cannot learn in, or what no exported policy can read."""
+    observed = from_live(env.observation_space, f"the observation space of {env_id}")
+    if (reason := fits(algo, env.action_space)) is not None:
+        others = fitting(env.action_space)
+        advice = f"; use {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}" if others else ""
+        raise UnsupportedError(f"{algo} on {env_id} is n/a: {reason}{advice}")
+    return observation_box(observed, f"the observation space of {env_id}")
 
 
 def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, images: bool) -> BaseAlgorithm:
@@ -42,7 +119,9 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
     device = "cpu" if config.device == "auto" and not images else config.device
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        model: BaseAlgorithm = make(config, cls, policy, env, steps=recipe.n_timesteps, device=device, **arguments)
+        model: BaseAlgorithm = make_learner(
+            config, cls, policy, env, steps=recipe.n_timesteps, device=device, **arguments
+        )
     for warning in warned:
         if issubclass(warning.category, UserWarning):
             say(str(warning.message).partition("\n")[0].rstrip(","))

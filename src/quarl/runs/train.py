@@ -28,11 +28,10 @@ from quarl.qat.delay import check_delay
 from quarl.runs import checkpoint
 from quarl.runs.callback import Progress, Stopped, TrainingCallback
 from quarl.runs.checkpointer import AgentCheckpointer
-from quarl.runs.environments import check_spaces, make_environments
 from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import RunOptions
-from quarl.runs.model import build
+from quarl.runs.model import build, check_spaces, make_environments
 from quarl.runs.outcome import Ended, TrainRow
 from quarl.runs.tracking import make_logger
 
