@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from logging import ERROR
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError, first_line
@@ -37,8 +37,7 @@ def fetch(repo_id: str, cache: Path | None = None) -> Path:
     repo, file = "/".join(parts[:2]), "/".join(parts[2:])
     if len(parts) < 2 or not all(parts) or (file and escapes(file)):
         raise QuarlError(f"{PREFIX}{repo_id} names no repository of the hub; write hub:ORG/NAME, as in {EXAMPLE}")
-    folder = _snapshot(repo, file or "*.zip", cache)
-    return _named(folder, repo, file) if file else _zip(folder, repo)
+    return _agent(_snapshot(repo, file or "*.zip", cache), repo, file)
 
 
 def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
@@ -88,27 +87,15 @@ def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
     raise QuarlError(f"cannot fetch {repo} from the hub: {cause}")
 
 
-def _named(folder: Path, repo: str, file: str) -> Path:
-    path = folder / PurePosixPath(file)
-    if not path.is_file():
-        raise QuarlError(f"the repository {repo} has no file {file}; it has {_listed(_zips(folder))}")
-    return path
-
-
-def _zip(folder: Path, repo: str) -> Path:
-    """The one zip, or among several the one that is called as the repository."""
-    zips = _zips(folder)
+def _agent(folder: Path, repo: str, file: str) -> Path:
+    """The file that is asked for; else the one zip, or among several the one that is called as the repository."""
+    zips = sorted(path.name for path in folder.glob("*.zip") if path.name != METRICS)
+    listed = ", ".join(zips[:10]) + (", ..." if len(zips) > 10 else "") or "no zip"
     standard = f"{repo.partition('/')[2]}.zip"
-    if not zips:
+    if file and not (folder / file).is_file():
+        raise QuarlError(f"the repository {repo} has no file {file}; it has {listed}")
+    if not file and not zips:
         raise QuarlError(f"the repository {repo} has no zip of a Stable-Baselines3 agent, as {EXAMPLE} has one")
-    if len(zips) > 1 and standard not in zips:
-        raise QuarlError(f"the repository {repo} has {_listed(zips)}; name one, as in {PREFIX}{repo}/{zips[0]}")
-    return folder / (standard if standard in zips else zips[0])
-
-
-def _zips(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.zip") if path.name != METRICS)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "no zip"
+    if not file and len(zips) > 1 and standard not in zips:
+        raise QuarlError(f"the repository {repo} has {listed}; name one, as in {PREFIX}{repo}/{zips[0]}")
+    return folder / (file or (standard if standard in zips else zips[0]))

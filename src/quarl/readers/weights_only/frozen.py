@@ -68,19 +68,19 @@ class _Graph:
         self.values: dict[str, Array | None] = {}
 
     def layers(self) -> list[LayerWeights]:
-        found: dict[str, LayerWeights] = {}
+        layers: dict[str, LayerWeights] = {}
         added = self._added()
         for node in self.nodes.values():
             source = self._constant(node.inputs[1]) if len(node.inputs) > 1 else None
-            if source is None or source.name in found or node.operator not in KINDS:
+            if source is None or source.name in layers or node.operator not in KINDS:
                 continue
             weight = self._weight(node, source)
             if weight is not None:
                 bias = self._bias(added.get(node.name, ()), len(weight))
                 operator = "LSTM" if "lstm" in source.name.lower() else KINDS[node.operator]
-                found[source.name] = LayerWeights(source.name, operator, weight, bias)
-        if found:
-            return list(found.values())
+                layers[source.name] = LayerWeights(source.name, operator, weight, bias)
+        if layers:
+            return list(layers.values())
         constants = {node.name: self._value(node) for node in self.nodes.values() if node.operator == "Const"}
         return names.layers({name: array for name, array in constants.items() if array is not None})
 
@@ -98,8 +98,8 @@ class _Graph:
         added: dict[str, list[str]] = {}
         for node in self.nodes.values():
             if node.operator in ADDING and len(node.inputs) > 1:
-                for one, other in (node.inputs[:2], node.inputs[1::-1]):
-                    added.setdefault(one, []).append(other)
+                for term, other in (node.inputs[:2], node.inputs[1::-1]):
+                    added.setdefault(term, []).append(other)
         return added
 
     def _weight(self, node: _Node, source: _Node) -> Array | None:
