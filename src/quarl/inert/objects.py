@@ -89,8 +89,8 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
 
 def key(value: Any) -> Any:
     """The value, if hashing it is cheap and its kind cannot be made to collide."""
-    known = isinstance(value, str | bytes | int | float | Inert | np.generic | None)
-    if not known or isinstance(value, np.complexfloating):
+    hashable = isinstance(value, str | bytes | int | float | Inert | np.generic | None)
+    if not hashable or isinstance(value, np.complexfloating):
         raise Malformed(f"a {type(value).__name__} is a key")
     if isinstance(value, int) and value.bit_length() > 64:
         raise Malformed("an integer key has more than 64 bits")

@@ -56,14 +56,14 @@ def read_base64(text: Any, where: str) -> Any:
 
 
 def interpret(
-    data: bytes | io.BytesIO, where: str, known: re.Pattern[str] | None = None, beside: list[Any] | None = None
+    data: bytes | io.BytesIO, where: str, allowed: re.Pattern[str] | None = None, beside: list[Any] | None = None
 ) -> Any:
     """The same, raising Malformed.
 
-    data: of a stream, which is left behind it, the next pickle. known: the names ("module name") that the pickle may
+    data: of a stream, which is left behind it, the next pickle. allowed: the names ("module name") that the pickle may
     use. Then it may also refer to what lies beside it, and what it says of that is appended to `beside`.
     """
-    machine = _Machine(len(data) if isinstance(data, bytes) else len(data.getbuffer()), known, beside)
+    machine = _Machine(len(data) if isinstance(data, bytes) else len(data.getbuffer()), allowed, beside)
     budget, position = current(where), 0
     try:
         with warnings.catch_warnings():
@@ -85,12 +85,12 @@ def interpret(
 class _Machine:
     """The stack and the memo of the pickle machine (PEP 307, PEP 3154), over inert values."""
 
-    def __init__(self, copies: int, known: re.Pattern[str] | None, beside: list[Any] | None) -> None:
+    def __init__(self, copies: int, allowed: re.Pattern[str] | None, beside: list[Any] | None) -> None:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.speller = Speller(copies)
-        self.known = known
+        self.allowed = allowed
         self.beside = [] if beside is None else beside
 
     def step(self, op: str, argument: Any) -> None:
@@ -122,7 +122,7 @@ class _Machine:
                     raise Malformed(f"its protocol is {argument}, and 0 to 5 are known")
             case "FRAME" | "STOP":
                 pass
-            case "BINPERSID" if self.known is not None:
+            case "BINPERSID" if self.allowed is not None:
                 module, _, name = PERSISTENT.partition(".")
                 self.beside.append(self.stack[-1])
                 self.push(Inert(module, name, (self.stack.pop(),), called=True))
@@ -135,7 +135,7 @@ class _Machine:
     def push_name(self, module: Any, name: Any) -> None:
         if not isinstance(name, str) or not isinstance(module, str) or max(len(name), len(module)) > MAX_NAME:
             raise Malformed(f"a name is no text of at most {MAX_NAME} characters")
-        if self.known is not None and not self.known.fullmatch(f"{module} {name}"):
+        if self.allowed is not None and not self.allowed.fullmatch(f"{module} {name}"):
             raise Malformed(f"it names {module}.{name}"[:100])
         self.push(Inert(module, name))
 
@@ -235,7 +235,7 @@ class _Machine:
         """BUILD: an inert object keeps the state; one that was to become an array becomes it, in the memo too."""
         state = self.stack.pop()
         target = self.stack[-1]
-        if isinstance(target, dict) and self.known is not None:
+        if isinstance(target, dict) and self.allowed is not None:
             return  # PyTorch's dicts have versions of their modules as an attribute
         if not isinstance(target, Inert):
             raise Malformed("it sets the state of a plain value")

@@ -99,11 +99,11 @@ def unsealed(metadata: Mapping[str, Any], kind: str) -> Any:
 
 
 def parse(
-    data: Bytes, known: Mapping[str, np.dtype[Any]] = DTYPES
+    data: Bytes, types: Mapping[str, np.dtype[Any]] = DTYPES
 ) -> tuple[dict[str, tuple[str, tuple[int, ...], memoryview]], dict[str, Any]]:
     """(type, shape and bytes of each tensor, metadata); every byte belongs to the header or to exactly one tensor.
 
-    known: the types that it may hold.
+    types: those that it may hold.
     """
     view = memoryview(data).cast("B")
     start = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
@@ -112,19 +112,19 @@ def parse(
     try:
         fields = read_json(str(view[LENGTH_BYTES:start], "utf-8"), "its header")
         metadata = fields.pop(METADATA)
-        found = {name: _entry(entry) for name, entry in fields.items()}
+        entries = {name: _entry(entry) for name, entry in fields.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _damaged("its header is no table of tensors") from None
     end = 0
-    for name, (dtype, shape, begin, stop) in sorted(found.items(), key=lambda item: item[1][2:]):
-        if dtype not in known:
+    for name, (dtype, shape, begin, stop) in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if dtype not in types:
             raise QuarlError(f"tensor {name!r} has dtype {dtype[:20]}, which it cannot hold")
-        if begin != end or stop - begin != math.prod(shape) * known[dtype].itemsize:
+        if begin != end or stop - begin != math.prod(shape) * types[dtype].itemsize:
             raise _damaged(f"the place of tensor {name!r} does not fit its shape")
         end = stop
     if end != len(view) - start:
         raise _damaged("its length is not that of its tensors")
-    return {name: (d, shape, view[start + a : start + b]) for name, (d, shape, a, b) in found.items()}, metadata
+    return {name: (d, shape, view[start + a : start + b]) for name, (d, shape, a, b) in entries.items()}, metadata
 
 
 MAX_AXES, MAX_NUMBER = 16, 2**48

@@ -75,7 +75,7 @@ def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Polic
 
 def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[Balance]:
     """The factors of `equalize`, in the order of the graph. Whatever the weights become, they keep the actions."""
-    found = []
+    balanced = []
     for source, chain, consumers in readings(policy):
         values_of = np.abs(values[source]).max(axis=0)
         extent = values_of.reshape(values_of.shape[0] if chain is None else chain.weight.shape[0], -1).max(axis=1)
@@ -83,8 +83,8 @@ def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[
         weight = np.max(reads, axis=0)
         scale = factors(np.where(_negligible(extent) & _negligible(extent * weight), 0, extent), weight, alpha)
         names = tuple(op.name for op in consumers)
-        found.append(Balance(source, scale, None if chain is None else chain.name, names))
-    return found
+        balanced.append(Balance(source, scale, None if chain is None else chain.name, names))
+    return balanced
 
 
 def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]]:
@@ -122,11 +122,11 @@ def _negligible(values: Array) -> Array:
     return small
 
 
-def equalized(policy: Policy, found: Iterable[Balance]) -> Policy:
+def equalized(policy: Policy, balanced: Iterable[Balance]) -> Policy:
     """The policy with these factors in its weights."""
     ops: dict[str, Any] = {op.name: op for op in policy.ops}
     inserted: dict[str, Op] = {}
-    for balance in found:
+    for balance in balanced:
         scale, scaled = balance.scale, balance.source
         if balance.chain is None:
             inserted[balance.source] = balance.inserted

@@ -109,7 +109,7 @@ def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
         folder = pickled[: -len("data.pkl")]
         if members.get(f"{folder}byteorder", b"little") != b"little":
             raise Malformed("it was saved by a big-endian machine")
-        state = interpret(members[pickled], where, known=_NAMES)
+        state = interpret(members[pickled], where, allowed=_NAMES)
     except Malformed as error:
         raise QuarlError(
             f"{where} is not a file of tensors ({error}); it is damaged or holds code, which is never run"
