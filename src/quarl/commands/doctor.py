@@ -102,22 +102,21 @@ def _packages() -> list[Check]:
     python = ".".join(map(str, sys.version_info[:3]))
     recent = sys.version_info >= MIN_PYTHON
     rows = [Check("python", python, recent, "" if recent else "install Python 3.11 or newer")]
-    for package in REQUIRED:
-        found = version(package)
-        missing = found is None
-        rows.append(Check(package, found or "missing", not missing, "pip install quarl" if missing else ""))
-    return rows
+    installed = {package: version(package) for package in REQUIRED}
+    return rows + [
+        Check(package, number or "missing", number is not None, "" if number else "pip install quarl")
+        for package, number in installed.items()
+    ]
 
 
 def _pairs() -> list[Check]:
     rows = []
     for pair in KNOWN_BAD:
         first, second = version(pair.package), version(pair.other)
-        if first is None or second is None:
-            continue
-        bad = pair.is_bad(numbers(first), numbers(second))
-        found = f"{pair.package} {first} with {pair.other} {second}"
-        rows.append(Check("versions together", found, not bad, f"{pair.symptom}: {pair.fix}" if bad else ""))
+        if first is not None and second is not None:
+            bad = pair.is_bad(numbers(first), numbers(second))
+            both = f"{pair.package} {first} with {pair.other} {second}"
+            rows.append(Check("versions together", both, not bad, f"{pair.symptom}: {pair.fix}" if bad else ""))
     return rows
 
 
