@@ -160,8 +160,9 @@ class NativeAtari(VecEnv):
         for k in map(int, np.flatnonzero(dones)):
             last = info["final_obs"][k] if over[k] else observations[k]
             infos[k]["terminal_observation"] = self._shown(last[None], self._age[[k]])[0]
-        for k in map(int, np.flatnonzero(over | late)):
-            infos[k]["episode"] = self._monitored(k)
+        seconds = round(time.time() - self._start, 6)
+        for k in map(int, np.flatnonzero(over | late)):  # as Stable-Baselines3's Monitor, next to the emulator, says it
+            infos[k]["episode"] = {"r": round(float(self._points[k]), 6), "l": int(self._length[k]), "t": seconds}
         rewards = np.sign(points) if self._asked["clip_reward"] else points
         self._lives = lives
         if late.any():
@@ -185,11 +186,6 @@ class NativeAtari(VecEnv):
         for row in np.flatnonzero(ages < self._n_stack - 1):
             observations[row, : self._n_stack - 1 - ages[row]] = 0
         return observations
-
-    def _monitored(self, k: int) -> dict[str, float]:
-        """What Stable-Baselines3's Monitor, next to the emulator, says of a game that has ended."""
-        seconds = round(time.time() - self._start, 6)
-        return {"r": round(float(self._points[k]), 6), "l": int(self._length[k]), "t": seconds}
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         attributes = {"spec": self.spec, "render_mode": None}
