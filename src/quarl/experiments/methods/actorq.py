@@ -89,11 +89,12 @@ def measured(config: BenchActorQConfig, cells: Cells) -> Iterator[tuple[ActorQCo
     for number in range(config.seeds if trains else config.rounds):
         arms = config.arms if trains else turned(config.arms, number)
         for run in config.runs(arms, config.seed + number):
-            measure = partial(train if trains else watch, run, **window, say=cells.say, meter=cells.meter)
+            # names and settings find the cells of runs that were stopped
             arm = run.actor_precision if run.engine == "litert" else f"{run.engine}-{run.actor_precision}"
             network = str(run.net_arch).replace(",", "x")
             about = f"{arm}-spi{run.samples_per_insert:g}-{network}-every{run.actor_update_interval}"
             name = f"{about}-seed{run.seed}" if trains else f"{about}-{number}"
+            measure = partial(train if trains else watch, run, **window, say=cells.say, meter=cells.meter)
             cell = cells.get(name, settings_of(run, **window), measure, group=None if trains else "throughput")
             if cell is not None:
                 yield run, cell
@@ -130,20 +131,14 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, met
             if acting_since is None:
                 acting_since = row["clock_s"]
             if not window and row["clock_s"] - acting_since >= warm_up:
-                histograms, joules = _histograms(supervisor.counters), meter.joules()
+                before, joules = _histograms(supervisor.counters), meter.joules()
                 window.append(row)
             elif window:
                 window.append(row)
                 if row["clock_s"] - window[0]["clock_s"] >= seconds:
-                    more = {
-                        name: counts - histograms[name] for name, counts in _histograms(supervisor.counters).items()
-                    }
-                    energy = {"joules": _since(joules, meter), "joules_by": meter.method}
-                    return {
-                        **_differences(window),
-                        **energy,
-                        **{name: _sparse(counts) for name, counts in more.items()},
-                    }
+                    after = _histograms(supervisor.counters)
+                    ages = {name: _sparse(after[name] - before[name]) for name in HISTOGRAMS}
+                    return {**_differences(window), **ages, **_cost(joules, meter)}
     raise _ended(supervisor, "before its window closed")
 
 
@@ -163,17 +158,17 @@ def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say, meter: Met
     reached_s, entries = supervisor.evaluator.reached_s, supervisor.evaluator.entries
     return {
         **{name: row[name] for name in ("clock_s", "timesteps", "updates", "staleness_p50", "staleness_p99")},
-        "joules": _since(joules, meter),
-        "joules_by": meter.method,
+        **_cost(joules, meter),
         "reached_s": reached_s,
         "reached": next((entry for entry in entries if entry["clock_s"] == reached_s), None),
         "evaluations": entries,
     }
 
 
-def _since(before: float | None, meter: Meter) -> float | None:
+def _cost(before: float | None, meter: Meter) -> dict[str, Any]:
+    """Joules since then, and how they were found."""
     now = meter.joules()
-    return None if before is None or now is None else now - before
+    return {"joules": None if before is None or now is None else now - before, "joules_by": meter.method}
 
 
 @contextlib.contextmanager
