@@ -14,8 +14,7 @@ from quarl import __version__
 from quarl.config.base import STDOUT
 from quarl.config.words import parse
 from quarl.errors import QuarlError, in_one_line, note
-from quarl.processes.leaving import leave
-from quarl.processes.signals import SIGNALLED, ctrl_c
+from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130

@@ -11,9 +11,8 @@ import zstandard
 
 import networks
 from quarl import engines
-from quarl.actorq import quantizer
-from quarl.actorq.quantizer import SCHEME, Quantizer
-from quarl.actorq.wire import COMPRESSED, Packer, unpack, wire_spec
+from quarl.actorq import wire
+from quarl.actorq.wire import COMPRESSED, SCHEME, Packer, Quantizer, unpack, wire_spec
 from quarl.config import ActorQConfig
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
@@ -212,23 +211,23 @@ def test_the_bias_takes_the_mean_error_of_a_layer():
 
 
 def test_observations_are_looked_at_now_and_then_and_remembered(monkeypatch):
-    monkeypatch.setattr(quantizer, "REFRESH_INTERVAL", 3)
+    monkeypatch.setattr(wire, "REFRESH_INTERVAL", 3)
     policy = networks.EVERY["relu"]()
     first, second = (networks.observations(policy, 64, seed) * scale for seed, scale in ((1, 1.0), (2, 5.0)))
     packer = Packer("int8")
     plain = packer.pack(policy)
-    assert packer.wants_observations  # there have been none yet
+    assert packer.quantize.wants_observations  # there have been none yet
     balanced = packer.pack(policy, first)
     assert balanced != plain
     for _ in range(2):
-        assert not packer.wants_observations
+        assert not packer.quantize.wants_observations
         assert packer.pack(policy, second) == balanced
-    assert packer.wants_observations
+    assert packer.quantize.wants_observations
     assert packer.pack(policy) == balanced
-    assert packer.wants_observations
+    assert packer.quantize.wants_observations
     assert packer.pack(policy, second) != balanced
-    assert not Packer("fp32").wants_observations
-    assert not Packer("int8", scheme=SCHEMES["per-channel"]).wants_observations
+    assert not Packer("fp32").quantize.wants_observations
+    assert not Packer("int8", scheme=SCHEMES["per-channel"]).quantize.wants_observations
 
 
 def test_factors_of_one_moment_keep_the_actions_of_later_weights():

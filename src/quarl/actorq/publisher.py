@@ -80,7 +80,7 @@ class PublisherLoop(roles.Publisher):
         if trained is not None and grids is not None:
             quantized = self.packer.quantize_trained(policy, trained, grids)
         else:
-            recent = self.channel.observations(SAMPLE, self.rng) if self.packer.wants_observations else None
+            recent = self.channel.observations(SAMPLE, self.rng) if self.packer.quantize.wants_observations else None
             quantized = self.packer.quantize(policy, recent)
         quantize_s = time.perf_counter() - start
         return self.packer.to_bytes(quantized), quantize_s, time.perf_counter() - start

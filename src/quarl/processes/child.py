@@ -19,8 +19,7 @@ from typing import Any
 
 from quarl import errors
 from quarl.processes.inside import Result, attempt, note, parent_id, print_to, settle
-from quarl.processes.leaving import leave
-from quarl.processes.signals import SIGNALS
+from quarl.processes.signals import SIGNALS, leave
 
 DEATHS, WITHIN_S = 5, 60.0
 """So many deaths in so many seconds at work, and a child is parked. How long it takes to start, on a machine with other
