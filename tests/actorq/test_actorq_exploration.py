@@ -108,7 +108,7 @@ def test_statistics_are_those_of_vecnormalize(tmp_path):
     first = plain.venv.reset()  # past VecNormalize, which would count the first observation of every episode
     plain.returns = np.zeros(1)
     model = build(ActorQConfig(algo="td3", env="Pendulum-v1", normalize=True, params=("gamma:0.9",), output=Path("x")))
-    statistics, rng = Statistics(model), RNG(0)
+    statistics, rng = Statistics(model.get_vec_normalize_env()), RNG(0)
     rows = np.zeros(450, segment_dtype(model.observation_space, model.action_space))
     seen = first
     for number, row in enumerate(rows):
@@ -130,7 +130,7 @@ def test_statistics_are_those_of_vecnormalize(tmp_path):
 def test_no_return_goes_on_where_steps_are_missing(tmp_path):
     """An environment that was replaced leaves a gap, a successor of a dead actor is another incarnation."""
     model = build(ActorQConfig(algo="td3", env="Pendulum-v1", normalize=True, params=("gamma:0.5",), output=tmp_path))
-    statistics, seen = Statistics(model), []
+    statistics, seen = Statistics(model.get_vec_normalize_env()), []
     statistics.normalize.ret_rms.update = lambda returns: seen.extend(returns.tolist())
     rows = np.zeros(7, segment_dtype(model.observation_space, model.action_space))
     rows["reward"] = 8.0

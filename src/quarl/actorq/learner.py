@@ -65,10 +65,7 @@ class LearnerLoop(roles.Learner):
         self.replay = self.model.replay_buffer
         self.limiter = limiter_of(config, self.model)
         self.versions = Versions(config.output)
-        staleness = self.counters.staleness
-        self.replay_insert = ReplayInsert(
-            self.model, self.limiter, self.versions, staleness, normalize=config.normalize
-        )
+        self.replay_insert = ReplayInsert(self.model, self.limiter, self.versions, self.counters.staleness)
         self.checkpointer = LearnerCheckpointer(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update, and written now and then where they are tracked.
         self.model.set_logger(make_logger(config, lambda: config.output, note))
