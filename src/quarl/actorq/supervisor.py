@@ -117,7 +117,8 @@ class Supervisor(roles.Supervisor):
         # until something dies, or a moment is over
         wait([child.sentinel for child in self.children.alive()], timeout=TICK_S)
         if self.interrupts.number is not None:
-            return self._ended(SIGNALLED + self.interrupts.number, "stopped by a signal")
+            self._wind_up()
+            return self._over(SIGNALLED + self.interrupts.number, "stopped by a signal")
         cells, control, workers = self.counters.learner, self.counters.control, self.workers
         # a resumed run goes on behind its evaluations, before anything is written in the end
         if self.config.resume and not self.picked_up and cells[Learner.READY]:
@@ -130,7 +131,8 @@ class Supervisor(roles.Supervisor):
         if not workers.publisher.alive():
             self.children.revive(workers.publisher)
             if workers.publisher.parked:
-                return self._ended(1, "the publisher keeps dying")
+                self._wind_up()
+                return self._over(1, "the publisher keeps dying")
         for child, sent in zip(workers.actors, self.counters.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
                 if child.result.mistake and not sent:  # one that has worked was made by no mistake
@@ -142,7 +144,8 @@ class Supervisor(roles.Supervisor):
         control[Control.ACTORS] = sum(child.alive() for child in workers.actors)
         if at_work < config.min_actors:
             left = f"only {at_work} of {config.actors} actors are left and --min-actors is {config.min_actors}"
-            return self._ended(TOO_FEW, left)
+            self._wind_up()
+            return self._over(TOO_FEW, left)
         # an evaluation that the learner waits for
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
             if self._catch_up() and self._evaluate() and self.evaluator.reached:
@@ -150,10 +153,9 @@ class Supervisor(roles.Supervisor):
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
 
-    def _ended(self, code: int, why: str) -> tuple[int, str]:
+    def _over(self, code: int, why: str) -> tuple[int, str]:
         """The end of a run that can go on."""
-        self._wind_up()
-        return code, f"{why}; {self._go_on()}"
+        return code, f"{why}; go on with --resume -o {self.config.output}"
 
     def _pick_up(self) -> None:
         """Goes on behind the run's evaluations, which may have reached the target."""
@@ -171,11 +173,12 @@ class Supervisor(roles.Supervisor):
             self._catch_up()
             self.counters.control[Control.STOP] = 1
             self.children.wind_up(GRACE_S)
-            return (0, "") if self.interrupts.number is None else self._stopped("after its last update")
+            signal = self.interrupts.number
+            return (0, "") if signal is None else self._over(SIGNALLED + signal, "stopped after its last update")
         reason = self.workers.learner.reason()
-        if self.workers.learner.result.mistake:
-            return USAGE, f"{reason}; {self._go_on()}" if self.counters.learner[Learner.TIMESTEPS] else reason
-        return 1, f"the learner died ({reason}); {self._go_on()}"
+        if not self.workers.learner.result.mistake:
+            return self._over(1, f"the learner died ({reason})")
+        return self._over(USAGE, reason) if self.counters.learner[Learner.TIMESTEPS] else (USAGE, reason)
 
     def _conclude(self) -> tuple[int, str]:
         """The last evaluation; whatever becomes of it, the training is not lost."""
@@ -184,7 +187,8 @@ class Supervisor(roles.Supervisor):
             whole = self._evaluate(last=True)
         except Exception as error:  # of a simulator, twice
             return 1, f"the last evaluation failed ({in_one_line(error)}); {there}"
-        return (0, "") if whole else self._stopped(f"in its last evaluation; {there}")
+        signal = self.interrupts.number or 0
+        return (0, "") if whole else self._over(SIGNALLED + signal, f"stopped in its last evaluation; {there}")
 
     def _evaluate(self, *, last: bool = False) -> bool:
         """Plays episodes with the weights that the learner has just pushed; False where a signal came first.
@@ -230,13 +234,6 @@ class Supervisor(roles.Supervisor):
             for name, value in metrics.scalars(row).items():
                 self.evaluator.logger.record(f"actorq/{name}", value)
             self.evaluator.logger.dump(row["timesteps"])
-
-    def _stopped(self, when: str) -> tuple[int, str]:
-        assert self.interrupts.number is not None
-        return SIGNALLED + self.interrupts.number, f"stopped {when}; {self._go_on()}"
-
-    def _go_on(self) -> str:
-        return f"go on with --resume -o {self.config.output}"
 
     def close(self) -> None:
         """Ends every process and gives the memory back; more than once does no harm."""
