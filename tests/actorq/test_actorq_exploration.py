@@ -33,7 +33,7 @@ def test_an_fp32_actor_without_exploration_acts_as_the_learner_predicts(algo, en
     model = build(ActorQConfig(algo=algo, env=env, normalize=algo == "td3", seed=1))
     if algo == "td3":
         model.get_vec_normalize_env().obs_rms.update(RNG(0).normal(1.0, 2.0, (50, 3)))
-    template = Template.of(model)
+    template = Template(model)
     flat = np.empty(template.num_floats, np.float32)
     template.flatten_into(model, flat)
     policy = wire.unpack(wire.Packer("fp32").pack(template.policy(flat)))

@@ -68,7 +68,7 @@ class Rig:
         chosen.check()
         model = build(chosen)
         dtype = segment_dtype(model.observation_space, model.action_space)
-        self.channel = LocalChannel.create(chosen.actors, Template.of(model).num_floats, dtype, 256)
+        self.channel = LocalChannel.create(chosen.actors, Template(model).num_floats, dtype, 256)
         self.counters = self.channel.counters
         self.channels = [self.channel.of(i) for i in range(chosen.actors)]
         try:
@@ -452,7 +452,7 @@ def test_going_back_past_a_damaged_checkpoint_is_said(rig, capsys):
 def test_weights_that_were_written_over_while_they_were_packed_are_not_published(rig, monkeypatch):
     chosen = rig()
     chosen.loop.begin()
-    spec = PublisherSpec(config=chosen.loop.config, channel=chosen.channel, template=Template.of(chosen.loop.model))
+    spec = PublisherSpec(channel=chosen.channel, template=Template(chosen.loop.model), packer=("int8", None, "none"))
     publisher, floats, packed = PublisherLoop(spec), chosen.channels[0].floats, chosen.channels[0].packed
     pack = publisher.packer.to_bytes
     first = floats.pull()

@@ -26,9 +26,9 @@ def learner(cls: Any, env: str, delay: int) -> Any:
 
 def sent(model: Any) -> tuple[Template, np.ndarray]:
     """The template as another process gets it, and the vector of the weights now."""
-    template = pickle.loads(pickle.dumps(Template.of(model)))
+    template = pickle.loads(pickle.dumps(Template(model)))
     flat = np.empty(template.num_floats, np.float32)
-    Template.of(model).flatten_into(model, flat)
+    Template(model).flatten_into(model, flat)
     return template, flat
 
 

@@ -88,7 +88,7 @@ def assert_same(first: Policy, second: Policy) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}")
 def test_after_training_the_template_gives_what_a_fresh_extraction_gives(case: Any):
     model = build(case)
-    template = Template.of(model)
+    template = Template(model)
     before = flat_of(template, model)
     model.learn(60)
     flat = flat_of(template, model)
@@ -105,7 +105,7 @@ def test_after_training_the_template_gives_what_a_fresh_extraction_gives(case: A
 def test_normalisation_statistics_travel_with_the_weights():
     env = VecNormalize(DummyVecEnv([lambda: Drift(VECTOR, BOX)]), clip_obs=2.0)
     model = build(CASES[2], env)
-    template = Template.of(model)
+    template = Template(model)
     model.learn(60)
     policy = template.policy(flat_of(template, model))
     assert isinstance(policy.ops[0], Normalize)
@@ -119,7 +119,7 @@ def test_normalisation_statistics_travel_with_the_weights():
 @pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=["DQN", "SAC"])
 def test_a_template_means_the_same_in_another_process(case: Any):
     model = build(case)
-    template = Template.of(model)
+    template = Template(model)
     there = pickle.loads(pickle.dumps(template))
     assert there.places == template.places
     assert there.initial.head.kind == template.initial.head.kind
@@ -130,7 +130,7 @@ def test_a_template_means_the_same_in_another_process(case: Any):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_not_finite_is_refused_and_its_layer_named(bad: float):
     model = build(CASES[2])
-    template = Template.of(model)
+    template = Template(model)
     flat = flat_of(template, model)
     for place in template.places:
         poisoned = flat.copy()
@@ -140,7 +140,7 @@ def test_a_number_that_is_not_finite_is_refused_and_its_layer_named(bad: float):
 
 
 def test_the_policy_reads_the_vector_where_it_lies():
-    template = Template.of(model := build(CASES[3]))
+    template = Template(model := build(CASES[3]))
     flat = flat_of(template, model)
     for op in template.policy(flat).linear:
         assert np.shares_memory(op.weight, flat)
@@ -151,7 +151,7 @@ def test_a_layer_without_a_bias_keeps_its_zeros():
     model = build(CASES[0])
     q_net = model.policy.q_net.q_net
     q_net[0] = torch.nn.Linear(5, 12, bias=False)
-    template = Template.of(model)
+    template = Template(model)
     assert ("q_net.q_net.0", "bias") not in {(place.op, place.field) for place in template.places}
     assert not template.policy(flat_of(template, model)).linear[0].bias.any()
 
@@ -186,5 +186,5 @@ def test_a_gaussian_head_by_hand():
 def test_state_dependent_noise_is_refused_in_one_line():
     model = SAC("MlpPolicy", Drift(VECTOR, BOX), use_sde=True, policy_kwargs={"net_arch": [8]}, buffer_size=10)
     with pytest.raises(UnsupportedError, match="use_sde=False"):
-        Template.of(model)
+        Template(model)
     assert from_model(model).head.kind == "tanh"

@@ -18,6 +18,7 @@ from quarl.actorq.counters import CLASSES, Actor, Learner
 from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
 from quarl.arrays import Array
+from quarl.config import ActorQConfig
 from quarl.policy.graph import ActionHead
 from quarl.processes.inside import give_way, note
 
@@ -36,6 +37,7 @@ STEPS, HEARTBEAT_S = int(Actor.STEPS), int(Actor.HEARTBEAT_S)
 class ActorSpec(roles.Start):
     """What an actor is told when it is started."""
 
+    config: ActorQConfig
     index: int
     incarnation: int
     rung: float = 0.0
@@ -49,7 +51,8 @@ class ActorLoop(roles.Actor):
 
     def __init__(self, spec: ActorSpec) -> None:
         super().__init__(spec)
-        self.spec, config = spec, self.config
+        self.spec = spec
+        self.config = config = spec.config
         self.num_envs = config.envs_per_actor
         self.cells = self.counters.actors[spec.index]
         self.sent = self.counters.actors[:, Actor.STEPS]

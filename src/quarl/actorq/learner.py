@@ -25,6 +25,7 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision
+from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError, note
 from quarl.processes.inside import die_with_parent, give_way
@@ -45,6 +46,7 @@ IDLE_S = 0.25
 class LearnerSpec(roles.Start):
     """What the learner is told when it is started."""
 
+    config: ActorQConfig
     world: Recalled | None = None
     """What its model needs of the environment, where it is at hand."""
 
@@ -54,11 +56,11 @@ class LearnerLoop(roles.Learner):
 
     def __init__(self, spec: LearnerSpec) -> None:
         super().__init__(spec)
-        config = self.config
+        self.config = config = spec.config
         start_threads(config.learner_threads)
         self.cells = self.counters.learner
         self.model = build(config, spec.world)
-        self.template = Template.of(self.model)
+        self.template = Template(self.model)
         self.delay = config.delay(config.steps)
         self.precision = Precision.of(self.model, config.learner_dtype)
         assert isinstance(self.model.replay_buffer, SegmentReplay)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class PublisherSpec(roles.Start):
 
     template: Template
     """What the float tensors mean."""
+    packer: tuple[str, int | None, Literal["none", "zstd"]]
+    """Arguments of Packer; the whole configuration would cost an import when a publisher has to be back soon."""
 
 
 class PublisherLoop(roles.Publisher):
@@ -34,8 +37,7 @@ class PublisherLoop(roles.Publisher):
 
     def __init__(self, spec: PublisherSpec) -> None:
         super().__init__(spec)
-        self.template, config = spec.template, self.config
-        self.packer = Packer(config.actor_precision, config.comm_bits, config.weight_compress)
+        self.template, self.packer = spec.template, Packer(*spec.packer)
         self.cells = self.counters.publisher
         self.rng = np.random.default_rng(0)
         self.cpu_before = float(self.cells[Publisher.CPU_S])

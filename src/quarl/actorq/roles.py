@@ -27,7 +27,6 @@ import numpy as np
 from quarl.actorq.counters import Control, Counters
 from quarl.actorq.segment import Head
 from quarl.arrays import Array
-from quarl.config import ActorQConfig
 from quarl.processes.inside import parent_id
 
 Made = TypeVar("Made")
@@ -130,7 +129,6 @@ class Channel(ABC):
 class Start:
     """What a process of a run is told when it is started."""
 
-    config: ActorQConfig
     channel: Channel
     cores: frozenset[int] | None = None
     """It is pinned to; None: to none."""
@@ -140,7 +138,7 @@ class Role:
     """A process of a run: pinned where asked, and aware of its supervisor's end."""
 
     def __init__(self, start: Start) -> None:
-        self.config, self.channel, self.counters = start.config, start.channel, start.channel.counters
+        self.channel, self.counters = start.channel, start.channel.counters
         self._parent = parent_id()
         if start.cores is not None and hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):  # not every container allows it, and it is only faster

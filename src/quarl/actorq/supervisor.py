@@ -66,7 +66,7 @@ class Supervisor(roles.Supervisor):
         world = recalled(config)
         model = build(config, world)
         limiter_of(config, model)  # refuses here what the learner would, before there is a folder
-        self.template = Template.of(model)
+        self.template = Template(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
         rows = max(min(RING_ROWS, RING_BYTES // dtype.itemsize), 2 * config.envs_per_actor)
         self.channel: roles.Channel = open_channel(config.actors, self.template.num_floats, dtype, rows)

@@ -56,34 +56,27 @@ class Trained:
 class Template:
     """A Policy and the vector [num_floats] of everything in it that training changes; pickled for the publisher."""
 
-    def __init__(self, initial: Policy, live: Iterable[tuple[str, str]], trained: Trained | None = None) -> None:
-        """live: (operator, field) of the arrays that change, in the order in which the vector holds them."""
-        self.initial, self.trained = initial, trained
-        """The policy as it was when it was extracted."""
-        ops = {op.name: op for op in initial.ops}
-        places, start = [], 0
-        for name, field in live:
-            array: Array = getattr(ops[name], field)
-            places.append(Place(name, field, start, array.shape, array.dtype.itemsize // 4))
-            start = places[-1].stop
-        self.places = tuple(places)
-        self.num_floats = start + (trained.num_floats if trained else 0)
-
-    @classmethod
-    def of(cls, model: Any) -> Template:
-        """The template of a live SB3 model; SAC's has both networks of its distribution."""
+    def __init__(self, model: Any) -> None:
+        """model: of Stable-Baselines3, alive; of SAC's both networks of its distribution are taken."""
         from quarl import qat
         from quarl.readers.extract import from_model
 
         # whoever plays the policies says in what: the learner's own environment is a remembered one
-        initial = from_model(model, distribution=True, say=lambda line: None)
+        self.initial = from_model(model, distribution=True, say=lambda line: None)
+        """The policy as it was when it was extracted."""
         parameters = dict(model.policy.named_parameters(remove_duplicate=False))
-        live = [(op.name, field) for op in initial.ops for field in _live(op, parameters)]
-        trained = None
+        self.places: list[Place] = []
+        start = 0
+        for op in self.initial.ops:
+            for field in _live(op, parameters):
+                array: Array = getattr(op, field)
+                self.places.append(Place(op.name, field, start, array.shape, array.dtype.itemsize // 4))
+                start = self.places[-1].stop
+        self.trained: Trained | None = None
         if (spec := qat.spec_of(model)) is not None:
-            bits = qat.layer_bits(model, initial)
-            trained = Trained(spec.deployed, bits, tuple(trained_rules(initial, spec.skips)))
-        return cls(initial, live, trained)
+            bits = qat.layer_bits(model, self.initial)
+            self.trained = Trained(spec.deployed, bits, tuple(trained_rules(self.initial, spec.skips)))
+        self.num_floats = start + (self.trained.num_floats if self.trained else 0)
 
     def flatten_into(self, model: Any, out: Array) -> None:
         """Copies the model's weights as they are now into `out` [num_floats], float32 and contiguous."""

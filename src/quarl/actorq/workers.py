@@ -51,7 +51,8 @@ class Workers:
         cores, *cores_of_actors = _cores(config.actors, config.learner_threads, alone=channel.alone())
         of_learner = LearnerSpec(config=config, channel=channel, world=world, cores=cores)
         self.learner = Child("learner", learner.main, of_learner, config.output / "learner.log")
-        of_publisher = PublisherSpec(config=config, channel=channel, template=template)
+        packer = (config.actor_precision, config.comm_bits, config.weight_compress)
+        of_publisher = PublisherSpec(channel=channel, template=template, packer=packer)
         self.publisher = Child("publisher", publisher.main, of_publisher, config.output / "publisher.log")
         # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
         # reserved in blocks by every learner, so their first number is above all incarnations before it.

@@ -64,12 +64,12 @@ def rig(folder: Path, **changed: Any) -> Iterator[Rig]:
     chosen: Row = {"actors": 1, "actor_precision": "fp32", "eval_freq": 0, "publish_interval": 1, "params": SMALL}
     config = ActorQConfig(output=folder, **chosen | changed)
     model = build(config)
-    template = Template.of(model)
+    template = Template(model)
     dtype = segment_dtype(model.observation_space, model.action_space)
     channel = LocalChannel.create(1, template.num_floats, dtype, 256)
     try:
         learner = LearnerLoop(LearnerSpec(config=config, channel=channel))
-        spec = PublisherSpec(config=config, channel=channel, template=template)
+        spec = PublisherSpec(channel=channel, template=template, packer=("fp32", None, "none"))
         learner.begin()
         yield Rig(folder, learner, PublisherLoop(spec), channel.of(0), channel.counters)
     finally:
