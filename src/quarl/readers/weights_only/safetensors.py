@@ -11,16 +11,13 @@ from safetensors import deserialize
 
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError
+from quarl.policy.container import TYPES
 from quarl.policy.layers import LayerWeights
 from quarl.readers.weights_only import names
 
-FLOATS: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
+FLOATS = {
+    **{kind: TYPES[kind] for kind in ("F64", "F32", "F16", "BF16")},
+    **{"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)},
 }
 """By the format's names. Tensors of integers are counters and indices, not weights."""
 
