@@ -95,17 +95,15 @@ def _dry(config: StudyRunConfig, study: Study, cells: Sequence[Cell]) -> int:
     if (config.output / NAME).is_file():
         with Store(config.output) as store:
             states = store.states()
-    records = [_as_record(cell, NA if cell.na else states.get(cell.key, TODO)) for cell in cells]
+    records = []
+    for cell in cells:
+        about: dict[str, Any] = {name: getattr(cell, name) for name in ("key", *COLUMNS)}
+        records.append(Record(**about, state=NA if cell.na else states.get(cell.key, TODO)))
     terminal.tell(config, rows.StatusRow, rows.status(records), f"{study.name}: {_counted(records)}")
     for reason in dict.fromkeys(cell.na for cell in cells if cell.na):
         terminal.say(f"n/a: {reason}")
     terminal.say("nothing was measured: drop --dry-run")
     return 0
-
-
-def _as_record(cell: Cell, state: str) -> Record:
-    about: dict[str, Any] = {name: getattr(cell, name) for name in ("key", *COLUMNS)}
-    return Record(**about, state=state, error=cell.na or None, seconds=None, peak_mb=None, result={})
 
 
 def _status(config: StudyStatusConfig) -> int:

@@ -126,15 +126,17 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
                 break
             live.append(slots[-1])
         while live:
+            # what the policy is about to act on is kept, and has to be finite
             if record:
                 for slot in live:
                     if (tick - slot.start) % record == 0:
                         slot.trace.append(observations[slot.row].copy())
             if numbers is not None and not math.isfinite(numbers.dot(numbers)):
                 _check_finite(live, observations)
-            # a new array each time, whose rows environments may keep and change
+            # one call of the network: a new array each time, whose rows environments may keep and change
             actions = head(run(observations), generators)
             tick += 1
+            # one step of each environment
             ended: list[tuple[_Slot, bool]] = []
             slot = live[0]
             try:
@@ -150,6 +152,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
                 raise broken(slot.env, error) from error
             if tick % LOOK == 0:
                 _look(max(tick - slot.start for slot in live), live[0].env, setting.bound or LONGEST)
+            # a slot whose episode has ended takes the next one, where there is one
             for slot, terminated in ended:
                 yield Episode(
                     index=slot.index,

@@ -127,7 +127,7 @@ def measure(
             measured=engine.measured,
             **judged(played.returns, evaluations[0].returns, config.margin, config.seed),
             bytes=engine.file_bytes,
-            bytes_packed=packed_bytes(policy),
+            bytes_packed=len(artifact.to_bytes(policy)),
             latency_us_p50=timing.us_p50,
             latency_us_p99=timing.us_p99,
             agreement=agreement(calibrated.policy, actions[0], acted),
@@ -153,11 +153,6 @@ def agreement(policy: Policy, exact: Array, actions: Array) -> float:
     span = policy.head.high - policy.head.low
     tolerance = AGREE_PCT / 100 * np.where(np.isfinite(span), span, np.ptp(exact, axis=0))
     return float(np.mean((np.abs(exact - actions) <= tolerance).all(axis=1)))
-
-
-def packed_bytes(policy: Policy) -> int:
-    """Bytes of the policy's numbers with codes packed to their n bits: weights, scales, biases, statistics."""
-    return len(artifact.to_bytes(policy))
 
 
 def _load(policy: QuantizedPolicy, name: str) -> Engine:

@@ -78,7 +78,9 @@ class StatusRow(AgentName, Row):
 
 def rows(records: Sequence[Record], margin_pct: float) -> list[CellRow]:
     """A row for every cell that the study asks for; trainings, which score nothing themselves, have none."""
-    exact = {_agent(record): returns(record) for record in records if is_baseline(record) and record.state == DONE}
+    # others are compared with cells in fp32, and ActorQ's with those that had fp32 actors
+    baselines = (record for record in records if record.method in (FP32, ACTORQ) and record.precision == FP32)
+    exact = {_agent(record): returns(record) for record in baselines if record.state == DONE}
     trained = {_agent(record): record.result for record in records if record.method == TRAIN and record.result}
     return [
         _row(record, exact.get(_agent(record)), trained.get(_agent(record), {}), margin_pct)
@@ -87,18 +89,13 @@ def rows(records: Sequence[Record], margin_pct: float) -> list[CellRow]:
     ]
 
 
-def is_baseline(record: Record) -> bool:
-    """Whether other cells are compared with it: fp32, and among ActorQ's, fp32 actors."""
-    return record.method == FP32 or (record.method == ACTORQ and record.precision == FP32)
-
-
 def returns(record: Record) -> Array:
     """float64 [episodes] of a cell that is done."""
     return np.asarray(record.result["returns"], np.float64)
 
 
 def _agent(record: Record) -> tuple[Any, ...]:
-    return record.algo, record.env_id, record.source, record.seed, record.method == ACTORQ
+    return record.of_agent(), record.seed, record.method == ACTORQ
 
 
 def judged(returns: Array, exact: Array | None, margin_pct: float, seed: int) -> dict[str, Any]:

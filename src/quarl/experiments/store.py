@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,10 @@ class Record(Named):
     key: str
     episodes: int
     state: str
-    error: str | None
-    seconds: float | None
-    peak_mb: float | None
-    result: Mapping[str, Any]
+    error: str | None = None
+    seconds: float | None = None
+    peak_mb: float | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
     """What was measured; empty where nothing was."""
 
 
