@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -103,20 +103,13 @@ def _layer(before: LayerWeights, after: LayerWeights, spec: QuantSpec) -> Layer:
     x, y = as_float32(before.weight), as_float32(after.weight)
     codes = after.weight.codes if isinstance(after.weight, QuantizedTensor) else None
     q = _grid(after.weight, spec.scheme)
-    low, high = float(x.min()), float(x.max())
     row = LayerRow(
         layer=before.name,
         operator=before.operator,
         shape=before.weight.shape,
-        precision=spec.precision,
-        scheme=spec.scheme.name,
-        min=low,
-        max=high,
-        range=high - low,
         levels=len(np.unique(y if codes is None else codes)),
-        sqnr_db=_noise(x, y),
         saturation=0.0 if q is None else saturation(x, q),
-        histogram=_histogram(x),
+        **_compared(x, y, spec),
     )
     return Layer(row=row, grid=np.zeros(0, np.float32) if q is None else coarsest_grid(q))
 
@@ -125,21 +118,30 @@ def _layer(before: LayerWeights, after: LayerWeights, spec: QuantSpec) -> Layer:
 def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> ModelRow:
     """All weights of `model` in float, and what the precision of `spec` leaves of them."""
     x, y = (np.concatenate([as_float32(layer.weight).reshape(-1) for layer in side]) for side in (before, after))
-    low, high, std = float(x.min()), float(x.max()), float(x.std(dtype=np.float64))
+    std = float(x.std(dtype=np.float64))
     return ModelRow(
         model=model,
         weights=x.size,
-        precision=spec.precision,
-        scheme=spec.scheme.name,
-        min=low,
-        max=high,
-        range=high - low,
         std=std,
         spread=_finite(float(np.abs(x).max()) / std) if std > 0 else None,
-        sqnr_db=_noise(x, y),
-        histogram=_histogram(x),
         layers=[layer.row for layer in inspect(before, after, spec)],
+        **_compared(x, y, spec),
     )
+
+
+def _compared(x: Array, y: Array, spec: QuantSpec) -> dict[str, Any]:
+    """What rows say of float weights x beside y, the real values that replace them."""
+    low, high = float(x.min()), float(x.max())
+    counts, edges = histogram(x)
+    return {
+        "precision": spec.precision,
+        "scheme": spec.scheme.name,
+        "min": low,
+        "max": high,
+        "range": high - low,
+        "sqnr_db": _finite(sqnr_db(x, y)),
+        "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
+    }
 
 
 def _grid(weight: Weight, scheme: Rounding) -> QParams | None:
@@ -157,17 +159,8 @@ def _grid(weight: Weight, scheme: Rounding) -> QParams | None:
     return QParams(weight.scale.reshape(along), weight.zero_point.reshape(along), *ends)
 
 
-def _noise(x: Array, y: Array) -> float | None:
-    return _finite(sqnr_db(x, y))
-
-
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _histogram(x: Array) -> dict[str, list[float]]:
-    counts, edges = histogram(x)
-    return {"counts": counts.tolist(), "edges": edges.tolist()}
 
 
 def weight_bias_line(file: str, layers: Sequence[LayerWeights]) -> str:
