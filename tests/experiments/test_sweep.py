@@ -79,7 +79,7 @@ def test_what_a_sweep_writes_is_a_study_with_its_cells(tmp_path: Path, capsys: A
 
 
 def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
-    words = [*WORDS, "--algo", "dqn", "--env", "Acrobot-v1", "-n", "5000", "--methods", "ptq"]
+    words = [*WORDS, "--algo", "dqn", "--env", "Acrobot-v1", "-n", "3000", "--methods", "ptq"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main([*words, "-o", str(whole)]) == 0
 
