@@ -1,0 +1,80 @@
+"""The patches of the developers' page: small, of this tree, and they do what the page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = ROOT / "docs" / "dev" / "patches"
+MAX_LINES, MAX_FILES = 100, 3
+
+
+def quarl(tree: Path, *words: object) -> str:
+    """What `quarl WORDS`, run on the tree, prints."""
+    path = os.pathsep.join([str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "quarl", *map(str, words)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def tree(request: Any, tmp_path: Path) -> Path:
+    """A copy of the package with the patch in it."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", str(PATCHES / f"{request.param}.patch")], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("patch", sorted(PATCHES.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_patches_are_small(patch: Path):
+    lines = patch.read_text().splitlines()
+    assert len(lines) <= MAX_LINES
+    assert sum(line.startswith("diff --git ") for line in lines) <= MAX_FILES
+
+
+@pytest.mark.parametrize("tree", ["runtime"], indirect=True)
+def test_a_new_runtime_equals_the_reference_on_every_machine(tree: Path):
+    (line,) = [line for line in quarl(tree, "doctor").splitlines() if line.split()[:2] == ["engine", "torch_int8"]]
+    assert "runs int8, 0 from the integer reference at most" in line
+
+
+@pytest.mark.parametrize("tree", ["column"], indirect=True)
+def test_a_new_column_is_in_table_csv_and_json(tree: Path, small_agents: Path):
+    agent = small_agents / "zoo" / "dqn" / "CartPole-v1_1"
+    shown = quarl(tree, "ptq", agent, "--bits", 8, "--episodes", 2, "-o", tree / "out")
+    assert any("worst" in line.split() for line in shown.splitlines())
+    for row in json.loads((tree / "out" / "rows.json").read_text())["rows"]:
+        assert row["worst"] == min(row["returns"])
+    assert "worst" in (tree / "out" / "rows.csv").read_text().splitlines()[0].split(",")
+
+
+@pytest.mark.parametrize("tree", ["method"], indirect=True)
+def test_a_new_method_is_measured_and_reported(tree: Path, small_agents: Path):
+    (tree / "noise.yml").write_text(
+        "episodes: 2\n"
+        "policies:\n"
+        f"  - {{algo: dqn, env: CartPole-v1, source: 'zoo:{small_agents / 'zoo'}'}}\n"
+        "methods:\n"
+        "  - {method: fp32}\n"
+        "  - {method: noise, precision: [8, 2]}\n"
+    )
+    quarl(tree, "study", "run", "noise.yml", "-o", tree / "study", "--json", tree / "rows.json")
+    rows = json.loads((tree / "rows.json").read_text())["rows"]
+    assert [(row["method"], row["precision"]) for row in rows] == [
+        ("fp32", "fp32"),
+        ("noise", "int8"),
+        ("noise", "int2"),
+    ]
+    assert rows[0]["weight_std"] < rows[2]["weight_std"]
+    quarl(tree, "study", "report", tree / "study")
+    reported = json.loads((tree / "study" / "rows.json").read_text())["rows"]
+    assert [row["mean"] for row in reported] == [row["mean"] for row in rows]
