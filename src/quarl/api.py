@@ -190,8 +190,8 @@ def _numbers(observation: Any) -> Array:
 
 def _check_keywords(method: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuses a keyword that the method has not, naming the one that was meant."""
-    own = (*inspect.signature(method).parameters, *inspect.signature(EnvironmentOptions.of).parameters)
-    known = [name for name in own if name not in ("self", "policy", "environment")]
+    parameters = (*inspect.signature(method).parameters, *inspect.signature(EnvironmentOptions.of).parameters)
+    known = [name for name in parameters if name not in ("self", "policy", "environment")]
     for name in given:
         if name not in known:
             meant = f"; did you mean {CALLED[name]!r}?" if CALLED.get(name) in known else did_you_mean(name, known)

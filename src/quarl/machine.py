@@ -68,7 +68,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": memory_gib(),
         "os": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := version(name)) is not None},
+        "versions": {name: number for name in PACKAGES if (number := version(name)) is not None},
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
@@ -141,17 +141,17 @@ def memory_gib() -> float | None:
 def free_bytes(root: Path = Path("/")) -> int | None:
     """Memory that this process may still take: the system's, or what its control groups leave of it (cgroups(7))."""
     kib = _found(root / "proc/meminfo", r"^MemAvailable: +(\d+) kB")
-    found = [1024 * int(kib)] if kib else []
+    bounds = [1024 * int(kib)] if kib else []
     for controllers, (limit, used, cache) in GROUP_FILES.items():
         top = root / "sys/fs/cgroup" / controllers
-        own = top / _found(root / "proc/self/cgroup", rf"^\d+:{controllers}:/(.*)$")
-        for folder in (own, *own.parents):  # a group's limit holds for those in it
+        group = top / _found(root / "proc/self/cgroup", rf"^\d+:{controllers}:/(.*)$")
+        for folder in (group, *group.parents):  # a group's limit holds for those in it
             bound, taken = (_found(folder / file, r"^(\d+)$") for file in (limit, used))
             if bound and taken:
-                found.append(int(bound) - int(taken) + int(_found(folder / "memory.stat", cache) or 0))
+                bounds.append(int(bound) - int(taken) + int(_found(folder / "memory.stat", cache) or 0))
             if folder == top:
                 break
-    return min(found, default=None)
+    return min(bounds, default=None)
 
 
 def commit() -> str | None:

@@ -93,13 +93,13 @@ class Board(Weights):
                     continue
                 return snapshot, make(snapshot.data)
             try:
-                made = make(snapshot.data)
+                value = make(snapshot.data)
             except QuarlError:
                 if self.holds(snapshot):
                     raise
             else:
                 if self.holds(snapshot):
-                    return snapshot, made
+                    return snapshot, value
             overtaken = True
         return None
 

@@ -84,13 +84,13 @@ def _raced(config: BenchActorQConfig, protocol: Protocol, cells: Cells) -> tuple
     """(tables, the verb's own first; figures by name) of a protocol's runs."""
     title, figures = TITLES[RewardRow], dict[str, Figure]()
     runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
-    found = [(asdict(row), curve) for row, curve in runs]
-    rows = [row for row, _ in found]
+    drawn = [(asdict(row), curve) for row, curve in runs]
+    rows = [row for row, _ in drawn]
     faster = speedups(rows)
     if rows:
         figures["times"] = actorq_reward_figures.times(rows, title)
-        figures["curves"] = actorq_reward_figures.curves(found, title)
-        figures["curves-updates"] = actorq_reward_figures.curves(found, title, "updates")
+        figures["curves"] = actorq_reward_figures.curves(drawn, title)
+        figures["curves-updates"] = actorq_reward_figures.curves(drawn, title, "updates")
     if any(row.best_ratio for row in faster):
         figures["ratios"] = actorq_reward_figures.ratios(rows, title)
     return {RewardRow: [row for row, _ in runs], SpeedupRow: faster}, figures
@@ -102,23 +102,23 @@ def mixed_precision(config: MixedPrecisionConfig) -> int:
     left: list[str] = []
     code = 0
     kind: type[Row]
-    found: Sequence[Row]
+    measured_rows: Sequence[Row]
     with energy.meter(config) as meter:
         if config.what == "updates":
             cells = Cells(config.output, config.minutes, terminal.note, meter)
-            kind, found = UpdatesRow, updates(config, cells)
+            kind, measured_rows = UpdatesRow, updates(config, cells)
             left = cells.left()
         else:
             asked = config.output, mixed_precision_learning.document(config), config.env
             measured = measure_document(*asked, terminal.progress, jobs=1, minutes=config.minutes)
             if (code := study.ended(measured, config)) > SIGNALLED:
                 return code
-            kind, found = LearningRow, mixed_precision_learning.rows(config, measured.records)
+            kind, measured_rows = LearningRow, mixed_precision_learning.rows(config, measured.records)
             terminal.say(*study.failures(measured.records))
             for path in (config.output / "runs").rglob("checkpoint-*") if not code and not measured.left else ():
                 path.unlink()  # they hold replay
     about = schema.Told(algo="dqn", env_id=config.env, seed=config.seed, energy=meter.cost)
-    document = terminal.keep(kind, found, TITLES[kind], config.output / f"{config.what}.json", **about)
+    document = terminal.keep(kind, measured_rows, TITLES[kind], config.output / f"{config.what}.json", **about)
     terminal.say(*_sentences(document["rows"]), *left)
     terminal.finish(config, document)
     return code

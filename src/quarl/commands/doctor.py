@@ -123,9 +123,9 @@ def _pairs() -> list[Check]:
 def _extras() -> list[Check]:
     rows = []
     for extra, packages in EXTRAS.items():
-        found = {package: version(package) for package in packages}
-        missing = [package for package, number in found.items() if number is None]
-        shown = ", ".join(f"{package} {number}" for package, number in found.items() if number is not None)
+        versions = {package: version(package) for package in packages}
+        missing = [package for package, number in versions.items() if number is None]
+        shown = ", ".join(f"{package} {number}" for package, number in versions.items() if number is not None)
         if missing:
             shown = f"{shown}, without {', '.join(missing)}" if shown else "not installed"
         rows.append(Check(f"extra {extra}", shown, True, f"pip install 'quarl[{extra}]'" if missing else ""))
@@ -143,8 +143,8 @@ def _engines() -> list[Check]:
             rows.append(Check(f"engine {name}", "does not run", False, advice))
             continue
         close = error <= MAX_ERROR
-        found = f"{'runs' if measured else 'simulates'} int8, {error:.1g} from the integer reference at most"
-        rows.append(Check(f"engine {name}", found, close, "" if close else "its results cannot be trusted here"))
+        says = f"{'runs' if measured else 'simulates'} int8, {error:.1g} from the integer reference at most"
+        rows.append(Check(f"engine {name}", says, close, "" if close else "its results cannot be trusted here"))
     return rows
 
 

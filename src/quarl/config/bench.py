@@ -139,8 +139,8 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
         if self.what == "time-to-reward":
             if self.protocol is None:
                 raise QuarlError("time-to-reward wants --protocol FILE, as benchmarks/actorq_protocol.json is one")
-            own = [field.name for field in fields(self) if field.name not in BESIDE_PROTOCOLS]
-            self.refuse(own, "is said by the protocol of time-to-reward")
+            names = [field.name for field in fields(self) if field.name not in BESIDE_PROTOCOLS]
+            self.refuse(names, "is said by the protocol of time-to-reward")
             return
         if self.what == "staleness":
             self.refuse(("seconds", "warm_up", "rounds"), "is of windows, and --what staleness trains to the end")

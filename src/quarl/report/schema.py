@@ -60,7 +60,7 @@ class Document(About):
 def document(kind: type[Row], rows: Sequence[Row | Fields], **told: Unpack[Told]) -> Document:
     """What a --json file holds of rows of a kind; numbers that JSON cannot write (NaN, infinity) become null."""
     energy = told.pop("energy", None)
-    made: Any = {
+    written: Any = {
         "command": kind.command,
         "schema": SCHEMA,
         "quarl": __version__,
@@ -71,7 +71,7 @@ def document(kind: type[Row], rows: Sequence[Row | Fields], **told: Unpack[Told]
         **({} if energy is None else {"energy": asdict(energy)}),
         "rows": [_plain(asdict(row) if isinstance(row, Row) else row) for row in rows],
     }
-    return cast(Document, made)
+    return cast(Document, written)
 
 
 def write(document: Document, file: Path) -> None:

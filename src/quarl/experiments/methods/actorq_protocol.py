@@ -57,10 +57,10 @@ class Task:
                 options[name] = steps
             else:
                 options["params"] = (*options.get("params", ()), f"{name}:{steps}")
-        own: dict[str, Any] = {"actor_precision": precision, "engine": engine, "seed": seed}
-        own |= {"samples_per_insert": ratio, "target": self.target}
+        of_arm: dict[str, Any] = {"actor_precision": precision, "engine": engine, "seed": seed}
+        of_arm |= {"samples_per_insert": ratio, "target": self.target}
         try:
-            return ActorQConfig(**options, **own)
+            return ActorQConfig(**options, **of_arm)
         except TypeError as error:
             raise QuarlError(f"protocol, task {self.name}: {error}") from None
 
@@ -103,13 +103,13 @@ def read(path: Path) -> Protocol:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise QuarlError(f"{path} is larger than {MAX_BYTES:,} bytes: it is no protocol")
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except OSError as error:
         raise QuarlError(f"cannot read the protocol {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise QuarlError(f"the protocol {path} is no JSON: {error}") from None
     try:
-        protocol = _protocol(found)
+        protocol = _protocol(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise QuarlError(f"the protocol {path} is not as expected: {reason}") from None
@@ -120,15 +120,15 @@ def read(path: Path) -> Protocol:
     return protocol
 
 
-def _protocol(found: Mapping[str, Any]) -> Protocol:
-    common = dict(found["common"])
-    tasks = tuple(_task(name, entry, found, common) for name, entry in found["tasks"].items())
+def _protocol(document: Mapping[str, Any]) -> Protocol:
+    common = dict(document["common"])
+    tasks = tuple(_task(name, entry, document, common) for name, entry in document["tasks"].items())
     protocol = Protocol(
-        reference=str(found["reference"]),
-        derived_from=str(found["derived_from"]),
-        cap_times=float(found["cap_times"]),
-        cap_minutes=float(found["cap_minutes"]),
-        window_s=float(found["window_s"]),
+        reference=str(document["reference"]),
+        derived_from=str(document["derived_from"]),
+        cap_times=float(document["cap_times"]),
+        cap_minutes=float(document["cap_minutes"]),
+        window_s=float(document["window_s"]),
         tasks=tasks,
     )
     for task in tasks:
@@ -139,13 +139,13 @@ def _protocol(found: Mapping[str, Any]) -> Protocol:
     return protocol
 
 
-def _task(name: str, entry: Mapping[str, Any], found: Mapping[str, Any], common: Mapping[str, Any]) -> Task:
+def _task(name: str, entry: Mapping[str, Any], document: Mapping[str, Any], common: Mapping[str, Any]) -> Task:
     options = {**common, **entry["options"]}
     for key in options:
         if key not in OPTIONS or key in FIXED:
             raise ValueError(f"task {name}: {key!r} is no option that a task can have")
     in_updates = {
-        key: float(value) for key, value in {**found.get("in_updates", {}), **entry.get("in_updates", {})}.items()
+        key: float(value) for key, value in {**document.get("in_updates", {}), **entry.get("in_updates", {})}.items()
     }
     if in_updates and "batch_size" not in options:
         raise ValueError(f"task {name}: in_updates needs a batch_size among its options")
@@ -155,10 +155,10 @@ def _task(name: str, entry: Mapping[str, Any], found: Mapping[str, Any], common:
         target=float(entry["target"]),
         samples_per_insert=float(entry["samples_per_insert"]),
         options=options,
-        arms=tuple(map(str, entry.get("arms", found["arms"]))),
+        arms=tuple(map(str, entry.get("arms", document["arms"]))),
         derived=tuple(map(str, entry.get("derived", ()))),
-        seeds=tuple(map(int, entry.get("seeds", found["seeds"]))),
-        cap_minutes=float(entry.get("cap_minutes", found["cap_minutes"])),
+        seeds=tuple(map(int, entry.get("seeds", document["seeds"]))),
+        cap_minutes=float(entry.get("cap_minutes", document["cap_minutes"])),
         also_samples_per_insert=tuple(map(float, entry.get("also_samples_per_insert", ()))),
         also_seeds=tuple(map(int, entry.get("also_seeds", ()))),
     )

@@ -60,15 +60,15 @@ Run = tuple[RewardRow, Curve]
 
 def time_to_reward(protocol: Protocol, tasks: Sequence[Task], cells: Cells) -> list[Run]:
     """All runs that are there, in the protocol's order; those that are missing are made while there is time."""
-    found: list[Run] = []
+    runs_of_all: list[Run] = []
     for task in tasks:
         own_s: dict[int, dict[str, float]] = {}
         for number, (seed, ratio) in enumerate(task.runs()):
             runs = _seed(protocol, task, seed, ratio, number, own_s.get(seed, {}), cells)
             if ratio == task.samples_per_insert:
                 own_s[seed] = {arm: row.seconds for arm, (row, _) in runs.items()}
-            found += runs.values()
-    return found
+            runs_of_all += runs.values()
+    return runs_of_all
 
 
 def _seed(

@@ -72,15 +72,15 @@ class SpeedupRow(Row):
 
 def speedups(rows: Sequence[Fields]) -> list[SpeedupRow]:
     """All arms against both baselines: each task, then all of them; then the same at each arm's best ratio."""
-    found: list[SpeedupRow] = []
+    speedups: list[SpeedupRow] = []
     ratios = own_ratios(rows)
-    own = [row for row in rows if row["samples_per_insert"] == ratios[row["task"]]]
-    for chosen, is_best in ((own, False), (_best_ratio(rows), True)):
+    equal_ratio = [row for row in rows if row["samples_per_insert"] == ratios[row["task"]]]
+    for chosen, is_best in ((equal_ratio, False), (_best_ratio(rows), True)):
         arms = dict.fromkeys((row["precision"], row["engine"]) for row in chosen)
         for base, arm in product((FLOAT, TORCH), arms):  # the headline first
             if arm != base:
-                found += _arm(chosen, arm, base, is_best=is_best)
-    return found
+                speedups += _arm(chosen, arm, base, is_best=is_best)
+    return speedups
 
 
 def _best_ratio(rows: Sequence[Fields]) -> list[Fields]:
@@ -98,7 +98,7 @@ def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Itera
         "best_ratio": is_best,
     }
     means: list[float] = []
-    found: list[SpeedupRow] = []
+    speedups: list[SpeedupRow] = []
     lost = 0
     for task in dict.fromkeys(row["task"] for row in rows):
         # runs of the same seed are a pair; those of this arm that did not reach the target are only counted
@@ -116,7 +116,7 @@ def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Itera
         # seconds of a bound say nothing of what lies above it
         both = [(a, b) for a, b in reached if not b["censored"]]
         unbounded = ["high"] * (len(both) < len(reached)) + ["low"] * (not both)
-        found.append(
+        speedups.append(
             SpeedupRow(
                 task=task,
                 **about,
@@ -130,9 +130,9 @@ def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Itera
                 **_final_return(both, judged=FEWEST_SEEDS <= len(both) == len(pairs)),
             )
         )
-    yield from found
-    if len(found) > 1:
-        at_least = any(row.at_least for row in found)
+    yield from speedups
+    if len(speedups) > 1:
+        at_least = any(row.at_least for row in speedups)
         yield SpeedupRow(
             task="all",
             **about,
@@ -140,8 +140,8 @@ def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Itera
             seconds_against=None,
             **_faster(np.array(means)) | ({"high": None} if at_least else {}),
             at_least=at_least,
-            derived=any(row.derived for row in found),
-            seeds=sum(row.seeds for row in found),
+            derived=any(row.derived for row in speedups),
+            seeds=sum(row.seeds for row in speedups),
             lost=lost,
             **_final_return([], judged=False),
         )

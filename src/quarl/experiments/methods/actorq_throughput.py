@@ -109,7 +109,7 @@ class BreakdownRow(ArmRow):
 
 def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
     """A row for every arm at every ratio and width whose windows are there."""
-    found = _windows(config, cells)
+    windows = _windows(config, cells)
     rates: dict[str | None, plan.Rates | None] = {}
     for run in config.runs(config.arms[-1:]):
         if run.net_arch not in rates:
@@ -117,7 +117,7 @@ def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
     rows: list[ThroughputRow] = []
     place = attrgetter("net_arch", "samples_per_insert")
     for network, ratio in dict.fromkeys(map(place, config.runs())):
-        group = {run: found[run] for run in found if place(run) == (network, ratio)}
+        group = {run: windows[run] for run in windows if place(run) == (network, ratio)}
         if group and (rate := rates[network]) is not None:
             rows += _rows(group, rate)
     return rows
@@ -127,16 +127,16 @@ def breakdown(config: BenchActorQConfig, cells: Cells) -> list[BreakdownRow]:
     """A row for every update interval and arm whose windows are there."""
     place = attrgetter("net_arch", "samples_per_insert", "actor_update_interval")
     places = list(dict.fromkeys(map(place, config.runs())))
-    found = _windows(config, cells)
-    return [_breakdown(run, found[run]) for run in sorted(found, key=lambda run: places.index(place(run)))]
+    windows = _windows(config, cells)
+    return [_breakdown(run, windows[run]) for run in sorted(windows, key=lambda run: places.index(place(run)))]
 
 
 def _windows(config: BenchActorQConfig, cells: Cells) -> dict[ActorQConfig, list[Cell]]:
     """Those of all rounds, by the first round's run."""
-    found: dict[ActorQConfig, list[Cell]] = {}
+    windows: dict[ActorQConfig, list[Cell]] = {}
     for run, cell in measured(config, cells):
-        found.setdefault(replace(run, seed=config.seed), []).append(cell)
-    return found
+        windows.setdefault(replace(run, seed=config.seed), []).append(cell)
+    return windows
 
 
 def _rates(config: BenchActorQConfig, cells: Cells, run: ActorQConfig) -> plan.Rates | None:
@@ -194,13 +194,13 @@ def _rows(group: Mapping[ActorQConfig, Sequence[Cell]], rates: plan.Rates) -> It
 
 def _paces(cells: Sequence[Cell], column: int) -> Array:
     """Rates of slices of the windows, of environment steps (column 1) or updates (2) a second."""
-    found = []
+    rates = []
     for cell in cells:
         points = np.asarray(cell["slices"], np.float64)
         places = np.unique(np.linspace(0, len(points) - 1, SLICES + 1).astype(int))
         steps = np.diff(points[places], axis=0)
-        found.append(steps[:, column] / steps[:, 0])
-    return np.concatenate(found)
+        rates.append(steps[:, column] / steps[:, 0])
+    return np.concatenate(rates)
 
 
 def _speedup(paces: Mapping[plan.Arm, Array], arm: plan.Arm, base: plan.Arm) -> Interval | None:

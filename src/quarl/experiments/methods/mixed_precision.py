@@ -109,10 +109,10 @@ def updates(config: MixedPrecisionConfig, cells: Cells) -> list[UpdatesRow]:
 
 def measure(config: MixedPrecisionConfig, policy: str, say: Say = lambda line: None) -> Cell:
     """One policy in all its precisions; `say` hears what its updates are of."""
-    own = tuple(f"{name}:{value}" for name, value in FIXED.items())
+    fixed = tuple(f"{name}:{value}" for name, value in FIXED.items())
     training = config.training(policy, "fp32", config.seed, Path("unused"))
     # a session makes the learner and its environments as training would, and writes nothing before it runs
-    session = Training(replace(training, params=(*training.params, *own)), say)
+    session = Training(replace(training, params=(*training.params, *fixed)), say)
     session.say_notes()
     model = session.model
     assert isinstance(model, DQN)

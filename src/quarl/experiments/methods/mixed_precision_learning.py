@@ -74,27 +74,27 @@ def document(config: MixedPrecisionConfig) -> dict[str, Any]:
 def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[LearningRow]:
     """A row for every policy and precision of which a seed is there."""
     trainings = {(record.source, record.seed): record.result for record in records if record.method == TRAIN}
-    found = {(group.agent.source, group.method): group for group in grouped(records)}
-    made = []
+    groups = {(group.agent.source, group.method): group for group in grouped(records)}
+    rows = []
     for policy, dtype in product(config.chosen(), config.dtypes):
-        columns = [found.get((f"{policy} {dtype}", method), EMPTY) for method in (UNTRAINED, FP32)]
-        before, own = of_the_same_seeds(*columns)
-        if not all(group.records for group in columns) or not own.records:
+        columns = [groups.get((f"{policy} {dtype}", method), EMPTY) for method in (UNTRAINED, FP32)]
+        before, trained = of_the_same_seeds(*columns)
+        if not all(group.records for group in columns) or not trained.records:
             continue
         # differences to float32 are those of the seeds that both have
-        base = found.get((f"{policy} fp32", FP32), EMPTY) if dtype != "fp32" else EMPTY
-        difference = own.of({record.seed for record in base.records}).gain(base)
-        lengths = [trainings[record.source, record.seed] for record in own.records]
-        made.append(
+        base = groups.get((f"{policy} fp32", FP32), EMPTY) if dtype != "fp32" else EMPTY
+        difference = trained.of({record.seed for record in base.records}).gain(base)
+        lengths = [trainings[record.source, record.seed] for record in trained.records]
+        rows.append(
             LearningRow(
                 **described(policy, dtype),
                 env_id=config.env,
-                seeds=len(own.records),
+                seeds=len(trained.records),
                 env_steps=max(length["trained_steps"] for length in lengths),
                 updates=max(length["updates"] for length in lengths),
                 episodes=config.episodes,
                 before=float(np.mean([returns(record) for record in before.records])),
-                **stats.as_fields(own.mean(), "mean", "ci"),
+                **stats.as_fields(trained.mean(), "mean", "ci"),
                 **stats.as_fields(difference, "difference", "difference"),
                 equal=None
                 if difference is None or np.isnan(difference.low)
@@ -102,4 +102,4 @@ def rows(config: MixedPrecisionConfig, records: Sequence[Record]) -> list[Learni
                 minutes=float(np.mean([length["minutes"] for length in lengths])),
             )
         )
-    return made
+    return rows
