@@ -133,6 +133,8 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
         (["--params", "learning_starts:soon"], "DQN's learning_starts is 'soon', not a whole number"),
         (["--samples-per-insert", "0"], "--samples-per-insert must be above 0"),
         (["--samples-per-insert", "1", "--max-times-sampled", "8"], "exclude each other"),
+        (["--sigma", "-0.1"], "--sigma must not be negative, got -0.1"),
+        (["--env-timeout", "0"], "--env-timeout must be above 0 seconds, got 0"),
         (["--error-buffer", "9", "--max-times-sampled", "8"], "--max-times-sampled keeps none: keep one"),
         (["--max-staleness", "1"], "--max-staleness 1 would stop this run"),
         (["--algo", "d4pg", "--env", "Pendulum-v1", "--params", "sigma:1.0"], "actors do, by --sigma"),

@@ -214,6 +214,8 @@ def test_more_bits_of_the_observation_than_sums_are_exact_with_are_refused():
     assert not isinstance(model.policy, QatPolicy)
     with pytest.raises(QuarlError, match="observation bits need activation bits: w4 leaves both"):
         qat.QatSpec.parse("w4", observation_bits=8)
+    with pytest.raises(QuarlError, match="ranges are minmax or lsq, got 'mean'"):
+        qat.QatSpec.parse("w4a8", ranges="mean")  # type: ignore[arg-type]
 
 
 def test_sixteen_bits_of_weights_and_activations_are_near_float32():

@@ -12,6 +12,7 @@ import torch
 from learners import ALGORITHMS, make
 from stable_baselines3 import A2C, PPO, TD3
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from quarl import qat
@@ -329,6 +330,10 @@ def test_parameters_of_a_model_that_was_not_prepared_are_refused_in_one_line():
     assert torch.equal(prepared.policy.action_net.weight, plain.policy.action_net.weight)
 
 
+class OwnPolicy(ActorCriticPolicy):
+    """Of somebody who wrote it."""
+
+
 def test_what_cannot_be_prepared_is_refused_by_name():
     model = make("ppo")
     qat.prepare(model, "w8a8")
@@ -337,6 +342,8 @@ def test_what_cannot_be_prepared_is_refused_by_name():
     custom = PPO("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs={"activation_fn": torch.nn.GELU})
     with pytest.raises(UnsupportedError, match=r"policy_net\.1' \(GELU\) calls aten\.gelu.*; use nn\.ReLU, "):
         qat.prepare(custom, "w8a8")
+    with pytest.raises(UnsupportedError, match="OwnPolicy is not one of the policies that can be trained"):
+        qat.prepare(PPO(OwnPolicy, "CartPole-v1", device="cpu"), "w8a8")
     with pytest.raises(QuarlError, match="not prepared"):
         make("ppo").learn(128, callback=qat.QuantDelay())
     with pytest.raises(QuarlError, match="leaves no layer"):

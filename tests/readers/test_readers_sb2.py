@@ -296,6 +296,8 @@ def test_wrappers_of_the_zoo_are_kept(tmp_path: Path):
         ({"action_space": discrete(5)}, QuarlError, "5 actions"),
         ({"observation_space": box(7, 1.0)}, QuarlError, "model/pi_fc0"),
         ({"noptepochs": 4, "cliprange": 0.2}, QuarlError, "no Stable-Baselines 2 algorithm"),
+        ({"policy_kwargs": {"net_arch": "wide"}}, QuarlError, "net_arch is no list of layers"),
+        ({"policy_kwargs": {"net_arch": [{"pi": 64, "vf": [64]}]}}, QuarlError, "net_arch is no list of layers"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(changes: dict[str, Any], error: type, cause: str, tmp_path: Path):
@@ -304,6 +306,21 @@ def test_a_file_that_cannot_be_read_says_why(changes: dict[str, Any], error: typ
         read_sb2(path)
     assert str(caught.value).startswith(str(path))
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "cause"),
+    [
+        ({"observation_range": (-5.0, 10.0)}, UnsupportedError, r"\(-5.0, 10.0\); only symmetric ranges"),
+        ({"observation_range": (5.0, -5.0)}, UnsupportedError, "only symmetric ranges"),
+        ({"observation_range": 5.0}, QuarlError, "no pair of numbers"),
+    ],
+)
+def test_a_range_of_observations_that_no_clip_has_is_refused(
+    changes: dict[str, Any], error: type, cause: str, tmp_path: Path
+):
+    with pytest.raises(error, match=cause):
+        read_sb2(as_pickle(tmp_path, {**sb2_data("ddpg"), **changes}, sb2_arrays("ddpg")))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
