@@ -26,9 +26,8 @@ LEARNER_DTYPE ?= bf16
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
 
-# Some hundred processes are started, each of which would compile what it imports where no bytecode is written.
 test: $(VENV)/.dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
