@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import pickle
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,6 +52,16 @@ def test_the_readmes_training_runs(tmp_path, monkeypatch):
     exec(compile(code.replace("100_000", "4_096").replace("50_000", "2_048"), "README.md", "exec"), names)
     assert names["agent"].policy.spec.precision == "int4"
     assert (tmp_path / "cartpole.zip").is_file()
+
+
+def test_the_package_lists_what_it_offers_and_its_mistakes_have_a_name(tmp_path):
+    code = "import quarl; print({*quarl.__all__} <= {*dir(quarl)}, 'numpy' in __import__('sys').modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == [
+        "True",
+        "False",
+    ]
+    with pytest.raises(quarl.QuarlError, match="nowhere"):
+        quarl.load(tmp_path / "nowhere.zip")
 
 
 def test_stable_baselines3_can_evaluate_an_agent(agent):

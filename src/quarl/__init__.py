@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quarl.errors import QuarlError
+
 if TYPE_CHECKING:
     from quarl.api import Agent, load
 
-__all__ = ["Agent", "load"]
+__all__ = ["Agent", "QuarlError", "load"]
 __version__ = "0.1.0"
 
 
@@ -18,3 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'quarl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
