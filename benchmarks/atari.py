@@ -22,13 +22,13 @@ import numpy as np
 
 import atari_curves
 from quarl import stats
+from quarl.calibration import Calibrated, quantize
 from quarl.cli import main as quarl
 from quarl.config import PtqConfig
 from quarl.evaluate import Evaluation, evaluate, record
 from quarl.experiments.precisions import measure
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import QuantizedPolicy
-from quarl.ptq import Calibrated, quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import checkpoint

@@ -27,10 +27,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import agents
 from fidelity import sb3_model
+from quarl.calibration import quantize
 from quarl.envs.seeds import episode_seed
 from quarl.evaluate import evaluate
 from quarl.policy.graph import QuantizedPolicy
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 from results import RESULTS, write

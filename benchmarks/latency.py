@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.experiments.methods.latency import LatencyRow, measure
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.policy import artifact
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from results import RESULTS, verdict, write
 

@@ -10,10 +10,10 @@ import numpy as np
 
 import agents
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.evaluate import record
 from quarl.policy.graph import Policy
 from quarl.policy.operators import LayerNorm
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 from results import RESULTS, write

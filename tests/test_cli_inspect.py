@@ -15,11 +15,11 @@ from stable_baselines3 import DQN, PPO
 
 import contracts
 import networks
+from quarl.calibration import quantize
 from quarl.cli import main, parse
 from quarl.config import InspectConfig
 from quarl.engines import litert, onnx
 from quarl.policy import artifact
-from quarl.ptq import quantize
 from quarl.quant.spec import SCHEMES, QuantSpec
 
 PLAIN = "Scheme default needs observations and weights alone give none: rounded by per-channel."

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 import networks
 from quarl import engines, episodes
 from quarl.api import Agent
+from quarl.calibration import quantize
 from quarl.envs import make_for
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.evaluate import Evaluation, evaluate, record
 from quarl.policy.graph import ActionHead, Provenance, QuantizedPolicy
 from quarl.policy.operators import Dense, Op, mlp
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 Array = NDArray[Any]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import networks
+from quarl.calibration import quantize, round_layers
 from quarl.inspection import inspect, weight_bias_line, whole
 from quarl.policy.layers import LayerWeights, of_policy
 from quarl.policy.operators import QuantizedTensor
-from quarl.ptq import quantize, round_layers
 from quarl.quant.spec import SCHEMES, QuantSpec
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from quarl import engines
 from quarl.arrays import Array
+from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
@@ -21,7 +22,6 @@ from quarl.evaluate import Evaluation, evaluate, record
 from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
-from quarl.ptq import quantize
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence

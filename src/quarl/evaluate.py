@@ -15,6 +15,7 @@ import numpy as np
 
 from quarl import engines
 from quarl.arrays import Array
+from quarl.calibration import quantize
 from quarl.engines import Engine, sound
 from quarl.envs import check_spaces, make_for, resolve
 from quarl.envs.bound import LIMIT, longest
@@ -28,7 +29,6 @@ from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
-from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
 
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024

@@ -93,8 +93,8 @@ class Layer:
 def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> list[Layer]:
     """Layers in the precision of `spec` against the same layers in float, in order.
 
-    before: what was rounded; of a policy whose scheme equalises channels, those of `ptq.Calibrated.rewrite`, because it
-    moves factors between layers first.
+    before: what was rounded; of a policy whose scheme equalises channels, those of `calibration.Calibrated.rewrite`,
+    because it moves factors between layers first.
     """
     return [_layer(x, y, spec) for x, y in zip(before, after, strict=True)]
 

@@ -13,13 +13,13 @@ import networks
 from quarl import engines
 from quarl.actorq import wire
 from quarl.actorq.wire import COMPRESSED, SCHEME, Packer, Quantizer, unpack, wire_spec
+from quarl.calibration import quantize
 from quarl.config import ActorQConfig
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluate import evaluate, record
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.operators import QuantizedTensor, as_float32
-from quarl.ptq import quantize
 from quarl.quant.spec import SCHEMES, QuantSpec, Scheme
 from quarl.readers.load import read
 

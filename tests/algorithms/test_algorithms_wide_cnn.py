@@ -10,8 +10,8 @@ from stable_baselines3 import DQN
 
 from quarl import engines
 from quarl.algorithms.wide_cnn import WideCNN
+from quarl.calibration import quantize
 from quarl.errors import QuarlError
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import networks
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.engines.litert import LiteRT, file, graph, write
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy, final_linear
@@ -31,7 +32,6 @@ from quarl.policy.operators import (
     Scale,
     mlp,
 )
-from quarl.ptq import quantize
 from quarl.quant.affine import quantize_rows
 from quarl.quant.spec import QuantSpec
 
@@ -568,7 +568,7 @@ def test_the_runtime_is_quiet():
     program = """
 import networks
 from quarl import engines
-from quarl.ptq import quantize
+from quarl.calibration import quantize
 from quarl.quant.spec import QuantSpec
 engines.load(quantize(networks.dense([5, 8, 3]), QuantSpec.parse("fp32")))
 """

@@ -7,8 +7,8 @@ import pytest
 
 import networks
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.engines.litert import file, write
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 PRECISIONS = [("fp32", "dynamic"), ("fp16", "dynamic"), ("int8", "dynamic"), ("int4", "dynamic"), ("int8", "static")]

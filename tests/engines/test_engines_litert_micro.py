@@ -9,11 +9,11 @@ import pytest
 
 import networks
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.engines.litert import graph
 from quarl.evaluate import record
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, LayerNorm, Scale, mlp
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 

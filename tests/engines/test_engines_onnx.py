@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import networks
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.engines.onnx import file, write
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, QuantizedTensor
-from quarl.ptq import quantize
 from quarl.quant.affine import quantize_rows
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read

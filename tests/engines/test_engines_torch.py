@@ -8,10 +8,10 @@ import torch
 
 import networks
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import mlp
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 

@@ -16,11 +16,11 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 from quarl import engines
 from quarl.actorq.exploration import Explorer
+from quarl.calibration import quantize
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Play, play
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.extract import from_model
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quarl.calibration import quantize
 from quarl.engines import load
 from quarl.envs import make, make_for
 from quarl.envs.bound import LONGEST, longest
@@ -21,7 +22,6 @@ from quarl.evaluate import evaluate, played_on, record
 from quarl.policy.artifact import from_bytes, to_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, Flatten
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.zoo import VEC_FRAME_STACK
 

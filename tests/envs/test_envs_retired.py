@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from stable_baselines3 import PPO
 
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.envs import make_for
 from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quarl.calibration import quantize
 from quarl.envs import make, make_for
 from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
@@ -17,7 +18,6 @@ from quarl.evaluate import evaluate
 from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.model import make_environments

@@ -12,9 +12,9 @@ import pytest
 import contracts
 import networks as small
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.errors import QuarlError
 from quarl.experiments.methods import latency, networks
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.report import schema
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import contracts
+from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate, record
@@ -27,7 +28,6 @@ from quarl.experiments.store import Store
 from quarl.files import locked
 from quarl.processes.child import kill_group
 from quarl.processes.pool import Bounds, Pool
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 from waiting import PATIENCE_S

@@ -10,11 +10,11 @@ import pytest
 import safetensors.numpy
 
 import networks
+from quarl.calibration import quantize
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, Provenance, QuantizedPolicy
 from quarl.policy.operators import QuantizedTensor, as_float32
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 PRECISIONS = [

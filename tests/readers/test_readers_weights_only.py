@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 import networks
 import quarl
+from quarl.calibration import quantize
 from quarl.engines import litert
 from quarl.engines.onnx import write
 from quarl.errors import QuarlError
@@ -24,7 +25,6 @@ from quarl.inert import budget
 from quarl.policy import artifact
 from quarl.policy.layers import of_policy
 from quarl.policy.operators import as_float32
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import torch_file, weights_only
 from quarl.readers.load import read as read_policy

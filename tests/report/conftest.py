@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quarl.calibration import quantize
 from quarl.inspection import Layer, inspect
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.layers import of_policy
 from quarl.policy.operators import mlp
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from quarl.calibration import round_layers
 from quarl.inspection import whole
 from quarl.policy.layers import LayerWeights
-from quarl.ptq import round_layers
 from quarl.quant.spec import QuantSpec
 from quarl.report import style
 from quarl.report.weight_figures import MAX_MODELS, weights_of_models

@@ -13,12 +13,12 @@ import yaml
 from training_runs import same, weights
 
 from quarl import engines
+from quarl.calibration import quantize
 from quarl.cli import main, parse
 from quarl.envs.rollout import play
 from quarl.evaluate import IMAGE_INTERVAL, evaluate, record
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import checkpoint

@@ -11,11 +11,11 @@ import torch
 from stable_baselines3 import DQN
 from training_runs import train
 
+from quarl.calibration import quantize
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
 from quarl.evaluate import evaluate
 from quarl.policy.graph import QuantizedPolicy
-from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
 from quarl.readers import load
 from quarl.runs.evaluator import BestEvaluator, undisturbed

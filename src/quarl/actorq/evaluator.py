@@ -14,10 +14,10 @@ from quarl.actorq.counters import Learner
 from quarl.actorq.environments import world_of
 from quarl.actorq.roles import Channel
 from quarl.actorq.weights import Template
+from quarl.calibration import quantize
 from quarl.config import ActorQConfig
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
 from quarl.runs.evaluator import Evaluator
 from quarl.runs.tracking import make_logger, record_evaluation

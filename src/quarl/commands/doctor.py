@@ -153,9 +153,9 @@ def _try(engine: str) -> tuple[float, bool]:
     import numpy as np
 
     from quarl import engines
+    from quarl.calibration import quantize
     from quarl.policy.graph import ActionHead, Policy
     from quarl.policy.operators import mlp
-    from quarl.ptq import quantize
     from quarl.quant.spec import QuantSpec
 
     rng = np.random.default_rng(0)

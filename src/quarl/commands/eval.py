@@ -8,11 +8,11 @@ from typing import Annotated
 import numpy as np
 
 from quarl import formats, stats
+from quarl.calibration import quantize
 from quarl.commands import model, terminal
 from quarl.config import EvalConfig
 from quarl.evaluate import evaluate
 from quarl.policy.graph import QuantizedPolicy
-from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
 from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps

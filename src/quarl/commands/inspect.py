@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from quarl.calibration import Calibrated, quantize, round_layers
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
@@ -16,7 +17,6 @@ from quarl.files import staged, write_bytes
 from quarl.inspection import LayerRow, ModelRow, inspect, weight_bias_line, whole
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
-from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
 from quarl.readers import find, load, weights_only
 from quarl.readers.normalizer import sentence

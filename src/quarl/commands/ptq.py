@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from quarl import energy
+from quarl.calibration import Calibrated
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
@@ -20,7 +21,6 @@ from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
-from quarl.ptq import Calibrated
 from quarl.readers.normalizer import sentence
 from quarl.report import assessment, figures, page, schema, style, tables, weight_figures
 

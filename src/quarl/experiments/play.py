@@ -16,6 +16,7 @@ import numpy as np
 
 from quarl import engines
 from quarl.arrays import Array
+from quarl.calibration import Calibrated
 from quarl.config.environment import EnvironmentConfig
 from quarl.envs import make
 from quarl.envs.names import MODULE_ID, is_same
@@ -30,7 +31,6 @@ from quarl.inert.npz import read_npz
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.operators import as_float32
-from quarl.ptq import Calibrated
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from quarl import engines, formats
 from quarl.arrays import Array
+from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
 from quarl.engines import Engine
 from quarl.errors import UnsupportedError
@@ -20,7 +21,6 @@ from quarl.experiments.play import quantised
 from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.ptq import Calibrated
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, EngineName, Episodes, Error, Measured, Precision, Returns, Row, Scheme
 

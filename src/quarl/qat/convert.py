@@ -5,10 +5,10 @@ from __future__ import annotations
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.api import Agent
+from quarl.calibration import on_grids
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.grids import origin, trained_rules
-from quarl.ptq import on_grids
 from quarl.qat.layers import QatLayer
 from quarl.qat.plan import Site
 from quarl.qat.prepare import is_active, spec_of

@@ -14,6 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl import engines, qat, stats
 from quarl.arrays import Array
+from quarl.calibration import quantize
 from quarl.config import TrainConfig
 from quarl.config.learner import LearnerOptions
 from quarl.envs import make_for, resolve
@@ -23,7 +24,6 @@ from quarl.errors import QuarlError, in_one_line
 from quarl.evaluate import Evaluation, evaluate
 from quarl.files import Dispensable
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.ptq import quantize
 from quarl.quant.spec import EXACT
 from quarl.readers.extract import from_model
 from quarl.readers.zoo import samples_actions

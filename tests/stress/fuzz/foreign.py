@@ -18,10 +18,10 @@ import torch
 from ai_edge_litert import schema_py_generated as schema
 from onnx import helper, numpy_helper
 
+from quarl.calibration import quantize
 from quarl.engines import litert
 from quarl.engines.onnx import write
 from quarl.inert import zip as container
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.readers.weights_only import wire
 from stress.fuzz import mutate, seeds

@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 from rich.console import Console
 
+from quarl.calibration import Calibrated, quantize, round_layers
 from quarl.engines import load_fitting, sound
 from quarl.errors import UnsupportedError
 from quarl.inert import npz, pickle
@@ -23,7 +24,6 @@ from quarl.inspection import LayerRow, inspect, whole
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.layers import LayerWeights, of_policy
-from quarl.ptq import Calibrated, quantize, round_layers
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
 from quarl.readers.weights_only import read_model

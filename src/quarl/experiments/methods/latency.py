@@ -21,12 +21,12 @@ from onnxruntime.quantization import quantize_dynamic
 
 from quarl import engines, formats
 from quarl.arrays import Array
+from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.engines.onnx import Onnx, write
 from quarl.errors import QuarlError
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.ptq import quantize
 from quarl.quant.spec import QuantSpec
 from quarl.rows import Column, EngineName, Precision, Row
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import networks
-from quarl import engines, ptq
+from quarl import calibration, engines
+from quarl.calibration import Calibrated, quantize
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import artifact
 from quarl.policy.grids import EXACT, grid_rules, trained_rules
 from quarl.policy.operators import QuantizedTensor
-from quarl.ptq import Calibrated, quantize
 from quarl.quant.affine import quarl_2020
 from quarl.quant.spec import SCHEMES, QuantSpec
 
@@ -190,7 +190,7 @@ def test_what_several_precisions_share_changes_none_of_them(name, monkeypatch):
     alone = [artifact.to_bytes(quantize(policy, one, observations)) for one in asked]
     calibrated = Calibrated(policy, observations)
     assert [artifact.to_bytes(calibrated.quantize(one)) for one in asked] == alone
-    monkeypatch.setattr(ptq, "as_float", lambda *_: pytest.fail("the float passes were run again"))
+    monkeypatch.setattr(calibration, "as_float", lambda *_: pytest.fail("the float passes were run again"))
     for bits in (8, 6, 4):
         calibrated.quantize(spec(bits))
 
