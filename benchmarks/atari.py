@@ -25,7 +25,7 @@ from quarl import stats
 from quarl.calibration import Calibrated, quantize
 from quarl.cli import main as quarl
 from quarl.config import PtqConfig
-from quarl.evaluate import Evaluation, evaluate, record
+from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.precisions import measure
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import QuantizedPolicy

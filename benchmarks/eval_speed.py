@@ -1,4 +1,4 @@
-"""Evaluation speed: environment steps per second of `quarl.evaluate` against SB3's `evaluate_policy`.
+"""Evaluation speed: environment steps per second of `quarl.evaluation.evaluate` against SB3's `evaluate_policy`.
 
     python benchmarks/eval_speed.py [AGENT] [--out results]
 
@@ -29,7 +29,7 @@ import agents
 from fidelity import sb3_model
 from quarl.calibration import quantize
 from quarl.envs.seeds import episode_seed
-from quarl.evaluate import evaluate
+from quarl.evaluation import evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read

@@ -23,7 +23,7 @@ import torch
 import agents
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.evaluate import record
+from quarl.evaluation import record
 from quarl.quant.spec import EXACT
 from quarl.readers.load import read
 from results import RESULTS, write

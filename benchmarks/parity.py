@@ -11,7 +11,7 @@ import numpy as np
 import agents
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.evaluate import record
+from quarl.evaluation import record
 from quarl.policy.graph import Policy
 from quarl.policy.operators import LayerNorm
 from quarl.quant.spec import QuantSpec

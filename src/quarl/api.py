@@ -18,7 +18,7 @@ from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
-from quarl.evaluate import Evaluation, evaluate, record
+from quarl.evaluation import Evaluation, evaluate, record
 from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
@@ -122,7 +122,7 @@ class Agent:
         return np.moveaxis(x, -1, -3) if has_channels_last(x.shape[-3:], self.policy.observation_shape) else x
 
     def evaluate(self, **options: Any) -> Evaluation:
-        """Returns of episodes in the policy's environment; options as of `quarl.evaluate.evaluate`."""
+        """Returns of episodes in the policy's environment; options as of `quarl.evaluation.evaluate`."""
         _check_keywords(evaluate, options)
         return evaluate(self._quantized(), **options)
 

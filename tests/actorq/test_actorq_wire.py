@@ -17,7 +17,7 @@ from quarl.calibration import quantize
 from quarl.config import ActorQConfig
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.evaluate import evaluate, record
+from quarl.evaluation import evaluate, record
 from quarl.policy.graph import QuantizedPolicy
 from quarl.policy.operators import QuantizedTensor, as_float32
 from quarl.quant.spec import SCHEMES, QuantSpec, Scheme

@@ -11,7 +11,7 @@ import networks
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines.litert import graph
-from quarl.evaluate import record
+from quarl.evaluation import record
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, LayerNorm, Scale, mlp
 from quarl.quant.spec import QuantSpec

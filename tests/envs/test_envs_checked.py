@@ -12,7 +12,7 @@ from quarl import engines
 from quarl.envs import make
 from quarl.envs.checked import BrokenEnvironmentError, Checked
 from quarl.errors import QuarlError, note_once
-from quarl.evaluate import evaluate, record
+from quarl.evaluation import evaluate, record
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 from quarl.policy.operators import Dense
 from quarl.quant.spec import QuantSpec

@@ -18,7 +18,7 @@ from quarl.envs.bound import LONGEST, longest
 from quarl.envs.options import PREPROCESSED, EnvironmentOptions, described
 from quarl.envs.rollout import TOLD, Play, play
 from quarl.errors import QuarlError, note_once
-from quarl.evaluate import evaluate, played_on, record
+from quarl.evaluation import evaluate, played_on, record
 from quarl.policy.artifact import from_bytes, to_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, Flatten

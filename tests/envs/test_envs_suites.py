@@ -14,7 +14,7 @@ from quarl.calibration import quantize
 from quarl.envs import make, make_for
 from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
-from quarl.evaluate import evaluate
+from quarl.evaluation import evaluate
 from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp

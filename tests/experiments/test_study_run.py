@@ -20,7 +20,7 @@ import contracts
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError
-from quarl.evaluate import evaluate, record
+from quarl.evaluation import evaluate, record
 from quarl.experiments.cells import Cell, Job
 from quarl.experiments.play import make_worker, preload
 from quarl.experiments.source import Agent, digest

@@ -16,7 +16,7 @@ from quarl import engines
 from quarl.calibration import quantize
 from quarl.cli import main, parse
 from quarl.envs.rollout import play
-from quarl.evaluate import IMAGE_INTERVAL, evaluate, record
+from quarl.evaluation import IMAGE_INTERVAL, evaluate, record
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import QuantSpec
@@ -136,7 +136,7 @@ def test_of_images_every_eighth_is_kept(runs: dict[str, Path], monkeypatch: pyte
             kept.append((len(episode.observations), -(-episode.length // IMAGE_INTERVAL)))
             yield episode
 
-    monkeypatch.setattr("quarl.evaluate.play", recorded)
+    monkeypatch.setattr("quarl.evaluation.play", recorded)
     record(exact, engine=engines.load(exact, "litert", batch=1), num=4, min_episodes=1)
     assert kept
     assert all(found == expected > 1 for found, expected in kept)

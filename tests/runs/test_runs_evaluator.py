@@ -14,7 +14,7 @@ from training_runs import train
 from quarl.calibration import quantize
 from quarl.config import TrainConfig
 from quarl.errors import QuarlError
-from quarl.evaluate import evaluate
+from quarl.evaluation import evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers import load

@@ -11,7 +11,7 @@ from quarl import formats, stats
 from quarl.calibration import quantize
 from quarl.commands import model, terminal
 from quarl.config import EvalConfig
-from quarl.evaluate import evaluate
+from quarl.evaluation import evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence

@@ -12,7 +12,7 @@ from quarl.calibration import Calibrated, quantize, round_layers
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
-from quarl.evaluate import record
+from quarl.evaluation import record
 from quarl.files import staged, write_bytes
 from quarl.inspection import LayerRow, ModelRow, inspect, weight_bias_line, whole
 from quarl.policy.graph import Policy, is_quantized

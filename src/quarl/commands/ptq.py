@@ -13,7 +13,7 @@ from quarl.calibration import Calibrated
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
-from quarl.evaluate import record
+from quarl.evaluation import record
 from quarl.experiments import precisions
 from quarl.experiments.precisions import Cell, PtqRow
 from quarl.files import staged, write_bytes

@@ -23,7 +23,7 @@ from quarl.envs.names import MODULE_ID, is_same
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
-from quarl.evaluate import evaluate, played_on, record
+from quarl.evaluation import evaluate, played_on, record
 from quarl.experiments.cells import Cell, Job
 from quarl.experiments.source import FILE, check_file
 from quarl.files import write_bytes

@@ -15,7 +15,7 @@ from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
 from quarl.engines import Engine
 from quarl.errors import UnsupportedError
-from quarl.evaluate import Evaluation, evaluate, record
+from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.methods.latency import time_engines
 from quarl.experiments.play import quantised
 from quarl.experiments.rows import judged

@@ -14,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from quarl.evaluate import Evaluation
+from quarl.evaluation import Evaluation
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import Interrupts
 from quarl.runs.checkpointer import AgentCheckpointer

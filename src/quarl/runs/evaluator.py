@@ -21,7 +21,7 @@ from quarl.envs import make_for, resolve
 from quarl.envs.checked import BrokenEnvironmentError, held
 from quarl.envs.seeds import Stream, episode_seed
 from quarl.errors import QuarlError, in_one_line
-from quarl.evaluate import Evaluation, evaluate
+from quarl.evaluation import Evaluation, evaluate
 from quarl.files import Dispensable
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT

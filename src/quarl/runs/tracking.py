@@ -9,7 +9,7 @@ from typing import Any
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 
 from quarl.config.learner import LearnerOptions
-from quarl.evaluate import Evaluation
+from quarl.evaluation import Evaluation
 
 
 def make_logger(config: LearnerOptions, folder: Callable[[], Path], say: Callable[[str], None]) -> Logger:

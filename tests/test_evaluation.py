@@ -20,7 +20,7 @@ from quarl.calibration import quantize
 from quarl.envs import make_for
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
-from quarl.evaluate import Evaluation, evaluate, record
+from quarl.evaluation import Evaluation, evaluate, record
 from quarl.policy.graph import ActionHead, Provenance, QuantizedPolicy
 from quarl.policy.operators import Dense, Op, mlp
 from quarl.quant.spec import QuantSpec
@@ -109,7 +109,7 @@ def test_returns_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.Mo
         handed.extend(shares)
         return episodes.in_processes(job, shares, report)
 
-    monkeypatch.setattr("quarl.evaluate.in_processes", in_processes)
+    monkeypatch.setattr("quarl.evaluation.in_processes", in_processes)
     shared = run(subject, episodes=5, num_workers=2, progress=lambda episode: seen.append(episode.index))
     assert_same_episodes(shared, run(subject, episodes=5))
     assert sorted(seen) == [0, 1, 2, 3, 4]
