@@ -21,7 +21,7 @@ JOBS ?= 2
 MINUTES ?= 1000000
 LEARNER_DTYPE ?= bf16
 
-.PHONY: demo test check format reference fuzz hostile chaos kills $(BENCHES) clean
+.PHONY: demo test check format reference pages docs fuzz hostile chaos kills $(BENCHES) clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -41,6 +41,13 @@ format: $(VENV)/.dev
 
 reference: $(VENV)/.dev
 	$(BIN)/python -m quarl.report.reference docs/reference/json.md
+
+pages: $(VENV)/.dev
+	$(BIN)/python docs/pages.py
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html --doctree-dir docs/_build/doctrees docs docs/_build/html
+	@echo docs/_build/html/index.html
 
 $(STUDIES:%=bench-%): bench-%: $(VENV)/.dev
 	$(call study,studies/$*.yml,$*)
@@ -110,4 +117,4 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/.core
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

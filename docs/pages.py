@@ -1,0 +1,139 @@
+"""The pages of results, docs/results/*.md: each a template in docs/results/_pages, filled in from the rows in results/.
+
+    python docs/pages.py
+
+A template is Markdown with Jinja's {{ expressions }} over the functions below, so that no number on a page is typed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from quarl import formats, stats
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+import results  # noqa: E402  # it is a script of benchmarks/
+
+PAGES = ROOT / "docs" / "results"
+Row = dict[str, Any]
+
+
+def rows(study: str, table: str | None = None, **wanted: Any) -> list[Row]:
+    """The rows of a study's table, from all machines, whose fields have these values; a list names several."""
+    return [
+        row
+        for row in results.read(study, table)
+        if all(row.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items())
+    ]
+
+
+def row(study: str, table: str, **wanted: Any) -> Row:
+    """The only such row; ValueError where there are none or several."""
+    (only,) = rows(study, table, **wanted)
+    return only
+
+
+def table(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; columns of numbers stand right, what is None is an en dash."""
+    cells = [["–" if value is None else str(value).replace("|", "\\|") for value in line] for line in lines]
+    numeric = [
+        all(not cell or cell[0] in "0123456789−–-+≥>[±" for cell in column) for column in zip(*cells, strict=True)
+    ]
+    rule = ["---:" if number else "---" for number in numeric] or ["---"] * len(headings)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *cells))
+
+
+def pivot(
+    rows: Sequence[Row],
+    down: str | Callable[[Row], str],
+    across: Callable[[Row], str],
+    cell: Callable[[Row], Any],
+    corner: str = "",
+    order: Sequence[str] = (),
+) -> str:
+    """A table with a line for each value of `down` and a column for each of `across`, in the order in which they come
+    or in `order`; where a place has several rows, the last one's cell stands."""
+    name = (lambda row: str(row[down])) if isinstance(down, str) else down
+    places = {(name(row), across(row)): cell(row) for row in rows}
+    columns = list(order) or list(dict.fromkeys(column for _, column in places))
+    lines = list(dict.fromkeys(line for line, _ in places))
+    return table(
+        [corner, *columns], [[line, *(places.get((line, column), "") for column in columns)] for line in lines]
+    )
+
+
+def source(*studies: str) -> str:
+    """By which commands, when, at which commits and on which machines the rows of the studies were measured."""
+    lines = ["| rows | command | date | commit | machine |", "|---|---|---|---|---|"]
+    for study in studies:
+        for path in sorted((results.RESULTS / study).glob("*/about.json")):
+            about, folder = json.loads(path.read_text()), path.parent
+            link = f"[{study}/{folder.name}](../../{folder.relative_to(ROOT)}/rows.jsonl)"
+            machine = f"[{about['machine']['cpu']}](machines.md#{folder.name})"
+            parts = [
+                about,
+                *(row["about"] for row in results.read(study) if "about" in row and row["machine"] == folder.name),
+            ]
+            dates, commits = ({part[key] for part in parts if part.get(key)} for key in ("date", "commit"))
+            when = " to ".join(sorted({min(dates), max(dates)}))
+            at = ", ".join(sorted(commit[:7] for commit in commits))
+            lines.append(f"| {link} | `{about['command']}` | {when} | {at} | {machine} |")
+    return "\n".join(["## Measured by", "", *lines])
+
+
+def figure(path: str, says: str) -> str:
+    """An image below results/; FileNotFoundError where there is none."""
+    (ROOT / "results" / path).stat()
+    return f"![{says}](../../results/{path})"
+
+
+def machines() -> dict[str, Row]:
+    """By folder name, what about.json says of each machine, its versions included, and which studies it measured."""
+    every: dict[str, Row] = {}
+    for path in sorted(results.RESULTS.glob("*/*/about.json")):
+        about = json.loads(path.read_text())
+        machine = every.setdefault(path.parent.name, {**about["machine"], "versions": about["versions"], "studies": []})
+        machine["studies"].append(path.parents[1].name)
+    return every
+
+
+def by(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
+    """The rows of each value of the key, or of each tuple of values of the keys."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[keys[0]] if len(keys) == 1 else tuple(row[key] for key in keys), []).append(row)
+    return groups
+
+
+def render(name: str) -> str:
+    """The text of the page; what its template names and no row has is an error."""
+    environment = Environment(
+        loader=FileSystemLoader(PAGES / "_pages"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    shown = (rows, row, by, table, pivot, source, figure, machines, sorted, zip, round, abs, len, min, max, sum)
+    environment.globals |= {function.__name__: function for function in shown}
+    environment.globals |= {"f": formats, "stats": stats, "np": np}
+    head = "<!-- generated by make pages from results/ and docs/results/_pages: change those -->\n\n"
+    return head + environment.get_template(f"{name}.md.j2").render().strip() + "\n"
+
+
+def names() -> list[str]:
+    """Of all pages."""
+    return sorted(path.name.removesuffix(".md.j2") for path in (PAGES / "_pages").glob("*.md.j2"))
+
+
+if __name__ == "__main__":
+    for name in names():
+        (PAGES / f"{name}.md").write_text(render(name))
