@@ -1,6 +1,6 @@
 """Where the numbers of the first README went, of which its results were the most.
 
-    python docs/numbers.py [PAGE ...]
+    python docs/first_readme.py [PAGE ...]
 
 takes every number of it. Those of its results are looked for on the page of results that took over their paragraph,
 the others in the other pages and in the README of today; what is left has its reason in docs/results/dropped.csv, a
@@ -28,6 +28,9 @@ PAGES = {
     "**Safety**": "safety",
     "**ActorQ throughput**": "actorq-throughput",
     "**ActorQ, time to reward**": "actorq-time-to-reward",
+    "Where the time goes": "actorq-throughput",
+    "Old weights cost return": "actorq-staleness",
+    "How much int8 gains depends": "actorq-throughput",
     "**ActorQ under faults**": "actorq-faults",
     "**D4PG**": "d4pg",
     "**Repair**": "qat-repair",
