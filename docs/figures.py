@@ -1,0 +1,94 @@
+"""Figures of the pages of results, drawn from rows where a study left none.
+
+In a template `{{ points(name, says, rows, x="return") }}`, and so the others: name is that of the file in
+docs/results/_figures, says the sentence for who does not see it. A row's place is its `label`, its colour its `group`,
+its length its `value`, or what stands under the keys named instead; one without a value is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from quarl.formats import three_digits
+from quarl.report import style
+from quarl.report.figures import whiskers
+from quarl.rows import by
+
+KEYS = {name: name for name in ("label", "group", "value", "low", "high")}
+
+
+def into(folder: Path, draw: Callable[..., Figure]) -> Callable[..., str]:
+    """What a template calls: it saves in the folder what `draw` draws, and is the Markdown of the image."""
+
+    def image(name: str, says: str, *args: Any, **options: Any) -> str:
+        folder.mkdir(exist_ok=True)
+        style.save(draw(*args, **options), folder / f"{name}.png")
+        return f"![{says}](_figures/{name}.png)"
+
+    return image
+
+
+@style.look()
+def points(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    x: str = "",
+    line: float | None = None,
+    log: bool = False,
+    bar: bool = False,
+    write: Callable[[float], str] = three_digits,
+    **keys: str,
+) -> Figure:
+    """A point a row with its interval, where it has one, from left to right, labels below one another.
+
+    x: what the numbers are. line: where a vertical line stands, as at no loss. log: whether their axis is logarithmic.
+    bar: bars instead of points, with their numbers, as `write` has them. keys: where rows have what KEYS names.
+    """
+    label, group, value, low, high = {**KEYS, **keys}.values()
+    rows = [row for row in rows if row.get(value) is not None]
+    labels = list(dict.fromkeys(str(row[label]) for row in rows))
+    groups = by(rows, lambda row: row.get(group))
+    drawn, (axes,) = style.panels(1, height=0.9 + len(labels) * max(0.26, 0.14 * len(groups)))
+    for number, (name, members) in enumerate(groups.items()):
+        places = [labels.index(str(row[label])) + 0.8 * ((number + 0.5) / len(groups) - 0.5) for row in members]
+        shade = style.SERIES[number % len(style.SERIES)]
+        if bar:
+            shown = axes.barh(places, [row[value] for row in members], 0.8 / len(groups), color=shade, label=name)
+            axes.bar_label(shown, [f" {write(row[value])}" for row in members], fontsize=7, color=style.INK)
+        else:
+            ends = whiskers([{low: None, high: None, **row} for row in members], value, low, high)
+            axes.errorbar(ends[0], places, xerr=ends[1], fmt="o", markersize=4, color=shade, elinewidth=1.2, label=name)
+    if log:
+        axes.set_xscale("log")
+        style.plain(axes.xaxis, "{x:,g}")
+    if line is not None:
+        axes.axvline(line, color=style.MUTED, linewidth=1)
+    axes.grid(visible=not bar, axis="y")
+    axes.margins(x=0.12 if bar else 0.05)
+    axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.4, -0.6), xlabel=x)
+    return _legend(drawn)
+
+
+def bars(rows: Sequence[Mapping[str, Any]], **options: Any) -> Figure:
+    """A bar a row; otherwise as points."""
+    return points(rows, bar=True, **options)
+
+
+@style.look()
+def curves(rows: Sequence[Mapping[str, Any]], *, x: str, y: str, group: str = "group") -> Figure:
+    """What stands under y over what stands under x, both named on their axes, a curve a group."""
+    drawn, (axes,) = style.panels(1, height=3.2)
+    for (name, members), shade in zip(by(rows, lambda row: row[group]).items(), style.SERIES, strict=False):
+        axes.plot([row[x] for row in members], [row[y] for row in members], color=shade, label=name)
+    axes.set(xlabel=x, ylabel=y)
+    return _legend(drawn)
+
+
+def _legend(drawn: Figure) -> Figure:
+    if len(drawn.axes[0].get_legend_handles_labels()[1]) > 1:
+        drawn.legend(loc="outside lower center", ncols=4, fontsize=8)
+    return drawn
