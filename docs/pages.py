@@ -81,14 +81,16 @@ def source(*studies: str) -> str:
             about, folder = json.loads(path.read_text()), path.parent
             link = f"[{study}/{folder.name}](../../{folder.relative_to(ROOT)}/rows.jsonl)"
             machine = f"[{about['machine']['cpu']}](machines.md#{folder.name})"
-            parts = [
-                about,
-                *(row["about"] for row in results.read(study) if "about" in row and row["machine"] == folder.name),
-            ]
+            measured = [row for row in results.read(study) if row["machine"] == folder.name]
+            parts = [about, *(row["about"] for row in measured if "about" in row)]
             dates, commits = ({part[key] for part in parts if part.get(key)} for key in ("date", "commit"))
             when = " to ".join(sorted({min(dates), max(dates)}))
-            at = ", ".join(sorted(commit[:7] for commit in commits))
-            lines.append(f"| {link} | `{about['command']}` | {when} | {at} | {machine} |")
+            at = ", ".join(sorted({commit[:7] for commit in commits}))
+            commands = (
+                [about["command"]] if about["command"] else [row["command"] for row in measured if "command" in row]
+            )
+            command = ", ".join(f"`{each}`" for each in dict.fromkeys(commands))
+            lines.append(f"| {link} | {command} | {when} | {at} | {machine} |")
     return "\n".join(["## Measured by", "", *lines])
 
 
