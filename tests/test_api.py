@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 import torch
 from ai_edge_litert.interpreter import Interpreter
+from stable_baselines3 import SAC
 from stable_baselines3.common.evaluation import evaluate_policy
 
 import networks
@@ -353,3 +354,43 @@ def test_tensors_lists_and_whole_numbers_are_observations():
     for same in (row, tuple(row), np.array(row), np.array(row, np.float64), torch.tensor(row), torch.tensor(row) > 0):
         assert agent.predict(same)[0] == (expected if np.array_equal(same, row) else agent.predict([1, 0, 1, 0])[0])
     assert agent.predict(torch.tensor(row, dtype=torch.float32, requires_grad=True))[0] == expected
+
+
+def test_an_agent_an_evaluation_and_a_precision_are_shown_in_a_line(agent):
+    small = agent.quantize("int8", mode="static")
+    assert repr(agent) == "Agent(ppo CartPole-v1, fp32, 4-64-64-2, 4,480 weights)"
+    assert repr(small) == "Agent(ppo CartPole-v1, int8 static, 4-64-64-2, 4,480 weights)"
+    assert repr(small.policy) == "QuantizedPolicy(ppo CartPole-v1, int8 static, 4-64-64-2, 4,480 weights)"
+    assert repr(small.policy.spec) == "QuantSpec(int8 static, scheme default)"
+    assert repr(quarl.Agent(networks.dense([4, 2])).quantize("fp16")) == "Agent(fp16, 4-2, 8 weights)"
+    played = dataclasses.replace(agent.evaluate(episodes=2), returns=np.array([1.0, 4.0]))
+    assert repr(played) == "Evaluation(CartPole-v1 on litert, 2 episodes, seed 0: return 2.5 ± 1.5)"
+
+
+def test_the_functions_of_the_package_take_a_path_and_the_agent_alike(agent, agents):
+    path = agents / "sb3" / "ppo" / "CartPole-v1_1"
+    expected = agent.evaluate(episodes=2, max_episode_steps=7)
+    for each in (agent, path, str(path)):
+        played = quarl.evaluate(each, episodes=2, max_episode_steps=7)
+        assert (played.returns.tolist(), played.seeds.tolist()) == ([7, 7], expected.seeds.tolist())
+    with pytest.raises(QuarlError, match="evaluate has no keyword 'episods'; did you mean 'episodes'"):
+        quarl.evaluate(agent, episods=2)
+    with pytest.raises(QuarlError, match=r"agent is a Linear, no Agent and no path; quarl\.Agent\.from_model takes"):
+        quarl.evaluate(torch.nn.Linear(4, 2))
+
+
+def test_a_live_model_and_a_module_become_agents_that_act_as_they_do():
+    x = np.random.default_rng(0).standard_normal((32, 3)).astype(np.float32)
+    model = SAC("MlpPolicy", "Pendulum-v1", seed=0)
+    np.testing.assert_allclose(
+        quarl.Agent.from_model(model).predict(x)[0], model.predict(x, deterministic=True)[0], atol=1e-5
+    )
+    module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    with torch.no_grad():
+        scores = module(torch.as_tensor(x)).numpy()
+    scored = quarl.Agent.from_module(module, (3,), gymnasium.spaces.Discrete(4))
+    assert (scored.predict(x)[0] == scores.argmax(axis=1)).all()
+    bounded = quarl.Agent.from_module(module, (3,), gymnasium.spaces.Box(-0.1, 0.1, (4,)))
+    np.testing.assert_allclose(bounded.predict(x)[0], scores.clip(-0.1, 0.1), atol=1e-6)
+    with pytest.raises(QuarlError, match="head"):
+        quarl.Agent.from_module(module, (3,), gymnasium.spaces.MultiBinary(4))

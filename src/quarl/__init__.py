@@ -1,25 +1,29 @@
-"""QuaRL: what low precision costs and gains in reinforcement learning."""
+"""QuaRL: what low precision costs and gains in reinforcement learning.
+
+>>> agent = quarl.load("CartPole-v1.zip")
+>>> agent.quantize("int8").evaluate(episodes=5)
+Evaluation(CartPole-v1 on litert, 5 episodes, seed 0: return 500.0 ± 0.0)
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING
 
 from quarl.errors import QuarlError
 
-if TYPE_CHECKING:
-    from quarl.api import Agent, load
-
-__all__ = ["Agent", "QuarlError", "load"]
+__all__ = ["Agent", "QuarlError", "evaluate", "load"]
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from quarl.api import Agent, evaluate, load
+else:  # a name that is not there is a mistake for type checkers, too
 
-def __getattr__(name: str) -> Any:
-    # Imported on first use: `quarl --help` must not wait for numpy and the runtimes.
-    if name in ("Agent", "load"):
-        from quarl import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module 'quarl' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        # Imported on first use: `quarl --help` must not wait for numpy and the runtimes.
+        if name in __all__:
+            return getattr(importlib.import_module("quarl.api"), name)
+        raise AttributeError(f"module 'quarl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import gymnasium
 import numpy as np
+from numpy.typing import ArrayLike
 
-from quarl import engines
+from quarl import engines, evaluation
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
-from quarl.evaluation import Evaluation, evaluate, record
 from quarl.files import write_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
+from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is_quantized
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence
-from quarl.readers.spaces import has_channels_last
+from quarl.readers.spaces import action_head, from_live, has_channels_last
 
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from torch import nn
+
+P = ParamSpec("P")
+R = TypeVar("R")
 KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""
 OWN = ("", ".safetensors", ".quarl")
 """Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
 WRITERS = {".tflite": "litert", ".onnx": "onnx"}
 """By suffix, the engine whose format it is."""
-
-
 CALLED = {
     **dict.fromkeys(("env", "env_name"), "env_id"),
     **dict.fromkeys(("n_episodes", "n_eval_episodes"), "episodes"),
@@ -43,49 +49,140 @@ CALLED = {
 """What other libraries, or other verbs, call keywords."""
 
 
+def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which refuses a keyword that it has not with a line that names the one that was meant."""
+    names = list(inspect.signature(function).parameters)
+    keywords = names[1:]  # the first is the agent, or where it lies
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        for name in given:
+            if name not in names:
+                near = CALLED.get(name)
+                meant = f"; did you mean {near!r}?" if near in keywords else did_you_mean(name, keywords)
+                what = f"{function.__name__} has no keyword {name!r}{meant}"
+                raise QuarlError(f"{what} (known: {', '.join(keywords)})")
+        return function(*args, **given)
+
+    return checked
+
+
+def _of_agent(
+    function: Callable[Concatenate[QuantizedPolicy, P], R],
+) -> Callable[Concatenate[Agent | str | os.PathLike[str], P], R]:
+    """The function of an agent, or of the path of one, in place of its policy; all else about it is the same."""
+
+    @functools.wraps(function)
+    def call(agent: Agent | str | os.PathLike[str], /, *args: P.args, **keywords: P.kwargs) -> R:
+        return function(agent_of(agent)._quantized(), *args, **keywords)
+
+    policy, *others = inspect.signature(function).parameters.values()
+    first = policy.replace(name="agent", annotation="Agent | str | os.PathLike[str]", kind=policy.POSITIONAL_ONLY)
+    call.__signature__ = inspect.signature(function).replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    return call
+
+
 class Agent:
-    """A trained policy, float or quantised, with what one does with it."""
+    """A trained policy, float or quantised, with what one does with it.
+
+    `quarl.load` makes one of a file, `from_model` of a live Stable-Baselines3 model, `from_module` of a network of your
+    own, `quantize` of another agent. It never changes; threads may share it, and processes may be sent one.
+
+    >>> quarl.load("CartPole-v1.zip")
+    Agent(dqn CartPole-v1, fp32, 4-256-256-2, 67,072 weights)
+    """
+
+    policy: Policy
+    """The graph with its weights, the meaning of its output and the environment that it was trained on."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._engines: dict[tuple[str, int], Engine] = {}
         self._lock = threading.Lock()
 
+    @classmethod
+    def from_model(cls, model: BaseAlgorithm) -> Agent:
+        """The agent of a live PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model, as it is now: training may go on.
+
+        Statistics of its VecNormalize and its environment come along. UnsupportedError names what has no counterpart.
+
+        >>> quarl.Agent.from_model(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"))
+        Agent(ppo CartPole-v1, fp32, 4-64-64-2, 4,480 weights)
+        """
+        from quarl.readers.extract import from_model  # here: it imports torch, which files do without
+
+        return cls(from_model(model))
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        observation_shape: tuple[int, ...],
+        head: ActionHead | gymnasium.Space[Any],
+        *,
+        observation_dtype: Literal["float32", "uint8"] = "float32",
+    ) -> Agent:
+        """The agent whose network is `module`, of dense, convolution, LayerNorm and activation layers.
+
+        observation_shape: of one observation, images with their channels first. head: the space of the actions, of
+        which the module gives the scores or the values; or an ActionHead. UnsupportedError names a layer that has no
+        counterpart.
+
+        >>> quarl.Agent.from_module(torch.nn.Linear(4, 2), (4,), gymnasium.spaces.Discrete(2))
+        Agent(fp32, 4-2, 8 weights)
+        """
+        from quarl.readers.extract import from_module
+
+        if not isinstance(head, ActionHead):
+            head = action_head(from_live(head, "head"), "head")
+        return cls(from_module(module, observation_shape, head=head, observation_dtype=observation_dtype))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.policy,)  # engines and locks are made anew, in whichever process
 
+    def __repr__(self) -> str:
+        return f"Agent({in_words(self.policy)})"
+
+    @checks_keywords
     def quantize(
         self,
         precision: str | int = "int8",
         *,
-        observations: Array | None = None,
+        observations: ArrayLike | None = None,
         env_id: str | None = None,
         scheme: str = "default",
         mode: Mode = "dynamic",
         seed: int = 0,
-        **environment: Any,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[Any] | None = None,
+        frame_stack: int | None = None,
+        max_episode_steps: int | None = None,
     ) -> Agent:
         """A new agent in that precision: "int8", "int4", "fp16", "w4a8", or a number of bits.
 
         observations: raw calibration observations [N, *shape], as the environment gives them; None records the
         policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
-        environment: env_kwargs, wrappers, frame_stack and max_episode_steps as `evaluate` takes them; the new agent
-        knows them.
+        scheme: how weights become codes. mode: activations quantised per row at run time, or on calibrated grids.
+        env_kwargs, wrappers, frame_stack, max_episode_steps: as `evaluate` takes them; the new agent knows them.
+        QuarlError for an unknown precision or scheme, and for an agent that is quantised already.
+
+        >>> agent.quantize("int8")
+        Agent(dqn CartPole-v1, int8 dynamic, 4-256-256-2, 67,072 weights)
         """
-        _check_keywords(Agent.quantize, environment)
         if is_quantized(self.policy):
             raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
-        policy = EnvironmentOptions.of(**environment).at_home(self.policy, env_id)
+        options = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps)
+        policy = options.at_home(self.policy, env_id)
         if observations is None and spec.needs_observations:
-            observations = record(policy, seed=seed, env_id=env_id)
+            observations = evaluation.record(policy, seed=seed, env_id=env_id)
         given = None if observations is None else self._channels_first(_numbers(observations))
         return Agent(quantize(policy, spec, given))
 
     def predict(
         self,
-        observation: Array,
-        state: None = None,
+        observation: ArrayLike | dict[str, Array],
+        state: tuple[Array, ...] | None = None,
         episode_start: Array | None = None,
         deterministic: bool = True,
         *,
@@ -93,9 +190,12 @@ class Agent:
     ) -> tuple[Array, None]:
         """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
 
-        `state` and `episode_start` are accepted for it and not used: policies here have no memory. Threads may share
-        an agent. QuarlError for an observation with NaN or infinity (in float32), for which quantised kernels have no
-        code.
+        observation: [*shape] or [B, *shape]; actions are int64, or float32 [A], with B before them for a batch.
+        `state` and `episode_start` are accepted for it and not used: policies here have no memory. QuarlError for a
+        dict or another shape, and for NaN or infinity (in float32), for which quantised kernels have no code.
+
+        >>> agent.predict([[0.0, 0.1, 0.02, -0.1], [0.0, 0.0, -0.1, -0.5]])
+        (array([1, 0]), None)
         """
         if not deterministic:
             raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
@@ -121,10 +221,7 @@ class Agent:
         """Images in the policy's order of axes, as Stable-Baselines3's own `predict` puts them."""
         return np.moveaxis(x, -1, -3) if has_channels_last(x.shape[-3:], self.policy.observation_shape) else x
 
-    def evaluate(self, **options: Any) -> Evaluation:
-        """Returns of episodes in the policy's environment; options as of `quarl.evaluation.evaluate`."""
-        _check_keywords(evaluate, options)
-        return evaluate(self._quantized(), **options)
+    evaluate = _of_agent(checks_keywords(evaluation.evaluate))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes QuaRL's artefact (.safetensors, .quarl or no suffix), or a .tflite or .onnx file for other runtimes.
@@ -133,6 +230,9 @@ class Agent:
         within its bounds; of discrete actions it is their scores, and the action is the number of the largest. What it
         makes of NaN and infinity is the runtime's affair: `predict` refuses them, a file cannot. What of a .tflite file
         TFLite Micro cannot run is said on stderr, and with which statistics the file normalises observations.
+        QuarlError for another suffix, and where the runtime has no kernels for the precision.
+
+        >>> agent.quantize("int8", mode="static").save("policy.tflite")
         """
         target = Path(path)
         suffix = target.suffix.lower()
@@ -188,20 +288,28 @@ def _numbers(observation: Any) -> Array:
     return array
 
 
-def _check_keywords(method: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuses a keyword that the method has not, naming the one that was meant."""
-    parameters = (*inspect.signature(method).parameters, *inspect.signature(EnvironmentOptions.of).parameters)
-    known = [name for name in parameters if name not in ("self", "policy", "environment")]
-    for name in given:
-        if name not in known:
-            meant = f"; did you mean {CALLED[name]!r}?" if CALLED.get(name) in known else did_you_mean(name, known)
-            raise QuarlError(f"{method.__name__} has no keyword {name!r}{meant} (known: {', '.join(known)})")
+def agent_of(agent: Agent | str | os.PathLike[str]) -> Agent:
+    """The agent itself, or the one that lies there."""
+    if isinstance(agent, Agent):
+        return agent
+    if not isinstance(agent, str | os.PathLike):
+        kind = type(agent).__name__
+        raise QuarlError(f"agent is a {kind}, no Agent and no path; quarl.Agent.from_model takes a live model")
+    return load(agent)
 
 
+evaluate = Agent.evaluate
+
+
+@checks_keywords
 def load(path: str | os.PathLike[str], *, normalize: str | os.PathLike[str] | None = None) -> Agent:
     """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME.
 
     normalize: the file of the VecNormalize statistics with which it observed; "none": it observed without. None finds
-    what lies beside it, and refuses where that leaves a choice.
+    what lies beside it, and refuses where that leaves a choice. Nothing that a file holds is run. QuarlError where no
+    agent lies, or one that cannot be read.
+
+    >>> quarl.load("CartPole-v1.zip").predict([0.0, 0.1, 0.02, -0.1])
+    (np.int64(1), None)
     """
     return Agent(read(Path(path), normalize=None if normalize is None else os.fspath(normalize)))

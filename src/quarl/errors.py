@@ -55,7 +55,14 @@ def note_once(line: str) -> None:
 
 
 class QuarlError(Exception):
-    """A mistake outside the program: a bad file, name or number. The command line prints it and exits with 2."""
+    """A mistake outside the program: a bad file, name or number. The command line prints it and exits with 2.
+
+    >>> try:
+    ...     quarl.load("nowhere.zip")
+    ... except quarl.QuarlError as error:
+    ...     print(error)
+    no file nowhere.zip; check the path
+    """
 
     def __str__(self) -> str:
         # Messages quote names out of files; whatever those hold, the user sees one line and no terminal codes.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, printable
 from quarl.inert.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape
 from quarl.quant.affine import QParams
@@ -95,7 +95,7 @@ class Provenance:
     """What was read: sb3-zip, sb2-pickle, sb3-live, module, ..."""
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True, repr=False)
 class Policy:
     """A network from one raw observation to one action, in float32."""
 
@@ -107,6 +107,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({in_words(self)})"
 
     @property
     def output(self) -> str:
@@ -150,7 +153,7 @@ class ActivationGrid:
         return max(map(abs, self.steps))
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True, repr=False)
 class QuantizedPolicy(Policy):
     """A Policy whose linear weights are codes (or half floats), and the grids of its activations.
 
@@ -183,6 +186,19 @@ class QuantizedPolicy(Policy):
 def is_quantized(policy: Policy | None) -> TypeGuard[QuantizedPolicy]:
     """Whether it computes with anything but float32; an artefact in fp32 is a float policy, whatever its weights."""
     return isinstance(policy, QuantizedPolicy) and policy.spec.float_type != "fp32"
+
+
+def in_words(policy: Policy) -> str:
+    """The policy in a line: algorithm and environment, precision, numbers into and out of its layers, weights."""
+    source = policy.provenance
+    widths = "-".join(str(op.weight.shape[0]) for op in policy.linear)
+    parts = (
+        f"{source.algo} {source.env_id}".strip(),
+        policy.spec.in_words if is_quantized(policy) else "fp32",
+        f"{'x'.join(map(str, policy.observation_shape))}-{widths}",
+        f"{policy.num_weights:,} weights",
+    )
+    return printable(", ".join(filter(None, parts)))
 
 
 def shapes(policy: Policy) -> dict[str, Shape]:

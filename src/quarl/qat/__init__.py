@@ -1,9 +1,10 @@
 """Quantisation-aware training: fake quantisation in the forward passes of a Stable-Baselines3 model that learns.
 
-    model = PPO("MlpPolicy", "CartPole-v1")
-    qat.prepare(model, "w4a8")
-    model.learn(100_000, callback=qat.QuantDelay())
-    agent = qat.convert(model)
+>>> model = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=128)
+>>> qat.prepare(model, "w4a8")
+>>> model = model.learn(256, callback=qat.QuantDelay())
+>>> qat.convert(model)
+Agent(ppo CartPole-v1, int4 static, 4-64-64-2, 4,480 weights)
 
 What sees quantised numbers, once they act (Krishnan et al. 2022, algorithm 2, quantises the whole architecture):
 rollouts and evaluations, which are of the policy that will be deployed; every gradient step; and target networks, which

@@ -17,7 +17,11 @@ from quarl.readers.extract import from_model
 
 
 def convert(model: BaseAlgorithm) -> Agent:
-    """The model's policy in integers as an agent, which predicts, evaluates and saves; raises as `quantized_policy`."""
+    """The model's policy in integers as an agent, which predicts, evaluates and saves; raises as `quantized_policy`.
+
+    >>> qat.convert(model)
+    Agent(ppo CartPole-v1, int4 static, 4-64-64-2, 4,480 weights)
+    """
     return Agent(quantized_policy(model))
 
 
@@ -25,6 +29,9 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
     """The model's policy in integers, in static mode: what its fake-quantised forward pass computes.
 
     distribution: as in readers.extract.from_model. Raises QuarlError where fake quantisation is not active.
+
+    >>> qat.quantized_policy(model).spec.precision
+    'int4'
     """
     spec = spec_of(model)
     if spec is None:
@@ -46,12 +53,20 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
 
 
 def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
-    """Bits of the weights of each layer of the model's extracted policy; layers that stay float are left out."""
+    """Bits of the weights of each layer of the model's extracted policy; layers that stay float are left out.
+
+    >>> qat.layer_bits(model, qat.quantized_policy(model))["action_net"]
+    4
+    """
     return {name: layer.plan.bits for name, layer in _layers(model, policy).items()}
 
 
 def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationGrid]:
-    """The grids in force of the values of the model's extracted policy."""
+    """The grids in force of the values of the model's extracted policy.
+
+    >>> qat.trained_grids(model, qat.quantized_policy(model))["observation"].bits
+    16
+    """
     spec = spec_of(model)
     assert spec is not None
     rules = trained_rules(policy, spec.skips) if spec.activation_bits is not None else {}

@@ -28,6 +28,9 @@ class QuantDelay(BaseCallback):
     allow_inactive: accept a run that ends without it, or without an update after it. Otherwise that is an error, before
     training where it can be told: what was not trained with quantisation must not pass for it.
     say: called with one line when it happens; the logger has it as `qat/switched_at`.
+
+    >>> model.learn(256, callback=qat.QuantDelay(0.5)).num_timesteps
+    256
     """
 
     def __init__(

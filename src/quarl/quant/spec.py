@@ -70,7 +70,11 @@ SCHEMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantSpec:
-    """One column of a study: weights and activations of one precision, by one scheme, in one mode."""
+    """One column of a study: weights and activations of one precision, by one scheme, in one mode.
+
+    >>> QuantSpec.parse(4, mode="static")
+    QuantSpec(int4 static, scheme default)
+    """
 
     weight_bits: int
     """2..32; ignored where `float_type` is set."""
@@ -90,6 +94,9 @@ class QuantSpec:
             raise QuarlError(f"mode must be dynamic or static, got {self.mode!r}")
         if self.activation_bits is None:  # activations that are not quantised are so in one way only
             object.__setattr__(self, "mode", "dynamic")
+
+    def __repr__(self) -> str:
+        return f"QuantSpec({self.in_words}, scheme {self.scheme.name})"
 
     @classmethod
     def parse(cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic") -> QuantSpec:
@@ -121,6 +128,11 @@ class QuantSpec:
             return f"int{self.weight_bits}"
         return _widths(self)
 
+    @property
+    def in_words(self) -> str:
+        """The precision, with the mode where activations are quantised: int8 dynamic."""
+        return self.precision if self.activation_bits is None else f"{self.precision} {self.mode}"
+
     def to_json(self) -> dict[str, object]:
         """Plain values for a manifest."""
         return dataclasses.asdict(self)
@@ -145,7 +157,11 @@ class QuantSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QatSpec:
-    """The precision that a policy is trained for: what its layers compute with once fake quantisation is active."""
+    """The precision that a policy is trained for: what its layers compute with once fake quantisation is active.
+
+    >>> QatSpec.parse("w4a8", output_bits=8, skip=("action_net",)).bits_of(last=True)
+    8
+    """
 
     weight_bits: int
     """2..16, of every layer but the last ones where `output_bits` is given."""

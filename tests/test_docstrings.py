@@ -1,0 +1,51 @@
+"""The examples in the docstrings of what the package offers, run on a real agent: what they print is so."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import shutil
+
+import gymnasium
+import pytest
+import stable_baselines3
+import torch
+
+import quarl
+from quarl import qat
+from quarl.evaluation import Evaluation
+from quarl.quant.spec import QatSpec, QuantSpec
+
+MODULES = ("quarl", "quarl.api", "quarl.errors", "quarl.evaluation", "quarl.quant.spec", "quarl.qat")
+MODULES += ("quarl.qat.convert", "quarl.qat.delay", "quarl.qat.prepare")
+
+
+@pytest.fixture(scope="module")
+def named(agents, tmp_path_factory):
+    """A folder with the file that examples load, and what they name."""
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copy(agents / "sb3" / "dqn" / "CartPole-v1_1" / "CartPole-v1.zip", folder)
+    model = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=128, batch_size=64, seed=0)
+    qat.prepare(model, "w4a8")
+    model.learn(256, callback=qat.QuantDelay(128))
+    agent = quarl.load(folder / "CartPole-v1.zip")
+    names = {"quarl": quarl, "qat": qat, "agent": agent, "model": model}
+    return folder, names | {"torch": torch, "gymnasium": gymnasium, "stable_baselines3": stable_baselines3}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_print_what_they_say(module, named, monkeypatch):
+    folder, names = named
+    monkeypatch.chdir(folder)
+    tested = doctest.testmod(importlib.import_module(module), extraglobs=names, optionflags=doctest.REPORT_NDIFF)
+    assert tested.attempted > 0
+    assert tested.failed == 0
+
+
+def test_all_that_the_package_offers_has_an_example():
+    offered = [getattr(quarl, name) for name in quarl.__all__] + [getattr(qat, name) for name in qat.__all__]
+    classes = [quarl.Agent, Evaluation, QuantSpec, QatSpec]
+    methods = [quarl.Agent.from_model, quarl.Agent.from_module, quarl.Agent.quantize, quarl.Agent.predict]
+    methods += [quarl.Agent.evaluate, quarl.Agent.save, QuantSpec.parse, QatSpec.parse]
+    assert [each.__name__ for each in [*offered, *classes, *methods] if ">>> " not in inspect.getdoc(each)] == []
