@@ -77,8 +77,11 @@ def source(*studies: str) -> str:
     """By which commands, when, at which commits and on which machines the rows of the studies were measured."""
     lines = ["| rows | command | date | commit | machine |", "|---|---|---|---|---|"]
     for study in studies:
-        for path in sorted((results.RESULTS / study).glob("*/about.json")):
-            about, folder = json.loads(path.read_text()), path.parent
+        machines = {
+            path.parent: json.loads(path.read_text()) for path in (results.RESULTS / study).glob("*/about.json")
+        }
+        elsewhere = [about["command"] for about in machines.values() if about["command"]]
+        for folder, about in sorted(machines.items()):
             link = f"[{study}/{folder.name}](../../{folder.relative_to(ROOT)}/rows.jsonl)"
             machine = f"[{about['machine']['cpu']}](machines.md#{folder.name})"
             measured = [row for row in results.read(study) if row["machine"] == folder.name]
@@ -86,10 +89,8 @@ def source(*studies: str) -> str:
             dates, commits = ({part[key] for part in parts if part.get(key)} for key in ("date", "commit"))
             when = " to ".join(sorted({min(dates), max(dates)}))
             at = ", ".join(sorted({commit[:7] for commit in commits}))
-            commands = (
-                [about["command"]] if about["command"] else [row["command"] for row in measured if "command" in row]
-            )
-            command = ", ".join(f"`{each}`" for each in dict.fromkeys(commands))
+            given = [about["command"]] if about["command"] else [row["command"] for row in measured if "command" in row]
+            command = ", ".join(f"`{each}`" for each in dict.fromkeys(given or elsewhere))
             lines.append(f"| {link} | {command} | {when} | {at} | {machine} |")
     return "\n".join(["## Measured by", "", *lines])
 
@@ -146,7 +147,7 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    shown = (rows, row, by, table, pivot, source, figure, machines, check)
+    shown = (rows, row, by, table, pivot, source, figure, machines, check, questions)
     built_in = (sorted, zip, round, abs, len, min, max, sum, all, any, set)
     environment.globals |= {function.__name__: function for function in (*shown, *built_in)}
     drawn = (figures.points, figures.bars, figures.curves)
@@ -158,6 +159,13 @@ def _environment(folder: Path) -> Environment:
 def names() -> list[str]:
     """Of all pages."""
     return sorted(path.name.removesuffix(".md.j2") for path in (PAGES / "_pages").glob("[a-z]*.md.j2"))
+
+
+def questions() -> dict[str, str]:
+    """By the names of the pages that answer one, the question, which is the page's title."""
+    texts = {name: (PAGES / "_pages" / f"{name}.md.j2").read_text() for name in names()}
+    titles = {name: next(line for line in text.splitlines() if line.startswith("# ")) for name, text in texts.items()}
+    return {name: title.removeprefix("# ") for name, title in titles.items() if title.endswith("?")}
 
 
 if __name__ == "__main__":
