@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from quarl import formats, stats
+from quarl.report.assessment import listed
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "docs")]
@@ -73,6 +75,25 @@ def pivot(
     )
 
 
+def fixed(value: float | None, decimals: int = 0, sign: str = "") -> str:
+    """A number with so many decimals, halves rounded away from 0; an en dash for None. sign: "+" to have one."""
+    if value is None:
+        return "–"
+    rounded = Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    return f"{rounded:{sign}z,f}".replace("-", "−")
+
+
+def between(value: float | None, low: float | None, high: float | None, decimals: int = 0, sign: str = "") -> str:
+    """A number with its interval, if it has one."""
+    ends = "" if low is None or high is None else f" [{fixed(low, decimals)}, {fixed(high, decimals)}]"
+    return fixed(value, decimals, sign) + ends
+
+
+def ceiling(value: float, decimals: int) -> float:
+    """The next number with so many decimals that is not below: what a value is at most."""
+    return float(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING))
+
+
 def source(*studies: str) -> str:
     """By which commands, when, at which commits and on which machines the rows of the studies were measured."""
     lines = ["| rows | command | date | commit | machine |", "|---|---|---|---|---|"]
@@ -99,6 +120,12 @@ def figure(path: str, says: str) -> str:
     """An image below results/; FileNotFoundError where there is none."""
     (ROOT / "results" / path).stat()
     return f"![{says}](../../results/{path})"
+
+
+def verdict(fp32: Sequence[float], returns: Sequence[float], margin_pct: float) -> str:
+    """The word on returns against fp32's of the same episodes."""
+    pair = np.array([fp32, returns])
+    return stats.verdict(pair[0], pair[1], margin_pct, np.random.default_rng(0)).verdict
 
 
 def machines() -> dict[str, Row]:
@@ -147,11 +174,28 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    shown = (rows, row, by, table, pivot, source, figure, machines, check, questions)
+    shown = (
+        rows,
+        row,
+        by,
+        table,
+        pivot,
+        fixed,
+        between,
+        ceiling,
+        source,
+        figure,
+        verdict,
+        machines,
+        listed,
+        check,
+        questions,
+    )
     built_in = (sorted, zip, round, abs, len, min, max, sum, all, any, set)
     environment.globals |= {function.__name__: function for function in (*shown, *built_in)}
     drawn = (figures.points, figures.bars, figures.curves)
     environment.globals |= {function.__name__: figures.into(folder, function) for function in drawn}
+    environment.filters["fixed"] = fixed
     environment.globals |= {"f": formats, "stats": stats, "np": np}
     return environment
 

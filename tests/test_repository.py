@@ -92,7 +92,7 @@ def test_continuous_integration_runs_the_documented_test_command():
     assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("table", ["ptq.md"])
-def test_tables_of_the_readme_are_those_that_were_measured(table):
-    (kept,) = (ROOT / "results").glob(f"ptq/*/{table}")
-    assert kept.read_text() in (ROOT / "README.md").read_text()
+def test_the_table_of_returns_is_the_one_that_was_measured():
+    (kept,) = (ROOT / "results").glob("ptq/*/ptq.md")
+    _, _, *lines = kept.read_text().splitlines()
+    assert set(lines) <= set((ROOT / "docs" / "results" / "ptq.md").read_text().splitlines())
