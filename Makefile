@@ -21,13 +21,16 @@ JOBS ?= 2
 MINUTES ?= 1000000
 LEARNER_DTYPE ?= bf16
 
-.PHONY: demo test check format reference pages docs fuzz hostile chaos kills $(BENCHES) clean
+.PHONY: demo test docs-test check format reference pages docs fuzz hostile chaos kills $(BENCHES) clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+docs-test: $(VENV)/.dev
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 2 --dist loadgroup --durations 20 tests/docs
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -1,0 +1,63 @@
+"""What `make docs-test` cuts, leaves out, puts there beforehand and looks for afterwards."""
+
+from __future__ import annotations
+
+CUTS = {
+    "ptq": {"--episodes": 3},
+    "eval": {"--episodes": 3},
+    "train": {"-n": 2000, "--eval-episodes": 1},
+    "sweep": {"-n": 2000, "--episodes": 2, "--seeds": 1},
+    "actorq": {"-n": 1500, "--eval-episodes": 1},
+    "bench actorq": {"--seconds": 1, "--warm-up": 1},
+}
+"""Verb: options, and the largest value that each has; those that a command does not give are added."""
+CUTS_OF_GIVEN = {"--quant-delay": 1000, "--eval-freq": 1000, "--updates": 100}
+"""Of every verb, where a command gives them."""
+CUTS_OF_RESUMED = {"-n": 4000}
+"""In their place where a run goes on: it has to have more to do than the one before."""
+SPELLINGS = {"--n-timesteps": "-n"}
+CUTS_IN_TEXT = {
+    r"(?<=\.learn\()[\d_]+|(?<=n_timesteps: )[\d_]+": 4000,
+    r"(?<=QuantDelay\()[\d_]+(?!\.)": 1000,
+    r"(?<=episodes[=:])[\d_]+|(?<=episodes: )[\d_]+": 3,
+}
+"""The same in Python and in studies: what matches is at most this."""
+
+NOT_RUN = {
+    r"pip |python -m (pip|build)": "installs, or asks a package index",
+    r"python\S* -m venv |source |cd ": "makes an environment, or changes the reader's shell",
+    r"git ": "asks a server",
+    r"make ": "an installation, a measurement or a campaign; another test knows that its target exists",
+    r"tensorboard ": "a server without an end",
+    r".*\bhub:": "asks the Hugging Face hub",
+    r".*[\[\]…]|.*\.\.\.|.* (ALGO|MODEL|ENV|FILE|NAME)\b": "shows a form, not a command",
+}
+"""Beginning of a command (a regular expression): why it is not run."""
+
+WRITES = {
+    "demo": ("rows.json", "rows.csv", "report.html", "CartPole-v1.zip"),
+    "ptq": ("rows.json", "rows.csv", "report.html", "sweetspot.png"),
+    "inspect": ("weights.png", "weights.pdf", "output.txt"),
+    "actorq": ("model.zip", "metrics.jsonl", "evaluations.jsonl", "policy-fp32.safetensors"),
+    "sweep": ("study.yml", "summary.json"),
+    "study run": ("study.sqlite",),
+    "study report": ("report.html",),
+}
+"""Verb: files in its output folder."""
+
+GOALS = {
+    "docs/guide/ptq.md": "out/rows.json",
+    "docs/guide/qat.md": "cartpole.zip",
+    "docs/guide/actorq.md": "runs/cartpole/model.zip",
+    "docs/guide/export.md": "policy.tflite",
+    "docs/guide/study.md": "study/study.sqlite",
+}
+"""Page: what its first block, run in an empty folder, has written."""
+
+PLACED = {
+    r"model\.zip": ("model.zip", "sb3/dqn/CartPole-v1_1/CartPole-v1.zip"),
+    r"agent\.zip": ("agent.zip", "sb3/dqn/CartPole-v1_1/CartPole-v1.zip"),
+    r"logs/dqn/CartPole-v1_1|dqn CartPole-v1 -f logs": ("logs/dqn/CartPole-v1_1", "sb3/dqn/CartPole-v1_1"),
+    r"rl-trained-agents": ("rl-trained-agents", "sb3"),
+}
+"""What a page takes for the reader's, where none of its commands makes it: path, and where it lies among the agents."""
