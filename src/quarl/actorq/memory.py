@@ -21,7 +21,7 @@ import numpy as np
 from filelock import lock_descriptor
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.files import hold
 
 PREFIX = "quarl-actorq-"
@@ -80,6 +80,10 @@ class Memory:
     @classmethod
     def create(cls, blocks: Mapping[str, Block]) -> Memory:
         """New memory of this process; `remove` ends it."""
+        if not hasattr(os, "posix_fallocate"):
+            raise UnsupportedError(
+                "quarl actorq needs Linux: its processes share memory that other systems do not reserve"
+            )
         for path in _all():  # of supervisors that are no more, wherever they had it
             if not _held(path):
                 with contextlib.suppress(OSError):

@@ -5,6 +5,10 @@ The agent is a DQN on CartPole-v1, trained in under a minute on one core.
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -57,6 +61,9 @@ def run(config: DemoConfig) -> None:
         steps = train(folder / path.name, config.seed, progress)
     terminal.say(f"trained DQN on {ENV_ID}: {steps:,} steps in {time.perf_counter() - start:.0f} s, saved {path}")
     ptq.run(PtqConfig(model=(str(path),), seed=config.seed, output=config.output, json=config.json))
+    if sys.prefix not in (sys.base_prefix, os.environ.get("VIRTUAL_ENV")):  # as after `make demo`
+        script = f"{sysconfig.get_path('scripts')}/activate"
+        terminal.say(f"next: . {shlex.quote(min(script, os.path.relpath(script), key=len))}")
 
 
 def train(path: Path, seed: int, progress: Callable[[str, int], None]) -> int:

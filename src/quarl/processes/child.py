@@ -73,12 +73,13 @@ class Child:
         arguments = (theirs, self.main, self.spec, self.name, self.log, self.apart, self.linked)
         process = context.Process(target=_run, args=arguments, name=self.name)
         # A child that still imports would answer Ctrl-C with a traceback; it inherits what is blocked here.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if sys.platform != "win32" else ()
         self.process = None  # where it cannot be started, there is nothing to kill
         try:
             process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if sys.platform != "win32":
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self.process, self._result = process, None
         self.started, self.not_before = time.monotonic(), 0.0

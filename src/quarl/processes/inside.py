@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import sys
 import threading
@@ -63,7 +62,8 @@ def settle(parent: int, name: str = "", *, apart: bool = False) -> None:
             os.setpgid(0, 0)
     for number in (signal.SIGINT,) if apart else SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before it began (Child.start)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before it began (Child.start)
     if name:
         _prctl(SET_NAME, f"quarl-{name}".replace(" ", "-").encode()[:NAME_BYTES])
     die_with_parent(True)
@@ -75,7 +75,7 @@ def settle(parent: int, name: str = "", *, apart: bool = False) -> None:
 
 def die_with_parent(wanted: bool) -> None:
     """Whether this process is killed in the moment in which its parent ends; other systems than Linux cannot."""
-    _prctl(SET_PDEATHSIG, int(signal.SIGKILL) if wanted else 0)
+    _prctl(SET_PDEATHSIG, getattr(signal, "SIGKILL", 0) if wanted else 0)
 
 
 def give_way() -> None:
@@ -142,6 +142,10 @@ def _wait_for_end(parent: int) -> None:
 
 
 def _peak_mb() -> float:
-    """Of this process so far."""
+    """Of this process so far; 0 on Windows, which counts otherwise."""
+    try:
+        import resource
+    except ImportError:
+        return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e6

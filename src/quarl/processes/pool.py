@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.processes.child import Child, join, kill_group, one_thread
 from quarl.processes.forkserver import READY, Held, serve
 from quarl.processes.inside import Result
@@ -24,7 +25,7 @@ LOOK_S = 0.5
 """Between two looks at the time and memory of processes."""
 GRACE_S = 8.0
 """For processes that a job has begun to leave after a signal."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PAGE_BYTES = mmap.PAGESIZE
 PGRP, RSS = 2, 21
 """Places in /proc/PID/stat, counted behind the process's name (proc(5): fields 5 and 24)."""
 
@@ -71,6 +72,8 @@ class Pool:
 
     def __init__(self, log: Path, bounds: Bounds, load: Callable[[], None]) -> None:
         """log: what the processes print. load: imports what workers need."""
+        if not hasattr(os, "fork"):
+            raise UnsupportedError("studies and sweeps fork their processes, which Windows cannot: use Linux, or WSL")
         self.log, self.bounds = log, bounds
         self._server = Child("forkserver", serve, load, log, apart=True, linked=True)
         self._tasks: dict[str, _Task] = {}

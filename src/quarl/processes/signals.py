@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGHUP = getattr(signal, "SIGHUP", None)
+"""Windows has none."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *((SIGHUP,) if SIGHUP else ()))
 """Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run."""
 SIGNALLED = 128
 """Exit codes above are this and a signal."""
@@ -77,7 +79,7 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
             # nohup's wish is respected
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 

@@ -1,0 +1,106 @@
+"""Other systems than Linux, as far as a Linux can tell: what they lack is taken away, and QuaRL is imported without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+ABSENT = {
+    "win32": {
+        "os": "fork setpgid killpg getpgid nice sysconf statvfs posix_fallocate sched_getaffinity sched_setaffinity",
+        "signal": "SIGHUP SIGKILL SIGUSR1 SIGUSR2 SIG_BLOCK SIG_UNBLOCK SIG_SETMASK pthread_sigmask",
+        "sys.modules": "resource fcntl pwd grp termios",
+    },
+    "darwin": {"os": "posix_fallocate sched_getaffinity sched_setaffinity", "signal": "", "sys.modules": ""},
+}
+"""Names that Python has on Linux and not there, by its own documentation."""
+AS_THERE = """
+import os, signal, sys
+import gymnasium, stable_baselines3, sb3_contrib, ai_edge_litert.interpreter, onnxruntime, onnx, matplotlib.pyplot
+import asyncio, multiprocessing.connection, pathlib, platform, rich.progress, sqlite3, subprocess, tempfile, filelock
+import scipy.stats, torch, yaml
+{removed}
+opened = os.open
+def open_no_folder(path, *arguments, **options):
+    if {platform!r} == "win32" and os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", path)
+    return opened(path, *arguments, **options)
+os.open = open_no_folder
+sys.platform = {platform!r}
+from quarl.cli import main
+from quarl.commands import demo
+demo.MAX_STEPS = 512  # too few to learn anything, and so quickly played
+codes = [main(words.split()) for words in {commands!r}]
+print("exit codes", codes)
+"""
+
+
+def on(platform, *commands, folder):
+    """A process that runs the commands in a Python without what that system lacks."""
+    removed = [f"del {module}.{name}" for module in ("os", "signal") for name in ABSENT[platform][module].split()]
+    removed += [f"sys.modules[{name!r}] = None" for name in ABSENT[platform]["sys.modules"].split()]
+    script = AS_THERE.format(removed="\n".join(removed), platform=platform, commands=commands)
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+ACTORQ = "actorq --algo dqn --env CartPole-v1 -n 5000 -o run"
+NEEDS_LINUX = "quarl: quarl actorq needs Linux: "
+
+
+def test_windows_has_all_but_actorq_and_studies_which_say_so_in_one_line(tmp_path):
+    done = on(
+        "win32",
+        "demo -o out",
+        "train --algo dqn --env CartPole-v1 -n 600 --params learning_starts:100 -f logs",
+        "eval out/int8.safetensors --episodes 3",
+        "inspect out/CartPole-v1.zip --bits 8 -o weights",
+        ACTORQ,
+        "study run smoke -o study",
+        folder=tmp_path,
+    )
+    assert "exit codes [0, 0, 0, 0, 2, 2]" in done.stdout, done.stderr
+    assert {"rows.json", "report.html", "int8.safetensors"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    *_, actorq, study = done.stderr.strip().splitlines()
+    assert actorq.startswith(NEEDS_LINUX)
+    assert study.startswith("quarl: studies and sweeps fork their processes, which Windows cannot")
+    assert "Traceback" not in done.stderr
+
+
+def test_macos_has_all_but_actorq_which_says_so_in_one_line(tmp_path):
+    done = on("darwin", "demo -o out", ACTORQ, folder=tmp_path)
+    assert "exit codes [0, 2]" in done.stdout, done.stderr
+    *_, actorq = done.stderr.strip().splitlines()
+    assert actorq.startswith(NEEDS_LINUX)
+
+
+NEXT = textwrap.dedent("""
+    import sys
+    from quarl.commands import demo
+    from quarl.config import DemoConfig
+    demo.train = lambda path, *_: path.write_bytes(b"") or 0
+    demo.ptq.run = lambda config: None
+    sys.prefix, sys.base_prefix = sys.argv[1], "/usr"
+    demo.sysconfig.get_path = lambda name: f"{sys.prefix}/bin"
+    demo.run(DemoConfig())
+""")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "activated", "line"),
+    [
+        ("{folder}/.venv", "", "next: . .venv/bin/activate"),
+        ("{folder}/my env", "", "next: . 'my env/bin/activate'"),
+        ("/opt/venv", "", "next: . /opt/venv/bin/activate"),
+        ("{folder}/.venv", "{folder}/.venv", None),
+        ("/usr", "", None),
+    ],
+)
+def test_the_demo_ends_by_naming_the_environment_that_is_not_activated(prefix, activated, line, tmp_path, monkeypatch):
+    monkeypatch.setenv("VIRTUAL_ENV", activated.format(folder=tmp_path))
+    command = [sys.executable, "-c", NEXT, prefix.format(folder=tmp_path)]
+    lines = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [each for each in lines if each.startswith("next:")] == ([] if line is None else [line])
