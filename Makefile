@@ -21,7 +21,7 @@ JOBS ?= 2
 MINUTES ?= 1000000
 LEARNER_DTYPE ?= bf16
 
-.PHONY: demo test docs-test check format reference pages docs fuzz hostile chaos kills $(BENCHES) clean
+.PHONY: demo test docs-test check format reference pages docs package fuzz hostile chaos kills $(BENCHES) clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -51,6 +51,9 @@ pages: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html --doctree-dir docs/_build/doctrees docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+package: $(VENV)/.dev
+	$(BIN)/python .ci/package.py
 
 $(STUDIES:%=bench-%): bench-%: $(VENV)/.dev
 	$(call study,studies/$*.yml,$*)

@@ -10,7 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+import quarl
 from quarl.cli import parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,10 +60,26 @@ def test_every_requirement_is_pinned_exactly_in_the_constraints_and_nowhere_else
     assert not [requirement for group in groups for requirement in group if "==" in requirement]
 
 
+def test_the_citation_names_this_version_and_the_paper_with_its_authors():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # what the format requires
+    assert (citation["version"], citation["license"]) == (quarl.__version__, PROJECT["project"]["license"])
+    (paper,) = citation["references"]
+    families = [author["family-names"] for author in paper["authors"]]
+    assert families == ["Krishnan", "Lam", "Chitlangia", "Wan", "Barth-Maron", "Faust", "Reddi"]
+    assert paper["url"] == PROJECT["project"]["urls"]["Paper"]
+
+
+def test_the_changelog_has_this_version_within_forty_lines_a_version():
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert versions[0].startswith(quarl.__version__)
+    assert max(len(version.strip().splitlines()) for version in versions) <= 41  # and its heading
+
+
 def test_all_is_every_environment_extra():
     extras = PROJECT["project"]["optional-dependencies"]
     (together,) = extras["all"]
-    assert set(re.findall(r"[\w-]+", together.partition("[")[2])) == set(extras) - {"all", "dev"}
+    assert set(re.findall(r"[\w-]+", together.partition("[")[2])) == set(extras) - {"all", "dev", "docs"}
 
 
 def test_the_package_carries_its_template_and_its_types():

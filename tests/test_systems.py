@@ -1,4 +1,4 @@
-"""Other systems than Linux, as far as a Linux can tell: what they lack is taken away, and QuaRL is imported without it."""
+"""Other systems than Linux, as far as a Linux can tell: what they lack is taken away before QuaRL is imported."""
 
 from __future__ import annotations
 

@@ -1,0 +1,101 @@
+"""Builds sdist and wheel and plays `quarl demo` with each, in a fresh environment of every Python that is here.
+
+    make package
+
+Prints a line for each Python and each file: what ran, or that it was not tried. Exit code 1 where something failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.11", "3.12", "3.13")
+COMMANDS = ("--version", "doctor", "demo -o demo")
+LEFT = ("CartPole-v1.zip", "rows.json", "rows.csv", "report.html", "fp32.safetensors", "int8.safetensors")
+"""What the demo leaves in its folder, among others."""
+LAST_LINES = 15
+"""Of what failed, shown."""
+
+
+def find(version: str) -> Path | None:
+    """The interpreter of that version, on the path or among pyenv's; None where there is none."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    on_path = filter(None, [shutil.which(f"python{version}")])
+    for path in (*map(Path, on_path), *sorted(root.glob(f"versions/{version}.*/bin/python"))):
+        done = subprocess.run([path, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True)
+        if done.stdout.decode().strip() == version:  # pyenv's shims of versions that are not chosen say nothing
+            return path
+    return None
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What the command prints; CalledProcessError with its last lines where it fails. It sees nothing of this tree."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        last = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
+        raise RuntimeError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{last}")
+    return done.stdout
+
+
+def try_out(python: Path, archive: Path, folder: Path) -> str:
+    """What ran; RuntimeError where something did not."""
+    start = time.monotonic()
+    run(python, "-m", "venv", folder / "venv", cwd=folder)
+    scripts = folder / "venv" / "bin"
+    pip = (scripts / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
+    run(*pip, "--constraint", ROOT / "constraints.txt", archive, cwd=folder)
+    installed = time.monotonic()
+    place = run(scripts / "python", "-c", "import quarl; print(quarl.__file__)", cwd=folder).strip()
+    if not Path(place).is_relative_to(folder / "venv"):
+        raise RuntimeError(f"quarl is imported from {place}, and not from its environment")
+    said = [run(scripts / "quarl", *words.split(), cwd=folder) for words in COMMANDS]
+    if missing := [name for name in LEFT if not (folder / "demo" / name).is_file()]:
+        raise RuntimeError(f"quarl demo left no {', '.join(missing)}")
+    precisions = [row["precision"] for row in json.loads((folder / "demo" / "rows.json").read_text())["rows"]]
+    if f"next: . {scripts.relative_to(folder)}/activate" not in said[-1].splitlines() or len(precisions) < 3:
+        raise RuntimeError("quarl demo did not come to its end")
+    mb = sum(path.lstat().st_size for path in (folder / "venv").rglob("*") if not path.is_dir()) / 1e6
+    times = f"installed in {installed - start:.0f} s, {mb:,.0f} MB, ran in {time.monotonic() - installed:.0f} s"
+    return f"ran {', '.join(f'quarl {words}' for words in COMMANDS)} ({len(precisions)} precisions); {times}"
+
+
+def lines(dist: Path) -> Iterator[tuple[str, str, str, bool]]:
+    """Python, file, what came of it, and whether that is a failure."""
+    for version in PYTHONS:
+        python = find(version)
+        for archive in sorted(dist.iterdir()):
+            if python is None:
+                yield version, archive.name, f"not tried: no python{version} here", False
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    yield version, archive.name, try_out(python, archive, Path(folder)), False
+                except RuntimeError as error:
+                    yield version, archive.name, f"FAILED: {error}", True
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        dist = Path(folder) / "dist"
+        run(sys.executable, "-m", "build", "--outdir", dist, ROOT, cwd=Path(folder))
+        failed = False
+        for version, name, what, is_failure in lines(dist):
+            print(f"Python {version}  {name:28} {what}", flush=True)
+            failed |= is_failure
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
