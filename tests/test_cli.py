@@ -35,6 +35,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Provenance
 
 HEAVY = ("numpy", "scipy", "torch", "gymnasium", "matplotlib", "onnxruntime", "ai_edge_litert", "stable_baselines3")
+PNGS = ("choice.png", "difference.png", "sweetspot.png", "weights.png")
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +333,7 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     table = [words for words in printed if words and words[0] in ("fp32", "fp16", "int8", "int4") and "±" in words]
     assert [words[0] for words in table] == [precision for precision, _ in expected]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("rows.json", "rows.csv", "report.html", "sweetspot.png", "gains.png", "weights.png"),
+        *("rows.json", "rows.csv", "report.html", *PNGS),
         *("fp32.safetensors", "fp16.safetensors"),
         *(f"int{bits}-{scheme}.safetensors" for bits in (8, 4) for scheme in ("default", "naive")),
     }
@@ -357,7 +358,9 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
     left = {path.name for path in (tmp_path / "out").glob("*.safetensors")}
     assert left == {"fp32.safetensors", "int4.safetensors", "int6.safetensors", "mine.safetensors"}
     said = " ".join(capsys.readouterr().out.split())
-    assert "replaced in out: fp32.safetensors, gains.png, report.html, rows.csv, rows.json, sweetspot.png, wei" in said
+    assert (
+        "replaced in out: choice.png, difference.png, fp32.safetensors, report.html, rows.csv, rows.json, sweet" in said
+    )
     assert "kept in out, of an earlier run and not in rows.json: int4.safetensors, mine.safetensors" in said
     artifact.write(dense([4, 8, 2]), tmp_path / "other.safetensors")
     message = f"out holds results of {tmp_path / 'plain.safetensors'}: choose another -o, or remove them"
@@ -393,7 +396,7 @@ def test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the
     said = [run.communicate() for run in runs]
     assert [(run.returncode, errors) for run, (_, errors) in zip(runs, said, strict=True)] == [(0, "")] * 2
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("rows.json", "rows.csv", "report.html", "sweetspot.png", "gains.png", "weights.png", "fp32.safetensors"),
+        *("rows.json", "rows.csv", "report.html", *PNGS, "fp32.safetensors"),
         *(f"int{bits}.safetensors" for bits in (4, 8)),
     }
     rows = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]

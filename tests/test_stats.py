@@ -102,7 +102,7 @@ def test_the_interval_of_a_mean_error_shrinks_with_the_number_of_agents() -> Non
 def test_a_loss_within_the_margin_passes_and_one_beyond_it_fails() -> None:
     fp32 = np.array([90.0, 110.0] * 50)
     within = verdict(fp32, fp32 - 4, 5, rng())
-    assert (within.noninferior, within.lower, within.margin) == (True, -4.0, 5.0)
+    assert (within.noninferior, within.difference.low, within.margin) == (True, -4.0, 5.0)
     assert not verdict(fp32, fp32 - 6, 5, rng()).noninferior
     assert verdict(fp32, fp32, 5, rng()).noninferior
 
@@ -211,7 +211,7 @@ def test_an_error_over_seeds_of_nothing_is_nan():
 
 def test_nothing_passes_where_the_original_scores_nothing() -> None:
     found = verdict(np.zeros(30), np.full(30, 5.0), 5, rng())
-    assert (found.noninferior, found.margin, found.lower) == (False, 0.0, 5.0)
+    assert (found.noninferior, found.margin, found.difference.low) == (False, 0.0, 5.0)
 
 
 def test_the_three_words_and_what_differs_beyond_noise() -> None:

@@ -54,6 +54,11 @@ def count(value: int | None) -> str:
     return f"{value:,}" if value else ""
 
 
+def counted(number: int, noun: str) -> str:
+    """1 episode, 2 episodes."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def interval(low: float | None, high: float | None) -> str:
     """An interval by its ends; an en dash where it has none."""
     return "–" if low is None else f"[{number(low)}, {number(high)}]"

@@ -79,13 +79,20 @@ Algorithm = Annotated[str, Column("algorithm"), "dqn, ppo, ..."]
 Environment = Annotated[str, Column("environment"), "Id of the environment."]
 Source = Annotated[str, Column("agent", caption="agents from {}"), "Where the agent comes from."]
 Method = Annotated[str, Column("method"), "fp32, ptq, qat, actorq or untrained."]
-Precision = Annotated[str, Column("precision"), "fp32, fp16, bf16, intN, wNaM."]
-Scheme = Annotated[str, Column("scheme", formats.unless_float, of=("scheme", "precision"), caption="scheme {}")]
-EngineName = Annotated[str, Column("engine", caption="on {}")]
+Precision = Annotated[
+    str, Column("precision"), "fp32, fp16, bf16; intN: N-bit weights and 8-bit activations; wNaM: M-bit activations."
+]
+Scheme = Annotated[
+    str,
+    Column("scheme", formats.unless_float, of=("scheme", "precision"), caption="scheme {}"),
+    "How weights and activations become codes: which grids, calibrated how.",
+]
+EngineName = Annotated[str, Column("engine", caption="on {}"), "The runtime whose kernels run the policy."]
 Measured = Annotated[
     bool,
     Column("kernels", formats.kernels, caption="{} kernels"),
-    "False where no kernel runs the precision and it was simulated.",
+    "Measured (true): kernels of the precision ran. Simulated (false): there are none, so its values were computed in "
+    "float; returns hold, latency and file size do not.",
 ]
 Seed = Annotated[int, Column("seed", caption="seed {}")]
 Episodes = Annotated[int, Column("episodes", caption="{} episode{s} each")]
@@ -99,7 +106,7 @@ Verdict = Annotated[str | None, Column("verdict", formats.verdict, of=("verdict"
 Error = Annotated[
     float | None,
     Column("E %", formats.number),
-    "(fp32 - q) / |fp32| in percent: a loss is positive. Null where fp32's interval contains 0.",
+    "(fp32 - q) / |fp32| in percent of the mean returns: a loss is positive. Null where fp32's interval contains 0.",
 ]
 Returns = Annotated[list[float] | None, "Of each episode, in order, which is the same for all precisions."]
 Steps = Annotated[int, Column("steps", "{:,}".format), "Of the environment."]

@@ -67,8 +67,8 @@ class Verdict:
     """non-inferior: the whole interval lies above -margin; inferior: it lies below; undecided."""
     differs: bool
     """Beyond noise: the interval does not contain 0, be it for a loss or for a gain."""
-    lower: float
-    """Lower end of the two-sided interval, that is, of the one-sided 97.5 % interval."""
+    difference: Interval
+    """With the two-sided 95 % interval, whose lower end is that of the one-sided 97.5 % interval."""
     margin: float
     """The loss that is still acceptable, in the difference's unit."""
 
@@ -171,7 +171,7 @@ def judge(difference: Interval, margin: float, *, enough: bool = True) -> Verdic
     """
     low, high = (difference.low, difference.high) if enough else (np.nan, np.nan)
     word = NONINFERIOR if low > -margin < 0 else INFERIOR if high < -margin else UNDECIDED
-    return Verdict(verdict=word, differs=bool(low > 0 or high < 0), lower=difference.low, margin=margin)
+    return Verdict(verdict=word, differs=bool(low > 0 or high < 0), difference=difference, margin=margin)
 
 
 def verdict(

@@ -334,7 +334,7 @@ def test_intervals_stand_side_by_side_and_simulated_points_are_hollow():
     eight, naive, sixteen = (bars[0].get_xdata()[0] for bars in axes.containers)
     assert (eight < 1 < naive, sixteen) == (True, 0)
     assert sum(isinstance(found, LineCollection) for found in axes.collections) == 3
-    hollow = [line.get_xdata().tolist() for line in axes.lines if line.get_markerfacecolor() == "white"]
+    hollow = [line.get_xdata().tolist() for line in axes.lines if line.get_markerfacecolor() == style.PAPER]
     assert [x for x in hollow if x] == [[naive]]
 
 

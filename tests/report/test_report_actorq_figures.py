@@ -191,7 +191,7 @@ def test_ratios_have_a_line_an_arm_of_the_seeds_that_ran_at_several():
     tips = sorted(arrow.xy for arrow in axes.texts)
     assert tips == [(1.0, 240.0), (4.0, 15.0)]  # of those that were stopped
     assert tips[0][1] < axes.get_ylim()[1]
-    hollow = [line.get_xydata()[0].tolist() for line in axes.lines if line.get_markerfacecolor() == "white"]
+    hollow = [line.get_xydata()[0].tolist() for line in axes.lines if line.get_markerfacecolor() == style.PAPER]
     assert sorted(hollow) == [[1.0, 160.0], [4.0, 10.0]]
 
 

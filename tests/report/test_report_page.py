@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from quarl.experiments.precisions import PtqRow
-from quarl.report import figures, page, tables, weight_figures
-from quarl.report.style import INK
+from quarl.report import page, ptq_figures, tables, weight_figures
+from quarl.report.style import INK, PAPER
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -44,8 +44,8 @@ def rendered(rows, layers, title="dqn on CartPole-v1"):
         sentences=["int8 is non-inferior."],
         tables=[("Returns", tables.cells(PtqRow, rows))],
         figures=[
-            ("one", figures.sweet_spot(rows, title)),
-            ("two", figures.gains(rows, title)),
+            ("one", ptq_figures.sweet_spot(rows, title)),
+            ("two", ptq_figures.choice(rows, title)),
             ("three", weight_figures.weight_distribution(layers * 4, title)),
         ],
         command="quarl ptq a.zip",
@@ -85,5 +85,24 @@ def test_text_out_of_files_cannot_become_markup(rows, layers):
 
 
 def test_figures_take_the_page_s_text_colour(text):
-    assert INK not in text.partition("<svg")[2]
+    assert not {INK, PAPER} & set(re.findall("#[0-9a-f]{6}", text.partition("<svg")[2]))
     assert "currentColor" in text
+    assert "var(--paper)" in text.partition("<svg")[2]
+
+
+def test_every_column_that_is_shown_is_explained_below_its_table_and_in_its_heading(text, rows):
+    terms = re.search(r'<details class="terms" open>.*?</details>', text, re.DOTALL).group()
+    for column in tables.cells(PtqRow, rows).columns:
+        assert f"<dt>{column.heading}</dt>" in terms
+        assert re.search(f'<th[^>]* title="[^"]+">{column.heading}</th>', text)
+    for word in (
+        "non-inferior",
+        "undecided",
+        "beyond noise",
+        "dynamic",
+        "static",
+        "Simulated",
+        "Interquartile",
+        "margin",
+    ):
+        assert word in terms

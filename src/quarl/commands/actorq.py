@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from quarl import energy
+from quarl import energy, formats
 from quarl.actorq import plan
 from quarl.actorq.environments import world_of
 from quarl.actorq.options import adopt
@@ -163,7 +163,8 @@ def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
             if name in final:
                 low, high = final[f"{name}_low"], final[f"{name}_high"]
                 ends = "–" if low is None else f"[{low:.1f}, {high:.1f}]"
-                yield f"return of the {label}: {final[name]:.1f} {ends}, {final['episodes']} episodes"
+                count = formats.counted(final["episodes"], "episode")
+                yield f"return of the {label}: {final[name]:.1f} {ends}, {count}"
     if not config.eval_episodes:
         yield "not evaluated: --eval-episodes is 0"
     yield f"model: {config.output / 'model.zip'}"

@@ -22,7 +22,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
 from quarl.readers.normalizer import sentence
-from quarl.report import assessment, figures, page, schema, style, tables, weight_figures
+from quarl.report import assessment, page, ptq_figures, schema, style, tables, weight_figures
 
 DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""
@@ -95,28 +95,21 @@ def _write(
         artifact.write(cell.policy, _path(cell, config, folder))
     schema.write(document, folder / "rows.json")
     write_bytes(tables.to_csv(rows).encode(), folder / "rows.csv")
-    drawn = [
-        (
-            "Return at each precision with 95 % bootstrap intervals; hollow markers are simulated in float.",
-            figures.sweet_spot(rows, f"{title}: return at each precision"),
-        ),
-        (
-            "What each precision saves: one call with one observation on one thread, the engine's file, and the policy "
-            "with its codes packed to their bits.",
-            figures.gains(rows, f"{title}: latency and size"),
-        ),
-    ]
+    drawn = {
+        name: (draw.__doc__ or "", draw(rows, f"{title}: {about}"))
+        for name, (draw, about) in ptq_figures.FIGURES.items()
+    }
     caption = "Weights of each layer (blue, logarithmic) and the levels that the quantiser offers them (orange)"
     weights = weight_figures.weight_distribution(layers, f"{title}: weights and {layers[0].row.precision} levels")
-    drawn.append((f"{caption}; per channel, those of the channel with the widest step.", weights))
-    for name, (_, figure) in zip(("sweetspot", "gains", "weights"), drawn, strict=True):
+    drawn["weights"] = f"{caption}; per channel, those of the channel with the widest step.", weights
+    for name, (_, figure) in drawn.items():
         style.save(figure, folder / f"{name}.png")
     text = page.render(
         title=f"{title}: post-training quantisation",
         facts=_facts(config, policy, document),
         sentences=_verdict(document),
         tables=[("Returns, latency and size", tables.cells(PtqRow, rows))],
-        figures=drawn,
+        figures=[*drawn.values()],
         command=config.command_line(),
         machine=page.machine_lines(),
     )

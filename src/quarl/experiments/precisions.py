@@ -39,34 +39,43 @@ class PtqRow(Row):
     """32 where activations stay float."""
     scheme: Scheme
     mode: Annotated[str, Column("mode", formats.activations, of=("mode", "bits_activations"), caption="{} activations")]
+    """Activations: dynamic, on a grid for each row at run time, or static, on grids calibrated beforehand."""
     engine: EngineName
     measured: Measured
     episodes: Episodes
     mean: Annotated[float, Column("return", formats.spread, of=("mean", "std"))]
+    """Mean over episodes of the sum of rewards."""
     std: float
+    """Standard deviation over episodes (behind ±)."""
     iqm: Annotated[float, Column("IQM", formats.number)]
-    """Interquartile mean: of the middle half of the returns."""
+    """Interquartile mean: the mean of the middle half of the returns, which a few odd episodes do not move."""
     ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
     """Ends of the 95 % bootstrap interval of the mean return; null of one episode."""
     ci_high: float | None
     error_pct: Error
     margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
-    """Loss that counts as non-inferior, in percent of the return in fp32."""
+    """Loss that is still acceptable, in percent of the return in fp32."""
     noninferior: bool
     verdict: Annotated[
         str,
         Column("verdict", formats.verdict, of=("verdict", "differs", "precision"), before="margin_pct"),
     ]
-    """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32."""
+    """By the 95 % interval of the mean difference to fp32, paired by episode: non-inferior, all of it above minus the
+    margin; inferior, all of it below; else undecided, as with fewer than ten episodes."""
     differs: bool
-    """Whether that interval does not contain 0."""
+    """Differs beyond noise: that interval does not contain 0, be it a loss or a gain."""
+    difference: float
+    """Mean over episodes of the return less that of fp32's episode from the same start; its ends are the verdict's."""
+    difference_low: float | None
+    difference_high: float | None
     bytes: Annotated[int, Column("file", formats.size)]
-    """The engine's own file: int8 or int4 containers."""
+    """Size of the engine's own file, which keeps weights in 4, 8, 16 or 32 bits."""
     bytes_packed: Annotated[int, Column("packed", formats.size)]
-    """Weights at n bits each, scales and biases: what the policy weighs."""
+    """Size of the policy with its weights at exactly their bits, scales and biases included."""
     latency_us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
+    """Median microseconds of one call: one observation in, one output out, one thread."""
     latency_us_p99: Annotated[float, Column("p99", formats.three_digits)]
-    """One observation in, one output out, one thread."""
+    """99 of 100 such calls take no longer."""
     agreement: Annotated[float, Column("agree %", formats.percent, before="bytes")]
     """Share of recorded observations on which the action is that of fp32; where continuous, within 1 % of its
     range."""

@@ -107,7 +107,8 @@ def judged(returns: Array, exact: Array | None, margin_pct: float, seed: int) ->
     row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
     if exact is not None and exact.size == returns.size:
         row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
-        row |= stats.verdict(exact, returns, margin_pct, rng).to_json()
+        verdict = stats.verdict(exact, returns, margin_pct, rng)
+        row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
     return row
 
 

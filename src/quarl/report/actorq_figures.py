@@ -101,7 +101,7 @@ def throughput(rows: Sequence[Fields], title: str) -> Figure:
         axes.plot([], [], color=style.MUTED, linewidth=2, label="predicted")
         logarithmic(axes, [row["updates_per_s"] for row in members])
         axes.set(xlabel="samples per insert", ylabel="updates a second", title=f"policy {network}")
-        axes.legend(fontsize=8)
+        axes.legend()
     return drawn
 
 
@@ -118,14 +118,13 @@ def breakdown(rows: Sequence[Fields], title: str) -> Figure:
             axes.bar(range(len(members)), heights, 0.7, base, color=style.SERIES[number], label=label)
             base += heights
         for x, (row, top) in enumerate(zip(members, base, strict=True)):
-            axes.annotate(f"+ {row['wait_ms']:,.0f}\nwaits", (x, top), ha="center", va="bottom", fontsize=7)
+            axes.annotate(f"+ {row['wait_ms']:,.0f}\nwaits", (x, top), ha="center", va="bottom")
         axes.set_xticks(range(len(members)), list(map(called, members)))
-        axes.set_title(f"every {interval} steps", fontsize=9)
+        axes.set_title(f"every {interval} steps")
         axes.margins(y=0.15)
         axes.grid(visible=False, axis="x")
-        axes.tick_params(axis="x", labelsize=8)
     panels[0].set_ylabel("ms for 1,000 steps")
-    panels[-1].legend(fontsize=7)
+    panels[-1].legend()
     return drawn
 
 
@@ -154,5 +153,5 @@ def staleness(rows: Sequence[Fields], title: str) -> Figure:
         axes.set_xscale("log")
         style.plain(axes.xaxis, "{x:,.0f}")
         axes.set(xlabel="steps between two looks for weights", ylabel=label)
-    left.legend(fontsize=8)
+    left.legend()
     return drawn

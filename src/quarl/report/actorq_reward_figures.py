@@ -38,7 +38,7 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
     for row, (x, width) in bars(axes, [means[task] for task in ratio_of], "seconds", list(ratio_of)):
         single = runs[row["task"], arm(row)]
         seconds = [run["seconds"] for run in single]
-        axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor="white", zorder=3)
+        axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor=style.PAPER, zorder=3)
         if any(run["censored"] for run in single):
             heights.append(_arrow(axes, x + width / 4, row["seconds"]))  # where no run's point is
         if any(run["derived"] for run in single):
@@ -50,7 +50,7 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
     if len(ratio_of) > SIDE_BY_SIDE:
         for label in axes.get_xticklabels():
             label.set(rotation=20, horizontalalignment="right", rotation_mode="anchor")
-    drawn.legend(fontsize=8, loc="outside right upper")
+    drawn.legend(loc="outside right upper")
     return drawn
 
 
@@ -73,7 +73,7 @@ def ratios(rows: Sequence[Fields], title: str) -> Figure:
             axes.plot([*at], means, color=colour(name), linewidth=1.1, label=name)
             for row in runs:
                 place = (row["samples_per_insert"], row["seconds"])
-                face = "white" if row["censored"] else colour(name)
+                face = style.PAPER if row["censored"] else colour(name)
                 axes.plot(*place, "o", color=colour(name), markersize=5, markerfacecolor=face)
                 if row["censored"]:
                     heights.append(_arrow(axes, *place))
@@ -82,7 +82,7 @@ def ratios(rows: Sequence[Fields], title: str) -> Figure:
         style.plain(axes.xaxis)
         logarithmic(axes, heights)
     if panels:
-        panels[0].legend(fontsize=7)
+        panels[0].legend()
     return drawn
 
 
@@ -103,7 +103,7 @@ def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "cl
                 axes.plot(x, y, color=colour(name), linewidth=1.1, label=None if number else name)
         axes.axhline(runs[0][0]["target"], color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
     if panels:
-        panels[0].legend(fontsize=7)
+        panels[0].legend()
     return drawn
 
 
@@ -111,8 +111,7 @@ def _panels(tasks: Sequence[str], title: str, x: str, y: str) -> tuple[Figure, l
     """A figure with an empty panel a task, and one name for all panels' x and y."""
     drawn, panels = style.panels(len(tasks), title, height=2.4, head=0.6, columns=COLUMNS, x=x, y=y)
     for task, axes in zip(tasks, panels, strict=True):
-        axes.set_title(task, fontsize=9)
-        axes.tick_params(labelsize=7)
+        axes.set_title(task)
     return drawn, panels
 
 

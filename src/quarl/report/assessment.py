@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quarl.formats import counted
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report.schema import Fields
 from quarl.rows import by
@@ -14,7 +15,7 @@ def assess(rows: Sequence[Fields]) -> list[str]:
     """Sentences about one agent's rows, fp32 among them; what is undecided may be for want of episodes."""
     base = next(row for row in rows if row["precision"] == "fp32")
     if base["episodes"] < FEWEST_EPISODES:
-        few = "1 episode is" if base["episodes"] == 1 else f"{base['episodes']} episodes are"
+        few = f"{counted(base['episodes'], 'episode')} {'is' if base['episodes'] == 1 else 'are'}"
         sentences = [f"No verdict: {few} too few, take {FEWEST_EPISODES} or more."]
     else:
         sentences = [*_verdicts(rows, base), *_unstable(rows, base)]

@@ -1,4 +1,4 @@
-"""Figures of returns: against precision, of one policy and of a study's; what a precision buys; what errors come of."""
+"""Figures of a study's returns against precision, with what those of one policy share; what errors come of."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from quarl.rows import by
 
 SHIFT = 0.12
 """Between lines, in precisions: side by side their intervals do not hide one another."""
-COLUMNS = 3
+COLUMNS = 2
 """Panels side by side."""
 LINEAR_PCT = 10.0
 """Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
+FLOATS = "float formats"
 POINT = 3.0
 """Size of a point, as small as the panels."""
 TICKS_PCT = (0, *(sign * 10.0**power for power in range(1, 7) for sign in (-1, 1)))
@@ -38,14 +39,14 @@ def whiskers(rows: Sequence[Fields], middle: str, low: str, high: str) -> tuple[
     return middles, np.maximum([middles - lows, highs - middles], 0)
 
 
-def _band(axes: Axes, base: Fields, label: str | None = None) -> None:
-    """The mean of fp32, and its interval over the whole width."""
+def band(axes: Axes, base: Fields, label: str | None = None) -> None:
+    """Draws the mean of fp32, and its interval over the whole width."""
     if base["ci_low"] is not None:
         axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
     axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label=label)
 
 
-def _draw(
+def draw(
     axes: Axes,
     rows: Sequence[Fields],
     order: Sequence[str],
@@ -63,7 +64,7 @@ def _draw(
         shade = colours.setdefault(name, style.SERIES[len(colours) % len(style.SERIES)])
         _line(axes, members, order, SHIFT * (number - (len(groups) - 1) / 2), shade, name, size)
     if floats := [row for row in rows if row["precision"] in FLOAT_BITS]:
-        _line(axes, floats, order, 0.0, style.MUTED, "float formats", size)
+        _line(axes, floats, order, 0.0, style.MUTED, FLOATS, size)
 
 
 def _line(
@@ -79,64 +80,13 @@ def _line(
     for joined in by(range(len(rows)), lambda at: _width(rows[at]["precision"])[1]).values():
         axes.plot(x[joined], mean[joined], color=colour, linewidth=0.8 + size / 6)
     hollow = [not row["measured"] for row in rows]
-    axes.plot(x[hollow], mean[hollow], "o", color=colour, markersize=size, markerfacecolor="white", zorder=3)
+    axes.plot(x[hollow], mean[hollow], "o", color=colour, markersize=size, markerfacecolor=style.PAPER, zorder=3)
 
 
 def _width(precision: str) -> tuple[int, int, str]:
     """Bits of a weight and of an activation; to sort by, widest last."""
     spec = QuantSpec.parse(precision)
     return spec.weight_bits, FLOAT_BITS.get(precision, spec.activation_bits or 0), precision
-
-
-@style.look()
-def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
-    """Return against precision with 95 % intervals, one line a scheme, over the band of fp32 and its margin.
-
-    Filled markers are measured on kernels of that precision, hollow ones simulated.
-    """
-    order = _order(rows)
-    base = next(row for row in rows if row["precision"] == "fp32")
-    floor = base["mean"] - base["margin_pct"] / 100 * abs(base["mean"])
-    drawn, (axes,) = style.panels(1, height=3.8)
-    _band(axes, base, "fp32, 95 % interval shaded")
-    axes.axhline(floor, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)), label=f"{base['margin_pct']:g} % below")
-    _draw(axes, rows, order, lambda row: f"scheme: {row['scheme']}", {})
-    axes.set_xticks(range(len(order)), order)
-    axes.set(xlabel="precision of the weights", ylabel=f"return ({base['episodes']} episodes)", title=title)
-    axes.legend(loc="best", fontsize=8)
-    return drawn
-
-
-@style.look()
-def gains(rows: Sequence[Fields], title: str) -> Figure:
-    """Batch-1 latency (median, with a whisker to the 99th percentile) and size, one bar a precision, one scheme."""
-    first = next((row["scheme"] for row in rows if row["precision"] not in FLOAT_BITS), "")
-    rows = [row for row in rows if row["scheme"] == first or row["precision"] in FLOAT_BITS]
-    names = [row["precision"] for row in rows]
-    drawn, (left, right) = style.panels(2, title, height=2.6, columns=2)
-    p50, ends = whiskers(rows, "latency_us_p50", "latency_us_p50", "latency_us_p99")
-    p50[[not row["measured"] for row in rows]] = np.nan  # what simulates a precision says nothing of its speed
-    left.bar(names, p50, color=style.BARS, yerr=ends, ecolor=style.MUTED, capsize=2)
-    left.set_xticks(range(len(names)), names)
-    left.set_xlim(-0.6, len(names) - 0.4)  # bars without a height extend no axis
-    left.set_ylim(bottom=0, top=None if np.isfinite(p50).any() else 1)
-    for at in np.flatnonzero(np.isnan(p50)).tolist():
-        left.text(at, 0, " simulated", rotation=90, ha="center", va="bottom", fontsize=7, color=style.MUTED)
-    left.set_title("latency, µs (median, whisker to p99)")
-    right.bar(names, [row["bytes"] / 1000 for row in rows], color=style.MUTED, alpha=0.5, label="file")
-    right.bar(names, [row["bytes_packed"] / 1000 for row in rows], width=0.45, color=style.BARS, label="packed")
-    right.set_title("size, kB")
-    right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.grid(visible=False, axis="x")
-        axes.tick_params(axis="x", labelsize=7)
-    return drawn
-
-
-def _order(rows: Sequence[Fields]) -> list[str]:
-    """Precisions from wide to narrow."""
-    widths = {row["precision"]: (row["bits_weights"], row["precision"] in FLOAT_BITS) for row in rows}
-    return sorted(widths, key=lambda name: widths[name], reverse=True)
 
 
 @style.look()
@@ -154,17 +104,16 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
     colours: dict[str, str] = {}
     for axes, (agent, members) in zip(panels, agents.items(), strict=True):
         for base in bases.get(agent, ()):
-            _band(axes, base)
+            band(axes, base)
         others = [{**row, "precision": QuantSpec.parse(row["precision"]).precision} for row in members]  # w8a8 is int8
         order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
-        _draw(axes, others, order, _kind, colours, size=POINT)
+        draw(axes, others, order, _kind, colours, size=POINT)
         axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
         several = sum(other[:2] == agent[:2] for other in agents) > 1
         style.panel_title(axes, " ".join(agent if several else agent[:2]), min(len(agents), COLUMNS))
-        axes.tick_params(labelsize=6)
     if colours:
         lines = [panels[0].plot([], [], color=colour, label=label)[0] for label, colour in colours.items()]
-        panels[0].legend(handles=lines, fontsize=6)
+        panels[0].legend(handles=lines)
     return drawn
 
 
@@ -201,8 +150,8 @@ def spread_against_error(points: Sequence[Fields], correlations: Sequence[Fields
             axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.yaxis.set_minor_locator(NullLocator())
         style.plain(axes.yaxis)
-        axes.set_title(f"{bits} bits", fontsize=9)
-        axes.legend(fontsize=7)
+        axes.set_title(f"{bits} bits")
+        axes.legend()
     panels[0].set_ylabel("E, %")
     return drawn
 

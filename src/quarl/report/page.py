@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from quarl.errors import printable
 from quarl.machine import machine
-from quarl.report.style import INK, to_svg
+from quarl.report.reference import terms
+from quarl.report.style import INK, PAPER, to_svg
 from quarl.report.tables import Cells
 
 
@@ -37,12 +38,16 @@ def render(
         lstrip_blocks=True,
     )
     return environment.get_template("report.html.j2").render(
+        terms=terms,
         title=title,
         facts=facts,
         sentences=sentences,
         tables=tables,
-        # with the page's own text colour; matplotlib escapes the texts in them
-        figures=[(caption, Markup(to_svg(figure).replace(INK, "currentColor"))) for caption, figure in figures],
+        # with the page's own colours; matplotlib escapes the texts in them
+        figures=[
+            (caption, Markup(to_svg(figure).replace(INK, "currentColor").replace(PAPER, "var(--paper)")))
+            for caption, figure in figures
+        ],
         command=command,
         machine=machine,
     )

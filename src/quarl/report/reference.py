@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
 import quarl
-from quarl.rows import Column, Row
+from quarl.rows import Column, Row, columns
 
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array", tuple: "array"}
 JSON_TYPES |= {dict: "object", Any: "object", str: "string"}
@@ -63,6 +63,17 @@ def tables(of: Iterable[type[Row]]) -> str:
             lines.append(f"| {' | '.join(words)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def terms(kind: type[Row]) -> dict[str, str]:
+    """What the headings of the columns mean, in the words of the fields that they show, where these have any."""
+    hints, keys = get_type_hints(kind, include_extras=True), schema(kind)["properties"]
+    shown = {name: column for name, hint in hints.items() for column in _extras(hint, Column)}
+    meanings = {}
+    for name, column in shown.items():
+        fields = dict.fromkeys((name, *(each for each in column.of if each not in shown)))
+        meanings[column.heading] = " ".join(filter(None, (keys[each]["description"] for each in fields)))
+    return {column.heading: meanings[column.heading] for column in columns(kind) if meanings[column.heading]}
 
 
 def _extras(hint: Any, kind: type[Any]) -> list[Any]:

@@ -23,6 +23,10 @@ from quarl.files import write_bytes
 
 INK = "#24292e"
 """Text and axes. A page replaces it with its own text colour, so it is used for nothing else."""
+PAPER = "#ffffff"
+"""Inside of hollow markers. A page replaces it with its own background."""
+WIDTH = 6.0
+"""Inches of a figure: on a page 460 pixels wide its letters have the size that they are given here."""
 SERIES = ("#2f7ed8", "#e8793a", "#2a9d6f", "#b35fc4", "#c9a227", "#d1495b", "#6c8ebf", "#8c6d4f", "#5aa5a8")
 """Mid-tones: at least 3:1 against white and against near-black."""
 MUTED = "#8b949e"
@@ -30,7 +34,7 @@ BARS = SERIES[0]
 LEVELS = SERIES[1]
 MAX_TEXT = 160
 """Characters of a line of any text."""
-PANEL_CHARACTERS = {1: 100, 2: 46, 3: 30}
+PANEL_CHARACTERS = {1: 84, 2: 34, 3: 22}
 """That fit over a panel of a figure with so many columns."""
 
 RC: Mapping[str, Any] = {
@@ -40,13 +44,17 @@ RC: Mapping[str, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
-    "axes.titlesize": 10,
+    "axes.titlesize": 9,
     "axes.titlecolor": INK,
     "font.family": "sans-serif",
     "font.size": 9,
+    "legend.fontsize": 8.5,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
     "grid.alpha": 0.25,
     "grid.color": MUTED,
-    "legend.frameon": False,
+    "legend.edgecolor": "none",
+    "legend.facecolor": PAPER,
     "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
@@ -83,7 +91,7 @@ def panels(
     """
     columns = min(count, columns) or 1
     rows = -(-count // columns) or 1
-    drawn = Figure(figsize=(7.2, head + height * rows), layout="constrained")
+    drawn = Figure(figsize=(WIDTH, head + height * rows), layout="constrained")
     grid = drawn.subplots(rows, columns, squeeze=False, sharex=shared == "x", sharey=shared == "y").ravel().tolist()
     for axes in grid[count:]:
         axes.remove()
@@ -105,7 +113,7 @@ def plain(axis: Axis, numbers: str = "{x:g}") -> None:
 def panel_title(axes: Axes, text: str, columns: int) -> None:
     """A title in as many lines as it needs to stay over its panel, one of `columns` side by side."""
     width = PANEL_CHARACTERS[columns]
-    axes.set_title("\n".join(fill(short(line, 3 * width), width) for line in text.split("\n")), fontsize=8)
+    axes.set_title("\n".join(fill(short(line, 3 * width), width) for line in text.split("\n")), fontsize=8.5)
 
 
 @contextmanager

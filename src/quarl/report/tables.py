@@ -24,6 +24,7 @@ MAX_CELL = 300
 class Cells:
     """A table as text."""
 
+    kind: type[Row]
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str
@@ -41,6 +42,7 @@ def cells(kind: type[Row], rows: Sequence[Fields]) -> Cells:
         elif values or not column.optional:
             shown.append(column)
     return Cells(
+        kind=kind,
         columns=tuple(shown),
         rows=tuple(tuple(_cell(column, row) for column in shown) for row in rows),
         caption=", ".join(caption),

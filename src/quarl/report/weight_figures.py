@@ -67,7 +67,6 @@ def _histogram(axes: Axes, histogram: Mapping[str, Any], colour: str, caption: s
     style.plain(axes.yaxis, "{x:,.0f}")
     style.panel_title(axes, caption, columns)
     axes.grid(visible=False, axis="x")
-    axes.tick_params(labelsize=7)
 
 
 def _noise(sqnr_db: float | None) -> str:
