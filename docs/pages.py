@@ -30,6 +30,15 @@ import results  # noqa: E402  # it is a script of benchmarks/
 PAGES = ROOT / "docs" / "results"
 MARK = "<!-- generated: make pages -->\n"
 NUMERIC = re.compile(r"(≥ |> |[±×\[])?[−-]?\d|–$")
+TARGETS = {
+    "chaos": "chaos",
+    "chaos-checkpoint": "chaos",
+    "fuzz": "fuzz",
+    "mixed-precision-updates": "bench-mixed-precision",
+    "study-kills": "kills",
+    "weight-decay": "bench-weight-decay-0` to `make bench-weight-decay-1e-2",
+}
+"""What make is asked for to measure a study again, where that is not its name with bench- before it."""
 Row = dict[str, Any]
 
 
@@ -95,24 +104,20 @@ def ceiling(value: float, decimals: int) -> float:
 
 
 def source(*studies: str) -> str:
-    """By which commands, when, at which commits and on which machines the rows of the studies were measured."""
+    """By which commands the rows of the studies are made, and when, at which commits and on which machines they were."""
     lines = ["| rows | command | date | commit | machine |", "|---|---|---|---|---|"]
     for study in studies:
-        machines = {
-            path.parent: json.loads(path.read_text()) for path in (results.RESULTS / study).glob("*/about.json")
-        }
-        elsewhere = [about["command"] for about in machines.values() if about["command"]]
-        for folder, about in sorted(machines.items()):
-            link = f"[{study}/{folder.name}](../../{folder.relative_to(ROOT)}/rows.jsonl)"
+        command = f"`make {TARGETS.get(study, f'bench-{study}')}`"
+        for path in sorted((results.RESULTS / study).glob("*/about.json")):
+            about, folder = json.loads(path.read_text()), path.parent
+            place = f"../../{folder.relative_to(ROOT)}"
             machine = f"[{about['machine']['cpu']}](machines.md#{folder.name})"
             measured = [row for row in results.read(study) if row["machine"] == folder.name]
             parts = [about, *(row["about"] for row in measured if "about" in row)]
             dates, commits = ({part[key] for part in parts if part.get(key)} for key in ("date", "commit"))
             when = " to ".join(sorted({min(dates), max(dates)}))
-            at = ", ".join(sorted({commit[:7] for commit in commits}))
-            given = [about["command"]] if about["command"] else [row["command"] for row in measured if "command" in row]
-            command = ", ".join(f"`{each}`" for each in dict.fromkeys(given or elsewhere))
-            lines.append(f"| {link} | {command} | {when} | {at} | {machine} |")
+            at = f"[{', '.join(sorted({commit[:7] for commit in commits}))}]({place}/about.json)"
+            lines.append(f"| [{study}/{folder.name}]({place}/rows.jsonl) | {command} | {when} | {at} | {machine} |")
     return "\n".join(["## Measured by", "", *lines])
 
 
