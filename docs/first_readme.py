@@ -58,12 +58,18 @@ def numbers(text: str) -> list[str]:
     return [f"{float(word.replace(',', '').replace('−', '-')):.10g}" for word in NUMBER.findall(plain)]
 
 
-def first() -> Iterator[tuple[str, str]]:
-    """(page, number) of every number of the first README."""
+def paragraphs() -> Iterator[tuple[str, str]]:
+    """(page, text) of every paragraph of the first README."""
     page = ELSEWHERE
     for paragraph in FIRST.read_text().split("\n\n"):
         page = ELSEWHERE if paragraph.startswith("## ") else page
         page = next((PAGES[begin] for begin in PAGES if paragraph.startswith(begin)), page)
+        yield page, paragraph
+
+
+def first() -> Iterator[tuple[str, str]]:
+    """(page, number) of every number of the first README."""
+    for page, paragraph in paragraphs():
         yield from ((page, number) for number in numbers(paragraph))
 
 

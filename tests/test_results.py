@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
+import matplotlib.image
+import numpy as np
 import pytest
 
 import results
 from quarl.experiments import file, plan
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "docs"))
+import first_readme  # noqa: E402  # a script of docs/
+import pages  # noqa: E402  # another
+
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 ABOUT = {"command", "date", "commit", "machine", "versions"}
 
@@ -85,3 +92,38 @@ def test_studies_can_be_planned(path, agents):
     cells = plan.plan(file.read(str(path), agents), seed=0)
     assert cells
     assert path.stem == file.read(str(path)).name
+
+
+@pytest.mark.parametrize("name", pages.names())
+def test_every_page_and_figure_of_results_is_what_its_rows_give_today(name, tmp_path):
+    assert pages.render(name, tmp_path) == (pages.PAGES / f"{name}.md").read_text(), "run make pages"
+    for drawn in tmp_path.glob("*.png"):
+        now, kept = (matplotlib.image.imread(folder / drawn.name) for folder in (tmp_path, pages.PAGES / "_figures"))
+        assert now.shape == kept.shape
+        assert np.abs(now - kept).mean() < 0.01
+
+
+@pytest.mark.parametrize("name", pages.questions())
+def test_a_page_of_results_answers_first_shows_then_is_short_and_names_its_source(name):
+    text = (pages.PAGES / f"{name}.md").read_text()
+    title, first, second, *_ = [block for block in text.split("\n\n") if not block.startswith("<!--")]
+    assert title.startswith("# ")
+    assert re.search(r"\d", first)
+    assert second.startswith("![")
+    assert "\n## Measured by\n" in text
+    assert len([word for line in text.splitlines() if not line.startswith("|") for word in line.split()]) <= 1500
+
+
+def test_every_section_and_paragraph_of_the_first_readme_has_its_new_address():
+    index = (pages.PAGES / "index.md").read_text()
+    text = first_readme.FIRST.read_text()
+    titles = re.findall(r"^## (.*)", text, re.MULTILINE) + re.findall(r"^\*\*(.*?)\*\*", text, re.MULTILINE)
+    assert len(titles) > 30
+    assert not [title for title in titles if f"| {title} |" not in index]
+
+
+def test_every_number_of_the_first_readmes_results_is_on_its_page_or_was_dropped_for_a_reason(capsys):
+    first_readme.main(list(dict.fromkeys(first_readme.PAGES.values())))
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert len(lines) > 20
+    assert not [line for line in lines if not re.search(r" 0 missing$", line)]
