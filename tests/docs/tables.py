@@ -9,6 +9,7 @@ CUTS = {
     "sweep": {"-n": 2000, "--episodes": 2, "--seeds": 1},
     "actorq": {"-n": 1500, "--eval-episodes": 1},
     "bench actorq": {"--seconds": 1, "--warm-up": 1},
+    "bench mixed-precision": {"--seconds": 1},
 }
 """Verb: options, and the largest value that each has; those that a command does not give are added."""
 CUTS_OF_GIVEN = {"--quant-delay": 1000, "--eval-freq": 1000, "--updates": 100}

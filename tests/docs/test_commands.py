@@ -218,7 +218,7 @@ def test_blocks_are_in_languages_of_which_it_is_clear_whether_they_run(page):
 @pytest.mark.parametrize("page", GOALS)
 def test_a_goal_is_two_links_from_readme_and_fifteen_lines(page):
     near = {aim[0] for link in links(ROOT / "README.md") if (aim := target(ROOT / "README.md", link))}
-    far = {aim[0] for other in near if other.suffix == ".md" for link in links(other) if (aim := target(other, link))}
+    far = {aim[0] for other in near if other in PAGES for link in links(other) if (aim := target(other, link))}
     assert ROOT / page in near | far
     first = steps(ROOT / page)[0].block
     assert len(first.text.splitlines()) <= MAX_LINES
