@@ -1,6 +1,6 @@
 """Figures of the pages of results, drawn from rows where a study left none.
 
-In a template `{{ points(name, says, rows, x="return") }}`, and so the others: name is that of the file in
+In a template `{{ points(name, says, rows, x="return") }}`, and so `bars`: name is that of the file in
 docs/results/_figures, says the sentence for who does not see it. A row's place is its `label`, its colour its `group`,
 its length its `value`, or what stands under the keys named instead; one without a value is left out.
 """
@@ -19,6 +19,9 @@ from quarl.report.figures import whiskers
 from quarl.rows import by
 
 KEYS = {name: name for name in ("label", "group", "value", "low", "high")}
+
+WIDTH = 5.6
+"""Inches: letters of nine points are then read on a page 500 pixels wide."""
 
 
 def into(folder: Path, draw: Callable[..., Figure]) -> Callable[..., str]:
@@ -52,7 +55,7 @@ def points(
     rows = [row for row in rows if row.get(value) is not None]
     labels = list(dict.fromkeys(str(row[label]) for row in rows))
     groups = by(rows, lambda row: row.get(group))
-    drawn, (axes,) = style.panels(1, height=0.9 + len(labels) * max(0.26, 0.14 * len(groups)))
+    drawn, (axes,) = style.panels(1, height=0.9 + len(labels) * max(0.26, 0.15 * len(groups)))
     for number, (name, members) in enumerate(groups.items()):
         places = [labels.index(str(row[label])) + 0.8 * ((number + 0.5) / len(groups) - 0.5) for row in members]
         shade = style.SERIES[number % len(style.SERIES)]
@@ -78,17 +81,9 @@ def bars(rows: Sequence[Mapping[str, Any]], **options: Any) -> Figure:
     return points(rows, bar=True, **options)
 
 
-@style.look()
-def curves(rows: Sequence[Mapping[str, Any]], *, x: str, y: str, group: str = "group") -> Figure:
-    """What stands under y over what stands under x, both named on their axes, a curve a group."""
-    drawn, (axes,) = style.panels(1, height=3.2)
-    for (name, members), shade in zip(by(rows, lambda row: row[group]).items(), style.SERIES, strict=False):
-        axes.plot([row[x] for row in members], [row[y] for row in members], color=shade, label=name)
-    axes.set(xlabel=x, ylabel=y)
-    return _legend(drawn)
-
-
 def _legend(drawn: Figure) -> Figure:
-    if len(drawn.axes[0].get_legend_handles_labels()[1]) > 1:
-        drawn.legend(loc="outside lower center", ncols=4, fontsize=8)
+    drawn.set_figwidth(WIDTH)
+    _, names = drawn.axes[0].get_legend_handles_labels()
+    if len(names) > 1:
+        drawn.legend(loc="outside lower center", ncols=max(1, 64 // (max(map(len, names)) + 7)), fontsize=8)
     return drawn

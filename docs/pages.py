@@ -168,14 +168,13 @@ def render(name: str, folder: Path = PAGES / "_figures") -> str:
 
 
 def _filled(block: str) -> str:
-    """A paragraph or a list in lines of 120 letters; other blocks as they are."""
+    """A paragraph or a list in lines of 120 letters that begin with no sign of Markdown's; others as they are."""
     if re.match(r"[#|!`{<]|\d+\.", block):
         return block
-    items = re.split(r"\n(?=- )", block)
+    items = [re.sub(r"\s+(?=[%#>+=|])", "\0", item) for item in re.split(r"\n(?=- )", block)]
     shape = {"width": 120, "break_long_words": False, "break_on_hyphens": False}
-    return "\n".join(
-        fill(" ".join(item.split()), subsequent_indent="  " * item.startswith("- "), **shape) for item in items
-    )
+    lines = [fill(" ".join(item.split()), subsequent_indent="  " * item.startswith("- "), **shape) for item in items]
+    return "\n".join(lines).replace("\0", " ")
 
 
 def readme(text: str) -> str:
@@ -197,7 +196,7 @@ def _environment(folder: Path) -> Environment:
     written = (table, pivot, fixed, between, ceiling, listed, verdict, figure, source)
     built_in = (sorted, zip, round, abs, len, min, max, sum, all, any, set)
     environment.globals |= {function.__name__: function for function in (*read, *written, *built_in)}
-    drawn = (figures.points, figures.bars, figures.curves)
+    drawn = (figures.points, figures.bars)
     environment.globals |= {function.__name__: figures.into(folder, function) for function in drawn}
     environment.filters["fixed"] = fixed
     environment.globals |= {"f": formats, "stats": stats, "np": np}
