@@ -1,4 +1,4 @@
-"""What the README shows of the Python API, on a real agent."""
+"""The Python API, and what its guide shows of it, on a real agent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import copy
 import dataclasses
 import pickle
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +23,7 @@ import quarl
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -33,34 +31,42 @@ def agent(agents):
     return quarl.load(agents / "sb3" / "ppo" / "CartPole-v1_1")
 
 
-def test_the_readmes_python_runs(agents, tmp_path, monkeypatch, capsys):
-    _, code = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(code.splitlines()) <= 12
+def test_the_guides_python_runs_and_prints_what_its_comments_say(agents, tmp_path, monkeypatch, capsys):
+    first, table, live, mistake = python_of(ROOT / "docs" / "guide" / "python.md")
+    assert len(first.splitlines()) <= 12
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs" / "dqn").mkdir(parents=True)
     (tmp_path / "logs" / "dqn" / "CartPole-v1_1").symlink_to(agents / "sb3" / "dqn" / "CartPole-v1_1")
-    names: dict[str, object] = {}
-    exec(compile(code.replace("episodes=100", "episodes=2"), "README.md", "exec"), names)
+    again = run(first.replace("episodes=100", "episodes=2"))["again"]
     assert capsys.readouterr().out.split() == ["500.0", "500.0"]
-    assert isinstance(names["again"], quarl.Agent)
+    assert repr(again) == "Agent(dqn CartPole-v1, int8 dynamic, 4-256-256-2, 67,072 weights)"
     assert (tmp_path / "policy.tflite").read_bytes()[4:8] == b"TFL3"
+    run(table.replace("episodes=20", "episodes=2"))
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + 5
+    assert quarl.load("int4.quarl").policy.spec.precision == "int4"
+    capsys.readouterr()
+    run(live)
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "Evaluation(CartPole-v1 on litert, 5 episodes, seed 0"
+    ] * 2
+    said = mistake.partition("print(error)  # ")[2].removesuffix(" ...\n")
+    run(mistake)
+    assert capsys.readouterr().out.startswith(said)
 
 
-def test_the_readmes_training_runs(tmp_path, monkeypatch):
-    code, _ = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(compile(code.replace("100_000", "4_096").replace("50_000", "2_048"), "README.md", "exec"), names)
-    assert names["agent"].policy.spec.precision == "int4"
-    assert (tmp_path / "cartpole.zip").is_file()
+def python_of(page):
+    """The page's blocks of Python."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_package_lists_what_it_offers_and_its_mistakes_have_a_name(tmp_path):
-    code = "import quarl; print({*quarl.__all__} <= {*dir(quarl)}, 'numpy' in __import__('sys').modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == [
-        "True",
-        "False",
-    ]
+def run(code):
+    """What the code leaves, by name."""
+    names = {}
+    exec(compile(code, "page", "exec"), names)
+    return names
+
+
+def test_the_package_s_mistakes_have_a_name(tmp_path):
     with pytest.raises(quarl.QuarlError, match="nowhere"):
         quarl.load(tmp_path / "nowhere.zip")
 

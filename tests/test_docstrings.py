@@ -14,11 +14,12 @@ import torch
 
 import quarl
 from quarl import qat
+from quarl.commands.table import PtqTable
 from quarl.evaluation import Evaluation
 from quarl.quant.spec import QatSpec, QuantSpec
 
 MODULES = ("quarl", "quarl.api", "quarl.errors", "quarl.evaluation", "quarl.quant.spec", "quarl.qat")
-MODULES += ("quarl.qat.convert", "quarl.qat.delay", "quarl.qat.prepare")
+MODULES += ("quarl.commands.table", "quarl.qat.convert", "quarl.qat.delay", "quarl.qat.prepare")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,8 @@ def named(agents, tmp_path_factory):
     qat.prepare(model, "w4a8")
     model.learn(256, callback=qat.QuantDelay(128))
     agent = quarl.load(folder / "CartPole-v1.zip")
-    names = {"quarl": quarl, "qat": qat, "agent": agent, "model": model}
+    table = quarl.ptq(agent, precisions=[8, 2], episodes=20)
+    names = {"quarl": quarl, "qat": qat, "agent": agent, "model": model, "table": table}
     return folder, names | {"torch": torch, "gymnasium": gymnasium, "stable_baselines3": stable_baselines3}
 
 
@@ -47,5 +49,13 @@ def test_all_that_the_package_offers_has_an_example():
     offered = [getattr(quarl, name) for name in quarl.__all__] + [getattr(qat, name) for name in qat.__all__]
     classes = [quarl.Agent, Evaluation, QuantSpec, QatSpec]
     methods = [quarl.Agent.from_model, quarl.Agent.from_module, quarl.Agent.quantize, quarl.Agent.predict]
-    methods += [quarl.Agent.evaluate, quarl.Agent.save, QuantSpec.parse, QatSpec.parse]
+    methods += [
+        PtqTable,
+        PtqTable.to_pandas,
+        PtqTable.verdicts.fget,
+        quarl.Agent.evaluate,
+        quarl.Agent.save,
+        QuantSpec.parse,
+        QatSpec.parse,
+    ]
     assert [each.__name__ for each in [*offered, *classes, *methods] if ">>> " not in inspect.getdoc(each)] == []

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 from quarl.errors import QuarlError
 
-__all__ = ["Agent", "QuarlError", "evaluate", "load"]
+__all__ = ["Agent", "QuarlError", "evaluate", "load", "ptq"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from quarl.api import Agent, evaluate, load
+    from quarl.commands.table import ptq
 else:  # a name that is not there is a mistake for type checkers, too
 
     def __getattr__(name: str) -> object:
         # Imported on first use: `quarl --help` must not wait for numpy and the runtimes.
         if name in __all__:
-            return getattr(importlib.import_module("quarl.api"), name)
+            return getattr(importlib.import_module("quarl.commands.table" if name == "ptq" else "quarl.api"), name)
         raise AttributeError(f"module 'quarl' has no attribute {name!r}")
 
 

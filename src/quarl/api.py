@@ -59,7 +59,7 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
         for name in given:
             if name not in names:
                 near = CALLED.get(name)
-                meant = f"; did you mean {near!r}?" if near in keywords else did_you_mean(name, keywords)
+                meant = f"; did you mean {near!r}?" if near in keywords else did_you_mean(near or name, keywords)
                 what = f"{function.__name__} has no keyword {name!r}{meant}"
                 raise QuarlError(f"{what} (known: {', '.join(keywords)})")
         return function(*args, **given)
@@ -124,9 +124,10 @@ class Agent:
     ) -> Agent:
         """The agent whose network is `module`, of dense, convolution, LayerNorm and activation layers.
 
-        observation_shape: of one observation, images with their channels first. head: the space of the actions, of
-        which the module gives the scores or the values; or an ActionHead. UnsupportedError names a layer that has no
-        counterpart.
+        UnsupportedError names a layer that has no counterpart.
+
+        observation_shape: of one observation, images with their channels first.
+        head: the space of the actions, of which the module gives the scores or the values; or an ActionHead.
 
         >>> quarl.Agent.from_module(torch.nn.Linear(4, 2), (4,), gymnasium.spaces.Discrete(2))
         Agent(fp32, 4-2, 8 weights)
@@ -160,11 +161,13 @@ class Agent:
     ) -> Agent:
         """A new agent in that precision: "int8", "int4", "fp16", "w4a8", or a number of bits.
 
-        observations: raw calibration observations [N, *shape], as the environment gives them; None records the
-        policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
-        scheme: how weights become codes. mode: activations quantised per row at run time, or on calibrated grids.
-        env_kwargs, wrappers, frame_stack, max_episode_steps: as `evaluate` takes them; the new agent knows them.
         QuarlError for an unknown precision or scheme, and for an agent that is quantised already.
+
+        observations: raw calibration observations [N, ...], as the environment gives them; None records the
+        policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
+        scheme: how weights become codes.
+        mode: activations are quantised per row at run time, or on grids calibrated beforehand.
+        env_kwargs, wrappers, frame_stack, max_episode_steps: as `evaluate` takes them; the new agent knows them.
 
         >>> agent.quantize("int8")
         Agent(dqn CartPole-v1, int8 dynamic, 4-256-256-2, 67,072 weights)
@@ -190,9 +193,11 @@ class Agent:
     ) -> tuple[Array, None]:
         """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
 
-        observation: [*shape] or [B, *shape]; actions are int64, or float32 [A], with B before them for a batch.
-        `state` and `episode_start` are accepted for it and not used: policies here have no memory. QuarlError for a
-        dict or another shape, and for NaN or infinity (in float32), for which quantised kernels have no code.
+        An action is int64, or float32 [A], with B before that for a batch. QuarlError for a dict or another shape, and
+        for NaN or infinity (in float32), for which quantised kernels have no code.
+
+        observation: one, or B of them [B, ...].
+        state, episode_start: accepted for that signature and not used, as policies here have no memory.
 
         >>> agent.predict([[0.0, 0.1, 0.02, -0.1], [0.0, 0.0, -0.1, -0.5]])
         (array([1, 0]), None)
@@ -305,9 +310,10 @@ evaluate = Agent.evaluate
 def load(path: str | os.PathLike[str], *, normalize: str | os.PathLike[str] | None = None) -> Agent:
     """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME.
 
+    Nothing that a file holds is run. QuarlError where no agent lies, or one that cannot be read.
+
     normalize: the file of the VecNormalize statistics with which it observed; "none": it observed without. None finds
-    what lies beside it, and refuses where that leaves a choice. Nothing that a file holds is run. QuarlError where no
-    agent lies, or one that cannot be read.
+    what lies beside it, and refuses where that leaves a choice.
 
     >>> quarl.load("CartPole-v1.zip").predict([0.0, 0.1, 0.02, -0.1])
     (np.int64(1), None)

@@ -108,6 +108,8 @@ def evaluate(
 ) -> Evaluation:
     """Returns of `episodes` episodes; they depend on the policy, the environment and `seed`, on nothing else.
 
+    QuarlError where there is no such environment, or it is none for this policy.
+
     env_id: None plays what the policy was trained on.
     env_kwargs: arguments of the environment over those that the policy knows of.
     wrappers: in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name, arguments).
@@ -118,7 +120,6 @@ def evaluate(
     num_workers: processes that share the episodes; worth it where a step of the environment is slow.
     progress: called with every finished episode, in the order they finish.
     env: the environment to play in, one episode after the other, instead of new ones; it is not closed.
-    QuarlError where there is no such environment, or it is none for this policy.
 
     >>> quarl.evaluate(agent, episodes=5, seed=1).returns
     array([500., 500., 500., 500., 500.])

@@ -39,8 +39,7 @@ def run(config: PtqConfig) -> None:
     specs = config.specs()
     replaced: list[str] = []
     with staged(config.output, partial(_look, config, replaced)) as folder:
-        total = config.episodes * (1 + sum(spec.float_type != "fp32" for spec in specs))
-        with energy.meter(config) as meter, terminal.progress(total) as progress:
+        with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
             calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
             cells = precisions.measure(calibrated, specs, config, progress)
         document = schema.document(

@@ -106,6 +106,11 @@ class PtqConfig(ModelConfig, MeteredConfig):
         specs = dict.fromkeys(spec for spec in parsed if spec.float_type is None or spec.scheme.name == self.scheme[0])
         return list(specs)
 
+    @property
+    def num_episodes(self) -> int:
+        """Of all precisions together, fp32 among them."""
+        return self.episodes * (1 + sum(spec.float_type != "fp32" for spec in self.specs()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(ModelConfig):

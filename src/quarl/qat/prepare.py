@@ -35,8 +35,9 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
     Weights, optimisers and random numbers stay as they are. Pass `QuantDelay` as a callback to `learn`: until it
     switches fake quantisation on, training computes what it would have, and ranges are watched.
 
-    spec: a precision, as in "w4a8", or a QatSpec. Raises UnsupportedError naming a layer that cannot be quantised; the
-    model is as it was then.
+    Raises UnsupportedError naming a layer that cannot be quantised; the model is as it was then.
+
+    spec: a precision, as in "w4a8", or a QatSpec.
 
     >>> qat.prepare(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"), "w4a8")
     """

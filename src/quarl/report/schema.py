@@ -69,9 +69,14 @@ def document(kind: type[Row], rows: Sequence[Row | Fields], **told: Unpack[Told]
         **dict.fromkeys(About.__annotations__),
         **told,
         **({} if energy is None else {"energy": asdict(energy)}),
-        "rows": [_plain(asdict(row) if isinstance(row, Row) else row) for row in rows],
+        "rows": fields(rows),
     }
     return cast(Document, written)
+
+
+def fields(rows: Sequence[Row | Fields]) -> list[Fields]:
+    """Rows as JSON has them: plain values, None where it has no number."""
+    return [_plain(asdict(row) if isinstance(row, Row) else row) for row in rows]
 
 
 def write(document: Document, file: Path) -> None:

@@ -1,0 +1,150 @@
+"""`quarl.ptq`: what the verb of that name measures, as an object in Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from quarl.api import Agent, agent_of, checks_keywords
+from quarl.calibration import Calibrated
+from quarl.commands import model, terminal
+from quarl.config import PtqConfig
+from quarl.config.base import EngineName, check_types
+from quarl.envs.options import EnvironmentOptions
+from quarl.errors import QuarlError
+from quarl.evaluation import record
+from quarl.experiments.precisions import PtqRow, measure
+from quarl.policy.graph import is_quantized
+from quarl.quant.spec import Mode
+from quarl.report import assessment, schema, tables
+
+if TYPE_CHECKING:
+    import pandas
+
+KEYWORDS = {"bits": "precisions", "env": "env_id", "workers": "num_workers"}
+"""Of `ptq`, by the option of `quarl ptq` where that has another name."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PtqTable:
+    """What each precision costs and gains: a PtqRow each, fp32's first, shown as `quarl ptq` prints them.
+
+    >>> [(row.precision, row.mean) for row in table][:2]
+    [('fp32', 500.0), ('int8', 500.0)]
+    """
+
+    title: str
+    rows: tuple[PtqRow, ...]
+    agents: Mapping[str, Agent]
+    """By their precision in the rows: `table.agents["int8"].save("policy.tflite")`."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[PtqRow]:
+        return iter(self.rows)
+
+    def __getitem__(self, index: int) -> PtqRow:
+        return self.rows[index]
+
+    def __repr__(self) -> str:
+        console = Console(width=terminal.FILE_WIDTH, color_system=None)
+        with console.capture() as drawn:
+            console.print(tables.terminal(self._cells(), self.title))
+        return "\n".join(map(str.rstrip, drawn.get().splitlines()))
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What the rows show, in sentences: which precisions are non-inferior to fp32, and which differ beyond noise.
+
+        >>> table.verdicts[0]
+        'int8 with scheme default is non-inferior to fp32 within 5 %.'
+        """
+        return assessment.assess(schema.fields(self.rows))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A DataFrame with a row for each precision and a column for each field that rows have in JSON.
+
+        QuarlError where pandas is not installed.
+
+        >>> table.to_pandas().set_index("precision").verdict["int8"]
+        'non-inferior'
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise QuarlError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame(schema.fields(self.rows))
+
+    def _cells(self) -> tables.Cells:
+        return tables.cells(PtqRow, schema.fields(self.rows))
+
+
+@checks_keywords
+def ptq(
+    agent: Agent | str | os.PathLike[str],
+    precisions: Sequence[str | int] = PtqConfig.bits,
+    *,
+    episodes: int = PtqConfig.episodes,
+    scheme: str = "default",
+    mode: Mode = "dynamic",
+    margin: float = PtqConfig.margin,
+    seed: int = 0,
+    engine: EngineName = "litert",
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] | None = None,
+    frame_stack: int | None = None,
+    max_episode_steps: int | None = None,
+    num_workers: int = 1,
+) -> PtqTable:
+    """The table that `quarl ptq` prints: return, error, verdict, latency and size of the agent at each precision.
+
+    No file is written. QuarlError as of `quantize` and `evaluate`, whose keywords mean the same here.
+
+    agent: in float32, or the path of one.
+    precisions: as `Agent.quantize` takes them; fp32 is always among them.
+    episodes: at each precision, from the same starts.
+    margin: loss of return, in percent of fp32's, that is still acceptable.
+
+    >>> table = quarl.ptq(agent, [8, 2], episodes=20)
+    >>> table.agents["int2"]
+    Agent(dqn CartPole-v1, int2 dynamic, 4-256-256-2, 67,072 weights)
+    """
+    policy = agent_of(agent).policy
+    if is_quantized(policy):
+        raise QuarlError(f"this policy is {policy.spec.precision} already; measure the fp32 one")
+    words = [precisions] if isinstance(precisions, str | int) else precisions
+    if not words:
+        raise QuarlError("precisions names none: give one or more, as in [8, 4]")
+    config = PtqConfig(
+        model=("agent",),
+        bits=tuple(map(str, words)),
+        scheme=(scheme,),
+        mode=mode,
+        engine=engine,
+        env=env_id,
+        episodes=episodes,
+        margin=margin,
+        workers=num_workers,
+        seed=seed,
+    )
+    try:
+        check_types(config)
+        config.check()
+    except QuarlError as error:
+        option, _, rest = str(error).removeprefix("--").partition(" ")
+        raise QuarlError(f"{KEYWORDS.get(option, option)} {rest}") from None
+    policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
+    with terminal.progress(config.num_episodes) as progress:
+        calibrated = Calibrated(policy, record(policy, seed=seed, env_id=env_id, engine=engine))
+        cells = measure(calibrated, config.specs(), config, progress)
+    return PtqTable(
+        title=model.title(policy, cells[0].evaluation.env_id),
+        rows=tuple(cell.row for cell in cells),
+        agents={cell.row.precision: Agent(cell.policy) for cell in cells},
+    )
