@@ -37,7 +37,7 @@ NOT_RUN = {
 
 WRITES = {
     "demo": ("rows.json", "rows.csv", "report.html", "CartPole-v1.zip"),
-    "ptq": ("rows.json", "rows.csv", "report.html", "sweetspot.png"),
+    "ptq": ("rows.json", "rows.csv", "report.html", "choice.png", "sweetspot.png"),
     "inspect": ("weights.png", "weights.pdf", "output.txt"),
     "actorq": ("model.zip", "metrics.jsonl", "evaluations.jsonl", "policy-fp32.safetensors"),
     "sweep": ("study.yml", "summary.json"),
