@@ -1,0 +1,40 @@
+"""Quantised actors on an environment of your own: python actorq_on_your_environment.py [--n 20000]
+
+The environment is registered when this file is imported, which actors and learner do, each in a process of its own:
+hence MODULE:ID as its name, and `if __name__ == "__main__"` around what only the first process shall do.
+"""
+
+import argparse
+import sys
+
+import gymnasium
+import numpy as np
+
+from quarl.cli import main
+
+
+class Tracking(gymnasium.Env[np.ndarray, np.int64]):
+    """A point that is pushed left or right towards a target; 100 steps, each costs the distance."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = self.np_random.uniform(-2, 2, 2).astype(np.float32)  # where it is, and where to
+        return self.state.copy(), {}
+
+    def step(self, action):
+        self.state[0] = np.clip(self.state[0] + (0.2 if action else -0.2), -10, 10)
+        return self.state.copy(), -float(abs(self.state[0] - self.state[1])), False, False, {}
+
+
+if "Tracking-v0" not in gymnasium.registry:
+    gymnasium.register("Tracking-v0", Tracking, max_episode_steps=100)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=20_000, help="environment steps")
+    n = parser.parse_args().n
+    name = "actorq_on_your_environment:Tracking-v0"
+    sys.exit(main(f"actorq --algo dqn --env {name} -n {n} --actors 1 --params learning_starts:500 -o run".split()))

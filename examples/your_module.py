@@ -1,0 +1,40 @@
+"""A network of your own, quantised: python your_module.py [--n 300]
+
+The policy is an nn.Module that no library knows: it learns to swing a pendulum's torque against its velocity, by
+imitation of a hand-written controller. QuaRL takes the module, the shape of what it observes and the space of its
+actions; calibration observations are your own, so that no environment is asked for.
+"""
+
+import argparse
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+import quarl
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--n", type=int, default=300, help="gradient steps")
+options = parser.parse_args()
+
+env = gymnasium.make("Pendulum-v1")
+rng = np.random.default_rng(0)
+angles = rng.uniform(-np.pi, np.pi, 4096)
+observations = np.stack([np.cos(angles), np.sin(angles), rng.uniform(-8, 8, 4096)], axis=1).astype(np.float32)
+torques = np.clip(-4 * observations[:, 1:2] - observations[:, 2:3], -2, 2)
+
+torch.manual_seed(0)
+module = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.Adam(module.parameters(), 1e-2)
+for _ in range(options.n):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(module(torch.from_numpy(observations)), torch.from_numpy(torques)).backward()
+    optimizer.step()
+
+agent = quarl.Agent.from_module(module, (3,), env.action_space)
+for precision in ("int8", "int4"):
+    small = agent.quantize(precision, observations=observations)
+    error = np.abs(small.predict(observations)[0] - agent.predict(observations)[0])
+    print(f"{small}: torque differs by {error.mean():.4f} in the mean, {error.max():.3f} at most")
+    small.save(f"pendulum-{precision}.quarl")
