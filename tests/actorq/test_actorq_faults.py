@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quarl.actorq import metrics, workers
+from quarl.actorq import workers
 from quarl.actorq.build import build, limiter_of
 from quarl.actorq.counters import Actor, Control, Learner, Publisher
 from quarl.actorq.environments import RETRIES, Environments
@@ -30,7 +30,7 @@ from quarl.cli import parse
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.processes.inside import Result
-from quarl.runs import checkpoint, evaluator
+from quarl.runs import checkpoint, evaluator, metrics_file
 from stress.chaos import faults, kills, poison
 from stress.chaos.run import Run
 from waiting import PATIENCE_S, until
@@ -91,7 +91,7 @@ def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
         parked = "actor 0 died 5 times in 60 s of work (RuntimeError: the simulation broke down): parked; see "
         assert lines[0].startswith(f"quarl: {parked}")
         assert lines[1].startswith("quarl: only 1 of 2 actors are left and --min-actors is 2; go on with --resume")
-        assert len(lines) == 2
+        assert lines[2:] == [f"report: {run.output / 'report.html'}"]
         assert (run.output / "actor-0.log").read_text().count("Traceback") == 5
         assert run.rows()[-1]["actors"][0]["steps"] == 0
 
@@ -435,10 +435,10 @@ def test_resume_before_the_first_checkpoint_starts_at_the_beginning(tmp_path):
 
 def test_metrics_of_what_was_not_saved_are_cut_with_half_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert metrics.rows_until(path, 5) == []
+    assert metrics_file.rows_until(path, 5) == []
     lines = [f'{{"timesteps": {steps}, "clock_s": 1.5}}\n' for steps in (0, 5, 6, 4)]
     path.write_text("".join(lines) + "[]\nnot json\n" + lines[0][:9])
-    metrics.write(path, metrics.rows_until(path, 5))
+    metrics_file.write(path, metrics_file.rows_until(path, 5))
     assert path.read_text() == lines[0] + lines[1] + lines[3]
 
 
@@ -605,7 +605,7 @@ def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(supervised, monkeypatc
         file.flush()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("quarl.actorq.metrics.print", half, raising=False)
+    monkeypatch.setattr("quarl.runs.metrics_file.print", half, raising=False)
     supervisor._log({"clock_s": 2.0})
     monkeypatch.undo()
     supervisor._log({"clock_s": 3.0})

@@ -22,6 +22,7 @@ from quarl.algorithms.d4pg import D4PG
 from quarl.api import load
 from quarl.cli import main, parse
 from quarl.commands.actorq import _table
+from quarl.commands.training_page import _spent
 from quarl.files import locked
 from waiting import PATIENCE_S
 
@@ -94,6 +95,38 @@ def test_the_learner_is_a_stable_baselines3_model_and_its_policies_are_artefacts
     assert (exact.predict(observations)[0] == expected).all()
     assert quantized.policy.spec.precision == "int6"
     assert max(int(np.abs(op.weight.codes).max()) for op in quantized.policy.linear) <= 31
+
+
+def test_the_page_has_the_numbers_of_the_run(finished):
+    page, last = (finished / "report.html").read_text(), rows(finished / "metrics.jsonl")[-1]
+    taken = sum(actor["pulls"] - actor["skipped"] for actor in last["actors"])
+    facts = (
+        "3,000 of 3,000, 700 updates",
+        f"{last['publisher']['published']:,} published, {taken:,} taken by actors",
+        f"{100 * last['publisher']['share_of_fp32']:.0f} % of float32",
+        "0 actors replaced",
+        "return of the int8 policy sent in 6 bits",
+        "age of the weights",
+    )
+    for fact in facts:
+        assert fact in page
+    assert (finished / "curve.png").stat().st_size > 10_000
+
+
+def test_seconds_of_a_run_in_parts_add_up_to_its_clock_and_are_counted_once():
+    actor = dict.fromkeys(("inference_s", "environment_s", "insert_s", "pull_s", "deserialize_s", "load_s"), 1.0)
+    part = {
+        "learner": {"train_s": 10.0, "insert_s": 1.0, "push_s": 2.0, "checkpoint_s": 3.0, "wait_s": 4.0},
+        "publisher": {"published": 500, "pull_ms": 1.0, "pack_ms": 4.0, "quantize_ms": 3.0, "publish_ms": None},
+        "actors": [{**actor, "wait_s": 5.0, "stale_s": 0.5}],
+    }
+    spent = _spent([part, part], 100.0)
+    assert {process: sum(seconds.values()) for process, seconds in spent.items()} == dict.fromkeys(spent, 100.0)
+    learner = {"updates": 20.0, "experience": 2.0, "weights": 4.0, "checkpoints": 6.0, "waiting": 8.0, "other": 60.0}
+    assert spent["learner"] == learner
+    assert spent["publisher"] == {"quantising": 3.0, "weights": 2.0, "waiting": 95.0}
+    assert spent["actor\n0"]["waiting"] == 11.0
+    assert spent["actor\n0"]["weights"] == 6.0
 
 
 def test_no_shared_memory_is_left(finished):

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import contracts
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style, tables
+from quarl.report.learning_figure import learning
 
 
 def reward(task, precision, engine, seed, seconds, **changed):
@@ -121,6 +122,52 @@ def bars(axes):
         container.get_label(): [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in container]
         for container in axes.containers
     }
+
+
+def test_bars_of_processes_are_stacked_in_the_order_of_their_parts():
+    spent = {"learner": {"updates": 7.0, "waiting": 2.0}, "publisher": {"quantising": 1.0, "waiting": 8.0}}
+    (axes,) = actorq_figures.processes(spent, "").axes
+    found = {each.get_label(): [(bar.get_y(), bar.get_height()) for bar in each] for each in axes.containers}
+    assert (found["updates"], found["quantising"]) == ([(0.0, 7.0), (0.0, 0.0)], [(7.0, 0.0), (0.0, 1.0)])
+    assert found["waiting"] == [(7.0, 2.0), (1.0, 8.0)]
+    assert [*found] == [*actorq_figures.SPENT]
+
+
+def test_a_version_that_has_not_come_yet_is_no_distance():
+    rows = [
+        {
+            "clock_s": float(second),
+            "version": 100 + second,
+            "published_version": 99 + second if second else 0,
+            "actors": [{"version": 90 * second}, {"version": 95}],
+            "staleness_p50": None if not second else 5.0,
+            "staleness_p99": None if not second else 9.0,
+        }
+        for second in (0, 1)
+    ]
+    upper, lower = actorq_figures.ages(rows, "").axes
+    assert [line.get_ydata().tolist()[1] for line in (*upper.lines, *lower.lines)] == [5.0, 9.0, 1.0, 11.0]
+    assert all(np.isnan(line.get_ydata()[0]) for line in (*upper.lines, *lower.lines))
+
+
+def test_evaluations_are_joined_and_what_is_alone_is_a_hollow_mark_of_their_colour():
+    def point(label, steps, mean):
+        return {"label": label, "timesteps": steps, "mean": mean, "low": mean, "high": None}
+
+    points = [point("fp32", 10, 1.0), point("fp32", 20, 3.0), point("fp32, last", 20, 2.0), point("began", 15, None)]
+    episodes = [{"timesteps": step, "return_mean": None if step < 10 else float(step)} for step in range(2000)]
+    (axes,) = learning(points, episodes, {"timesteps": "steps"}, "").axes
+    lines = {line.get_label(): line for line in axes.lines}
+    training = lines["training, with exploration"].get_xydata()
+    assert len(training) <= 500
+    assert training[-1].tolist() == [1999.0, 1999.0]
+    joined, alone = (
+        next(each for each in axes.containers if each.get_label() == name)[0] for name in ("fp32", "fp32, last")
+    )
+    assert joined.get_xydata().tolist() == [[10.0, 1.0], [20.0, 3.0]]
+    assert alone.get_color() == joined.get_color()
+    assert (joined.get_linestyle(), alone.get_markerfacecolor()) == ("-", "none")
+    assert [*lines["began"].get_xdata()] == [15, 15]
 
 
 def test_seconds_are_geometric_means_at_the_task_s_own_ratio():

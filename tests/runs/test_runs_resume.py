@@ -97,7 +97,8 @@ def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path, caps
     assert (args["n_timesteps"], args["seed"], args["eval_freq"]) == (500, 4, 100)
     assert not (tmp_path / "logs/dqn/CartPole-v1_2").exists()
     shown = capsys.readouterr().out.splitlines()
-    assert "it went on with other options than it began with" in shown[-3]
+    assert "it went on with other options than it began with" in shown[-4]
+    assert shown[-3] == "report: logs/dqn/CartPole-v1_1/report.html"
     repeated = parse(shlex.split(shown[-1])[2:])
     assert (repeated.resume, repeated.n_timesteps, repeated.seed, repeated.eval_freq) == (False, 500, 4, 100)
     assert repeated.params == parse(words("dqn", "CartPole-v1", 300)).params
@@ -193,6 +194,8 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
     assert checkpoint.load_latest(tmp_path / f"logs/{algo}/CartPole-v1_1").facts["counters"]["num_timesteps"] == done
     assert load.read(tmp_path / f"logs/{algo}/CartPole-v1_1").provenance.algo == algo
     assert signal.getsignal(signal.SIGINT) is before
+    assert captured.out == f"report: logs/{algo}/CartPole-v1_1/report.html\n"
+    assert line.removeprefix("quarl: ") in (tmp_path / captured.out.split()[1]).read_text()
     assert main([*command.split(), "--json", "row.json"]) == 0
 
 

@@ -1,15 +1,23 @@
-"""TensorBoard's events: the same tags from train and actorq, and a run can do without them."""
+"""Trackers: the same tags from train and actorq, and a run can do without them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import importlib.util
+import json
+import os
+import sqlite3
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
-from training_runs import train
+from training_runs import train, words
 
 from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.metrics import scalars
+from quarl.cli import main
 from quarl.config import ActorQConfig
 from quarl.runs.tracking import make_logger
 from stress.chaos import poison
@@ -104,3 +112,110 @@ def test_a_full_disk_costs_the_events_and_is_said_once(tmp_path, monkeypatch):
     (line,) = said
     assert line.endswith("tensorboard: No space left on device; training goes on")
     assert len(made[0].points) == 2
+
+
+class Run:
+    """What wandb.init and trackio.init return, as far as both have it; its service is gone after `room` points."""
+
+    def __init__(self, **told) -> None:
+        self.told, self.points, self.finished = told, [], False
+
+    def log(self, points, step=None) -> None:
+        if len(self.points) == room:
+            raise ConnectionError("no such host")
+        self.points.append((points, step))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture(params=["wandb", "trackio"])
+def service(request, monkeypatch):
+    """A module of that name with the interface that both have, and the runs that it has begun."""
+    runs = []
+
+    def init(**told):
+        print("Welcome!")
+        runs.append(Run(**told))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, request.param, SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return request.param, runs
+
+
+def test_a_service_gets_the_tags_of_tensorboard_the_hyper_parameters_and_the_name_of_the_folder(
+    service, tmp_path, capsys
+):
+    name, runs = service
+    more = ("--track", name, "--eval-freq", "200", "--eval-episodes", "2")
+    train(tmp_path, "dqn", "CartPole-v1", 1000, *more, evaluations=True)
+    assert "Welcome!" not in capsys.readouterr().out  # which may be rows of JSON
+    (run,) = runs
+    folder = tmp_path / "logs/dqn/CartPole-v1_1"
+    assert (run.told["project"], run.told["name"]) == ("quarl", "CartPole-v1_1")
+    assert run.told.get("dir") == (str(folder) if name == "wandb" else None)
+    assert (run.told["config"]["algo"], run.told["config"]["batch_size"]) == ("dqn", 16)
+    json.dumps(run.told["config"])
+    assert run.finished
+    steps = [step for _, step in run.points]
+    assert steps == sorted(steps)  # what is out of order, wandb leaves out
+    of_service = {tag for points, _ in run.points for tag in points}
+    train(tmp_path, "dqn", "CartPole-v1", 1000, *more, "--track", "tensorboard", evaluations=True)
+    assert of_service == tags()
+
+
+def test_where_one_process_may_write_it_is_the_supervisor(service, tmp_path):
+    name, runs = service
+    config = ActorQConfig(track=name)
+    assert not make_logger(config, lambda: tmp_path, print, beside=True).output_formats
+    log(tracked := make_logger(config, lambda: tmp_path, print), ROW | {"loss": None})
+    tracked.close()
+    (run,) = runs
+    assert run.points == [(scalars(ROW), 40)]
+
+
+def test_an_outage_costs_the_points_and_is_said_once(service, tmp_path, monkeypatch):
+    name, runs = service
+    monkeypatch.setattr(sys.modules[__name__], "room", 1)
+    said: list[str] = []
+    tracked = make_logger(ActorQConfig(track=name), lambda: tmp_path, said.append)
+    for _ in range(3):
+        log(tracked, ROW)
+    tracked.close()
+    assert said == [f"no more metrics in {name}: ConnectionError: no such host; training goes on"]
+    assert not runs[0].finished  # what is lost is not waited for
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_service_that_is_not_installed_is_one_line_before_training(name, tmp_path, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.undo()
+    monkeypatch.setattr("importlib.util.find_spec", lambda wanted: None if wanted == name else find(wanted))
+    assert main([*words("a2c", "CartPole-v1", 64, folder=tmp_path / "logs"), "--track", name]) == 2
+    assert capsys.readouterr().err == f"quarl: --track {name} needs an extra: pip install 'quarl[{name}]'\n"
+    assert not list(tmp_path.iterdir())
+
+
+def itself(name, tmp_path, **variables):
+    """A run in a process of its own, which tells a tracker that is installed; its folder."""
+    pytest.importorskip(name, reason=f"the extra {name} is not installed")
+    command = [sys.executable, "-m", "quarl", *words("ppo", "CartPole-v1", 1024), "--track", name]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no more metrics" not in done.stderr
+    return tmp_path / "logs/ppo/CartPole-v1_1"
+
+
+def test_weights_and_biases_itself_takes_a_run_without_a_network(tmp_path):
+    (kept,) = (itself("wandb", tmp_path, WANDB_MODE="offline") / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"rollout/ep_rew_mean" in kept.read_bytes()
+
+
+def test_trackio_itself_takes_a_run(tmp_path):
+    itself("trackio", tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "trackio/quarl.db")) as kept:
+        rows = kept.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
+    assert {name for name, _, _ in rows} == {"CartPole-v1_1"}
+    assert {"rollout/ep_rew_mean", "time/fps"} <= {tag for _, _, points in rows for tag in json.loads(points)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quarl import stats
-from quarl.actorq import metrics, wire
+from quarl.actorq import wire
 from quarl.actorq.counters import Learner
 from quarl.actorq.environments import world_of
 from quarl.actorq.roles import Channel
@@ -19,6 +19,7 @@ from quarl.config import ActorQConfig
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
+from quarl.runs import metrics_file
 from quarl.runs.evaluator import Evaluator
 from quarl.runs.tracking import make_logger, record_evaluation
 
@@ -76,7 +77,7 @@ class ActorsEvaluator(Evaluator):
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; later ones, of what was not saved, are no more."""
-        for entry in metrics.rows_until(self._path, timesteps, NUMBERS):
+        for entry in metrics_file.rows_until(self._path, timesteps, NUMBERS):
             self._add(entry)
         self._write()
 
@@ -86,7 +87,7 @@ class ActorsEvaluator(Evaluator):
 
     def _write(self) -> None:
         """All evaluations, in one step."""
-        self._files.write(lambda: metrics.write(self._path, self.entries))
+        self._files.write(lambda: metrics_file.write(self._path, self.entries))
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)

@@ -70,7 +70,7 @@ class LearnerLoop(roles.Learner):
         self.replay_insert = ReplayInsert(self.model, self.limiter, self.versions, self.counters.staleness)
         self.checkpointer = LearnerCheckpointer(config, self.model, self.limiter, self.versions)
         # Values are read from it after every update, and written now and then where they are tracked.
-        self.model.set_logger(make_logger(config, lambda: config.output, note))
+        self.model.set_logger(make_logger(config, lambda: config.output, note, beside=True))
         self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)
         self.clock_before = self.checkpointer.resume() if config.resume else 0.0
         self.evaluations = self.pushed_step = self.sound_version = 0

@@ -26,6 +26,7 @@ from quarl.files import Dispensable, locked
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
+from quarl.runs import metrics_file
 from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
 
@@ -35,6 +36,8 @@ RING_BYTES = 64 * 2**20
 TICK_S = 0.05
 ROW_S = 1.0
 """Between two rows of metrics."""
+ALONE = {"rollout/ep_rew_mean": "return_mean", "time/fps": "timesteps_per_s", "train/loss": "loss"}
+"""What of the learner's tags the supervisor writes where only one process of a run may."""
 CATCH_UP_S = 30.0
 """For the publisher to pack the newest weights before an evaluation."""
 GRACE_S = 4.0
@@ -79,7 +82,7 @@ class Supervisor(roles.Supervisor):
             raise
         self.children = children(say)
         self.interrupts = Interrupts(self.close)
-        self.files, self._metrics = Dispensable(say), config.output / "metrics.jsonl"
+        self.files, self._metrics = Dispensable(say), RunFolder(config.output).metrics
         self.picked_up = False
 
     def run(self) -> Generator[dict[str, Any]]:
@@ -162,7 +165,7 @@ class Supervisor(roles.Supervisor):
         self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
         self.evaluator.resume(began_at)
         with contextlib.suppress(QuarlError):  # of a full disk, on which training goes on
-            metrics.write(self._metrics, metrics.rows_until(self._metrics, began_at))
+            metrics_file.write(self._metrics, metrics_file.rows_until(self._metrics, began_at))
         if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
             self.counters.control[Control.FINISH] = 1
@@ -229,10 +232,12 @@ class Supervisor(roles.Supervisor):
         self.children.wind_up(GRACE_S if cells[Learner.READY] else 0)
 
     def _log(self, row: dict[str, Any]) -> None:
-        self.files.write(lambda: metrics.append(self._metrics, row))
+        self.files.write(lambda: metrics_file.append(self._metrics, row))
         if self.config.track != "none":  # beside what the learner writes by Stable-Baselines3's tags
             for name, value in metrics.scalars(row).items():
                 self.evaluator.logger.record(f"actorq/{name}", value)
+            for tag, name in ALONE.items() if self.config.track != "tensorboard" else ():
+                self.evaluator.logger.record(tag, row[name])
             self.evaluator.logger.dump(row["timesteps"])
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from quarl.config.base import check_tracking
 from quarl.errors import printable
 from quarl.report import schema
 from quarl.rows import Row
+from quarl.runs.folder import RunFolder
 from quarl.runs.model import check_environment
 
 PLAN_STAGES = 3
@@ -57,26 +59,39 @@ def run(config: ActorQConfig) -> int:
     if config.plan:
         return _plan(config)
     check_tracking(config.track)
+    notes: list[str] = []
     with energy.meter(config) as meter:
-        supervisor = _train(config)
+        supervisor = _train(config, notes)
     result, config = supervisor.result, supervisor.config
     if result.message:
         terminal.note(result.message)
     if result.row:
+        said = [*([result.message] if result.message else _sentences(config, result.row))]
+        began = RunFolder(config.output).metrics.is_file()
+        report = terminal.reported(lambda: _page(supervisor, said, notes)) if began else []
         about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
         document = schema.document(ActorQRow, [ActorQRow(**result.row)], **about)
         schema.write(document, config.output / "summary.json")
         if result.exit_code == 0:
-            terminal.say(*_sentences(config, result.row))
+            terminal.say(*said, *report)
             terminal.finish(config, document)
+        else:
+            terminal.say(*report)
     return result.exit_code
 
 
-def _train(config: ActorQConfig) -> Supervisor:
-    """The run, when it has ended; shown while it lasts."""
+def _page(supervisor: Supervisor, said: list[str], notes: list[str]) -> Path:
+    from quarl.commands.training_page import of_actorq  # here: matplotlib takes its time, and nothing waits for it now
+
+    return of_actorq(supervisor, said, notes)
+
+
+def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
+    """The run, when it has ended; shown while it lasts. notes: takes what is said meanwhile."""
     console = Console(stderr=True)
 
     def say(line: str) -> None:
+        notes.append(line)
         console.print(f"quarl: {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
     supervisor = Supervisor(config, say)

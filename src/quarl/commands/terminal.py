@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
-from quarl.errors import note, printable, short
+from quarl.errors import in_one_line, note, printable, short
 from quarl.files import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Fields
 from quarl.rows import Row
 
-__all__ = ["finish", "keep", "note", "progress", "say", "show", "tell"]
+__all__ = ["finish", "keep", "note", "progress", "reported", "say", "show", "tell"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 
@@ -83,6 +83,15 @@ def finish(config: Config, document: schema.Document) -> None:
         _hand_over(schema.to_text(document).encode(), config.json)
         say(f"rows: {config.json}")
     say(f"repeat: {config.command_line()}")
+
+
+def reported(draw: Callable[[], Path]) -> list[str]:
+    """The line that names the page that `draw` writes; one that cannot be drawn costs the page and not the run."""
+    try:
+        return [f"report: {draw()}"]
+    except Exception as error:  # a run is worth more than its pictures, whatever they raise
+        note(f"no report was written ({in_one_line(error)}); the run is whole")
+        return []
 
 
 def _hand_over(rows: bytes, file: Path) -> None:

@@ -16,20 +16,34 @@ from quarl.runs.train import Training
 
 def run(config: TrainConfig) -> int:
     """Trains to the end; returns the exit code: 0, or 128 and the number of the signal that ended it."""
+    notes: list[str] = []
+
+    def say(line: str) -> None:
+        notes.append(line)
+        terminal.note(line)
+
     with energy.meter(config) as meter:
-        session = Training(config, terminal.note)
+        session = Training(config, say)
         with terminal.progress(session.n_timesteps) as progress:
             ended = session.run(progress)
-    if ended.message:
+    row = ended.row
+    if row is None:
         terminal.note(ended.message)
-    if ended.row is not None:
-        row = ended.row
+        terminal.say(*_report(session, row, [ended.message], notes))
+    else:
         # of a resumed run these are its own options, not the words that resumed it
         config = dataclasses.replace(session.config, resume=False)
-        title, said = f"{row.algo} on {row.env_id}", _sentences(session, row)
+        title, said = f"{row.algo} on {row.env_id}", [*_sentences(session, row)]
+        said += _report(session, row, said, notes)
         about = schema.Told(algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
         terminal.tell(config, TrainRow, [row], title, *said, **about)
     return ended.exit_code
+
+
+def _report(session: Training, row: TrainRow | None, sentences: list[str], notes: list[str]) -> list[str]:
+    from quarl.commands.training_page import of_train  # here: matplotlib takes its time, and nothing waits for it now
+
+    return terminal.reported(lambda: of_train(session, row, sentences, notes))
 
 
 def _sentences(session: Training, row: TrainRow) -> Iterator[str]:

@@ -143,9 +143,9 @@ def check_device(name: str) -> None:
 
 
 def check_tracking(track: str) -> None:
-    """Refuses events of TensorBoard where it is not installed."""
-    if track == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        raise QuarlError("--track tensorboard needs an extra: pip install 'quarl[tensorboard]'")
+    """Refuses a tracker that is not installed."""
+    if track != "none" and importlib.util.find_spec(track) is None:
+        raise QuarlError(f"--track {track} needs an extra: pip install 'quarl[{track}]'")
 
 
 def check_folder(folder: Path) -> None:

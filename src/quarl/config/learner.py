@@ -79,8 +79,9 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     """Minutes after a checkpoint within which there is another, however slow the environment; 0: steps alone count."""
     resume: Flag = False
     """Go on from the last checkpoint, with the run's options."""
-    track: Literal["none", "tensorboard"] = "none"
-    """Also write the learner's metrics as TensorBoard events."""
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    """Also write the learner's metrics as TensorBoard events, or in the project quarl of Weights & Biases or Trackio,
+    whose own variables say where that is (WANDB_MODE, TRACKIO_DIR)."""
     device: Annotated[str, arg(metavar="NAME")] = "auto"
     """The learner's device."""
     seed: int = 0

@@ -34,7 +34,11 @@ WHOLE, UNTRAINED = "--episodes N, for episodes are played whole", "drop it: noth
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     name: tuple(said)
     for names, *said in (
-        ("tensorboard-log tb wandb-project-name wandb-entity wandb-group wandb-tags", "--track tensorboard", UNTRAINED),
+        ("tensorboard-log tb", "--track tensorboard", UNTRAINED),
+        ("wandb-project-name", "--track wandb, whose project WANDB_PROJECT names", UNTRAINED),
+        ("wandb-entity", "--track wandb, whose entity WANDB_ENTITY names", UNTRAINED),
+        ("wandb-group wandb-run-group", "--track wandb, whose group WANDB_RUN_GROUP names", UNTRAINED),
+        ("wandb-tags", "--track wandb, whose tags WANDB_TAGS names", UNTRAINED),
         ("gym-packages", "--env MODULE:ID, whose module registers the ID"),
         ("num-threads", "--threads", "--learner-threads", "--workers"),
         ("n-envs", "--envs-per-actor", "--batch", "--params n_envs:VALUE", SIDE_BY_SIDE),
@@ -84,7 +88,9 @@ def parse(words: Sequence[str]) -> Config:
     except SystemExit as end:
         if not end.code:
             raise
-        raise QuarlError(f"{_sentence(said.getvalue())}; {help_}") from None
+        sentence = _sentence(said.getvalue())
+        zoos = "; the zoo's --track is --track wandb" if "'--track'" in sentence else ""
+        raise QuarlError(f"{sentence}{zoos}; {help_}") from None
     config: Config = parsed.chosen if isinstance(parsed, BenchConfig | StudyConfig) else parsed
     if left:
         raise QuarlError(f"{config.verb} {_unknown(config, left)}; {help_}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from statistics import fmean
+from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -23,6 +25,8 @@ from quarl.runs.tracking import record_evaluation
 
 SHOWN_S = 0.1
 """Between two looks at the progress bar."""
+ROWS = 200
+"""Of metrics, in a whole run, besides those at evaluations and checkpoints."""
 Progress = Callable[[str, int], None]
 
 
@@ -44,9 +48,11 @@ class TrainingCallback(BaseCallback):
         progress: Progress,
         *,
         clock_s: float = 0.0,
+        update_s: float = 0.0,
+        keep: Callable[[dict[str, Any]], None] | None = None,
         one_stretch: bool = False,
     ) -> None:
-        """clock_s: of training before this run.
+        """clock_s, update_s: of training, and of updates in it, before this run. keep: takes rows of metrics.
 
         one_stretch: end where the first checkpoint would be saved, which is one by steps: the clock decides nothing.
         """
@@ -57,6 +63,7 @@ class TrainingCallback(BaseCallback):
         self.eval_freq, self.save_freq = config.eval_freq if config.eval_episodes else 0, config.save_freq
         self.save_s = 60 * config.save_minutes if config.save_minutes and not one_stretch else math.inf
         self.clock_before, self.one_stretch = clock_s, one_stretch
+        self.update_s, self.keep, self.recorded = update_s, keep, 0
         self.paused_s = 0.0
         self.started = self.shown = time.perf_counter()
         self.shown_steps = self.rollout_steps = 0
@@ -74,9 +81,19 @@ class TrainingCallback(BaseCallback):
         if self.checkpointer.newest is None:  # there is always something sound to go back to
             self.checkpointer.save(0.0)
         self.started, self.paused_s = time.perf_counter(), 0.0
-        self.saved = self.started
+        self.saved = self.rollout_ended = self.started
+        self.row_freq = math.ceil(self.model._total_timesteps / ROWS)
+        self.next_row = self._next(self.row_freq)
+
+    def _on_rollout_end(self) -> None:
+        self.rollout_ended = time.perf_counter()
+
+    def _on_training_end(self) -> None:
+        self.update_s += time.perf_counter() - self.rollout_ended
+        self.record()
 
     def _on_rollout_start(self) -> None:
+        self.update_s += time.perf_counter() - self.rollout_ended
         self.rollout_steps = steps = self.model.num_timesteps
         losses = (value for name, value in self.logger.name_to_value.items() if name.endswith("loss"))
         if not all(map(math.isfinite, losses)):  # those of the last update
@@ -86,6 +103,7 @@ class TrainingCallback(BaseCallback):
         if self.eval_freq and steps >= self.next_evaluation:
             self.next_evaluation = self._next(self.eval_freq)
             self.look()
+            self.record()
         if self.save_freq and steps >= self.next_save:
             self.next_save = self._next(self.save_freq)
             if self.one_stretch:
@@ -93,6 +111,9 @@ class TrainingCallback(BaseCallback):
             self.save()
         elif time.perf_counter() - self.saved >= self.save_s:
             self.save()
+        if steps >= self.next_row:
+            self.next_row = self._next(self.row_freq)
+            self.record()
 
     def _on_step(self) -> bool:
         now = time.perf_counter()
@@ -145,6 +166,16 @@ class TrainingCallback(BaseCallback):
         self.checkpointer.save(self.clock_s)
         self.saved = time.perf_counter()
         self.paused_s += self.saved - start
+        self.record()
+
+    def record(self) -> None:
+        """A row of metrics: where the run stands, and what its last 100 episodes of training came to."""
+        if self.keep is None or self.model.num_timesteps == self.recorded:
+            return
+        self.recorded = self.model.num_timesteps
+        returns = [float(episode["r"]) for episode in self.model.ep_info_buffer or ()]
+        row = {"timesteps": self.recorded, "updates": self.model._n_updates, "clock_s": self.clock_s}
+        self.keep(row | {"update_s": self.update_s, "return_mean": fmean(returns) if returns else None})
 
     def _next(self, interval: int) -> int:
         return (self.model.num_timesteps // interval + 1) * interval if interval else 0

@@ -5,6 +5,7 @@ logs/ppo/CartPole-v1_1/CartPole-v1.zip        the newest agent        best_model
                       /CartPole-v1/config.yml, args.yml, vecnormalize.pkl
                       /checkpoint-0000000620.safetensors              best_model.yml  when and how good it was
                       /command.txt                                    evaluations.npz   as EvalCallback writes it
+                      /report.html, curve.png                         metrics.jsonl   return and clock over the steps
 
 Of `quarl actorq` it is the one that -o names: model.zip and args.yml lie beside the checkpoints.
 """
@@ -52,6 +53,7 @@ class RunFolder:
         self.options, self.hyperparameters = self.settings / "args.yml", self.settings / "config.yml"
         self.agent = path / f"{name}.zip"
         self.integers = path / f"{name}.quarl"
+        self.metrics = path / "metrics.jsonl"
 
     @classmethod
     def new(cls, folder: Path, algo: str, env_id: str) -> RunFolder:

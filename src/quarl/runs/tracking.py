@@ -1,23 +1,40 @@
-"""Metrics as TensorBoard events, under Stable-Baselines3's own tags."""
+"""Metrics for a tracker, under Stable-Baselines3's own tags: TensorBoard's events, Weights & Biases, Trackio."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import importlib
+import numbers
+import os
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 
-from quarl.config.learner import LearnerOptions
+from quarl.config.learner import LearnerOptions, options_of
+from quarl.errors import in_one_line
 from quarl.evaluation import Evaluation
 
 
-def make_logger(config: LearnerOptions, folder: Callable[[], Path], say: Callable[[str], None]) -> Logger:
+def make_logger(
+    config: LearnerOptions,
+    folder: Callable[[], Path],
+    say: Callable[[str], None],
+    hyperparameters: Mapping[str, Any] | None = None,
+    *,
+    beside: bool = False,
+) -> Logger:
     """What a learner and its evaluations record metrics in; without --track they are written nowhere.
 
-    folder: the run's, asked for when there is something to write.
+    folder: the run's, asked for when there is something to write. hyperparameters: those in force, for trackers that
+    keep them with the run, beside its options. beside: whether another process of the run writes too, which TensorBoard
+    alone takes.
     """
-    return Logger(folder=None, output_formats=[] if config.track == "none" else [Events(folder, say)])
+    if config.track == "none" or (beside and config.track != "tensorboard"):
+        return Logger(folder=None, output_formats=[])
+    return Logger(folder=None, output_formats=[Tracker(config, folder, say, hyperparameters or {})])
 
 
 def record_evaluation(logger: Logger, played: Evaluation, name: str = "") -> None:
@@ -26,25 +43,69 @@ def record_evaluation(logger: Logger, played: Evaluation, name: str = "") -> Non
     logger.record(f"eval/mean_ep_length{name}", float(played.lengths.mean()))
 
 
-class Events(KVWriter):
-    """Events in the folder's tensorboard/. After a full disk no more are written: the writer's thread is dead."""
+class Tracker(KVWriter):
+    """Writes to what --track names. Whatever it raises costs the metrics and not the run, and is said once."""
 
-    def __init__(self, folder: Callable[[], Path], say: Callable[[str], None]) -> None:
-        self._folder, self._say, self._is_full = folder, say, False
-        self._output: TensorBoardOutputFormat | None = None
+    def __init__(
+        self,
+        config: LearnerOptions,
+        folder: Callable[[], Path],
+        say: Callable[[str], None],
+        hyperparameters: Mapping[str, Any],
+    ) -> None:
+        self._config, self._folder, self._say = config, folder, say
+        self._hyperparameters = hyperparameters
+        self._output: KVWriter | None = None
+        self._is_lost = False
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """One point for every number."""
-        if self._is_full:
-            return
-        try:
-            self._output = self._output or TensorBoardOutputFormat(str(self._folder() / "tensorboard"))
-            self._output.write(key_values, key_excluded, step)
-        except OSError as error:
-            self._is_full = True
-            self._say(f"no more events in {self._folder()}/tensorboard: {error.strerror or error}; training goes on")
+        self._attempt(lambda: self._opened().write(key_values, key_excluded, step))
 
     def close(self) -> None:
         """Writes what is still to be written."""
-        if self._output is not None and not self._is_full:
-            self._output.close()
+        if self._output is not None:
+            self._attempt(self._output.close)
+
+    def _opened(self) -> KVWriter:
+        if self._output is None and self._config.track == "tensorboard":
+            self._output = TensorBoardOutputFormat(str(self._folder() / "tensorboard"))
+        elif self._output is None:
+            told = {**options_of(self._config), **self._hyperparameters}
+            self._output = TrackedRun(self._config.track, self._folder(), told)
+        return self._output
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Does it, unless something has been lost: after a full disk TensorBoard's thread is dead."""
+        if self._is_lost:
+            return
+        try:
+            work()
+        except Exception as error:  # whatever a tracker raises without a network, a login or room
+            self._is_lost = True
+            said = error.strerror if isinstance(error, OSError) and error.strerror else in_one_line(error)
+            where = f"{self._folder()}/tensorboard" if self._config.track == "tensorboard" else self._config.track
+            self._say(f"no more metrics in {where}: {said}; training goes on")
+
+
+class TrackedRun(KVWriter):
+    """A run in Weights & Biases or Trackio, whose functions have the same names; what they print goes to stderr."""
+
+    def __init__(self, module: str, folder: Path, told: Mapping[str, Any]) -> None:
+        """told: options and hyper-parameters, which are kept with the run. Raises whatever the module raises."""
+        where = {"dir": str(folder)} if module == "wandb" else {}
+        project = os.environ.get(f"{module.upper()}_PROJECT", "quarl")
+        with contextlib.redirect_stdout(sys.stderr):
+            tracker: Any = importlib.import_module(module)
+            self._run = tracker.init(project=project, name=folder.name, config=dict(told), **where)
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """The numbers at that step, without those that Stable-Baselines3 keeps from TensorBoard."""
+        shown = (name for name in key_values if "tensorboard" not in (key_excluded[name] or ()))
+        points = {name: key_values[name] for name in shown if isinstance(key_values[name], numbers.Real)}
+        self._run.log({name: float(value) for name, value in points.items()}, step=step)
+
+    def close(self) -> None:
+        """Returns when everything is handed over."""
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run.finish()

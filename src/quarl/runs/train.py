@@ -21,11 +21,12 @@ from quarl.config.base import check_tracking
 from quarl.envs import resolve
 from quarl.envs.checked import BrokenEnvironmentError
 from quarl.errors import NothingSavedError, QuarlError
+from quarl.files import Dispensable
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
-from quarl.runs import checkpoint
+from quarl.runs import checkpoint, metrics_file
 from quarl.runs.callback import Progress, Stopped, TrainingCallback
 from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.evaluator import BestEvaluator
@@ -41,6 +42,7 @@ class Training:
 
     def __init__(self, config: TrainConfig, say: Callable[[str], None]) -> None:
         self._say, self._notes = say, list[str]()  # said when nothing was wrong: a mistake is one line
+        self._files = Dispensable(say)
         # what it is told
         self.options = options = RunOptions(config, self._notes.append)
         self.config = config = options.config
@@ -67,6 +69,7 @@ class Training:
             if config.quant_delay is not None:
                 check_delay(self.model, config.quant_delay, self.steps_before, self.n_timesteps)
             check_tracking(config.track)
+            self.updates_before = 0.0
             if config.resume:
                 self._go_on()
             stack.pop_all()
@@ -95,6 +98,8 @@ class Training:
                 interrupts,
                 progress,
                 clock_s=self.clock_before,
+                update_s=self.updates_before,
+                keep=None if one_stretch else self._keep,
                 one_stretch=one_stretch,
             )
             progress("training", self.steps_before)
@@ -112,6 +117,7 @@ class Training:
                     callback.look()
                 row = self._conclude(interrupts, integers, clock_s, started)
             except Stopped:
+                callback.record()
                 if not one_stretch or interrupts.number is None:
                     self.checkpointer.save(callback.clock_s)
                 row = None
@@ -122,7 +128,8 @@ class Training:
     def _learn(self, callback: TrainingCallback) -> None:
         """Stable-Baselines3's own loop."""
         model, delay = self.model, self.config.quant_delay
-        model.set_logger(make_logger(self.config, lambda: self.folder().path, self._say))
+        hyperparameters = self.options.written
+        model.set_logger(make_logger(self.config, lambda: self.folder().path, self._say, hyperparameters))
         callbacks: list[BaseCallback] = (
             [callback] if delay is None else [qat.QuantDelay(delay, say=self._say), callback]
         )
@@ -187,7 +194,7 @@ class Training:
 
     def _go_on(self) -> None:
         """Picks the thread up: evaluations so far, options from here on; refuses where nothing is left to do."""
-        self.evaluator.resume(self.model.num_timesteps)
+        self.evaluator.resume(steps := self.model.num_timesteps)
         if self.model.num_timesteps >= self.n_timesteps:
             raise QuarlError(
                 f"{self.folder().path} is trained to its end ({self.model.num_timesteps:,} steps); "
@@ -195,6 +202,9 @@ class Training:
             )
         self._notes.append(f"{standing(self.model)}{hold(self.model, self.n_timesteps)}")
         self._describe(self.folder())
+        if rows := metrics_file.rows_until(self.folder().metrics, steps, ("clock_s", "update_s")):
+            self.updates_before = rows[-1]["update_s"]
+            self._files.write(lambda: metrics_file.write(self.folder().metrics, rows))
 
     def _describe(self, folder: RunFolder) -> None:
         written = self.options.written
@@ -202,6 +212,9 @@ class Training:
         args = {"env": self.options.env_id, "log_folder": str(self.config.folder)}
         folder.describe(self.config, written, **args, env_kwargs=written.get("env_kwargs") or None)
         self.say_notes()
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        self._files.write(lambda: metrics_file.append(self.folder().metrics, row))
 
     def say_notes(self) -> None:
         """Says what was chosen for the user."""
