@@ -192,6 +192,11 @@ def test_every_verb_explains_every_option(verb, capsys):
         ("train --learning-rate 1e-3", "train has no option --learning-rate; use --params learning_rate:1e-3; see"),
         ("actorq --learning_rate=1e-3", "no option --learning_rate; use --params learning_rate:1e-3; see"),
         ("train --tensorboard-log x", "no option --tensorboard-log; use --track tensorboard; see"),
+        (
+            "train --wandb-project-name x",
+            "no option --wandb-project-name; use --track wandb, whose project WANDB_PROJECT",
+        ),
+        ("train --track", "the zoo's --track is --track wandb; see"),
         ("train --gym-packages m", "no option --gym-packages; use --env MODULE:ID, whose module registers the ID"),
         ("train --verbose 0", "no option --verbose; drop it: there is no such choice here; see"),
         ("train --yaml-file my.yml", "no option --yaml-file; use --params NAME:VALUE"),

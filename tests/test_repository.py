@@ -76,10 +76,11 @@ def test_the_changelog_has_this_version_within_forty_lines_a_version():
     assert max(len(version.strip().splitlines()) for version in versions) <= 41  # and its heading
 
 
-def test_all_is_every_environment_extra():
+def test_all_is_every_extra_but_those_for_development_and_for_services_elsewhere():
     extras = PROJECT["project"]["optional-dependencies"]
     (together,) = extras["all"]
-    assert set(re.findall(r"[\w-]+", together.partition("[")[2])) == set(extras) - {"all", "dev", "docs"}
+    others = {"all", "dev", "docs", "wandb", "trackio"}
+    assert set(re.findall(r"[\w-]+", together.partition("[")[2])) == set(extras) - others
 
 
 def test_the_package_carries_its_template_and_its_types():

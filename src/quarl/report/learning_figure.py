@@ -48,5 +48,5 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
         axes.set_xlabel(name)
         style.plain(axes.xaxis, "{x:,.10g}")
         style.plain(axes.yaxis, "{x:,.10g}")
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
     return drawn
