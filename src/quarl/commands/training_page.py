@@ -68,9 +68,7 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str], 
     curve = learning(points, metrics, against, f"{title}: return") if entries else None
     facts = {
         "steps": f"{model.num_timesteps:,} of {session.n_timesteps:,}, {model._n_updates:,} updates",
-        "trained for": "float32"
-        if config.qat is None
-        else f"{config.qat}, from step {switched or config.quant_delay:,} on",
+        "trained for": f"{config.qat}, from step {switched or config.quant_delay:,} on" if config.qat else "float32",
         "begun as": str(config.trained_agent or "a new network"),
         "hyper-parameters": ", ".join(f"{name} {value}" for name, value in session.options.written.items()),
     }
@@ -97,7 +95,8 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str], said: Sequence[s
     ]
     curve = learning(points, metrics, dict((STEPS, UPDATES, CLOCK)), f"{title}: return") if points else None
     # a run that goes on counts from 0: what each part of it began and ended with
-    parts = [0, *(at for at, (row, after) in enumerate(pairwise(metrics), 1) if after["wall_s"] < row["wall_s"])]
+    published = [row["publisher"]["published"] for row in metrics]
+    parts = [0, *(at for at, (before, after) in enumerate(pairwise(published), 1) if after < before)]
     begun, ended = [metrics[at] for at in parts], [metrics[at - 1] for at in (*parts[1:], len(metrics))]
     last, replaced = metrics[-1], _of_actors(ended, "incarnation") - _of_actors(begun, "incarnation")
     drawn = [

@@ -89,11 +89,7 @@ def parse(words: Sequence[str]) -> Config:
         if not end.code:
             raise
         sentence = _sentence(said.getvalue())
-        zoos = (
-            "; the zoo's --track is --track wandb"
-            if sentence.startswith("Missing value for argument '--track'")
-            else ""
-        )
+        zoos = "; the zoo's --track is --track wandb" * sentence.startswith("Missing value for argument '--track'")
         raise QuarlError(f"{sentence}{zoos}; {help_}") from None
     config: Config = parsed.chosen if isinstance(parsed, BenchConfig | StudyConfig) else parsed
     if left:
