@@ -39,7 +39,7 @@ WRITES = {
     "demo": ("rows.json", "rows.csv", "report.html", "CartPole-v1.zip"),
     "ptq": ("rows.json", "rows.csv", "report.html", "choice.png", "sweetspot.png"),
     "inspect": ("weights.png", "weights.pdf", "output.txt"),
-    "actorq": ("model.zip", "metrics.jsonl", "evaluations.jsonl", "policy-fp32.safetensors", "report.html", "curve.png"),
+    "actorq": ("model.zip", "metrics.jsonl", "evaluations.jsonl", "policy-fp32.safetensors", "report.html"),
     "sweep": ("study.yml", "summary.json"),
     "study run": ("study.sqlite",),
     "study report": ("report.html",),
