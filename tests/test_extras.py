@@ -89,12 +89,14 @@ REFUSED: Mapping[str, list[list[str]]] = {
         ["bench", "latency", "--energy"],
     ],
     "hub": [["eval", "hub:sb3/ppo-CartPole-v1"]],
+    "video": [["play", AGENT, "--record", "refused.mp4"], ["play", AGENT, "--record", "refused.gif"]],
 }
 MODULES = {extra: modules for extra, (modules, _) in SUITES.items()} | {
     "zoo": ["rl_zoo3"],
     "tensorboard": ["tensorboard"],
     "energy": ["codecarbon"],
     "hub": ["huggingface_hub"],
+    "video": ["imageio", "imageio_ffmpeg"],
 }
 
 

@@ -141,7 +141,7 @@ def evaluate(
     if stochastic and policy.provenance.algo == "dqn":
         raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
-    living_id, world = _world(policy, env_id, env)
+    living_id, where = world(policy, env_id, env)
     job = Job(
         policy=policy,
         engine=engine,
@@ -149,7 +149,7 @@ def evaluate(
         stream=stream,
         seed=seed,
         stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
-        **world,
+        **where,
     )
     finished: list[Episode] = []
 
@@ -218,7 +218,7 @@ def record(
         seed=seed,
         stochastic=policy.provenance.stochastic,
         record=IMAGE_INTERVAL if policy.observation_dtype == "uint8" else 1,
-        **_world(policy, env_id)[1],
+        **world(policy, env_id)[1],
     )
     episodes = play(setting, lambda observations: sound(policy, observations, run(observations)), itertools.count())
     by_index: dict[int, Array] = {}
@@ -247,7 +247,7 @@ def played_on(policy: Policy, env_id: str | None = None) -> str:
 
     Whether its episodes need new environments is found out here, and remembered in this process and those it forks.
     """
-    return _world(policy, env_id)[0]
+    return world(policy, env_id)[0]
 
 
 def _whole(name: str, value: Any) -> int:
@@ -256,9 +256,7 @@ def _whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def _world(
-    policy: Policy, env_id: str | None, env: gymnasium.Env[Any, Any] | None = None
-) -> tuple[str, dict[str, Any]]:
+def world(policy: Policy, env_id: str | None, env: gymnasium.Env[Any, Any] | None = None) -> tuple[str, dict[str, Any]]:
     """The living id of what a policy plays, and the `make`, `fresh` and `bound` of a Play.
 
     env: where all episodes are played; None: in new ones.

@@ -25,6 +25,7 @@ EXTRAS = {
     "energy": ("codecarbon",),
     "hub": ("huggingface-hub",),
     "tensorboard": ("tensorboard",),
+    "video": ("imageio", "imageio-ffmpeg", "pygame-ce"),
 }
 """The distributions that each extra brings."""
 MIN_PYTHON = (3, 11)

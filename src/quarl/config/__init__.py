@@ -5,6 +5,7 @@ Nothing here imports numpy, torch or an environment, so that `--help` answers at
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from quarl.config.base import (
     Normalize,
     Output,
     at_least_one,
+    check_folder,
     check_margin,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
@@ -141,6 +143,41 @@ class EvalConfig(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlayConfig(ModelConfig):
+    """Show a quantised agent at work beside float: from the same start, side by side, on a window or in a video."""
+
+    verb: ClassVar[str] = "play"
+
+    bits: Annotated[str, arg(metavar="BITS")] = "8"
+    """fp16, bf16, an integer 2..32, or wNaM."""
+    scheme: Annotated[str, arg(metavar="NAME", help=SCHEME_HELP)] = "default"
+    env: EnvId = None
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    episodes: int = 1
+    """Episodes to show, one after the other: the first ones of `quarl eval` with the same seed."""
+    record: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: a window)")] = None
+    """Write a video, .mp4 or .gif, which needs no display."""
+
+    def check(self) -> None:
+        super().check()
+        at_least_one(episodes=self.episodes)
+        QuantSpec.parse(self.bits, scheme=self.scheme)
+        if self.record is not None and self.record.suffix not in VIDEOS:
+            raise QuarlError(f"--record {self.record} is no video: end its name in {' or '.join(VIDEOS)}")
+        for package in ("pygame",) if self.record is None else VIDEOS[self.record.suffix]:
+            if importlib.util.find_spec(package) is None:
+                raise QuarlError(
+                    f"quarl play needs an extra for that: pip install 'quarl[video]' ({package} is missing)"
+                )
+        if self.record is not None:
+            check_folder(self.record.parent)
+
+
+VIDEOS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
+"""By the ending of a video's name, the packages that write it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class InspectConfig(ModelConfig):
     """Show what a precision does to weights: ranges, histogram, levels, noise, saturation; several models compared."""
 
@@ -232,6 +269,7 @@ __all__ = [
     "LatencyConfig",
     "MixedPrecisionConfig",
     "ModelConfig",
+    "PlayConfig",
     "PtqConfig",
     "StudyConfig",
     "StudyReportConfig",
@@ -247,6 +285,7 @@ VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
     StudyConfig,
     ActorQConfig,
     EvalConfig,
+    PlayConfig,
     InspectConfig,
     BenchConfig,
     EnvsConfig,

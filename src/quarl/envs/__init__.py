@@ -29,12 +29,14 @@ def make(
     wrappers: Wrappers = (),
     env_kwargs: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
+    render_mode: str | None = None,
     trusted: bool = False,
     inside: Sequence[Inside] = (),
 ) -> gymnasium.Env[Any, Any]:
     """The environment `resolve(env_id)` inside its time limit and `wrappers` (the outermost last).
 
     max_episode_steps: the time limit; None: what env_kwargs or else the registration says.
+    render_mode: as gymnasium has it; None: nothing is drawn.
     trusted: the user typed env_id, which may then name a module to import ("module:Name-v0").
     inside: wrappers to put inside all others, where they see rewards and ends as the environment gives them.
 
@@ -62,7 +64,7 @@ def make(
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             with suite.muted() if suite else nullcontext():
-                env = gymnasium.make(spec, max_episode_steps=limit, **kwargs)
+                env = gymnasium.make(spec, max_episode_steps=limit, render_mode=render_mode, **kwargs)
                 if suite and suite.prints_at_reset:
                     env.reset(seed=0)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
@@ -77,7 +79,9 @@ def make(
         return wrap(env, wrappers)
 
 
-def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) -> gymnasium.Env[Any, Any]:
+def make_for(
+    policy: Policy, env_id: str | None = None, bound: int = LONGEST, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any]:
     """The environment that `policy` was trained on, with its wrappers, or `env_id`; spaces checked.
 
     bound: steps after which an episode is an error, counted inside wrappers, which can make many in one of theirs.
@@ -91,7 +95,7 @@ def make_for(policy: Policy, env_id: str | None = None, bound: int = LONGEST) ->
             "the policy does not say which environment it was trained on; name one with --env, or env_id in Python"
         )
     trusted = bool(env_id)
-    options: dict[str, Any] = {"wrappers": source.wrappers, "trusted": trusted}
+    options: dict[str, Any] = {"wrappers": source.wrappers, "trusted": trusted, "render_mode": render_mode}
     if env_id is None or is_same(env_id, source.env_id):  # else its constructor's arguments mean nothing
         options |= {"env_kwargs": source.env_kwargs, LIMIT: source.max_episode_steps}
     bounded = (partial(Bounded, bound=bound),) if source.wrappers else ()

@@ -1,7 +1,7 @@
-"""DM Control's suite as gymnasium environments with one flat float32 observation, and nothing drawn.
+"""DM Control's suite as gymnasium environments with one flat float32 observation.
 
 The ids, seeds, rewards and ends are those of shimmy's `DmControlCompatibilityV0`. This one stands closer to the
-simulator: no space of dictionaries, no wrapper to flatten it, and no renderer.
+simulator: no space of dictionaries, no wrapper to flatten it, and no renderer where nothing is drawn.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
     An episode lasts 1000 steps and is then truncated, with true bootstrapping: only the lqr tasks ever terminate.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # gymnasium declares it so
+
     def __init__(
         self,
         domain: str,
@@ -37,6 +39,7 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
         *,
         task_kwargs: Mapping[str, Any] | None = None,
         environment_kwargs: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         """task_kwargs, environment_kwargs: those of `dm_control.suite.load`."""
         arguments = dict(task_kwargs or {})
@@ -45,8 +48,9 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
         arguments["random"] = self._random
         self._env: Any = suite.load(domain, task, arguments, dict(environment_kwargs or {}))
         self._random.seed()  # a first reset without a seed is like no other
-        # quadruped-escape would open a window's context to show its terrain
-        self._env.physics._make_rendering_contexts = lambda: None
+        self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
+        if render_mode is None:  # quadruped-escape would open a window's context to show its terrain
+            self._env.physics._make_rendering_contexts = lambda: None
 
         action = self._env.action_spec()
         bounds = (action.minimum, action.maximum)
@@ -81,6 +85,9 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
         terminated = ended and timestep.discount == 0
         observation = self._flatten(timestep.observation)
         return observation, float(timestep.reward), terminated, ended and not terminated, {}
+
+    def render(self) -> Any:
+        return self._env.physics.render(height=480, width=480, camera_id=0)
 
     def close(self) -> None:
         self._env.close()

@@ -1,0 +1,218 @@
+"""`quarl play`: an agent at work in float and quantised, side by side, on a window or in a video."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import gymnasium
+import matplotlib as mpl
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from quarl import engines, formats
+from quarl.arrays import Array
+from quarl.calibration import Calibrated
+from quarl.commands import model, terminal
+from quarl.config import PlayConfig
+from quarl.engines import Engine
+from quarl.envs.checked import held, name_of
+from quarl.envs.rollout import Play, play
+from quarl.errors import QuarlError, first_line
+from quarl.evaluation import record, world
+from quarl.experiments.play import quantised
+from quarl.files import beside, replacing
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.quant.spec import EXACT, QuantSpec
+from quarl.report.style import INK, PAPER
+from quarl.rows import Column, EngineName, Measured, Precision, Row, Steps
+
+Show = Callable[[Array], None]
+"""Takes a picture, uint8 [H, W, 3]."""
+NARROWEST = 320
+"""Pixels over which a caption fits; smaller pictures are enlarged by whole numbers."""
+CAPTION, GAP = 44, 4
+"""Pixels above a picture, where two lines of text fit, and between two."""
+FRAMES_PER_S = 30
+"""Of an environment that does not say how many it has."""
+Player = tuple[QuantizedPolicy, Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayRow(Row):
+    """One episode in one precision."""
+
+    command = "play"
+    precision: Precision
+    engine: EngineName
+    measured: Measured
+    episode: Annotated[int, Column("episode")]
+    """From 0 on; it begins as that of `quarl eval` with the same seed does."""
+    total: Annotated[float, Column("return", formats.number)]
+    """Sum of rewards."""
+    steps: Steps
+
+
+class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that is drawn after every step, with what its caption says."""
+
+    picture: Array
+    """uint8 [H, W, 3], NARROWEST wide at least."""
+    total, steps, over = 0.0, 0, False
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        begun = self.env.reset(**options)
+        self._draw()
+        return begun
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.total, self.steps, self.over = self.total + float(reward), self.steps + 1, terminated or truncated
+        self._draw()
+        return observation, reward, terminated, truncated, info
+
+    def _draw(self) -> None:
+        name = name_of(self.env)
+        try:
+            picture = np.asarray(self.env.render())
+        except gymnasium.error.DependencyNotInstalled:
+            raise QuarlError(f"drawing {name} needs an extra: pip install 'quarl[video]'") from None
+        except Exception as error:  # of any simulator, which says in its own way that it has no display
+            raise QuarlError(f"{name} cannot be drawn here: {first_line(error)}") from None
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+            raise QuarlError(f"{name} gives no picture (rgb_array) of itself: add a render(), or play another")
+        times = -(-NARROWEST // picture.shape[1])
+        self.picture = picture.repeat(times, 0).repeat(times, 1)
+
+
+def run(config: PlayConfig) -> None:
+    """Plays the episodes for all to see, and prints a row for each and each precision."""
+    has_display = sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
+    if config.record is None and not has_display:
+        raise QuarlError("there is no display to open a window on: add --record play.mp4")
+    if not has_display:  # before they are imported
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    policy = model.at_home(model.read(config), config)
+    policies = _policies(policy, config)
+    env_id, where = world(policy, config.env)
+    make = partial(where["make"], render_mode="rgb_array")
+    setting = Play(
+        policy=policies[0],
+        batch=len(policies),
+        stream="evaluation",
+        seed=config.seed,
+        stochastic=policy.provenance.stochastic,
+        **where,
+    )
+    running = [(player, engines.load_fitting(player)) for player in policies]
+    rows = []
+    with held(make) as env:
+        rate = float(env.metadata.get("render_fps") or FRAMES_PER_S)
+    with _window(rate) if config.record is None else _video(config.record, rate) as show:
+        for episode in range(config.episodes):
+            for (player, engine), shown in zip(running, _play(setting, make, running, episode, show), strict=True):
+                ran: Any = {"precision": player.spec.precision, "engine": engine.name, "measured": engine.measured}
+                rows.append(PlayRow(episode=episode, total=shown.total, steps=shown.steps, **ran))
+    said = [] if config.record is None else ["", f"video: {config.record}"]
+    title = model.title(policy, env_id)
+    algo, path = policy.provenance.algo, str(model.locate(config))
+    terminal.tell(config, PlayRow, rows, title, *said, model=path, algo=algo, env_id=env_id, seed=config.seed)
+
+
+def _policies(policy: Policy, config: PlayConfig) -> list[QuantizedPolicy]:
+    """The policy in float and quantised; alone where it is quantised already."""
+    if isinstance(policy, QuantizedPolicy):
+        config.refuse(("bits", "scheme"), f"is of float policies, and this one is {policy.spec.precision}")
+        terminal.note(
+            f"this file holds the policy in {policy.spec.precision} alone: it is shown without its float twin"
+        )
+        return [policy]
+    spec = QuantSpec.parse(config.bits, scheme=config.scheme)
+    observations = record(policy, seed=config.seed, env_id=config.env) if spec.needs_observations else None
+    return [quantised(Calibrated(policy, observations), each) for each in (EXACT, spec)]
+
+
+def _play(
+    setting: Play, make: Callable[[], gymnasium.Env[Any, Any]], running: Sequence[Player], episode: int, show: Show
+) -> list[Filmed]:
+    """Each player in its own environment after that episode, which all of them begin alike and play in step."""
+    stages: list[Filmed] = []
+
+    def film() -> Filmed:
+        stages.append(Filmed(make()))
+        return stages[-1]
+
+    def act(observations: Array) -> Array:
+        if len(stages) < len(running):
+            raise QuarlError(f"{name_of(stages[0])} can be made once at a time: play the files of quarl ptq one by one")
+        show(_picture(running, stages))
+        rows = [observations[row : row + 1] for row in range(len(running))]
+        outputs = [engines.sound(player, x, engine.run(x)) for (player, engine), x in zip(running, rows, strict=True)]
+        return np.concatenate(outputs)
+
+    for _ in play(replace(setting, make=film), act, [episode] * len(running)):
+        pass
+    show(_picture(running, stages))
+    return stages
+
+
+def _picture(running: Sequence[Player], stages: Sequence[Filmed]) -> Array:
+    """The environments side by side under their captions, uint8 [H, W, 3] with even sides, as videos want them."""
+    heights, widths = zip(*(stage.picture.shape[:2] for stage in stages), strict=True)
+    width, height = sum(widths) + GAP * (len(widths) - 1), max(heights) + CAPTION
+    canvas = Image.new("RGB", (-(-width // 2) * 2, -(-height // 2) * 2), INK)
+    font = ImageFont.truetype(Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), 15)
+    left = 0
+    for (player, engine), stage in zip(running, stages, strict=True):
+        precision = (
+            f"{player.spec.precision}{'' if engine.measured else ' (simulated)'}{', ended' if stage.over else ''}"
+        )
+        text = f"{precision}\nstep {stage.steps:,}, return {formats.number(stage.total)}"
+        ImageDraw.Draw(canvas).text((left + 8, 4), text, PAPER, font)
+        canvas.paste(Image.fromarray(stage.picture), (left, CAPTION))
+        left += stage.picture.shape[1] + GAP
+    return np.asarray(canvas)
+
+
+@contextmanager
+def _window(rate: float) -> Iterator[Show]:
+    """Shows so many pictures a second; who closes the window ends the program."""
+    pygame: Any = importlib.import_module("pygame")
+    clock = pygame.time.Clock()
+
+    def show(picture: Array) -> None:
+        pygame.display.init()  # some environments end it with themselves
+        surface = pygame.display.get_surface() or pygame.display.set_mode(picture.shape[1::-1])
+        surface.blit(pygame.surfarray.make_surface(picture.swapaxes(0, 1)), (0, 0))
+        pygame.display.flip()
+        clock.tick(rate)
+        if pygame.event.get(pygame.QUIT):
+            raise KeyboardInterrupt
+
+    try:
+        yield show
+    finally:
+        pygame.display.quit()
+
+
+@contextmanager
+def _video(file: Path, rate: float) -> Iterator[Show]:
+    """Writes pictures into a video, which is there when all of it is."""
+    imageio: Any = importlib.import_module("imageio.v2")
+    options = {"duration": 1000 / rate, "loop": 0} if file.suffix == ".gif" else {"fps": rate, "macro_block_size": 2}
+    try:
+        with (
+            replacing(file, file.with_name(f"{beside(file).name}{file.suffix}")) as opened,
+            imageio.get_writer(opened.name, **options) as writer,
+        ):
+            yield writer.append_data
+    except OSError as error:
+        raise QuarlError(f"cannot write {file}: {first_line(error)}; choose a folder that has room") from None
