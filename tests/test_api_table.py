@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import json
 import math
 import pickle
+import re
 import sys
 
 import pytest
@@ -95,3 +98,19 @@ def test_only_a_float_policy_is_quantised():
     agent = quarl.Agent(networks.dense([4, 2])).quantize("fp16")
     with pytest.raises(quarl.QuarlError, match="this policy is fp16 already; measure the fp32 one"):
         quarl.ptq(agent)
+
+
+def test_a_notebook_shows_the_same_cells_in_its_own_colours_and_no_name_becomes_markup(table):
+    shown = table._repr_html_()
+    cells = [html.unescape(cell) for cell in re.findall(r"<td [^>]*>([^<]*)</td>", shown)]
+    printed = [line.split("  ") for line in repr(table).splitlines() if line.startswith((" fp32", " int"))]
+    assert cells == [cell.strip() for line in printed for cell in line if cell.strip()]
+    assert "<strong>dqn on CartPole-v1</strong>" in shown
+    assert set(re.findall(r'style="([^"]*)"', shown)) == {
+        "color: inherit",
+        "caption-side: bottom; text-align: left",
+        "text-align: left",
+        "text-align: right",
+    }
+    renamed = dataclasses.replace(table, title="<script>alert(1)</script>")
+    assert "<script" not in renamed._repr_html_()

@@ -87,6 +87,7 @@ def test_the_package_carries_its_template_and_its_types():
     package = importlib.resources.files("quarl")
     assert (package / "py.typed").is_file()
     assert (package / "report" / "templates" / "report.html.j2").is_file()
+    assert (package / "report" / "templates" / "table.html.j2").is_file()
     assert (package / "algorithms" / "tuned.yml").is_file()
 
 

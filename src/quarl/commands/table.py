@@ -20,7 +20,7 @@ from quarl.evaluation import record
 from quarl.experiments.precisions import PtqRow, measure
 from quarl.policy.graph import is_quantized
 from quarl.quant.spec import Mode
-from quarl.report import assessment, schema, tables
+from quarl.report import assessment, page, schema, tables
 
 if TYPE_CHECKING:
     import pandas
@@ -56,6 +56,9 @@ class PtqTable:
         with console.capture() as drawn:
             console.print(tables.terminal(self._cells(), self.title))
         return "\n".join(map(str.rstrip, drawn.get().splitlines()))
+
+    def _repr_html_(self) -> str:
+        return page.fragment(self._cells(), self.title)
 
     @property
     def verdicts(self) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -29,15 +30,7 @@ def render(
 
     facts: what was studied, by name. tables, figures: with their captions. machine: what it ran on, by name.
     """
-    environment = Environment(
-        loader=PackageLoader("quarl.report"),
-        autoescape=True,
-        finalize=lambda value: "\n".join(map(printable, value.split("\n"))) if type(value) is str else value,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
+    return _template("report.html.j2").render(
         terms=terms,
         title=title,
         facts=facts,
@@ -51,6 +44,24 @@ def render(
         command=command,
         machine=machine,
     )
+
+
+def fragment(table: Cells, title: str) -> str:
+    """The table alone as HTML text, which takes its colours from the page, or the notebook, that it stands in."""
+    macros: Any = _template("table.html.j2").module
+    return str(macros.fragment(table, terms(table.kind), title))
+
+
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader("quarl.report"),
+        autoescape=True,
+        finalize=lambda value: "\n".join(map(printable, value.split("\n"))) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def machine_lines() -> dict[str, str]:
