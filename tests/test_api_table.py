@@ -52,6 +52,8 @@ def test_a_table_is_a_sequence_of_rows_with_the_agents_that_they_measure(table, 
     assert table.agents["int2"].evaluate(episodes=20).returns.tolist() == table[2].returns
     assert table.verdicts[0] == "int8 with scheme default is non-inferior to fp32 within 5 %."
     assert "int2 with scheme default is inferior to fp32 by more than 5 %; it loses 9" in table.verdicts[1]
+    assert "mean=500.0" in repr(table[0])
+    assert "returns" not in repr(table[0])
     assert repr(pickle.loads(pickle.dumps(table))) == repr(table)
 
 

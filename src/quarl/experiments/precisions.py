@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
@@ -81,7 +81,7 @@ class PtqRow(Row):
     range."""
     coverage: Annotated[float, Column("covered %", formats.percent, caption="{} % of the weights covered")]
     """Share of the policy's weights that are quantised."""
-    returns: Returns
+    returns: Returns = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
