@@ -25,7 +25,7 @@ PAGES = sorted(
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"))
     if page.is_file() and not {"_build", "_pages"} & {*page.parts}
 )
-PROGRAMS = ("quarl", "make", "python", "python3", "python3.11", "pip", "git", "cd", "source", "tensorboard", "docker")
+PROGRAMS = ("quarl", "make", "python", "pip", "git", "cd", "source", ".", "tensorboard", "trackio")
 SHELLS, OUTPUTS, PYTHON = ("sh", "bash"), ("", "console"), ("python",)
 SHOWN = ("text", "yaml", "json", "toml", "bibtex", "diff", "ini")
 """Languages of what is only looked at; `{...}` are MyST's directives."""

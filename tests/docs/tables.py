@@ -5,7 +5,6 @@ from __future__ import annotations
 CUTS = {
     "ptq": {"--episodes": 3},
     "eval": {"--episodes": 3},
-    "play": {"--episodes": 1, "--max-episode-steps": 60},
     "train": {"-n": 2000, "--eval-episodes": 1},
     "sweep": {"-n": 2000, "--episodes": 2, "--seeds": 1},
     "actorq": {"-n": 1500, "--eval-episodes": 1},
@@ -27,10 +26,11 @@ CUTS_IN_TEXT = {
 
 NOT_RUN = {
     r"pip |python -m (pip|build)": "installs, or asks a package index",
-    r"python\S* -m venv |source |cd ": "makes an environment, or changes the reader's shell",
+    r"python\S* -m venv |source |\. |cd ": "makes an environment, or changes the reader's shell",
     r"git ": "asks a server",
     r"make ": "an installation, a measurement or a campaign; another test knows that its target exists",
-    r"tensorboard ": "a server without an end",
+    r"tensorboard |trackio ": "a server without an end",
+    r"quarl demo$": "a minute that the quickstart's own takes already",
     r".*\bhub:": "asks the Hugging Face hub",
     r".*[\[\]…]|.*\.\.\.|.* (ALGO|MODEL|ENV|FILE|NAME)\b": "shows a form, not a command",
 }
