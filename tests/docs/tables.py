@@ -5,6 +5,7 @@ from __future__ import annotations
 CUTS = {
     "ptq": {"--episodes": 3},
     "eval": {"--episodes": 3},
+    "play": {"--episodes": 1, "--max-episode-steps": 60},
     "train": {"-n": 2000, "--eval-episodes": 1},
     "sweep": {"-n": 2000, "--episodes": 2, "--seeds": 1},
     "actorq": {"-n": 1500, "--eval-episodes": 1},

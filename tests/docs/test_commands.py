@@ -6,7 +6,6 @@ with 0, and to write what it says. `tables` cuts the long ones; what cannot run 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -152,14 +151,16 @@ def command(step: Step, folder: Path) -> None:
         return
     printed = run(cut(words), folder)
     config = parse(words[1:])
-    for name in (
-        () if getattr(config, "plan", False) or getattr(config, "dry_run", False) else WRITES.get(config.verb, ())
-    ):
-        assert (folder / (getattr(config, "output", None) or config.folder) / name).is_file(), f"{name} was not written"
-    if config.json and config.json != Path("-"):
-        assert json.loads((folder / config.json).read_text())["rows"]
+    only_looks = getattr(config, "plan", False) or getattr(config, "dry_run", False)
+    files = [] if only_looks else [output_of(config) / name for name in WRITES.get(config.verb, ())]
+    files += [path for path in (config.json, getattr(config, "record", None)) if path and path != Path("-")]
+    assert [str(path) for path in files if not (folder / path).is_file()] == []
     if len(step.block.commands()) == 1:
         assert headings(step.block.text) <= headings(printed)
+
+
+def output_of(config) -> Path:
+    return getattr(config, "output", None) or config.folder
 
 
 def headings(text: str) -> set[str]:
