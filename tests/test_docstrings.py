@@ -46,16 +46,8 @@ def test_examples_print_what_they_say(module, named, monkeypatch):
 
 
 def test_all_that_the_package_offers_has_an_example():
-    offered = [getattr(quarl, name) for name in quarl.__all__] + [getattr(qat, name) for name in qat.__all__]
-    classes = [quarl.Agent, Evaluation, QuantSpec, QatSpec]
-    methods = [quarl.Agent.from_model, quarl.Agent.from_module, quarl.Agent.quantize, quarl.Agent.predict]
-    methods += [
-        PtqTable,
-        PtqTable.to_pandas,
-        PtqTable.verdicts.fget,
-        quarl.Agent.evaluate,
-        quarl.Agent.save,
-        QuantSpec.parse,
-        QatSpec.parse,
-    ]
-    assert [each.__name__ for each in [*offered, *classes, *methods] if ">>> " not in inspect.getdoc(each)] == []
+    offered = [getattr(quarl, name) for name in quarl.__all__]
+    offered += [Evaluation, PtqTable, PtqTable.to_pandas, PtqTable.verdicts.fget, QuantSpec.parse, QatSpec.parse]
+    offered += [qat, qat.prepare, qat.QuantDelay, qat.convert]
+    offered += [each for name, each in inspect.getmembers(quarl.Agent, inspect.isroutine) if not name.startswith("_")]
+    assert [each.__name__ for each in offered if ">>> " not in inspect.getdoc(each)] == []

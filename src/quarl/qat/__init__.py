@@ -3,6 +3,8 @@
 >>> model = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=128)
 >>> qat.prepare(model, "w4a8")
 >>> model = model.learn(256, callback=qat.QuantDelay())
+>>> qat.spec_of(model).weight_bits, qat.is_active(model), qat.is_ready(model), qat.switched_at(model)
+(4, True, True, 128)
 >>> qat.convert(model)
 Agent(ppo CartPole-v1, int4 static, 4-64-64-2, 4,480 weights)
 

@@ -29,9 +29,6 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
     """The model's policy in integers, in static mode: what its fake-quantised forward pass computes.
 
     distribution: as in readers.extract.from_model. Raises QuarlError where fake quantisation is not active.
-
-    >>> qat.quantized_policy(model).spec.precision
-    'int4'
     """
     spec = spec_of(model)
     if spec is None:
@@ -53,20 +50,12 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
 
 
 def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
-    """Bits of the weights of each layer of the model's extracted policy; layers that stay float are left out.
-
-    >>> qat.layer_bits(model, qat.quantized_policy(model))["action_net"]
-    4
-    """
+    """Bits of the weights of each layer of the model's extracted policy; layers that stay float are left out."""
     return {name: layer.plan.bits for name, layer in _layers(model, policy).items()}
 
 
 def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationGrid]:
-    """The grids in force of the values of the model's extracted policy.
-
-    >>> qat.trained_grids(model, qat.quantized_policy(model))["observation"].bits
-    16
-    """
+    """The grids in force of the values of the model's extracted policy."""
     spec = spec_of(model)
     assert spec is not None
     rules = trained_rules(policy, spec.skips) if spec.activation_bits is not None else {}

@@ -80,21 +80,13 @@ def _check_skip(spec: QatSpec, graphs: Mapping[str, Sequence[Graph]]) -> None:
 
 
 def spec_of(model: BaseAlgorithm) -> QatSpec | None:
-    """What a prepared or loaded model is trained for; None where it was not prepared.
-
-    >>> qat.spec_of(model).weight_bits
-    4
-    """
+    """What a prepared or loaded model is trained for; None where it was not prepared."""
     policy = model.policy
     return policy.spec if isinstance(policy, QatPolicy) else None
 
 
 def is_active(model: BaseAlgorithm) -> bool:
-    """Whether the model's policy computes with fake-quantised numbers.
-
-    >>> qat.is_active(model)
-    True
-    """
+    """Whether the model's policy computes with fake-quantised numbers."""
     return any(table.active for table in tables_of(model.policy).values())
 
 
@@ -102,20 +94,13 @@ def is_ready(model: BaseAlgorithm) -> bool:
     """Whether fake quantisation acts and training has seen values, so that `convert` knows every range.
 
     An off-policy algorithm whose delay is over before its first update acts quantised, but has seen none yet.
-
-    >>> qat.is_ready(model)
-    True
     """
     originals = [table for name, table in tables_of(model.policy).items() if not name.endswith(TARGET)]
     return is_active(model) and all(table.grids or not table.site_of_row for table in originals)
 
 
 def switched_at(model: BaseAlgorithm) -> int | None:
-    """Environment steps after which fake quantisation began to act; None where it does not.
-
-    >>> qat.switched_at(model)
-    128
-    """
+    """Environment steps after which fake quantisation began to act; None where it does not."""
     steps = [int(table.switched_at) for table in tables_of(model.policy).values() if table.active]
     return max(steps, default=None)
 
@@ -127,9 +112,6 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     act in off-policy algorithms begin at better codes (qat.start), and target networks move as far. They get the ranges
     of their originals, as they do where a step to learn begins; later ones they get as they get weights. Returns
     whether this call has switched fake quantisation on.
-
-    >>> qat.follow(model, active=True)  # it was on already
-    False
     """
     assert isinstance(model.policy, QatPolicy)
     model.policy.followed = True

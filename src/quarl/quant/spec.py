@@ -73,11 +73,7 @@ SCHEMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantSpec:
-    """One column of a study: weights and activations of one precision, by one scheme, in one mode.
-
-    >>> QuantSpec.parse(4, mode="static")
-    QuantSpec(int4 static, scheme default)
-    """
+    """One column of a study: weights and activations of one precision, by one scheme, in one mode."""
 
     weight_bits: int
     """2..32; ignored where `float_type` is set."""
@@ -105,8 +101,8 @@ class QuantSpec:
     def parse(cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic") -> QuantSpec:
         """The spec that `text` names: fp32, fp16, bf16, 8 or int8, w4a8, w8 (float activations).
 
-        >>> QuantSpec.parse("w4a8").weight_bits
-        4
+        >>> QuantSpec.parse("w4a8", mode="static")
+        QuantSpec(int4 static, scheme default)
         """
         if scheme not in SCHEMES:
             raise QuarlError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
@@ -160,11 +156,7 @@ class QuantSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QatSpec:
-    """The precision that a policy is trained for: what its layers compute with once fake quantisation is active.
-
-    >>> QatSpec.parse("w4a8", output_bits=8, skip=("action_net",)).bits_of(last=True)
-    8
-    """
+    """The precision that a policy is trained for: what its layers compute with once fake quantisation is active."""
 
     weight_bits: int
     """2..16, of every layer but the last ones where `output_bits` is given."""
