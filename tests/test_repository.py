@@ -76,6 +76,25 @@ def test_the_changelog_has_this_version_within_forty_lines_a_version():
     assert max(len(version.strip().splitlines()) for version in versions) <= 41  # and its heading
 
 
+def test_an_sdist_has_every_tracked_file():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout: it was unpacked")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    )
+    tops = {name.partition("/")[0] for name in tracked if name}
+    manifest = (ROOT / "MANIFEST.in").read_text()
+    included = set(" ".join(re.findall(r"^(?:include|graft) (.*)$", manifest, re.MULTILINE)).split())
+    assert tops - included == {".gitignore", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "src"}
+
+
+def test_classifiers_name_pythons_on_which_the_package_is_tried():
+    named = re.findall(r"Python :: (\d\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    tried = re.search(r"^PYTHONS = \((.*)\)$", (ROOT / ".ci" / "package.py").read_text(), re.MULTILINE)
+    assert "3.11" in named
+    assert set(named) <= set(re.findall(r"[\d.]+", tried[1]))
+
+
 def test_all_is_every_extra_but_those_for_development_and_for_services_elsewhere():
     extras = PROJECT["project"]["optional-dependencies"]
     (together,) = extras["all"]
