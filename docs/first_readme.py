@@ -54,7 +54,7 @@ NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 
 def numbers(text: str) -> list[str]:
     """The numbers in a text as plain digits: of 1,504 and −0.50, 1504 and -0.5; of 64-64 and 5–7, two each."""
-    plain = re.sub(r"(?<=\d)[–-](?=\d)", " ", NAMES.sub(" ", text))
+    plain = re.sub(r"(?<=\d)[–-](?=\d)", " ", NAMES.sub(" ", text.replace("```", " ")))
     return [f"{float(word.replace(',', '').replace('−', '-')):.10g}" for word in NUMBER.findall(plain)]
 
 
