@@ -43,7 +43,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 reference: $(VENV)/.dev
-	$(BIN)/python -m quarl.report.reference docs/reference/json.md
+	$(BIN)/python docs/reference_pages.py
 
 pages: $(VENV)/.dev
 	$(BIN)/python docs/pages.py

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import reference_pages as reference
+
 from quarl.energy import Energy
-from quarl.report import reference
 from quarl.report.schema import Document
 
 NAMES = {

@@ -6,14 +6,18 @@ import contextlib
 import errno
 import importlib
 import os
+import platform
 import signal
 import sys
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from quarl import __version__
-from quarl.config.base import STDOUT
+from quarl.config import completion
+from quarl.config.base import STDOUT, Config, summary
 from quarl.config.words import parse
-from quarl.errors import QuarlError, in_one_line, note
+from quarl.errors import LOUDNESS, QuarlError, complain, detail, in_one_line, note
 from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 1
     if code > SIGNALLED:  # a wrapper may send it once more
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leave(code, note)
+    leave(code, complain)
     return code
 
 
@@ -49,13 +53,18 @@ def _run(words: list[str]) -> int:
         words = [*(word for word in words if word != "help"), "--help"]
     try:
         with ctrl_c():
+            if words[:1] == ["completion"]:
+                print(completion.script(*words[1:2]))
+                return 0
             config = parse(words)
             config.check()
-            command = importlib.import_module(f"quarl.commands.{config.verb.split()[0]}")
+            config.look()
+            os.environ[LOUDNESS] = "verbose" if config.verbose else "quiet" if config.quiet else ""
+            command = _load(config)
             with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
                 code: int | None = command.run(config)
     except QuarlError as error:
-        note(in_one_line(error))
+        complain(in_one_line(error))
         return 2
     except BrokenPipeError:
         # Whoever read our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.
@@ -63,18 +72,29 @@ def _run(words: list[str]) -> int:
         return 1
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            note(f"the name {str(error.filename)[:40]}... is too long: choose another")
+            complain(f"the name {str(error.filename)[:40]}... is too long: choose another")
         elif error.errno in FULL:
-            note(f"cannot write what was to be shown or kept: {error.strerror}; make room")
+            complain(f"cannot write what was to be shown or kept: {error.strerror}; make room")
             with contextlib.suppress(OSError):  # stdout may be a file there
                 _leave_stdout()
         else:  # the others are met where it is known what they mean
             raise
         return 2
     except KeyboardInterrupt:
-        note("interrupted")
+        complain("interrupted")
         return INTERRUPTED
     return code or 0
+
+
+def _load(config: Config) -> Any:
+    """The verb's module, which may take seconds to import: on a terminal it is said before what is about to be done."""
+    if sys.stderr.isatty():
+        note(f"{config.command_line().removeprefix('quarl ')}: {summary(type(config))} ...")
+    start, name = time.perf_counter(), f"quarl.commands.{config.verb.split()[0]}"
+    command = importlib.import_module(name)
+    loaded = f"{name} in {time.perf_counter() - start:.1f} s"
+    detail(f"quarl {__version__}, Python {platform.python_version()}, loaded {loaded}: {config.command_line()}")
+    return command
 
 
 def _leave_stdout() -> None:

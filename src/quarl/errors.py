@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import re
 import sys
 from collections.abc import Iterable
 
+LOUDNESS = "QUARL_LOUDNESS"
+"""The environment variable that says how much is said: quiet, verbose, or else what is usual."""
 MAX_LINE = 600
 """Characters of a message; names out of a file can be of any length."""
 
@@ -43,9 +46,26 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def note(line: str) -> None:
-    """Says on stderr what is going on."""
+def complain(line: str) -> None:
+    """Says on stderr what also those hear who want quiet."""
     print(f"quarl: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def note(line: str) -> None:
+    """Says on stderr what is going on, unless this is to be quiet."""
+    if not is_quiet():
+        complain(line)
+
+
+def detail(line: str) -> None:
+    """Says on stderr what few want to know: with -v."""
+    if os.environ.get(LOUDNESS) == "verbose":
+        complain(line)
+
+
+def is_quiet() -> bool:
+    """Whether nothing but results and errors is to be said."""
+    return os.environ.get(LOUDNESS) == "quiet"
 
 
 @functools.cache

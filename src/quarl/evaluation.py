@@ -27,7 +27,7 @@ from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import Stream
 from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
-from quarl.errors import QuarlError, UnsupportedError, note_once
+from quarl.errors import QuarlError, UnsupportedError, detail, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
 
@@ -170,7 +170,7 @@ def evaluate(
             f"{living_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
             "rewards, or play another environment"
         )
-    return Evaluation(
+    evaluation = Evaluation(
         env_id=living_id,
         engine=engine,
         measured=clocks[0].measured,
@@ -182,6 +182,10 @@ def evaluate(
         wall_s=max(clock.wall_s for clock in clocks),
         engine_s=sum(clock.engine_s for clock in clocks),
     )
+    played = f"{episodes} episodes of {living_id} in {evaluation.num_steps:,} steps and {evaluation.wall_s:.2f} s"
+    kernels = f"{'measured' if evaluation.measured else 'simulated'} on {engine}"
+    detail(f"played {played}: {policy.spec.precision} {kernels}, seeds of {stream} {seed}")
+    return evaluation
 
 
 def record(

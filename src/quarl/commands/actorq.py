@@ -20,7 +20,7 @@ from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig
 from quarl.config.base import check_tracking
-from quarl.errors import printable
+from quarl.errors import is_quiet, printable
 from quarl.report import schema
 from quarl.rows import Row
 from quarl.runs.folder import RunFolder
@@ -64,7 +64,7 @@ def run(config: ActorQConfig) -> int:
         supervisor = _train(config, notes)
     result, config = supervisor.result, supervisor.config
     if result.message:
-        terminal.note(result.message)
+        terminal.complain(result.message)
     if result.row:
         said = [*([result.message] if result.message else _sentences(config, result.row))]
         began = RunFolder(config.output).metrics.is_file()
@@ -88,7 +88,7 @@ def _page(supervisor: Supervisor, said: list[str], notes: list[str]) -> Path:
 
 def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
     """The run, when it has ended; shown while it lasts. notes: takes what is said meanwhile."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=is_quiet())
 
     def say(line: str) -> None:
         notes.append(line)

@@ -51,10 +51,10 @@ def _run(config: StudyRunConfig) -> int:
 def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecisionConfig) -> int:
     """The exit code, with what the user has to know of a run that was not whole."""
     if measured.signal is not None:
-        terminal.note(f"stopped by a signal; go on with {config.command_line()}")
+        terminal.complain(f"stopped by a signal; go on with {config.command_line()}")
         return SIGNALLED + measured.signal
     if measured.left:
-        terminal.note(f"the time is over with {measured.left} cells to go: repeat the command to go on")
+        terminal.complain(f"the time is over with {measured.left} cells to go: repeat the command to go on")
     return SOME_FAILED if failures(measured.records) else 0
 
 

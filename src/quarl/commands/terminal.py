@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
-from quarl.errors import in_one_line, note, printable, short
+from quarl.errors import complain, in_one_line, is_quiet, note, printable, short
 from quarl.files import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Fields
 from quarl.rows import Row
 
-__all__ = ["finish", "keep", "note", "progress", "reported", "say", "show", "tell"]
+__all__ = ["complain", "finish", "keep", "note", "progress", "reported", "say", "show", "tell"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 
@@ -36,7 +36,7 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=is_quiet())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=total)
         yield lambda label, done: bar.update(task, description=short(label), advance=done)
@@ -76,13 +76,17 @@ def say(*lines: str) -> None:
 
 
 def finish(config: Config, document: schema.Document) -> None:
-    """Says what the run cost, writes the document where --json says, and says the command that repeats the run."""
+    """Says what the run cost, writes the document where --json says, and says the command that repeats the run.
+
+    --quiet leaves out the last.
+    """
     if "energy" in document:
         say(energy.sentence(document["energy"]))
     if config.json is not None:
         _hand_over(schema.to_text(document).encode(), config.json)
         say(f"rows: {config.json}")
-    say(f"repeat: {config.command_line()}")
+    if not is_quiet():
+        say(f"repeat: {config.command_line()}")
 
 
 def reported(draw: Callable[[], Path]) -> list[str]:
@@ -90,7 +94,7 @@ def reported(draw: Callable[[], Path]) -> list[str]:
     try:
         return [f"report: {draw()}"]
     except Exception as error:  # a run is worth more than its pictures, whatever they raise
-        note(f"no report was written ({in_one_line(error)}); the run is whole")
+        complain(f"no report was written ({in_one_line(error)}); the run is whole")
         return []
 
 

@@ -28,7 +28,7 @@ def run(config: TrainConfig) -> int:
             ended = session.run(progress)
     row = ended.row
     if row is None:
-        terminal.note(ended.message)
+        terminal.complain(ended.message)
         terminal.say(*_report(session, row, [ended.message], notes))
     else:
         # of a resumed run these are its own options, not the words that resumed it

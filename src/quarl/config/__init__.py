@@ -6,12 +6,13 @@ Nothing here imports numpy, torch or an environment, so that `--help` answers at
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from quarl.config.actorq import ActorQConfig
 from quarl.config.base import (
@@ -29,6 +30,7 @@ from quarl.config.base import (
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
+from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
@@ -41,10 +43,10 @@ from quarl.quant.spec import Mode, QuantSpec
 class ModelConfig(EnvironmentConfig):
     """A verb about one trained policy."""
 
-    model: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL", help_behavior_hint="(required)")]] = ()
+    model: Positional[Annotated[tuple[str, ...], shown("MODEL")]] = ()
     """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; hub:ORG/NAME of the Hugging
     Face hub; or ALGO ENV with -f FOLDER."""
-    folder: Annotated[Path | None, arg(aliases=["-f"], metavar="FOLDER", help_behavior_hint="")] = None
+    folder: Annotated[Path | None, shown("FOLDER", "-f")] = None
     """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
     normalize: Normalize = None
     """VecNormalize's saved statistics with which the agent observed, or none."""
@@ -56,6 +58,11 @@ class ModelConfig(EnvironmentConfig):
         if not self.model:
             raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL --seed 0")
         self.check_model()
+
+    def look(self) -> None:
+        for path in self.model if self.folder is None else ():
+            if not (path.startswith("hub:") or os.path.exists(path) or os.path.exists(f"{path}.zip")):
+                raise QuarlError(f"no file {path}; check the path")
 
     def check_model(self) -> None:
         """Refuses words that name no model."""
@@ -75,21 +82,25 @@ class PtqConfig(ModelConfig, MeteredConfig):
     """Quantise a trained policy at several precisions and measure what each costs and gains."""
 
     verb: ClassVar[str] = "ptq"
+    examples = (
+        "quarl ptq logs/dqn/CartPole-v1_1 -o out",
+        "quarl ptq ppo HalfCheetahBulletEnv-v0 -f rl-trained-agents --bits fp32 fp16 8 4 -o cheetah",
+    )
 
-    bits: Annotated[tuple[str, ...], arg(metavar="BITS ...")] = ("fp32", "fp16", "8", "7", "6", "5", "4", "3", "2")
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "fp16", *"8765432")
     """Precisions: fp32, fp16, bf16, an integer 2..32, or wNaM for N-bit weights with M-bit activations."""
-    scheme: Annotated[tuple[str, ...], arg(metavar="NAME ...", help=SCHEME_HELP)] = ("default",)
-    mode: Mode = "dynamic"
+    scheme: Annotated[tuple[str, ...], shown("NAME ...", meaning=SCHEME_HELP), QUANTISATION] = ("default",)
+    mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantised per row at run time, or on grids calibrated beforehand."""
-    engine: EngineName = "litert"
+    engine: Annotated[EngineName, QUANTISATION] = "litert"
     """What runs the policy."""
     env: EnvId = None
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 100
     """Episodes at every precision."""
-    margin: Annotated[float, arg(metavar="PERCENT")] = 5.0
+    margin: Annotated[float, shown("PERCENT")] = 5.0
     """Loss of return, of fp32's, that is still acceptable: what the non-inferiority verdict is about."""
-    workers: int = 1
+    workers: Annotated[int, ADVANCED] = 1
     """Processes that share the episodes; worth it where a step of the environment is slow."""
     output: Output = Path("quarl-ptq")
     """Folder for rows.json, rows.csv, the figures, report.html and the quantised policies."""
@@ -119,6 +130,7 @@ class EvalConfig(ModelConfig):
     """Play episodes with a policy as it is, float or quantised, and report its returns."""
 
     verb: ClassVar[str] = "eval"
+    examples = ("quarl eval out/int8.safetensors --episodes 100",)
 
     engine: EngineName = "litert"
     """What runs the policy."""
@@ -126,9 +138,9 @@ class EvalConfig(ModelConfig):
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 100
     """Episodes to play."""
-    batch: int = 16
+    batch: Annotated[int, ADVANCED] = 16
     """Episodes played side by side; returns do not depend on it."""
-    workers: int = 1
+    workers: Annotated[int, ADVANCED] = 1
     """Processes that share the episodes; worth it where a step of the environment is slow."""
     stochastic: Flag = False
     """Sample actions; without either flag the zoo's convention for this agent holds."""
@@ -147,15 +159,16 @@ class PlayConfig(ModelConfig):
     """Show a quantised agent at work beside float: from the same start, side by side, on a window or in a video."""
 
     verb: ClassVar[str] = "play"
+    examples = ("quarl play logs/dqn/CartPole-v1_1 --bits 4 --record play.mp4",)
 
-    bits: Annotated[str, arg(metavar="BITS")] = "8"
+    bits: Annotated[str, shown("BITS"), QUANTISATION] = "8"
     """fp16, bf16, an integer 2..32, or wNaM."""
-    scheme: Annotated[str, arg(metavar="NAME", help=SCHEME_HELP)] = "default"
+    scheme: Annotated[str, shown("NAME", meaning=SCHEME_HELP), QUANTISATION] = "default"
     env: EnvId = None
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 1
     """Episodes to show, one after the other: the first ones of `quarl eval` with the same seed."""
-    record: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: a window)")] = None
+    record: Annotated[Path | None, shown("FILE", default="a window"), OUTPUT] = None
     """Write a video, .mp4 or .gif, which needs no display."""
 
     def check(self) -> None:
@@ -182,13 +195,14 @@ class InspectConfig(ModelConfig):
     """Show what a precision does to weights: ranges, histogram, levels, noise, saturation; several models compared."""
 
     verb: ClassVar[str] = "inspect"
+    examples = ("quarl inspect model.zip --bits 8 -o weights", "quarl inspect model.zip out/int8.safetensors")
 
-    model: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL ...", help_behavior_hint="(required)")]] = ()
+    model: Positional[Annotated[tuple[str, ...], shown("MODEL ...")]] = ()
     """What other verbs take, or a file of weights: .safetensors, .pt, .onnx, .tflite or a frozen TensorFlow .pb.
     Several are compared; with -f FOLDER these are words ALGO/ENV."""
-    bits: Annotated[str, arg(metavar="BITS")] = "8"
+    bits: Annotated[str, shown("BITS"), QUANTISATION] = "8"
     """fp16, bf16, an integer 2..32, or wNaM; a policy that is already quantised is shown as it is."""
-    scheme: Annotated[str, arg(metavar="NAME", help=SCHEME_HELP)] = "default"
+    scheme: Annotated[str, shown("NAME", meaning=SCHEME_HELP), QUANTISATION] = "default"
     env: EnvId = None
     """Gymnasium id of the environment, for schemes that calibrate; or my_module:MyEnv-v0."""
     output: Output = Path("quarl-inspect")
@@ -219,11 +233,12 @@ class EnvsConfig(EnvironmentConfig):
     """List the suites of environments, or say of one environment what it is like and which algorithms fit."""
 
     verb: ClassVar[str] = "envs"
+    examples = ("quarl envs LunarLander-v3", "quarl envs --suite atari")
     positional: ClassVar[tuple[str, ...]] = ("env",)
 
-    env: Positional[Annotated[tuple[str, ...], arg(metavar="[ID]", help_behavior_hint="")]] = ()
+    env: Positional[Annotated[tuple[str, ...], shown("[ID]")]] = ()
     """Gymnasium id of an environment; without it all suites."""
-    suite: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: all)")] = None
+    suite: Annotated[str | None, shown("NAME", default="all")] = None
     """List the ids of this suite: classic, toy-text, box2d, mujoco, atari, pybullet or dm-control."""
 
     def check(self) -> None:
@@ -241,6 +256,7 @@ class DoctorConfig(Config):
     """Check this machine: instruction sets, versions, extras, pairs of versions known to be bad."""
 
     verb: ClassVar[str] = "doctor"
+    examples = ("quarl doctor --json doctor.json",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +264,7 @@ class DemoConfig(Config):
     """Train a DQN on CartPole in under a minute, quantise it, and write table and report."""
 
     verb: ClassVar[str] = "demo"
+    examples = ("quarl demo -o quarl-demo",)
 
     seed: int = 0
     """Seed of training and of the episodes."""

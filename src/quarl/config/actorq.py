@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from tyro.conf import arg
-
 from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, layer_widths
+from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
@@ -32,6 +31,10 @@ class ActorQConfig(LearnerOptions):
     """Train with a full-precision learner and quantised actor processes."""
 
     verb: ClassVar[str] = "actorq"
+    examples = (
+        "quarl actorq --algo dqn -n 50000 --actors 2 --actor-precision int8 -o runs/cartpole",
+        "quarl actorq --plan",
+    )
     learners: ClassVar[tuple[str, ...]] = ALGORITHMS
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "output", "plan")
     free: ClassVar[tuple[str, ...]] = (
@@ -39,58 +42,54 @@ class ActorQConfig(LearnerOptions):
         *("env_timeout", "learner_threads"),
     )
 
-    algo: Annotated[str, arg(metavar="NAME")] = "dqn"
+    algo: Annotated[str, shown("NAME")] = "dqn"
     """Off-policy learner: dqn, ddpg, td3, sac or d4pg."""
-    updates: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
+    updates: Annotated[int | None, shown("N", default="no bound"), TRAINING] = None
     """Learner updates after which training ends, if that comes first."""
     actors: int = 2
     """Actor processes; each runs one engine on one thread."""
-    actor_precision: Annotated[str, arg(metavar="BITS")] = "int8"
+    actor_precision: Annotated[str, shown("BITS"), QUANTISATION] = "int8"
     """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations."""
-    qat: Annotated[str | None, arg(metavar="BITS", help_behavior_hint="(default: off)")] = None
+    qat: Annotated[str | None, shown("BITS", default="off")] = None
     """Train with fake quantisation for these bits, as in w8a8: those of --actor-precision, which actors run."""
-    comm_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: those of --actor-precision)")] = (
-        None
-    )
+    comm_bits: Annotated[int | None, shown("N", default="those of --actor-precision"), QUANTISATION] = None
     """Bits of a weight on the wire, 2..32; 16 is fp16 and 32 is fp32."""
-    weight_compress: Literal["none", "zstd"] = "none"
+    weight_compress: Annotated[Literal["none", "zstd"], ADVANCED] = "none"
     """Lossless compression of the packed weights."""
-    engine: Literal["litert", "torch"] = "litert"
+    engine: Annotated[Literal["litert", "torch"], QUANTISATION] = "litert"
     """What runs the actors' policy; torch is what users have without QuaRL: the baseline."""
-    envs_per_actor: int = 1
+    envs_per_actor: Annotated[int, ENVIRONMENT] = 1
     """Environments that an actor steps side by side, one batch of inference for all."""
-    actor_update_interval: int = 100
+    actor_update_interval: Annotated[int, ADVANCED] = 100
     """Environment steps of an actor between two looks for newer weights."""
-    publish_interval: int = 10
+    publish_interval: Annotated[int, ADVANCED] = 10
     """Learner updates between two pushes of weights."""
-    max_staleness: int = 1000
+    max_staleness: Annotated[int, ADVANCED] = 1000
     """Updates that an actor's weights may be behind the learner; then it waits for newer ones."""
-    samples_per_insert: Annotated[
-        float | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's own ratio)")
-    ] = None
+    samples_per_insert: Annotated[float | None, shown("N", default="the algorithm's own ratio"), TRAINING] = None
     """Samples of replay for every environment step; the faster side waits for the other."""
-    max_times_sampled: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: no bound)")] = None
+    max_times_sampled: Annotated[int | None, shown("N", default="no bound"), ADVANCED] = None
     """Instead of a ratio: a step leaves replay after so many samples; actors wait at --max-staleness alone."""
-    batch_size: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's)")] = None
+    batch_size: Annotated[int | None, shown("N", default="the algorithm's"), TRAINING] = None
     """Replay samples of one update."""
-    net_arch: Annotated[str | None, arg(metavar="W,W,...", help_behavior_hint="(default: the algorithm's)")] = None
+    net_arch: Annotated[str | None, shown("W,W,...", default="the algorithm's"), TRAINING] = None
     """Hidden layers of the policy, as in 2048,2048,2048; the critic's: --params qf_arch:[512,512,256]."""
-    n_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the algorithm's)")] = None
+    n_steps: Annotated[int | None, shown("N", default="the algorithm's"), TRAINING] = None
     """Steps of a return before bootstrapping."""
-    normalize: Flag = False
+    normalize: Annotated[Flag, TRAINING] = False
     """Normalise observations and rewards as VecNormalize does; the statistics travel with the weights."""
-    preset: Literal["tuned", "none", "quarl-2020"] = "tuned"
+    preset: Annotated[Literal["tuned", "none", "quarl-2020"], TRAINING] = "tuned"
     """Hyper-parameters below those that are given: RL Zoo's tuned ones for the task, where there are any; the
     algorithm's own defaults; or those of the original ActorQ's learners, whose exploration stays that of --sigma, which
     was 1 for the original's D4PG; its DQN clipped rewards, which this does not, and had 0.95 for one of five
     discounts."""
-    sigma: float = 0.2
+    sigma: Annotated[float, TRAINING] = 0.2
     """Largest exploration noise of ddpg, td3 and d4pg in the scaled action space; actors stand on a ladder below it.
     Those of dqn stand on powers of its epsilon, from 1 to 8, and those of sac sample its distribution."""
-    error_buffer: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: see below)")] = None
+    error_buffer: Annotated[float | None, shown("N", default="see below"), ADVANCED] = None
     """Samples by which learner and actors may be apart before the faster one waits; without it twice what the ratio
     needs, and a tenth of the warm-up's at least."""
-    learner_threads: int = 1
+    learner_threads: Annotated[int, ADVANCED] = 1
     """Threads of the learner."""
     device: str = "auto"
     """The learner's device; auto is the GPU where there is one."""
@@ -99,13 +98,13 @@ class ActorQConfig(LearnerOptions):
     eval_episodes: int = 10
     """Episodes of an evaluation, for the learner's and for the quantised policy each; of the last one 20 at least. 0:
     nothing is evaluated."""
-    target: Annotated[float | None, arg(metavar="N", help_behavior_hint="(default: train to the end)")] = None
+    target: Annotated[float | None, shown("N", default="train to the end"), TRAINING] = None
     """Stop when two evaluations running reach this mean return."""
-    save_replay_buffer: bool = True
+    save_replay_buffer: Annotated[bool, TRAINING] = True
     """Keep replay in the checkpoints too; without it a resumed run gathers learning_starts steps anew."""
-    min_actors: int = 1
+    min_actors: Annotated[int, ADVANCED] = 1
     """With fewer actors alive the run ends with exit code 4."""
-    env_timeout: float = 60.0
+    env_timeout: Annotated[float, ENVIRONMENT] = 60.0
     """Seconds without a step after which an actor counts as hung and is replaced."""
     plan: Flag = False
     """Measure the parts for some seconds, predict throughput at fp32, fp16, int8, int4 and --actor-precision, and train

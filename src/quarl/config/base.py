@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import math
 import os
 import re
@@ -15,20 +16,21 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import FlagCreatePairsOff
 
 from quarl import literals
+from quarl.config.groups import ENERGY, ENVIRONMENT, OUTPUT, shown
 from quarl.errors import QuarlError
 from quarl.quant.spec import SCHEMES
 
 EngineName = Literal["litert", "onnx", "torch", "reference"]
-JsonFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
-Output = Annotated[Path, arg(aliases=["-o"], metavar="DIR")]
-Normalize = Annotated[str | None, arg(metavar="FILE|none", help_behavior_hint="(default: found beside the agent)")]
-EnvId = Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the one it was trained on)")]
+JsonFile = Annotated[Path | None, shown("FILE"), OUTPUT]
+Output = Annotated[Path, shown("DIR", "-o"), OUTPUT]
+Normalize = Annotated[str | None, shown("FILE|none", default="found beside the agent"), ENVIRONMENT]
+EnvId = Annotated[str | None, shown("ID", default="the one it was trained on"), ENVIRONMENT]
 SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
 Flag = FlagCreatePairsOff[bool]
-Steps = Annotated[int | None, arg(aliases=["-n"], metavar="N", help_behavior_hint="(default: RL Zoo's, or 100000)")]
+Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +38,22 @@ class Config:
     """What all verbs share."""
 
     verb: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]]
+    """Whole commands, the common one first."""
     positional: ClassVar[tuple[str, ...]] = ("model",)
     """Options that stand before the others, without their names."""
 
     json: JsonFile = None
     """Also write the rows to this file; - prints them, and all else on stderr."""
+    verbose: Annotated[Flag, shown(None, "-v"), OUTPUT] = False
+    """Also say on stderr what is read, found and guessed, with files, versions and times."""
+    quiet: Annotated[Flag, shown(None, "-q"), OUTPUT] = False
+    """Say nothing on stderr but errors, and on stdout results alone: neither progress nor the command that repeats."""
 
     def check(self) -> None:
         """Refuses values out of range and a --json that cannot be written, before anything is read or run."""
+        if self.verbose and self.quiet:
+            raise QuarlError("--verbose and --quiet exclude each other: keep one")
         file = self.json
         if file is not None and file not in STDOUT and not _is_writable(file):
             raise QuarlError(f"cannot write --json {file}: name a file in a folder that exists and is writable")
@@ -52,6 +62,9 @@ class Config:
         seed = getattr(self, "seed", None)
         if seed is not None and not 0 <= seed < SEEDS:
             raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
+
+    def look(self) -> None:
+        """Refuses what is not there, before anything is loaded that takes seconds."""
 
     def refuse(self, names: Sequence[str], why: str, fix: str = "drop it") -> None:
         """Refuses options that nothing would come of."""
@@ -78,7 +91,9 @@ class Config:
             value = getattr(self, field.name)
             if field.name in self.positional:
                 words.extend(map(str, value if isinstance(value, tuple) else (value,)))
-            elif value is not None and (field.name in ("seed", "episodes", "output") or value != field.default):
+            elif value is None or field.name in LOUDNESS:
+                continue
+            elif field.name in ("seed", "episodes", "output") or value != field.default:
                 options.extend(_option(field.name, value))
         return shlex.join([*words, *options])
 
@@ -90,20 +105,21 @@ SEEDS = 2**32
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 """What is said of an option of the type."""
 METERED = ("energy", "energy_watts", "energy_country")
-"""Options of MeteredConfig, on which no result depends but the energy itself."""
+"""Options of MeteredConfig."""
+LOUDNESS = ("verbose", "quiet")
+ASIDE = ("json", *LOUDNESS, *METERED)
+"""Options on which no result depends but the energy itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeteredConfig(Config):
     """A verb whose energy can be measured."""
 
-    energy: Flag = False
+    energy: Annotated[Flag, ENERGY] = False
     """Also measure joules and grams of CO2; how they were found stands beside them."""
-    energy_watts: Annotated[
-        float | None, arg(metavar="W", help_behavior_hint="(default: counters, or codecarbon's guess)")
-    ] = None
+    energy_watts: Annotated[float | None, shown("W", default="counters, or codecarbon's guess"), ENERGY] = None
     """Watts of a busy core: energy is processor time times these."""
-    energy_country: Annotated[str | None, arg(metavar="ISO", help_behavior_hint="(default: world average)")] = None
+    energy_country: Annotated[str | None, shown("ISO", default="world average"), ENERGY] = None
     """Whose electricity, as in FRA or USA: how many grams a kilowatt-hour is."""
 
     def check(self) -> None:
@@ -113,6 +129,18 @@ class MeteredConfig(Config):
                 raise QuarlError(f"--{name.replace('_', '-')} says how to measure energy: add --energy")
         if self.energy_watts is not None and not 0 < self.energy_watts < math.inf:
             raise QuarlError(f"--energy-watts must be above 0, got {self.energy_watts:g}")
+
+
+def summary(kind: type[Any]) -> str:
+    """What a verb does, in a sentence without its full stop."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()).removesuffix(".")
+
+
+def in_words(value: Any) -> str:
+    """An option's value as it is typed; nothing of what is off or not there."""
+    if value is None or value is False:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _option(name: str, value: Any) -> list[str]:

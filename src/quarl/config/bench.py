@@ -8,16 +8,17 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, arg, subcommand
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import METERED, MeteredConfig, Output, at_least_one, layer_widths
+from quarl.config.base import ASIDE, MeteredConfig, Output, at_least_one, layer_widths
 from quarl.config.environment import EnvironmentConfig
+from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.errors import QuarlError, UnsupportedError
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
-BESIDE_PROTOCOLS = ("what", "protocol", "only", "minutes", "output", "json", *METERED)
+BESIDE_PROTOCOLS = ("what", "protocol", "only", "minutes", "output", *ASIDE)
 """Options of `quarl bench actorq` that time to reward has; its protocol says all others."""
 OF_RUNS = ("actors", "envs_per_actor", "batch_size", "params", "learner_dtype", "learner_threads", "device", "output")
 """Those that its runs have under the same names."""
@@ -44,8 +45,9 @@ class LatencyConfig(MeteredConfig):
     """Latency of policies of given sizes, engines side by side, on one thread."""
 
     verb: ClassVar[str] = "bench latency"
+    examples = ("quarl bench latency --widths 64,64 2048,2048,2048",)
 
-    widths: Annotated[tuple[str, ...], arg(metavar="W,W,... ...")] = ()
+    widths: Annotated[tuple[str, ...], shown("W,W,... ...")] = ()
     """Hidden layers of the networks, as in 64,64 256,256; without them the standard sizes and the Nature CNN."""
     seed: int = 0
     """Seed of the weights and observations."""
@@ -67,63 +69,59 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     """
 
     verb: ClassVar[str] = "bench actorq"
+    examples = ("quarl bench actorq --arms torch-fp32 int8 --samples-per-insert 1 -o throughput",)
 
     what: What = "throughput"
     """What to measure."""
-    protocol: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    protocol: Annotated[Path | None, shown("FILE")] = None
     """Tasks, targets, hyper-parameters and seeds of time-to-reward, as JSON."""
-    only: Annotated[tuple[str, ...], arg(metavar="TASK ...", help_behavior_hint="(default: all)")] = ()
+    only: Annotated[tuple[str, ...], shown("TASK ...", default="all")] = ()
     """Tasks of the protocol."""
     minutes: float = 90.0
     """With this much time spent no new cell is begun; the same command goes on later."""
-    arms: Annotated[tuple[str, ...], arg(metavar="ARM ...")] = ("torch-fp32", "fp32", "int8", "int4")
+    arms: Annotated[tuple[str, ...], shown("ARM ..."), QUANTISATION] = ("torch-fp32", "fp32", "int8", "int4")
     """Actors to compare: fp32, fp16, int8 ... int2 on LiteRT, or torch-fp32."""
-    algo: Annotated[str, arg(metavar="NAME", help_behavior_hint="(default: d4pg; staleness: dqn)")] = ""
+    algo: Annotated[str, shown("NAME", default="d4pg; staleness: dqn"), TRAINING] = ""
     """Off-policy learner."""
-    env: Annotated[
-        str, arg(metavar="ID", help_behavior_hint="(default: dm_control/cheetah-run-v0; staleness: CartPole-v1)")
-    ] = ""
+    env: Annotated[str, shown("ID", default="dm_control/cheetah-run-v0; staleness: CartPole-v1"), ENVIRONMENT] = ""
     """Gymnasium id."""
     samples_per_insert: Annotated[
-        tuple[float, ...], arg(metavar="X ...", help_behavior_hint="(default: 0.01 0.5 1 4; breakdown, staleness: 4)")
+        tuple[float, ...], shown("X ...", default="0.01 0.5 1 4; breakdown, staleness: 4"), TRAINING
     ] = ()
     """Samples of replay for every environment step; 0.01 shows the actors alone, their learner only receives."""
     net_arch: Annotated[
-        tuple[str, ...], arg(metavar="W,W,... ...", help_behavior_hint="(default: 2048,2048,2048; staleness: 256,256)")
+        tuple[str, ...], shown("W,W,... ...", default="2048,2048,2048; staleness: 256,256"), TRAINING
     ] = ()
     """Hidden layers of the policy."""
     actor_update_interval: Annotated[
-        tuple[int, ...],
-        arg(metavar="N ...", help_behavior_hint="(default: 30; breakdown: 30 300; staleness: 10 100 1000 10000)"),
+        tuple[int, ...], shown("N ...", default="30; breakdown: 30 300; staleness: 10 100 1000 10000"), ADVANCED
     ] = ()
     """Environment steps of an actor between two looks for newer weights; throughput takes the first."""
-    publish_interval: Annotated[
-        int | None, arg(metavar="N", help_behavior_hint="(default: 10; breakdown, staleness: 1)")
-    ] = None
+    publish_interval: Annotated[int | None, shown("N", default="10; breakdown, staleness: 1"), ADVANCED] = None
     """Learner updates between two pushes of weights."""
     actors: int = 1
     """Actor processes."""
-    envs_per_actor: int = 1
+    envs_per_actor: Annotated[int, ENVIRONMENT] = 1
     """Environments that an actor steps side by side."""
-    batch_size: int = 256
+    batch_size: Annotated[int, TRAINING] = 256
     """Replay samples of one update."""
-    learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    learner_dtype: Annotated[Literal["fp32", "bf16", "fp16"], ADVANCED] = "fp32"
     """Autocast of the learner's matrix products."""
-    learner_threads: int = 1
+    learner_threads: Annotated[int, ADVANCED] = 1
     """Threads of the learner."""
-    device: str = "auto"
+    device: Annotated[str, ADVANCED] = "auto"
     """The learner's device; auto is the GPU where there is one."""
-    params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
+    params: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), TRAINING] = ()
     """Hyper-parameters by Stable-Baselines3's names, as in learning_starts:1000."""
-    seconds: float = 120.0
+    seconds: Annotated[float, ADVANCED] = 120.0
     """Length of the measured window of a cell."""
-    warm_up: float = 10.0
+    warm_up: Annotated[float, ADVANCED] = 10.0
     """Seconds of training with policy actions before the window."""
-    rounds: int = 1
+    rounds: Annotated[int, ADVANCED] = 1
     """Windows of each cell, the arms taking turns."""
-    n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
+    n_timesteps: Annotated[int, shown(None, "-n"), TRAINING] = 100_000
     """Environment steps of a training run of staleness."""
-    seeds: int = 1
+    seeds: Annotated[int, TRAINING] = 1
     """Training runs of each cell of staleness."""
     seed: int = 0
     """Seed of the first run."""

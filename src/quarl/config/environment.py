@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tyro.conf import arg
-
 from quarl import literals
 from quarl.config.base import Config, at_least_one, hyperparameters
+from quarl.config.groups import ENVIRONMENT, shown
 from quarl.errors import QuarlError
 
 OPTIONS = ("env_kwargs", "wrapper", "frame_stack", "max_episode_steps")
@@ -22,14 +21,14 @@ NONE = "none"
 class EnvironmentConfig(Config):
     """A verb that makes an environment."""
 
-    env_kwargs: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...", help_behavior_hint="")] = ()
+    env_kwargs: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), ENVIRONMENT] = ()
     """Arguments of the environment, as in continuous:True, over those that the model's files or RL Zoo name."""
-    wrapper: Annotated[tuple[str, ...], arg(metavar="NAME[:K=V,...] ...", help_behavior_hint="")] = ()
+    wrapper: Annotated[tuple[str, ...], shown("NAME[:K=V,...] ..."), ENVIRONMENT] = ()
     """Wrappers, as in TimeLimit:max_episode_steps=200, in place of those that the files name; the outermost is the
     last, and none is no wrapper."""
-    frame_stack: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    frame_stack: Annotated[int | None, shown("N"), ENVIRONMENT] = None
     """Observations that are stacked, as by VecFrameStack, in place of what the files say; 1 stacks none."""
-    max_episode_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    max_episode_steps: Annotated[int | None, shown("N"), ENVIRONMENT] = None
     """Environment steps after which an episode is truncated, in place of the registered limit. Without it evaluations
     refuse episodes of more than 120,000."""
 

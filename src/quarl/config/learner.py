@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from tyro.conf import arg
-
 from quarl.config.base import (
-    METERED,
+    ASIDE,
+    LOUDNESS,
     Config,
     Flag,
     MeteredConfig,
@@ -26,6 +25,7 @@ from quarl.config.base import (
     zero_is_off,
 )
 from quarl.config.environment import OPTIONS, EnvironmentConfig
+from quarl.config.groups import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.spec import QatSpec
 
@@ -40,7 +40,7 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
 
     learners: ClassVar[tuple[str, ...]]
     """Algorithms that the verb trains."""
-    new: ClassVar[tuple[str, ...]] = ("resume", "json", *METERED)
+    new: ClassVar[tuple[str, ...]] = ("resume", *ASIDE)
     """Options that say which run it is and what to do with it."""
     free: ClassVar[tuple[str, ...]] = (
         *("n_timesteps", "params", "device", "track", "eval_freq", "save_freq", "save_minutes"),
@@ -51,38 +51,38 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     qat_options: ClassVar[tuple[str, ...]] = ("quant_delay",)
     """Options that go with `qat` only."""
 
-    algo: Annotated[str, arg(metavar="NAME")]
+    algo: Annotated[str, shown("NAME")]
     """Learner."""
-    env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
+    env: Annotated[str, shown("ID"), ENVIRONMENT] = "CartPole-v1"
     """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
     my_module first, which registers it."""
     n_timesteps: Steps = None
     """Environment steps, of all actors together; of a run that goes on, all from its beginning."""
-    params: Annotated[tuple[str, ...], arg(aliases=["-params", "--hyperparams"], metavar="NAME:VALUE ...")] = ()
+    params: Annotated[tuple[str, ...], shown("NAME:VALUE ...", "-params", "--hyperparams"), TRAINING] = ()
     """Hyper-parameters by the zoo's and Stable-Baselines3's names, over the tuned ones, as in learning_rate:lin_1e-3
     policy_kwargs:"dict(net_arch=[64], activation_fn=nn.ReLU)"."""
-    qat: Annotated[str | None, arg(metavar="BITS", help_behavior_hint="(default: train in float32)")] = None
+    qat: Annotated[str | None, shown("BITS", default="train in float32"), QUANTISATION] = None
     """Precision to train for."""
-    quant_delay: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: half of the run)")] = None
+    quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None
     """Environment steps before fake quantisation acts; until then only ranges are watched, and actors run plainly
     quantised weights."""
-    learner_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    learner_dtype: Annotated[Literal["fp32", "bf16", "fp16"], ADVANCED] = "fp32"
     """Autocast of the updates' matrix products; fp16 with loss scaling."""
-    eval_freq: int = 25_000
+    eval_freq: Annotated[int, TRAINING] = 25_000
     """Environment steps between evaluations, which stop the training clock; in quarl train they wait for a rollout's
     end; 0: only at the end."""
-    eval_episodes: int = 20
+    eval_episodes: Annotated[int, TRAINING] = 20
     """Episodes of an evaluation; 0: nothing is evaluated."""
-    save_freq: int = 50_000
+    save_freq: Annotated[int, TRAINING] = 50_000
     """Environment steps between checkpoints, replay included; 0: only those of --save-minutes."""
-    save_minutes: float = SAVE_MINUTES
+    save_minutes: Annotated[float, TRAINING] = SAVE_MINUTES
     """Minutes after a checkpoint within which there is another, however slow the environment; 0: steps alone count."""
     resume: Flag = False
     """Go on from the last checkpoint, with the run's options."""
-    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], OUTPUT] = "none"
     """Also write the learner's metrics as TensorBoard events, or in the project quarl of Weights & Biases or Trackio,
     whose own variables say where that is (WANDB_MODE, TRACKIO_DIR)."""
-    device: Annotated[str, arg(metavar="NAME")] = "auto"
+    device: Annotated[str, shown("NAME"), ADVANCED] = "auto"
     """The learner's device."""
     seed: int = 0
     """Seed of learner, environments, exploration and evaluations."""
@@ -141,7 +141,8 @@ def plain(value: Any) -> Any:
 
 def options_of(config: Config) -> dict[str, Any]:
     """The options by their names, in YAML's own types."""
-    return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    names = [field.name for field in dataclasses.fields(config) if field.name not in LOUDNESS]
+    return {name: plain(getattr(config, name)) for name in names}
 
 
 def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import arg
-
 from quarl.config.base import MeteredConfig, Output, at_least_one, check_folder, hyperparameters
 from quarl.config.environment import EnvironmentConfig
+from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
 from quarl.literals import Name, mapping, spell
@@ -33,35 +32,34 @@ class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
     """
 
     verb: ClassVar[str] = "bench mixed-precision"
+    examples = ("quarl bench mixed-precision --policies A --dtypes fp32 bf16 -o mixed",)
 
     what: Literal["updates", "learning"] = "updates"
     """What to measure: milliseconds of an update, or returns of trained agents."""
-    policies: Annotated[
-        tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: A B C; learning: A)")
-    ] = ()
+    policies: Annotated[tuple[str, ...], shown("NAME ...", default="A B C; learning: A"), TRAINING] = ()
     """A (128,128), B (512,512), C (1024,2048) or other FILTERS,WIDTH: three convolutions with so many filters each, in
     kernels and strides those of the Nature CNN, and a dense layer of that width."""
-    dtypes: Annotated[tuple[Dtype, ...], arg(metavar="NAME ...")] = ("fp32", "bf16", "fp16")
+    dtypes: Annotated[tuple[Dtype, ...], shown("NAME ..."), QUANTISATION] = ("fp32", "bf16", "fp16")
     """What updates compute in; fp32 is what the others are compared with."""
-    env: Annotated[str, arg(metavar="ID")] = "PongNoFrameskip-v4"
+    env: Annotated[str, shown("ID"), ENVIRONMENT] = "PongNoFrameskip-v4"
     """Gymnasium id of an environment with images; replay holds its frames."""
-    batch_size: int = 32
+    batch_size: Annotated[int, TRAINING] = 32
     """Replay samples of one update."""
     seconds: float = 60.0
     """Of updates for each precision of a policy. Where not even three fit, the time is extrapolated from small
     batches."""
-    params: Annotated[tuple[str, ...], arg(metavar="NAME:VALUE ...")] = ()
+    params: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), TRAINING] = ()
     """Hyper-parameters of learning over the tuned ones, as for quarl train; policy_kwargs without what --policies says,
     as in policy_kwargs:"dict(optimizer_kwargs=dict(eps=1.5e-4))"."""
-    n_timesteps: Annotated[int, arg(aliases=["-n"])] = 100_000
+    n_timesteps: Annotated[int, shown(None, "-n"), TRAINING] = 100_000
     """Environment steps of a training."""
-    seeds: int = 3
+    seeds: Annotated[int, TRAINING] = 3
     """Trainings in each precision, with seeds from --seed on."""
-    episodes: int = 30
+    episodes: Annotated[int, TRAINING] = 30
     """Episodes that each trained agent plays; those of a seed are the same in every precision."""
-    threads: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all cores)")] = None
+    threads: Annotated[int | None, shown("N", default="all cores"), ADVANCED] = None
     """Threads of the learner."""
-    device: Annotated[str, arg(metavar="NAME")] = "auto"
+    device: Annotated[str, shown("NAME"), ADVANCED] = "auto"
     """The learner's device; auto is the GPU where there is one."""
     minutes: float = 90.0
     """With this much time spent no new cell is begun; the same command goes on later."""

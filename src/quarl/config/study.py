@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
 from quarl.config.base import Config, Flag, Output, at_least_one, check_folder
+from quarl.config.groups import ENVIRONMENT, shown
 from quarl.errors import QuarlError
 
 FOLDER = Path("quarl-study")
@@ -24,25 +25,29 @@ class StudyRunConfig(Config):
     """
 
     verb: ClassVar[str] = "study run"
+    examples = (
+        "quarl study run smoke --jobs 2 -o study",
+        "quarl study run paper-ptq --agents rl-trained-agents --dry-run",
+    )
     positional: ClassVar[tuple[str, ...]] = ("study",)
 
-    study: Positional[Annotated[str, arg(metavar="STUDY", help_behavior_hint="(required)")]] = ""
+    study: Positional[Annotated[str, shown("STUDY")]] = ""
     """A study file, or one that comes with QuaRL: smoke, paper-ptq, paper-qat, paper-actorq."""
-    agents: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: what the study says)")] = None
+    agents: Annotated[Path | None, shown("DIR", default="what the study says")] = None
     """Where its zoo: sources lie."""
     jobs: int = 1
     """Cells at a time, each on one core."""
     dry_run: Flag = False
     """Check the study, show what would be measured, and measure nothing."""
-    minutes: float = math.inf
+    minutes: Annotated[float, shown("FLOAT", default="no bound")] = math.inf
     """No cell begins after so long; the same command goes on."""
-    seed: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the study's seeds)")] = None
+    seed: Annotated[int | None, shown("N", default="the study's seeds")] = None
     """Only this seed, in place of the study's."""
-    only: Annotated[tuple[str, ...], arg(metavar="ALGO/ENV ...", help_behavior_hint="(default: all)")] = ()
+    only: Annotated[tuple[str, ...], shown("ALGO/ENV ...", default="all")] = ()
     """Policies whose cells are measured now."""
     retry_failed: Flag = False
     """Measure cells again that failed."""
-    env_module: Annotated[str | None, arg(metavar="MODULE", help_behavior_hint="")] = None
+    env_module: Annotated[str | None, shown("MODULE"), ENVIRONMENT] = None
     """Module of your own that registers environments which the study names; it is imported. No file can name one."""
     output: Output = FOLDER
     """Folder of the study: its rows, agents that it trained, and later its report."""
@@ -68,7 +73,7 @@ class _FolderConfig(Config):
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
 
-    folder: Positional[Annotated[Path, arg(metavar="[DIR]")]] = FOLDER
+    folder: Positional[Annotated[Path, shown("[DIR]")]] = FOLDER
     """Folder of the study."""
 
 
@@ -77,6 +82,7 @@ class StudyStatusConfig(_FolderConfig):
     """Show how far a study is; it may be running."""
 
     verb: ClassVar[str] = "study status"
+    examples = ("quarl study status study",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +90,7 @@ class StudyReportConfig(_FolderConfig):
     """Make tables, figures and a page of what a study has measured so far."""
 
     verb: ClassVar[str] = "study report"
+    examples = ("quarl study report study",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from tyro.conf import arg
-
 from quarl.config.base import MeteredConfig, Normalize, Output, Steps, at_least_one, check_folder, check_margin
 from quarl.config.environment import OPTIONS, EnvironmentConfig
+from quarl.config.groups import ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import QatSpec, QuantSpec, Ranges
@@ -26,43 +25,44 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Train in float32 and for every precision, quantise what was trained, and compare: return against bits."""
 
     verb: ClassVar[str] = "sweep"
+    examples = ("quarl sweep --algo a2c --env CartPole-v1 --bits 8 4 2 --seeds 3 -o bits",)
 
     device: ClassVar[str] = "auto"
     """Where its trainings compute."""
 
-    algo: Annotated[str, arg(metavar="NAME")] = "dqn"
+    algo: Annotated[str, shown("NAME")] = "dqn"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
-    env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
+    env: Annotated[str, shown("ID"), ENVIRONMENT] = "CartPole-v1"
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
-    bits: Annotated[tuple[str, ...], arg(metavar="BITS ...")] = ("8", "7", "6", "5", "4", "3", "2")
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("8", "7", "6", "5", "4", "3", "2")
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
-    methods: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = METHODS
+    methods: Annotated[tuple[str, ...], shown("NAME ...")] = METHODS
     """ptq: quantise the float32 agents; qat: train for the precision."""
     seeds: int = 3
     """Agents of every kind, trained with seeds from --seed on."""
     n_timesteps: Steps = None
     """Environment steps of a training; with --trained-agent those of fine-tuning."""
-    quant_delay: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: half of the run)")] = None
+    quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None
     """Environment steps before fake quantisation acts."""
-    qat_output_bits: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: those of --bits)")] = None
+    qat_output_bits: Annotated[int | None, shown("N", default="those of --bits"), QUANTISATION] = None
     """Bits of the weights of the last layer in quantisation-aware training."""
-    qat_ranges: Ranges = "minmax"
+    qat_ranges: Annotated[Ranges, QUANTISATION] = "minmax"
     """How ranges are found in quantisation-aware training."""
-    params: Annotated[tuple[str, ...], arg(aliases=["--hyperparams"], metavar="NAME:VALUE ...")] = ()
+    params: Annotated[tuple[str, ...], shown("NAME:VALUE ...", "--hyperparams"), TRAINING] = ()
     """Hyper-parameters over the tuned ones, as for quarl train."""
-    trained_agent: Annotated[Path | None, arg(aliases=["-i"], metavar="ZIP", help_behavior_hint="")] = None
+    trained_agent: Annotated[Path | None, shown("ZIP", "-i"), TRAINING] = None
     """Instead of training in float32, take this agent: ptq quantises it, qat fine-tunes it."""
     normalize: Normalize = None
     """VecNormalize's saved statistics with which the trained agent observed, or none."""
-    eval_freq: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: a twentieth of the run)")] = None
+    eval_freq: Annotated[int | None, shown("N", default="a twentieth of the run"), TRAINING] = None
     """Environment steps between the evaluations that choose each training's best agent."""
     episodes: int = 100
     """Episodes of every row; a seed's rows all play the same ones."""
-    margin: Annotated[float, arg(metavar="PERCENT")] = 5.0
+    margin: Annotated[float, shown("PERCENT")] = 5.0
     """Loss of return, of fp32's, that is still acceptable."""
     jobs: int = 1
     """Trainings at a time, each on one core."""
-    minutes: float = math.inf
+    minutes: Annotated[float, shown("FLOAT", default="no bound")] = math.inf
     """No training begins after so long; the same command goes on."""
     seed: int = 0
     """The first seed."""

@@ -7,19 +7,22 @@ import dataclasses
 import io
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, pairwise, takewhile
 from types import NoneType
-from typing import Annotated, Any, Union, get_args
+from typing import Annotated, Any, Union, get_args, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from quarl.config import VERBS, BenchConfig, Config, StudyConfig
+from quarl.config.base import summary
+from quarl.config.options import manual, overview
 from quarl.errors import QuarlError, did_you_mean
 
 DESCRIPTION = """What low precision costs and gains in reinforcement learning.
 
-quarl help VERB says what a verb can be told; quarl version prints the version."""
+quarl help VERB says what a verb can be told, quarl version prints the version, and quarl completion bash, zsh or fish
+what makes that shell complete verbs, options and their values."""
 HYPERPARAMETERS = """
 learning_rate batch_size buffer_size learning_starts n_steps n_epochs gamma gae_lambda clip_range clip_range_vf ent_coef
 vf_coef max_grad_norm normalize_advantage target_kl tau train_freq gradient_steps target_update_interval policy v_min
@@ -54,7 +57,7 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
         ("env-wrapper", "--wrapper"),
         ("noise-std", "--sigma", "--params noise_std:VALUE"),
         ("save-replay-buffer truncate-last-trajectory", "--resume, for checkpoints hold replay", UNTRAINED),
-        ("verbose progress P log-interval no-render gif uuid no-optim-plots", "drop it: there is no such choice here"),
+        ("progress P log-interval no-render gif uuid no-optim-plots", "drop it: there is no such choice here"),
         ("optimize-hyperparameters optimize n-trials max-total-trials sampler pruner storage n-startup-trials", SEARCH),
         ("n-evaluations study-name trial-id optimization-log-path", SEARCH),
         ("n-jobs", "--jobs", SEARCH),
@@ -67,6 +70,8 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     for name in names.split()
 }
 """Its name there -> what to do: the first that names no option, or one that the verb has."""
+VERBOSE = ("-v", "--verbose")
+"""The zoo's have a number behind them."""
 NUMBERS = ConstructorRegistry()
 """How words become numbers."""
 
@@ -78,13 +83,16 @@ def parse(words: Sequence[str]) -> Config:
     known = [verb.verb.split()[0] for verb in VERBS]
     if words and words[0] not in known and not words[0].startswith("-"):
         raise QuarlError(f"unknown verb {words[0]!r}{did_you_mean(words[0], known)} (known: {', '.join(known)})")
+    if {"-h", "--help"} & set(words):
+        print(help_of(words))
+        raise SystemExit(0)
     verbs = tuple(Annotated[verb, tyro.conf.subcommand(name)] for verb, name in zip(VERBS, known, strict=True))
     one_of: Any = Union[verbs]  # noqa: UP007  # made of a tuple, which `|` cannot take
     help_ = " ".join(["see quarl", *(word for word in words[:1] if word in known), "--help"])
     said = io.StringIO()
     try:
         with NUMBERS, contextlib.redirect_stderr(said):
-            parsed, left = tyro.cli(one_of, prog="quarl", description=DESCRIPTION, args=words, return_unknown_args=True)
+            parsed, left = tyro.cli(one_of, prog="quarl", args=words, return_unknown_args=True)
     except SystemExit as end:
         if not end.code:
             raise
@@ -93,9 +101,25 @@ def parse(words: Sequence[str]) -> Config:
         raise QuarlError(f"{sentence}{zoos}; {help_}") from None
     config: Config = parsed.chosen if isinstance(parsed, BenchConfig | StudyConfig) else parsed
     if left:
-        raise QuarlError(f"{config.verb} {_unknown(config, left)}; {help_}")
+        raise QuarlError(f"{config.verb} {_unknown(config, left, words)}; {help_}")
     config.came_from(words)
     return config
+
+
+def below(kind: type[Any]) -> list[type[Config]]:
+    """The verbs that a verb stands for: those of `bench` or `study`, or itself."""
+    return [kind] if issubclass(kind, Config) else list(get_args(get_type_hints(kind)["chosen"]))
+
+
+def help_of(words: Sequence[str]) -> str:
+    """What --help says of the verb that the first words name, or of all verbs."""
+    leaves = [leaf for kind in VERBS for leaf in below(kind) if words[: len(leaf.verb.split())] == leaf.verb.split()]
+    if leaves:
+        return manual(leaves[0])
+    for kind in VERBS:
+        if words[:1] == [kind.verb]:
+            return overview(f"{kind.verb} VERB", summary(kind), [(verb, verb) for verb in below(kind)])
+    return overview("VERB", DESCRIPTION, [(kind, below(kind)[0]) for kind in VERBS])
 
 
 def _sentence(box: str) -> str:
@@ -110,11 +134,12 @@ def _has_words(line: str) -> bool:
     return bool(line.strip("─-"))
 
 
-def _unknown(config: Config, left: Sequence[str]) -> str:
-    """What the first of the words is that were left over: an option, or else a value."""
+def _unknown(config: Config, left: Sequence[str], words: Sequence[str]) -> str:
+    """What the first of those words is that were left over: an option, or else a value."""
     word = next((word for word in left if word.startswith("-")), left[0])
     if not word.startswith("-"):
-        return f"has no use for {word!r}"
+        alone = next((before for before, each in pairwise(words) if each == word and before in VERBOSE), "")
+        return f"has no use for {word!r}{f': {alone} stands alone' if alone else ''}"
     option = word.partition("=")[0]
     known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)]
     if option in known:

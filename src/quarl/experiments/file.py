@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig
-from quarl.config.base import METERED
+from quarl.config.base import ASIDE
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.learner import unknown_algorithm
 from quarl.config.train import LEARNERS, QAT_OPTIONS
@@ -40,8 +40,8 @@ MODES = ("dynamic", "static")
 BOUNDS = Bounds(minutes=60.0, memory_gb=4.0)
 """Of one cell, its processes together, in a study that says nothing of them."""
 SET_BY_CELLS = (
-    *("algo", "env", "actor_precision", "seed", "output", "json", "resume", "plan", "track"),
-    *(*METERED, *OPTIONS),
+    *("algo", "env", "actor_precision", "seed", "output", "resume", "plan", "track"),
+    *(*ASIDE, *OPTIONS),
 )
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(field.name for field in dataclasses.fields(ActorQConfig) if field.name not in SET_BY_CELLS)
@@ -102,7 +102,9 @@ class PolicyEntry:
 
     at: Place
     algo: str = key(word)
+    """ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
     env: str = key(word)
+    """Gymnasium id."""
     source: tuple[str, ...] = key(
         must(_is_source, "source {!r} is none of train, zoo:FOLDER, hub:ORG/NAME and file:PATH", words),
         default=(),
@@ -117,6 +119,7 @@ class PolicyEntry:
     seeds: tuple[int, ...] | None = key(checks.seeds, default=None)
     """None: the study's."""
     episodes: int | None = key(count, default=None)
+    """Of each of its cells; None: the study's."""
     train: Mapping[str, Any] = key(partial(_options, known=TRAIN, verb="quarl train"), default_factory=dict)
     """Options of `quarl train` for its trainings."""
     actorq: Mapping[str, Any] = key(partial(_options, known=ACTORQ, verb="quarl actorq"), default_factory=dict)
@@ -128,9 +131,13 @@ class PolicyEntry:
     deterministic: bool = key(must(lambda value: type(value) is bool, "{name} must be true or false"), default=False)
     """Whether it never samples its actions; else as RL Zoo plays such agents."""
     env_kwargs: Mapping[str, Any] = key(mapping, default_factory=dict)
+    """Arguments of the environment, over those that its files name, as --env-kwargs; the next three likewise."""
     wrapper: tuple[str, ...] = key(words, default=())
+    """Wrappers in place of those that the files name, as --wrapper."""
     frame_stack: int | None = key(count, default=None)
+    """Observations that are stacked, as --frame-stack."""
     max_episode_steps: int | None = key(count, default=None)
+    """Environment steps after which an episode is truncated, as --max-episode-steps."""
 
     @property
     def world(self) -> dict[str, Any]:
@@ -160,18 +167,23 @@ class MethodEntry:
 
     at: Place
     method: str
+    """fp32, ptq, qat, actorq or untrained."""
     precision: tuple[str, ...] = key(words, default=("fp32",))
+    """fp16, 8 or w4a8; all but fp32 and untrained need one."""
     scheme: tuple[str, ...] = key(words, default=("default",))
+    """How weights become codes, as --scheme of quarl ptq."""
     mode: tuple[str, ...] = key(
         must(("dynamic", "static").__contains__, "mode must be dynamic or static, got {!r}", words),
         default=("dynamic",),
     )
+    """How activations are quantised: dynamic or static."""
     fine_tune: float | None = key(
         must(lambda share: share <= 1, "fine_tune is a share of the agent's training, as in 0.1, got {:g}", number),
         default=None,
     )
     """Environment steps of quantisation-aware training, as a share of the agent's own; None: from scratch."""
     quant_delay: int | None = key(lambda value, at: count(value, at) if value else value, default=None)
+    """Environment steps before fake quantisation acts; None: half of the training."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Of `quarl actorq`, or those of `quarl train` for quantisation-aware training."""
 
@@ -207,18 +219,25 @@ class Study:
     """The whole file."""
 
     name: str = key(word)
+    """What its report calls it."""
     about: str = key(partial(word, printable=False), default="")
+    """What it is for, in a sentence or two of the report."""
     episodes: int = key(count, default=100)
+    """Of every cell; those of a seed are the same for all precisions."""
     margin: float = key(
         must(lambda margin: margin < 100, "margin is a percentage between 0 and 100, got {:g}", number),
         default=MARGIN_PCT,
     )
     """Loss of return, in percent of fp32's, that is still acceptable."""
     seeds: tuple[int, ...] = key(checks.seeds, default=(0,))
+    """Of trainings and episodes; a policy may have its own."""
     limits: Bounds = dataclasses.field(metadata={"check": _limits}, default=BOUNDS)
+    """Time and memory of one cell, its processes together; a cell that exceeds them has failed."""
     agents: Path = dataclasses.field(metadata={"check": word}, default=Path())
     """What zoo:FOLDER and file:PATH are relative to."""
     policies: tuple[PolicyEntry, ...] = key(partial(checks.listed, read=_policy))
+    """The agents, each as below."""
     methods: tuple[MethodEntry, ...] = key(partial(checks.listed, read=_method))
+    """What is done with each, as below."""
     document: Mapping[str, Any]
     """The file as it was read."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, detail
 from quarl.inert.budget import reading
 from quarl.inert.zip import first_bytes, member_names, read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.readers import find, sb2, sb3, weights_only
+from quarl.readers import find, normalizer, sb2, sb3, weights_only
 from quarl.readers.torch_file import read_nested
 
 KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
@@ -24,9 +25,12 @@ def read(path: str | Path, algo: str = "", normalize: str | Path | None = None) 
     training library's file holds another algorithm. normalize: the file of VecNormalize's statistics, or "none"; None
     finds what lies beside the agent.
     """
-    path = find.named([str(path)])
+    start, path = time.perf_counter(), find.named([str(path)])
     with reading(path):
-        return _read(path, algo, normalize)
+        policy = _read(path, algo, normalize)
+    said = f"{policy.provenance.algo or 'no algorithm'}, {policy.num_weights:,} weights, {normalizer.sentence(policy)}"
+    detail(f"read {path} in {time.perf_counter() - start:.2f} s: {said}")
+    return policy
 
 
 def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | QuantizedPolicy:

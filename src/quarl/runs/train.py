@@ -20,7 +20,7 @@ from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
 from quarl.envs import resolve
 from quarl.envs.checked import BrokenEnvironmentError
-from quarl.errors import NothingSavedError, QuarlError
+from quarl.errors import NothingSavedError, QuarlError, detail
 from quarl.files import Dispensable
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
@@ -57,6 +57,8 @@ class Training:
                 self.model = build(options, env, self._notes.append, images=images)
             if isinstance(self.model, D4PG):
                 self.model.say = say
+            learner = f"{type(self.model).__name__} on {self.model.device}"
+            detail(f"learner: {learner}, {self.threads} threads, {env.num_envs} environments side by side")
             # what is kept of it
             self.checkpointer = AgentCheckpointer(self.model, self.folder, say, config.seed)
             self.evaluator = BestEvaluator(config, options.recipe, self.folder, say)

@@ -18,7 +18,7 @@ from quarl.actorq.counters import CLASSES, Counters, Learner
 from quarl.actorq.supervisor import Supervisor
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
-from quarl.config.base import METERED
+from quarl.config.base import ASIDE
 from quarl.config.bench import BenchActorQConfig
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
@@ -33,7 +33,7 @@ ADDED = (
     *("pull_s", "deserialize_s", "load_s", "wait_s", "stale_s"),
 )
 """Of an actor's part of a row of metrics: what adds up over the run."""
-ELSEWHERE = ("json", "output", "resume", "plan", *METERED)
+ELSEWHERE = ("output", "resume", "plan", *ASIDE)
 """Options that a cell does not depend on."""
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig
-from quarl.config.base import METERED
+from quarl.config.base import ASIDE
 from quarl.config.bench import split_arm
 from quarl.errors import QuarlError
 
 MAX_BYTES = 2**20
 OPTIONS = {field.name: field for field in dataclasses.fields(ActorQConfig)}
 FIXED = (
-    *("actor_precision", "engine", "seed", "output", "json", "resume", "plan", "target", "samples_per_insert"),
-    *METERED,
+    *("actor_precision", "engine", "seed", "output", "resume", "plan", "target", "samples_per_insert"),
+    *ASIDE,
 )
 """Options of `quarl actorq` that the protocol sets itself."""
 

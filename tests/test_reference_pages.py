@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import reference_pages as reference
 
 import contracts
 from quarl.energy import Energy
 from quarl.inspection import LayerRow
-from quarl.report import reference
 from quarl.rows import columns
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 KINDS = contracts.kinds()
@@ -42,9 +42,10 @@ def test_committed_results_keep_to_their_rows(study):
                 contracts.check_row(command, fields)
 
 
-def test_the_committed_page_is_made_of_the_rows():
-    _, made, _ = (ROOT / "docs/reference/json.md").read_text().split(reference.MARK)
-    assert made == f"\n{reference.tables(reference.kinds())}\n", "make reference writes it anew"
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_the_committed_pages_are_made_of_the_classes(page):
+    _, made, _ = (ROOT / f"docs/reference/{page}.md").read_text().split(reference.MARK)
+    assert made == f"\n{reference.PAGES[page]()}\n", "make reference writes it anew"
 
 
 @pytest.mark.parametrize("command", sorted(KINDS))

@@ -1,0 +1,161 @@
+"""The generated parts of docs/reference: keys of rows, options of verbs, keys of study files, each from its class."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import quarl
+from quarl.config import VERBS
+from quarl.config.groups import ORDER
+from quarl.config.options import Option, options, strings_under
+from quarl.config.words import below
+from quarl.experiments.file import BOUNDS, OF_METHOD, TRAIN, MethodEntry, PolicyEntry, Study
+from quarl.report.reference import extras, schema
+from quarl.rows import Column, Row
+
+BAR = "\\|"
+"""In a cell, where a plain one would end it."""
+MARK = "<!-- generated: make reference -->\n"
+"""Lies before and behind the part of the page that is made here."""
+
+
+def kinds() -> list[type[Row]]:
+    """All classes of rows that the package has, by command."""
+    for module in pkgutil.walk_packages(quarl.__path__, "quarl."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    # by command: a dataclass with slots is made twice, and the later one is the one that stands in its module
+    commands = {kind.command: kind for kind in _below(Row) if "command" in vars(kind)}
+    return [commands[command] for command in sorted(commands)]
+
+
+def _below(kind: type[Row]) -> Iterator[type[Row]]:
+    for each in kind.__subclasses__():
+        yield from (each, *_below(each))
+
+
+def rows() -> str:
+    """Markdown: a table of keys for each kind of rows."""
+    lines: list[str] = []
+    for kind in kinds():
+        hints, about = get_type_hints(kind, include_extras=True), schema(kind)
+        entries = []
+        for name, key in about["properties"].items():
+            heading = "".join(column.heading for column in extras(hints[name], Column))
+            entries.append((f"`{name}`", " or ".join(key["type"]), heading, key["description"]))
+        lines += [f"## `{kind.command}`", "", about["description"], ""]
+        lines += _table(("key", "type", "column", "meaning"), entries)
+    return "\n".join(lines)
+
+
+def verbs() -> str:
+    """Markdown: each verb with its examples and a table of options for each group."""
+    lines: list[str] = []
+    for kind in (verb for entry in VERBS for verb in below(entry)):
+        listed = options(kind)
+        words = "".join(f" {option.value}" for option in listed if not option.names)
+        lines += [f"## `quarl {kind.verb}{words}`", "", _marked(inspect.getdoc(kind) or "")]
+        lines += ["", "```sh", *kind.examples, "```", ""]
+        for group in ORDER:
+            entries = [_option(option) for option in listed if option.group == group]
+            lines += _table((group, "value", "default", "meaning"), entries) if entries else []
+    return "\n".join(lines)
+
+
+def _option(option: Option) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in option.names)
+    default = f"`{option.default}`" if option.default in (*option.choices, "default") else _marked(option.default)
+    return (
+        names or f"`{option.value}`",
+        f"`{option.value}`" if option.names and option.value else "",
+        default,
+        _marked(option.meaning),
+    )
+
+
+def study_file() -> str:
+    """Markdown: the keys of a study file, of its policies and its methods."""
+    lines: list[str] = []
+    for title, kind in (("The file", Study), ("A policy", PolicyEntry), ("A method", MethodEntry)):
+        said = strings_under(kind)
+        keys = [field for field in dataclasses.fields(kind) if "check" in field.metadata or field.name == "method"]
+        lines += [f"## {title}", ""]
+        lines += _table(
+            ("key", "value", "default", "meaning"),
+            [
+                (
+                    f"`{key.name}`",
+                    _value(kind, key.name),
+                    "the file's name" if (kind, key.name) == (Study, "name") else _default(key),
+                    _marked(said[key.name]),
+                )
+                for key in keys
+            ],
+        )
+    lines += ["## Keys of each method", ""]
+    lines += _table(
+        ("method", "keys"),
+        [(f"`{method}`", ", ".join(f"`{key}`" for key in keys) or "none") for method, keys in OF_METHOD.items()],
+    )
+    lines += [
+        f"`train` of a policy takes {', '.join(f'`{name}`' for name in TRAIN)}; `actorq` what the method takes.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _value(kind: type[Any], name: str) -> str:
+    """What a key's value is called."""
+    hint = get_type_hints(kind)[name]
+    types = [
+        each for each in ((hint,) if get_origin(hint) is not UnionType else get_args(hint)) if each is not NoneType
+    ]
+    if get_origin(types[0]) is tuple:
+        return {str: "word, or list of words", int: "list of numbers"}.get(get_args(types[0])[0], "list")
+    return {str: "word", int: "whole number", float: "number", bool: "true or false", Path: "path"}.get(
+        types[0], "values by name"
+    )
+
+
+def _default(key: dataclasses.Field[Any]) -> str:
+    if key.default is dataclasses.MISSING:
+        return "" if key.default_factory is not dataclasses.MISSING else "must be there"
+    if key.default is BOUNDS:
+        return f"`{{minutes: {BOUNDS.minutes:g}, memory_gb: {BOUNDS.memory_gb:g}}}`"
+    if key.default == Path():
+        return "the file's folder"
+    text = json.dumps([*key.default] if isinstance(key.default, tuple) else key.default).replace('"', "")
+    return "" if key.default in (None, "", ()) else f"`{text}`"
+
+
+def _table(headings: Sequence[str], entries: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |" for row in (headings, *entries)]
+    return [lines[0], f"|{len(headings) * '---|'}", *lines[1:], ""]
+
+
+def _marked(text: str) -> str:
+    """The text with options as code, where dashes stay what they are."""
+    return re.sub(r"(?<![\w-])(--?[a-z][\w-]*)", r"`\1`", text).replace("None: ", "without it: ")
+
+
+def write(page: Path, text: str) -> None:
+    """Puts the text between the marks of the page."""
+    head, _, tail = page.read_text().split(MARK)
+    page.write_text(f"{head}{MARK}\n{text}\n{MARK}{tail}")
+
+
+PAGES: dict[str, Callable[[], str]] = {"json": rows, "cli": verbs, "study-file": study_file}
+"""By name of the page."""
+
+if __name__ == "__main__":
+    for name, made in PAGES.items():
+        write(Path(__file__).parent / "reference" / f"{name}.md", made())

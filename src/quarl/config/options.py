@@ -1,0 +1,126 @@
+"""A verb's options as --help, the completion of shells and the reference show them, read from its class."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from quarl.config.base import Config, in_words, summary
+from quarl.config.environment import EnvironmentConfig
+from quarl.config.groups import ORDER, WHAT, Group, shown
+
+COMMON = tuple((f"--{field.name.replace('_', '-')}",) for field in fields(EnvironmentConfig))
+INDENT = 24 * " "
+"""Before what is said of an option."""
+VALUES = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+"""What a value is called where its option does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as it is typed, or a word that stands before the options."""
+
+    names: tuple[str, ...]
+    """The field's is the last; none of a word."""
+    value: str
+    """What its value is called; empty of a flag."""
+    choices: tuple[str, ...]
+    """All values, where they are few."""
+    default: str
+    """What holds without it, in words; empty where that goes without saying."""
+    meaning: str
+    group: Group
+
+    @property
+    def typed(self) -> str:
+        """Its names and what its value is called."""
+        return f"{', '.join(self.names)} {self.value}".strip()
+
+    @property
+    def said(self) -> str:
+        """Its meaning and what holds without it."""
+        default = f" (default: {self.default})" if self.default else ""
+        return self.meaning + ("" if self.names or self.value.startswith("[") else " (required)") + default
+
+
+def options(kind: type[Config]) -> list[Option]:
+    """The options of a verb in the order in which they are shown."""
+    hints, meanings = get_type_hints(kind), strings_under(kind)
+    bases = [get_type_hints(base, include_extras=True) for base in kind.__mro__]
+    listed = []
+    for field in fields(kind):
+        extras = [getattr(base.get(field.name), "__metadata__", ()) for base in bases]
+        # a field that is declared anew keeps its group
+        group = next((extra for each in extras for extra in each if isinstance(extra, Group)), WHAT)
+        told = next((extra for extra in extras[0] if hasattr(extra, "metavar")), shown())
+        listed.append(_option(kind, field, hints[field.name], told, told.help or meanings[field.name], group))
+    # within a group words stand first, and last what verbs have in common
+    return sorted(listed, key=lambda each: (ORDER.index(each.group), bool(each.names), each.names[-1:] in COMMON))
+
+
+def _option(kind: type[Config], field: Field[Any], hint: Any, told: Any, meaning: str, group: Group) -> Option:
+    """told: what `shown` makes."""
+    name = f"--{field.name.replace('_', '-')}"
+    off = (f"--no-{name[2:]}",) if field.default is True else ()
+    inner = next(each for each in (*get_args(hint), hint) if each is not NoneType)
+    choices = next((get_args(each) for each in (hint, inner) if get_origin(each) is Literal), ())
+    return Option(
+        names=() if field.name in kind.positional else (*told.aliases, *off, name),
+        value=told.metavar or (f"{{{','.join(choices)}}}" if choices else VALUES.get(inner, "")),
+        choices=choices,
+        default=told.help_behavior_hint or in_words(field.default),
+        meaning=meaning,
+        group=group,
+    )
+
+
+def strings_under(kind: type[Any]) -> dict[str, str]:
+    """The string under each field of the class and its bases that has one."""
+    said = {}
+    for base in reversed([each for each in kind.__mro__ if each.__module__.startswith("quarl.")]):
+        (tree,) = ast.parse(inspect.getsource(base)).body
+        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    said[name] = " ".join(text.split())
+    return said
+
+
+def manual(kind: type[Config]) -> str:
+    """What --help says of a verb: its options by groups, then examples."""
+    listed = options(kind)
+    words = [f" {option.value}" for option in listed if not option.names]
+    lines = [f"usage: quarl {kind.verb}{''.join(words)} [options]", "", _filled(inspect.getdoc(kind) or "")]
+    for group in ORDER:
+        entries = [_beside(option.typed, option.said) for option in listed if option.group == group]
+        lines += ["", f"{group}:", *entries] if entries else []
+    return "\n".join([*lines, "", "for example:", *(f"  {command}" for command in kind.examples)])
+
+
+def overview(usage: str, about: str, verbs: Sequence[tuple[Any, type[Config]]]) -> str:
+    """What --help says of several verbs: (each, the one whose example is shown)."""
+    lines = [f"usage: quarl {usage} [options]", "", _filled(about), ""]
+    for kind, shown_by in verbs:
+        lines += [_beside(kind.verb, f"{summary(kind)}."), f"{INDENT}{shown_by.examples[0]}"]
+    return "\n".join(lines)
+
+
+def _beside(name: str, meaning: str) -> str:
+    """The name with its meaning beside it, or below where the name is long."""
+    indented = _filled(meaning, INDENT)
+    return f"  {name:20}  {indented.lstrip()}" if len(name) <= 20 else f"  {name}\n{indented}"
+
+
+def _filled(text: str, indent: str = "") -> str:
+    """The text's paragraphs, as wide as the terminal."""
+    width = shutil.get_terminal_size().columns
+    each = (textwrap.fill(part, width, initial_indent=indent, subsequent_indent=indent) for part in text.split("\n\n"))
+    return "\n\n".join(each)

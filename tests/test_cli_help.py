@@ -1,0 +1,300 @@
+"""What the command line says of itself and on the way: --help, completion, -v, -q, the line before imports."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from networks import dense
+from quarl import errors
+from quarl.cli import main, parse
+from quarl.config import VERBS, ActorQConfig
+from quarl.config.base import summary
+from quarl.config.completion import SHELLS, script
+from quarl.config.groups import ORDER, WHAT
+from quarl.config.options import Option, options
+from quarl.config.words import below, help_of
+from quarl.policy import artifact
+from quarl.policy.graph import Provenance
+
+CONFIGS = {verb.verb: verb for kind in VERBS for verb in below(kind)}
+CHOICES = [(verb, option) for verb, config in CONFIGS.items() for option in options(config) if option.choices]
+
+
+@pytest.fixture
+def policy(tmp_path, monkeypatch):
+    """policy.safetensors in the working directory; how much is said is as before when the test is over."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(errors.LOUDNESS, "")
+    provenance = Provenance(algo="dqn", env_id="CartPole-v1", origin="module")
+    artifact.write(replace(dense([4, 16, 2]), provenance=provenance), tmp_path / "policy.safetensors")
+    return "policy.safetensors"
+
+
+@pytest.mark.parametrize("verb", CONFIGS)
+def test_every_option_stands_in_a_group_and_what_verbs_share_in_the_same_one(verb):
+    groups = {option.names[-1]: option.group for option in options(CONFIGS[verb]) if option.names}
+    assert set(groups.values()) <= set(ORDER)
+    assert {groups[name] for name in ("--json", "--verbose", "--quiet")} == {"output"}
+    expected = {
+        "--output": "output",
+        "--env-kwargs": "environment",
+        "--energy-watts": "energy",
+        "--bits": "quantisation",
+        "--qat": "quantisation",
+        "--params": "training",
+        "--device": "advanced",
+    }
+    assert {name: groups[name] for name in expected if name in groups} == {
+        name: group for name, group in expected.items() if name in groups
+    }
+    shown = help_of(verb.split())
+    titles = [line.removesuffix(":") for line in shown.splitlines() if re.fullmatch(r"[a-z]+:", line)]
+    assert titles == [group for group in ORDER if group in {option.group for option in options(CONFIGS[verb])}]
+    assert titles[0] in ("what", "output")
+
+
+def test_an_option_is_shown_with_its_names_value_default_and_meaning():
+    by_name = {option.names[-1]: option for option in options(ActorQConfig)}
+    assert by_name["--n-timesteps"] == Option(
+        names=("-n", "--n-timesteps"),
+        value="N",
+        choices=(),
+        default="RL Zoo's, or 100000",
+        meaning="Environment steps, of all actors together; of a run that goes on, all from its beginning.",
+        group=WHAT,
+    )
+    # declared anew, with other words, in the group of its first declaration
+    assert (by_name["--eval-freq"].default, by_name["--eval-freq"].group) == ("10000", "training")
+    assert (by_name["--learner-dtype"].choices, by_name["--learner-dtype"].value) == (
+        ("fp32", "bf16", "fp16"),
+        "{fp32,bf16,fp16}",
+    )
+    assert by_name["--save-replay-buffer"].names == ("--no-save-replay-buffer", "--save-replay-buffer")
+    assert (by_name["--plan"].value, by_name["--plan"].default) == ("", "")
+
+
+def test_examples_are_whole_commands_of_their_verb_and_end_its_help():
+    for verb, config in CONFIGS.items():
+        assert "examples" in vars(config), verb
+        for example in config.examples:
+            parsed = parse(shlex.split(example)[1:])
+            parsed.check()
+            assert type(parsed) is config
+        behind = help_of(verb.split()).partition("\nfor example:\n")[2]
+        assert behind == "\n".join(f"  {example}" for example in config.examples)
+
+
+def test_help_shows_a_line_and_an_example_of_each_verb():
+    shown = " ".join(help_of([]).split())
+    for config in VERBS:
+        (first, *_) = below(config)
+        assert f"{config.verb} {summary(config)}. {first.examples[0]}" in shown
+    shown = " ".join(help_of(["study"]).split())
+    for verb in ("run", "status", "report"):
+        assert f"study {verb} {summary(CONFIGS[f'study {verb}'])}. {CONFIGS[f'study {verb}'].examples[0]}" in shown
+
+
+def test_help_is_as_wide_as_the_terminal(monkeypatch):
+    for columns in (60, 140):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = help_of(["actorq"]).partition("\nfor example:")[0].splitlines()
+        assert columns - 12 < max(map(len, lines)) <= columns
+
+
+def completed(typed, folder, source):
+    """What bash offers for the last word of a line, by the script that `source` makes."""
+    words = [*typed.split(" ")]
+    line = (
+        f"{source}\n"
+        f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n"
+        'complete -p quarl >&2; _quarl; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stderr == "complete -o bashdefault -o default -F _quarl quarl\n"
+    return done.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory):
+    """Completes a line by the script as a shell sources it."""
+    shutil.which("bash") or pytest.skip("no bash")
+    folder = tmp_path_factory.mktemp("bash")
+    (folder / "quarl.bash").write_text(script("bash"))
+    return lambda typed: completed(typed, folder, "source ./quarl.bash")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("quarl p", ["ptq"]),
+        ("quarl study r", ["run", "report"]),
+        ("quarl bench ", ["latency", "actorq", "mixed-precision"]),
+        ("quarl help stu", ["study"]),
+        ("quarl completion ", ["bash", "zsh", "fish"]),
+        ("quarl ptq --mo", ["--mode"]),
+        ("quarl ptq a.zip --bits 8 --mode ", ["dynamic", "static"]),
+        ("quarl ptq a.zip --mode static --engine r", ["reference"]),
+        ("quarl actorq --engine ", ["litert", "torch"]),
+        ("quarl bench actorq --n-t", ["--n-timesteps"]),
+        ("quarl actorq --no-save", ["--no-save-replay-buffer"]),
+        ("quarl ptq lo", []),  # then bash offers files
+        ("quarl ptq ", []),
+        ("quarl train --folder ", []),
+    ],
+)
+def test_bash_completes_verbs_options_and_values(bash, typed, offered):
+    assert bash(typed) == offered
+
+
+def test_bash_completes_every_option_of_every_verb_and_every_choice(bash):
+    for verb, config in CONFIGS.items():
+        assert set(bash(f"quarl {verb} -")) == {name for option in options(config) for name in option.names}
+    for verb, option in CHOICES:
+        assert tuple(bash(f"quarl {verb} {option.names[-1]} ")) == option.choices
+
+
+def test_fish_completes_as_bash_does(tmp_path):
+    shutil.which("fish") or pytest.skip("no fish")
+    (tmp_path / "quarl.fish").write_text(script("fish"))
+    for typed, offered in (("quarl study r", ["report", "run"]), ("quarl ptq a --mode ", ["dynamic", "static"])):
+        command = f"source {tmp_path}/quarl.fish; complete -C '{typed}'"
+        done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True)
+        assert sorted(done.stdout.split()) == offered
+
+
+def test_zsh_takes_the_script(tmp_path):
+    shutil.which("zsh") or pytest.skip("no zsh")
+    (tmp_path / "quarl.zsh").write_text(script("zsh"))
+    subprocess.run(["zsh", "-n", str(tmp_path / "quarl.zsh")], check=True)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_printed_and_begins_with_where_it_goes(shell, capsys):
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out == f"{script(shell)}\n"
+    assert script(shell).startswith(f"# {SHELLS[shell]}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["tcsh"]])
+def test_a_shell_that_is_not_known_is_one_line(words, capsys):
+    assert main(["completion", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is for one of bash, zsh, fish" in line
+
+
+def test_quiet_leaves_results_on_stdout_and_nothing_on_stderr(policy, capsys):
+    words = ["eval", policy, "--episodes", "2", "--max-episode-steps", "20"]
+    assert main(words) == 0
+    usual = capsys.readouterr()
+    assert usual.err == "quarl: environment: CartPole-v1, episodes of at most 20 steps\n"
+    assert main([*words, "-q", "--json", "rows.json"]) == 0
+    quiet = capsys.readouterr()
+    assert quiet.err == ""
+    shown, of_file = usual.out.partition("repeat:")[0], "rows: rows.json"
+    assert re.findall(r"[a-z]{3,}", f"{shown} {of_file}") == re.findall(r"[a-z]{3,}", quiet.out)
+    assert "repeat:" not in quiet.out
+
+
+def test_quiet_is_not_about_errors(policy, capsys):
+    assert main(["eval", policy, "--env", "CartPol-v1", "-q"]) == 2
+    assert "did you mean 'CartPole-v1'" in capsys.readouterr().err
+
+
+def test_verbose_says_what_is_loaded_read_and_played(policy, capsys):
+    assert main(["eval", policy, "--episodes", "2", "--seed", "5", "--verbose"]) == 0
+    said = capsys.readouterr()
+    loaded, read, played = said.err.splitlines()
+    seconds = r"\d+\.\d+ s"
+    assert re.fullmatch(
+        rf"quarl: quarl \S+, Python 3\.\S+, loaded quarl\.commands\.eval in {seconds}: "
+        r"quarl eval policy\.safetensors --seed 5 --episodes 2",
+        loaded,
+    )
+    assert re.fullmatch(
+        rf"quarl: read policy\.safetensors in {seconds}: dqn, 96 weights, no VecNormalize .* are not normalised",
+        read,
+    )
+    assert re.fullmatch(
+        rf"quarl: played 2 episodes of CartPole-v1 in \d+ steps and {seconds}: fp32 measured on litert, seeds of "
+        "evaluation 5",
+        played,
+    )
+    # it is no part of what repeats
+    assert "repeat: quarl eval policy.safetensors --seed 5 --episodes 2\n" in said.out
+
+
+def test_verbose_and_quiet_exclude_each_other_and_last_for_one_command(policy, capsys):
+    assert main(["eval", policy, "-v", "-q"]) == 2
+    assert "--verbose and --quiet exclude each other" in capsys.readouterr().err
+    assert main(["eval", policy, "--episodes", "1", "-v"]) == 0
+    capsys.readouterr()
+    assert main(["eval", policy, "--episodes", "1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_processes_of_a_run_say_as_much_as_it_does(policy, capfd):
+    """What it is told travels in the environment of processes."""
+    said = "import quarl.errors as e; e.note('note'); e.detail('detail'); e.complain('error')"
+    for loudness, lines in (("", ["note", "error"]), ("quiet", ["error"]), ("verbose", ["note", "detail", "error"])):
+        environment = os.environ | {errors.LOUDNESS: loudness}
+        subprocess.run([sys.executable, "-c", said], env=environment, check=True)
+        assert capfd.readouterr().err.splitlines() == [f"quarl: {line}" for line in lines]
+
+
+def test_a_run_of_a_verb_remembers_neither_verbose_nor_quiet(policy, capsys, tmp_path):
+    words = ["train", "--algo", "a2c", "-n", "64", "--eval-episodes", "0", "-f", "logs"]
+    assert main([*words, "-q"]) == 0
+    args = (tmp_path / "logs/a2c/CartPole-v1_1/CartPole-v1/args.yml").read_text()
+    assert "quiet" not in args
+    assert "verbose" not in args
+    assert main([*words[:-4], "--resume", "-n", "128", "-v", "-f", "logs"]) == 0
+
+
+def test_a_terminal_hears_what_will_be_done_before_anything_is_loaded(policy, monkeypatch, capsys):
+    said = []
+
+    def load(name):
+        said.append((name, capsys.readouterr().err))
+        raise errors.QuarlError("as far as this")
+
+    monkeypatch.setattr(importlib, "import_module", load)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["ptq", policy, "--bits", "8"]) == 2
+    announced = "ptq policy.safetensors --seed 0 --bits 8 --episodes 100 --output quarl-ptq"
+    assert said == [("quarl.commands.ptq", f"quarl: {announced}: {summary(CONFIGS['ptq'])} ...\n")]
+    assert main(["ptq", policy, "--bits", "8", "--quiet"]) == 2
+    assert said[-1] == ("quarl.commands.ptq", "quarl: as far as this\n")
+
+
+@pytest.mark.parametrize("words", [["missing.zip"], ["missing.zip", "--env", "CartPole-v1"]])
+@pytest.mark.parametrize("verb", ["ptq", "eval", "inspect"])
+def test_a_model_that_is_not_there_is_refused_before_numpy_is_loaded(verb, words, tmp_path):
+    code = (
+        "import sys\n"
+        "from quarl.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print(sorted({'numpy', 'torch', 'gymnasium'} & set(sys.modules)))\n"
+        "sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, verb, *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "quarl: no file missing.zip; check the path\n"
+    assert done.stdout == "[]\n"
+
+
+def test_a_model_may_lack_its_ending_and_several_are_looked_for(policy, capsys, tmp_path):
+    (tmp_path / "agent.zip").write_bytes(b"PK")
+    assert main(["eval", "agent"]) == 2
+    assert "no file" not in capsys.readouterr().err
+    assert main(["inspect", policy, "other.onnx"]) == 2
+    assert capsys.readouterr().err == "quarl: no file other.onnx; check the path\n"
