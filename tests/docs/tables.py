@@ -13,6 +13,8 @@ CUTS = {
     "bench mixed-precision": {"--seconds": 1},
 }
 """Verb: options, and the largest value that each has; those that a command does not give are added."""
+ADDED = {"actorq": ["--params", "learning_starts:500"]}
+"""Verb: what its short run needs besides, where the command does not say it and does not go on."""
 CUTS_OF_GIVEN = {"--quant-delay": 1000, "--eval-freq": 1000, "--updates": 100}
 """Of every verb, where a command gives them."""
 CUTS_OF_RESUMED = {"-n": 4000}

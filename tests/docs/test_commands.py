@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tables import CUTS, CUTS_IN_TEXT, CUTS_OF_GIVEN, CUTS_OF_RESUMED, GOALS, NOT_RUN, PLACED, SPELLINGS, WRITES
+from tables import ADDED, CUTS, CUTS_IN_TEXT, CUTS_OF_GIVEN, CUTS_OF_RESUMED, GOALS, NOT_RUN, PLACED, SPELLINGS, WRITES
 
 from documents import OUTPUTS, PAGES, PYTHON, ROOT, SHELLS, SHOWN, Block, blocks, links, relative, target, written
 from quarl.cli import parse
@@ -181,7 +181,8 @@ def cut(words: list[str]) -> list[str]:
             words[value] = str(min(int(words[value]), bound))
         elif option in CUTS.get(verb, {}):
             words += [option, str(bound)]
-    return words
+    added = ADDED.get(verb, [])
+    return words if resumed or not added or added[0] in words else [*words, *added]
 
 
 def cut_text(text: str) -> str:
@@ -244,6 +245,8 @@ def test_files_that_a_page_names_in_folders_of_its_commands_are_there(page, fold
         ("quarl eval a.zip --episodes 2", "quarl eval a.zip --episodes 2"),
         ("quarl train --n-timesteps 9000 --eval-episodes 1", "quarl train -n 2000 --eval-episodes 1"),
         ("quarl train --resume -n 9000", "quarl train --resume -n 4000 --eval-episodes 1"),
+        ("quarl actorq --resume", "quarl actorq --resume -n 4000 --eval-episodes 1"),
+        ("quarl actorq --plan", "quarl actorq --plan -n 1500 --eval-episodes 1 --params learning_starts:500"),
     ],
 )
 def test_commands_are_cut_and_never_made_longer(command, shorter):
