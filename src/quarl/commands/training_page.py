@@ -33,8 +33,8 @@ RETURN = (
     "clock stands still in evaluations."
 )
 AGES = (
-    "By how many updates the weights that chose a step were behind when it was taken in, of all steps so far; and "
-    "versions that the learner had pushed, and publisher or actor had not yet."
+    "By how many updates the weights that chose a step were behind when it was taken in, of all steps since the run began "
+    "or went on; and versions that the learner had pushed, and publisher or actor had not yet."
 )
 SPENT = (
     "Seconds of each process by what it did; actors wait where the learner is the bottleneck, and it where they are."
