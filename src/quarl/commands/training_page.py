@@ -33,7 +33,7 @@ RETURN = (
     "clock stands still in evaluations."
 )
 AGES = (
-    "By how many updates the weights that chose a step were behind when it was taken in, of all steps since the run began "
+    "By how many updates the weights that chose a step were behind when it was taken in, of all steps since it began "
     "or went on; and versions that the learner had pushed, and publisher or actor had not yet."
 )
 SPENT = (
