@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from quarl.envs import make, make_for, resolve
 from quarl.envs.wrappers import ChannelsFirst
@@ -38,6 +39,18 @@ def test_arguments_reach_the_environment_and_a_window_is_never_opened() -> None:
     env = make("LunarLander-v2", env_kwargs={"continuous": True, "render_mode": "human"})
     assert isinstance(env.action_space, gymnasium.spaces.Box)
     assert env.render_mode is None
+
+
+def test_an_environment_whose_constructor_takes_no_arguments_is_made() -> None:
+    class Bare(CartPoleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+
+    gymnasium.register("Bare-v0", Bare)
+    try:
+        assert make("Bare-v0").reset(seed=0)[0].shape == (4,)
+    finally:
+        del gymnasium.registry["Bare-v0"]
 
 
 @pytest.mark.parametrize("kwargs", [{"no_such_argument": 1}, {"entry_point": "os:system"}, {"id": "Acrobot-v1"}])

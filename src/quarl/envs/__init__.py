@@ -51,6 +51,7 @@ def make(
     spec.disable_env_checker = True
     # a window is the one thing that a file's arguments could open
     kwargs = {key: value for key, value in (env_kwargs or {}).items() if key != "render_mode"}
+    drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # which not all take
     limit = kwargs.pop(LIMIT, None)
     limit = checked_limit(limit if max_episode_steps is None else max_episode_steps)
     if not MODULE_ID.fullmatch(resolved):  # what a user's own code takes is the user's affair
@@ -64,7 +65,7 @@ def make(
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             with suite.muted() if suite else nullcontext():
-                env = gymnasium.make(spec, max_episode_steps=limit, render_mode=render_mode, **kwargs)
+                env = gymnasium.make(spec, max_episode_steps=limit, **drawing, **kwargs)
                 if suite and suite.prints_at_reset:
                     env.reset(seed=0)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
