@@ -32,6 +32,7 @@ NOT_RUN = {
     r"python\S* -m venv |source |\. |cd ": "makes an environment, or changes the reader's shell",
     r"git ": "asks a server",
     r"make ": "an installation, a measurement or a campaign; another test knows that its target exists",
+    r"python (benchmarks|docs)/": "reads what hours of measurements left",
     r"tensorboard |trackio ": "a server without an end",
     r"quarl demo$": "a minute that the quickstart's own takes already",
     r".*\bhub:": "asks the Hugging Face hub",
