@@ -40,7 +40,7 @@ class Column:
     left: bool | None = None
     """Where it stands in its column; of None, numbers stand right and all else left."""
     optional: bool = False
-    """Whether it is left out where no row has a cell."""
+    """Whether it is left out where no row has a cell, or only en dashes."""
     before: str = ""
     """The field before whose column it stands, where that is not the next one's."""
 

@@ -416,22 +416,37 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
     assert main(["study", "run", str(path), "-o", str(out)]) == 0
     assert main(["study", "report", str(out), "--json", str(tmp_path / "rows.json")]) == 0
     shown = capsys.readouterr().out
-    for title in ("Return and error", "Sweet spots", "Does wider mean worse?", "Not measured"):
+    for title in ("Return and error", "Sweet spots", "Not measured"):
         assert title in shown
     document = json.loads((tmp_path / "rows.json").read_text())
     contracts.check(document)
     assert document == json.loads((out / "rows.json").read_text())
-    for name in ("errors", "sweet-spots", "spread", "excluded"):
+    for name in ("errors", "sweet-spots", "excluded"):
         contracts.check(json.loads((out / f"{name}.json").read_text()))
     page = (out / "report.html").read_text()
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 1
+    # one policy says nothing of others
+    left_out = "is left out: a rank correlation takes 8 policies or more that differ, and there are 1."
+    for text in (page, shown):
+        assert left_out in text
+        assert "Does wider mean worse?" not in text
+    assert not (out / "spread.json").exists()
     assert "ddpg needs a continuous action space" in page
     assert len(page) < 1_000_000
     assert "## Return and error" in (out / "tables.md").read_text()
     assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in page
     assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in (out / "tables.md").read_text()
-    assert {path.name for path in out.glob("*.png")} == {"bits.png", "spread-range.png", "spread-peak.png"}
+    assert {path.name for path in out.glob("*.png")} == {"bits.png"}
     assert main(["study", "run", str(study_file(policies.splitlines()[0], "{method: fp32}")), "-o", str(out)]) == 0
     assert main(["study", "report", str(out)]) == 0
     assert not list(out.glob("*.png"))
     assert not (out / "sweet-spots.json").exists()
+
+
+def test_columns_in_which_no_policy_has_a_number_are_left_out():
+    records = [done(name, [1.0, 2.0]) for name in ("fp32", "int8")]
+    (row,) = checked(ErrorsRow, summaries.errors(grouped(records)))
+    headings = [column.heading for column in tables.cells(ErrorsRow, [row]).columns]
+    assert "E_int8 %" in headings
+    assert not {"fp16", "E_fp16 %", "agents"} & set(headings)
+    assert headings.count("its interval") == 2  # of fp32 and of the error at int8

@@ -47,12 +47,19 @@ def run(config: StudyReportConfig) -> int:
         raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")
     groups, figures = grouped(records), {}
     points = spread.points(groups)
+    correlations = spread.correlations(points)
+    left_out: list[str] = []
+    if points and all(row.correlation is None for row in correlations):
+        agents = max(row.agents for row in correlations)
+        takes = f"a rank correlation takes {spread.FEWEST} policies or more that differ, and there are {agents}"
+        left_out = [f"Whether wider weights lose more to quantisation is left out: {takes}."]
+        points, correlations = [], []
     tables_of: Mapping[type[Row], Sequence[Row]] = {
         ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
         SweetSpotRow: summaries.sweet_spots(groups, records, margin),
         QatRow: summaries.trained(groups, margin),
         ActorQRow: summaries.actorq(records),
-        SpreadRow: spread.correlations(points),
+        SpreadRow: correlations,
         ExcludedRow: summaries.excluded(records),
     }
     rows_by = {kind: schema.document(kind, table)["rows"] for kind, table in tables_of.items()}
@@ -61,11 +68,11 @@ def run(config: StudyReportConfig) -> int:
     for measure in SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"
         figures[f"spread-{measure}"] = spread_against_error(points, rows_by[SpreadRow], measure, title)
-    _write(config, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
+    _write(config, name, str(document.get("about", "")), margin, records, measured, rows_by, figures, left_out)
     for kind, shown in rows_by.items():
         if shown:
             terminal.show(kind, shown, TITLES[kind])
-    terminal.say(f"report: {config.folder / 'report.html'}")
+    terminal.say(*left_out, f"report: {config.folder / 'report.html'}")
     terminal.finish(config, measured)
     return 0
 
@@ -79,6 +86,7 @@ def _write(
     measured: schema.Document,
     rows_by: Tables,
     figures: Mapping[str, Figure],
+    left_out: Sequence[str],
 ) -> None:
     folder = config.folder
     shown = {kind: rows for kind, rows in rows_by.items() if rows}
@@ -102,7 +110,7 @@ def _write(
     text = page.render(
         title=f"{name}: a study of quantisation",
         facts=_facts(about, records, margin),
-        sentences=_sentences(rows_by, records),
+        sentences=[*_sentences(rows_by, records), *left_out],
         tables=every,
         figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
         command=config.command_line(),

@@ -24,7 +24,12 @@ Mode = Annotated[str, Column("mode", _mode, of=("mode", "scheme"), caption="{} a
 
 
 def _error(name: str) -> Column:
-    return Column("its interval", formats.interval, of=(f"error_{name}_low", f"error_{name}_high"))
+    ends = (f"error_{name}_low", f"error_{name}_high")
+    return Column("its interval", formats.interval, of=ends, optional=True)
+
+
+def _agents(count: int) -> str:
+    return str(count) if count > 1 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +39,19 @@ class ErrorsRow(AgentName, Row):
     command = "study errors"
     scheme: Scheme
     mode: Mode
-    agents: Annotated[int, Column("agents", lambda agents: str(agents) if agents > 1 else "")]
+    agents: Annotated[int, Column("agents", _agents, optional=True)]
     seeds: Seeds
     fp32: Annotated[float | None, Column("fp32", formats.number)]
     fp32_low: Annotated[float | None, Column("its interval", formats.interval, of=("fp32_low", "fp32_high"))]
     fp32_high: float | None
-    fp16: Annotated[float | None, Column("fp16", formats.number)]
-    error_fp16_pct: Annotated[float | None, Column("E_fp16 %", formats.number)]
+    fp16: Annotated[float | None, Column("fp16", formats.number, optional=True)]
+    error_fp16_pct: Annotated[float | None, Column("E_fp16 %", formats.number, optional=True)]
+    """(fp32 - fp16) / |fp32| in percent of the mean returns: a loss is positive."""
     error_fp16_low: Annotated[float | None, _error("fp16")]
     error_fp16_high: float | None
-    int8: Annotated[float | None, Column("int8", formats.number)]
-    error_int8_pct: Annotated[float | None, Column("E_int8 %", formats.number)]
+    int8: Annotated[float | None, Column("int8", formats.number, optional=True)]
+    error_int8_pct: Annotated[float | None, Column("E_int8 %", formats.number, optional=True)]
+    """(fp32 - int8) / |fp32| in percent of the mean returns: a loss is positive."""
     error_int8_low: Annotated[float | None, _error("int8")]
     error_int8_high: float | None
 
@@ -65,7 +72,7 @@ class SweetSpotRow(AgentName, Row):
     verdicts: list[str | None]
     """By width; null where some seed's is missing."""
     sweet_spot: Annotated[int | None, Column("sweet spot", lambda bits: "none" if bits is None else f"{bits} bits")]
-    """Null where no width down from the widest holds."""
+    """The narrowest width that is non-inferior with all wider ones; null where the widest is not."""
 
 
 def _widths(widths: Sequence[int], verdicts: Sequence[str | None]) -> str:

@@ -39,7 +39,7 @@ def cells(kind: type[Row], rows: Sequence[Fields]) -> Cells:
         if column.caption and len(values) == 1:
             (value,) = values
             caption.append(column.caption.format(value, s="" if value == "1" else "s"))
-        elif values or not column.optional:
+        elif values - {"–"} or not column.optional:
             shown.append(column)
     return Cells(
         kind=kind,
