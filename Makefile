@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 docs-test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 2 --dist loadgroup --durations 20 tests/docs
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 2 --durations 20 tests/docs
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -67,11 +67,7 @@ def label(step: Step) -> str:
     return f"{relative(step.block.page)}:{step.block.line}: {what}"
 
 
-STEPS = [
-    pytest.param(step, id=label(step), marks=pytest.mark.xdist_group(relative(page)))
-    for page in PAGES
-    for step in steps(page)
-]
+STEPS = [pytest.param(step, id=label(step)) for page in PAGES for step in steps(page)]
 
 
 @pytest.fixture(scope="session")
@@ -226,9 +222,7 @@ def test_a_goal_is_two_links_from_readme_and_fifteen_lines(page):
     assert len(first.text.splitlines()) <= MAX_LINES
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=relative(page), marks=pytest.mark.xdist_group(relative(page))) for page in PAGES]
-)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_files_that_a_page_names_in_folders_of_its_commands_are_there(page, folder_of):
     """`out/report.html` in its text, where a command of the page made `out`."""
     folder = folder_of(page)
