@@ -66,17 +66,15 @@ def run(config: ActorQConfig) -> int:
     if result.message:
         terminal.complain(result.message)
     if result.row:
-        said = [*([result.message] if result.message else _sentences(config, result.row))]
-        began = RunFolder(config.output).metrics.is_file()
-        report = terminal.reported(lambda: _page(supervisor, said, notes)) if began else []
         about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
         document = schema.document(ActorQRow, [ActorQRow(**result.row)], **about)
         schema.write(document, config.output / "summary.json")
+        said = [result.message] if result.message else [*_sentences(config, result.row)]
+        terminal.say(*([] if result.message else said))
+        if RunFolder(config.output).metrics.is_file():
+            terminal.say(*terminal.reported(lambda: _page(supervisor, said, notes)))
         if result.exit_code == 0:
-            terminal.say(*said, *report)
             terminal.finish(config, document)
-        else:
-            terminal.say(*report)
     return result.exit_code
 
 

@@ -171,11 +171,11 @@ def _write(
     drawn: Sequence[tuple[str, Figure]],
 ) -> Path:
     path = folder.path / "report.html"
-    (folder.path / "curve.png").unlink(missing_ok=True)
     if curve is not None:
         style.save(curve, folder.path / "curve.png")
         drawn = [(RETURN, curve), *drawn]
     else:
+        (folder.path / "curve.png").unlink(missing_ok=True)
         sentences = [*sentences, "No evaluation was finished, so there is no curve."]
     text = page.render(
         title=title,
