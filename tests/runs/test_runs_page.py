@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -94,3 +96,9 @@ def test_a_page_that_cannot_be_drawn_costs_the_page_and_not_the_run(tmp_path, ca
     assert "report:" not in captured.out
     assert (tmp_path / "logs/a2c/CartPole-v1_1/CartPole-v1.zip").is_file()
     assert not list(tmp_path.rglob("report.html"))
+
+
+def test_no_training_waits_for_what_draws():
+    code = "import sys, quarl.commands.train, quarl.commands.actorq; print({'matplotlib', 'jinja2'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
