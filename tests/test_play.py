@@ -110,7 +110,7 @@ def test_a_quantised_policy_is_shown_alone_and_that_is_said(file, capsys):
     capsys.readouterr()
     words = ["play", "out/int8.safetensors", "--max-episode-steps", "2", "--record", "a.gif"]
     assert main(words) == 0
-    said = "quarl: this file holds the policy in int8 alone: it is shown without its float twin"
+    said = "quarl: the file has the policy in int8 alone: it is shown without its float twin"
     assert capsys.readouterr().err.splitlines()[-1] == said
     assert imageio.v3.imread("a.gif").shape == (3, 444, 600, 3)
     assert fails(capsys, words[1], "--record", "a.gif", "--bits", "4") == (
@@ -167,6 +167,39 @@ def test_an_environment_without_pictures_is_named(file, capsys):
     finally:
         del gymnasium.registry["Dark-v0"]
     assert says == "quarl: Dark-v0 gives no picture (rgb_array) of itself: add a render(), or play another"
+
+
+def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file):
+    class Ends(CartPoleEnv):
+        def step(self, action):
+            observation, reward, terminated, *rest = super().step(action)
+            return np.full_like(observation, np.nan) if terminated else observation, reward, terminated, *rest
+
+    gymnasium.register("Ends-v0", Ends, max_episode_steps=500)
+    try:
+        words = [
+            "--env",
+            "Ends-v0",
+            "--bits",
+            "2",
+            "--seed",
+            "2",
+            "--episodes",
+            "2",
+            "--record",
+            "a.gif",
+            "--json",
+            "rows.json",
+        ]
+        assert main(["play", file, *words]) == 0
+    finally:
+        del gymnasium.registry["Ends-v0"]
+    rows = json.loads(Path("rows.json").read_text())["rows"]
+    assert [(row["precision"], row["steps"]) for row in rows] == [
+        *(("fp32", 10), ("int2", 10)),
+        *(("fp32", 9), ("int2", 13)),
+    ]
+    assert imageio.v3.imread("a.gif").shape[0] == (10 + 1) + (13 + 1)
 
 
 def test_where_only_one_environment_may_live_no_agent_is_shown_as_another(file, capsys, monkeypatch):

@@ -131,9 +131,7 @@ def _policies(policy: Policy, config: PlayConfig) -> list[QuantizedPolicy]:
     """The policy in float and quantised; alone where it is quantised already."""
     if isinstance(policy, QuantizedPolicy):
         config.refuse(("bits", "scheme"), f"is of float policies, and this one is {policy.spec.precision}")
-        terminal.note(
-            f"this file holds the policy in {policy.spec.precision} alone: it is shown without its float twin"
-        )
+        terminal.note(f"the file has the policy in {policy.spec.precision} alone: it is shown without its float twin")
         return [policy]
     spec = QuantSpec.parse(config.bits, scheme=config.scheme)
     observations = record(policy, seed=config.seed, env_id=config.env) if spec.needs_observations else None
@@ -154,8 +152,11 @@ def _play(
         if len(stages) < len(running):
             raise QuarlError(f"{name_of(stages[0])} can be made once at a time: play the files of quarl ptq one by one")
         show(_picture(running, stages))
-        rows = [observations[row : row + 1] for row in range(len(running))]
-        outputs = [engines.sound(player, x, engine.run(x)) for (player, engine), x in zip(running, rows, strict=True)]
+        seen = observations.copy()
+        seen[[stage.over for stage in stages]] = 0  # nobody acts on what ended an episode, which may be NaN
+        outputs = [
+            engines.sound(player, x, engine.run(x)) for (player, engine), x in zip(running, seen[:, None], strict=True)
+        ]
         return np.concatenate(outputs)
 
     for _ in play(replace(setting, make=film), act, [episode] * len(running)):
@@ -172,10 +173,8 @@ def _picture(running: Sequence[Player], stages: Sequence[Filmed]) -> Array:
     font = ImageFont.truetype(Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), 15)
     left = 0
     for (player, engine), stage in zip(running, stages, strict=True):
-        precision = (
-            f"{player.spec.precision}{'' if engine.measured else ' (simulated)'}{', ended' if stage.over else ''}"
-        )
-        text = f"{precision}\nstep {stage.steps:,}, return {formats.number(stage.total)}"
+        about = f"{player.spec.precision}{'' if engine.measured else ' (simulated)'}{', ended' if stage.over else ''}"
+        text = f"{about}\nstep {stage.steps:,}, return {formats.number(stage.total)}"
         ImageDraw.Draw(canvas).text((left + 8, 4), text, PAPER, font)
         canvas.paste(Image.fromarray(stage.picture), (left, CAPTION))
         left += stage.picture.shape[1] + GAP
