@@ -8,6 +8,7 @@ import inspect
 import json
 import pkgutil
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -106,10 +107,8 @@ def study_file() -> str:
         ("method", "keys"),
         [(f"`{method}`", ", ".join(f"`{key}`" for key in keys) or "none") for method, keys in OF_METHOD.items()],
     )
-    lines += [
-        f"`train` of a policy takes {', '.join(f'`{name}`' for name in TRAIN)}; `actorq` what the method takes.",
-        "",
-    ]
+    of_train = f"`train` of a policy takes {', '.join(f'`{name}`' for name in TRAIN)}; `actorq` what the method takes."
+    lines += [*textwrap.wrap(of_train, 120), ""]
     return "\n".join(lines)
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import reference_pages as reference
 
 import contracts
+from networks import dense
+from quarl.calibration import quantize
 from quarl.energy import Energy
 from quarl.inspection import LayerRow
+from quarl.policy import artifact, container
+from quarl.policy.operators import OPERATORS
+from quarl.quant.packing import pack
+from quarl.quant.spec import QuantSpec
 from quarl.rows import columns
 
 ROOT = Path(__file__).parents[1]
@@ -66,3 +74,29 @@ def test_a_schema_has_types_and_meanings_of_fields_and_of_shared_ones():
     assert schema["properties"]["sqnr_db"]["description"].startswith("Signal to quantisation noise")
     assert reference.schema(Energy)["properties"]["watts"]["type"] == ["number", "null"]
     assert "command" not in schema["properties"]
+
+
+def test_the_page_of_artefacts_names_all_that_one_holds():
+    page = (ROOT / "docs/reference/artefact.md").read_text()
+    tensors, metadata = container.parse(
+        artifact.to_bytes(quantize(dense([4, 8, 2]), QuantSpec.parse("int4", scheme="per-channel")))
+    )
+    manifest = json.loads(metadata["manifest"])
+    (first, *_) = [op for op in manifest["ops"] if "codes" in op]
+    keys = {*metadata, *manifest, *manifest["observation"], *manifest["head"], *manifest["provenance"]}
+    named = {*keys, *first, *first["codes"], *container.DTYPES, *OPERATORS} - {"wrappers"}
+    assert [key for key in sorted(named) if f"`{key}`" not in page] == []
+    assert {name.partition("/")[2] for name in tensors} == {"weight", "weight.scale", "bias"}
+    codes = np.array([[1, -2], [3, 4]], np.int8)
+    # as the page says: at 4 bits the first code is the low half of the first byte
+    assert pack(codes, 4) == bytes([0x1 | 0xE << 4, 0x3 | 0x4 << 4])
+
+
+@pytest.mark.parametrize("run", ["train", "actorq", "study", "sweep"])
+def test_the_page_of_folders_names_every_file_of_a_run(run):
+    page = (ROOT / "docs/reference/run-folder.md").read_text()
+    for path in (ROOT / "tests" / "golden" / run).rglob("*"):
+        if path.is_dir() or "cells" in path.parts:  # of an older QuaRL
+            continue
+        name = re.sub(r"checkpoint-\d+", "checkpoint-N", path.name.replace("CartPole-v1", "ENV"))
+        assert re.search(rf"`(?:ENV/)?{re.escape(name)}`", page) or path.suffix == ".npz", name
