@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -267,3 +269,17 @@ def test_a_policy_that_gives_infinity_is_refused_by_its_layer():
         evaluate(broken, episodes=1)
     with pytest.raises(QuarlError, match=r"layer 'net\.\d' gives NaN or infinity"):
         Agent(broken).predict(np.ones(4, np.float32))
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_s_workers_end_whether_it_is_guarded_or_not(tmp_path, guarded):
+    """A policy that no pipe takes at once; unguarded, each worker begins the script again."""
+    Agent(networks.dense([4, 256, 256, 2])).save(tmp_path / "policy.quarl")
+    work = "print(quarl.evaluate('policy.quarl', episodes=2, num_workers=2, env_id='CartPole-v1', seed=1).seeds.size)"
+    condition = "__name__ == '__main__'" if guarded else "True"
+    (tmp_path / "script.py").write_text(f"import quarl\nif {condition}:\n    {work}\n")
+    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == ((0, "2\n") if guarded else (1, ""))
+    if not guarded:
+        assert 'put what it does under if __name__ == "__main__":' in ran.stderr
+        assert "an evaluation process died (exit code 1)" in ran.stderr

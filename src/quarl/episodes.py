@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -59,20 +60,25 @@ class Job(Play):
         return Clock(now() - begin, engine_s, engine.measured)
 
 
-def _play_share(share: tuple[Job, range], link: Connection) -> Clock:
-    """What a child does: sends every finished episode; its clock is the result."""
-    job, indices = share
-    return job.play(indices, link.send)
+def _play_share(_: None, link: Connection) -> Clock:
+    """What a child does: sends every finished episode of the share that it gets; its clock is the result."""
+    job, indices = link.recv()
+    clock: Clock = job.play(indices, link.send)
+    return clock
 
 
 def in_processes(job: Job, shares: list[range], report: Callable[[Episode], None]) -> list[Clock]:
     """Plays each share in a process of its own."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a child, which imports the user's script
+        raise SystemExit('quarl: several workers import the script: put what it does under if __name__ == "__main__":')
     clocks: list[Clock] = []
     with contextlib.closing(Children()) as children:
         playing: dict[Connection, Child] = {}
         for i, share in enumerate(shares):
-            child = Child(f"episodes {i}", _play_share, (job, share), Path(os.devnull), linked=True)
+            child = Child(f"episodes {i}", _play_share, None, Path(os.devnull), linked=True)
             children.start(child)
+            with contextlib.suppress(OSError):  # it may be dead already, of which start would never hear
+                child.link.send((job, share))
             playing[child.link] = child
         while playing:
             for source in wait(list(playing)):
