@@ -25,6 +25,6 @@ agent = quarl.load(options.model or "model.zip")
 table = quarl.ptq(agent, [8, 6, 4], env_id=options.env, episodes=options.episodes)
 print(table)
 print(*table.verdicts, sep="\n")
-kept = [row.precision for row in table if row.verdict in ("baseline", "non-inferior")]
+kept = ["fp32", *(row.precision for row in table if row.verdict == "non-inferior")]
 table.agents[kept[-1]].save("policy.quarl")
 print(f"saved policy.quarl: {quarl.load('policy.quarl')}")
