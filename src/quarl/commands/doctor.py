@@ -25,6 +25,8 @@ EXTRAS = {
     "energy": ("codecarbon",),
     "hub": ("huggingface-hub",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
     "video": ("imageio", "imageio-ffmpeg", "pygame-ce"),
 }
 """The distributions that each extra brings."""
