@@ -125,7 +125,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("policy.pkl", "model.policy.save.*with model.save, or give it to from_model"),
+        ("policy.pkl", "model.policy.save.*with model.save, or give it to quarl\\.Agent\\.from_model"),
         ("module.pt", "pickles objects.*from_module"),
         ("old_module.pt", "pickles objects.*from_module"),
         ("agent.cleanrl_model", r"tensors by name.*from_module; quarl inspect agent\.cleanrl_model"),

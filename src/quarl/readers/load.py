@@ -61,11 +61,12 @@ def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | Quant
 def _of_pytorch(path: Path) -> str:
     """What a file of PyTorch holds that no program can act by, and what can be done with it."""
     if any(name.endswith("/constants.pkl") for name in member_names(path)):
-        return "is TorchScript, whose code is never run: give its nn.Module to from_module"
+        return "is TorchScript, whose code is never run: give its nn.Module to quarl.Agent.from_module"
     try:
         read_nested(read_bytes(path), str(path))
     except QuarlError:
         saved = "pickles objects, as model.policy.save and torch.save(module) do, which are never run"
-        return f"{saved}: save the whole model with model.save, or give it to from_model, a module to from_module"
-    use = f"load them into their module and give that to from_module; quarl inspect {path.name} shows them"
+        fix = "save the whole model with model.save, or give it to quarl.Agent.from_model, a module to from_module"
+        return f"{saved}: {fix}"
+    use = f"load them into their module and give that to quarl.Agent.from_module; quarl inspect {path.name} shows them"
     return f"holds tensors by name, not what to compute with them: {use}"
