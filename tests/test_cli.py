@@ -157,6 +157,7 @@ def test_every_verb_explains_every_option(verb, capsys):
         ("", "Expected one of {ptq, train, .*demo}; see quarl --help"),
         ("--seed 3 ptq a.zip", "ptq cannot take --seed where it stands; see quarl --help"),
         ("frob", r"unknown verb 'frob' \(known: ptq, train, "),
+        ("complet bash", "unknown verb 'complet'; did you mean 'completion'"),
         ("pqt m.zip", r"unknown verb 'pqt'; did you mean 'ptq'\? \(known: ptq, train, "),
         ("study", "Expected one of {run, status, report}; see quarl study --help"),
         ("study rnu smoke", "Expected one of {run, status, report}; see quarl study --help"),

@@ -86,12 +86,12 @@ class ActorQConfig(LearnerOptions):
     sigma: Annotated[float, TRAINING] = 0.2
     """Largest exploration noise of ddpg, td3 and d4pg in the scaled action space; actors stand on a ladder below it.
     Those of dqn stand on powers of its epsilon, from 1 to 8, and those of sac sample its distribution."""
-    error_buffer: Annotated[float | None, shown("N", default="see below"), ADVANCED] = None
+    error_buffer: Annotated[float | None, shown("N"), ADVANCED] = None
     """Samples by which learner and actors may be apart before the faster one waits; without it twice what the ratio
     needs, and a tenth of the warm-up's at least."""
     learner_threads: Annotated[int, ADVANCED] = 1
     """Threads of the learner."""
-    device: str = "auto"
+    device: Annotated[str, shown("NAME")] = "auto"
     """The learner's device; auto is the GPU where there is one."""
     eval_freq: int = 10_000
     """Environment steps between evaluations, which stop the training clock; 0: only at the end."""

@@ -109,7 +109,7 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     """Autocast of the learner's matrix products."""
     learner_threads: Annotated[int, ADVANCED] = 1
     """Threads of the learner."""
-    device: Annotated[str, ADVANCED] = "auto"
+    device: Annotated[str, shown("NAME"), ADVANCED] = "auto"
     """The learner's device; auto is the GPU where there is one."""
     params: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), TRAINING] = ()
     """Hyper-parameters by Stable-Baselines3's names, as in learning_starts:1000."""

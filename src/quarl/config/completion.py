@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from quarl.config import VERBS
 from quarl.config.options import options
-from quarl.config.words import below
+from quarl.config.words import BESIDES, below
 from quarl.errors import QuarlError
 
 SHELLS = {
@@ -50,7 +50,7 @@ def script(shell: str = "") -> str:
 def _cases() -> Iterator[tuple[str, str, Sequence[str]]]:
     """(pattern of what stands before a word, how it has begun, what it may be); of bash the first that fits counts."""
     verbs = [kind.verb for kind in VERBS]
-    yield " ", "", [*verbs, "completion", "help", "version"]
+    yield " ", "", [*verbs, *BESIDES]
     yield "help ", "", verbs
     yield "completion ", "", [*SHELLS]
     for kind in VERBS:

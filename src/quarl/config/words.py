@@ -21,8 +21,10 @@ from quarl.errors import QuarlError, did_you_mean
 
 DESCRIPTION = """What low precision costs and gains in reinforcement learning.
 
-quarl help VERB says what a verb can be told, quarl version prints the version, and quarl completion bash, zsh or fish
-what makes that shell complete verbs, options and their values."""
+quarl help VERB, or quarl VERB --help, says what a verb can be told; quarl version prints the version, and quarl
+completion bash, zsh or fish what makes that shell complete verbs, options and their values."""
+BESIDES = ("completion", "help", "version")
+"""First words that are no verbs."""
 HYPERPARAMETERS = """
 learning_rate batch_size buffer_size learning_starts n_steps n_epochs gamma gae_lambda clip_range clip_range_vf ent_coef
 vf_coef max_grad_norm normalize_advantage target_kl tau train_freq gradient_steps target_update_interval policy v_min
@@ -82,7 +84,9 @@ def parse(words: Sequence[str]) -> Config:
         raise QuarlError("a word of the command line is empty, perhaps a shell variable that is not set: name a value")
     known = [verb.verb.split()[0] for verb in VERBS]
     if words and words[0] not in known and not words[0].startswith("-"):
-        raise QuarlError(f"unknown verb {words[0]!r}{did_you_mean(words[0], known)} (known: {', '.join(known)})")
+        raise QuarlError(
+            f"unknown verb {words[0]!r}{did_you_mean(words[0], (*known, *BESIDES))} (known: {', '.join(known)})"
+        )
     if {"-h", "--help"} & set(words):
         print(help_of(words))
         raise SystemExit(0)
@@ -118,7 +122,7 @@ def help_of(words: Sequence[str]) -> str:
         return manual(leaves[0])
     for kind in VERBS:
         if words[:1] == [kind.verb]:
-            return overview(f"{kind.verb} VERB", summary(kind), [(verb, verb) for verb in below(kind)])
+            return overview(f"{kind.verb} VERB", f"{summary(kind)}.", [(verb, verb) for verb in below(kind)])
     return overview("VERB", DESCRIPTION, [(kind, below(kind)[0]) for kind in VERBS])
 
 

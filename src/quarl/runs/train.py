@@ -58,7 +58,7 @@ class Training:
             if isinstance(self.model, D4PG):
                 self.model.say = say
             learner = f"{type(self.model).__name__} on {self.model.device}"
-            detail(f"learner: {learner}, {self.threads} threads, {env.num_envs} environments side by side")
+            detail(f"learner: {learner}; threads: {self.threads}; environments side by side: {env.num_envs}")
             # what is kept of it
             self.checkpointer = AgentCheckpointer(self.model, self.folder, say, config.seed)
             self.evaluator = BestEvaluator(config, options.recipe, self.folder, say)
