@@ -62,7 +62,7 @@ def test_a_video_has_a_picture_of_each_step_and_of_the_start(file, name):
 
 
 def test_returns_are_those_that_evaluation_finds_with_the_seed(file, monkeypatch):
-    monkeypatch.setattr(play.Filmed, "_draw", lambda self: setattr(self, "picture", np.zeros((2, 2, 3), np.uint8)))
+    monkeypatch.setattr(CartPoleEnv, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
     assert main(["ptq", file, "--bits", "2", "--episodes", "4", "--seed", "5", "-o", "out"]) == 0
     words = ["--seed", "5", "--episodes", "4", "--record", "a.gif", "--json", "rows.json"]
     assert main(["play", file, "--bits", "2", *words]) == 0

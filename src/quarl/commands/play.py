@@ -28,7 +28,7 @@ from quarl.envs.rollout import Play, play
 from quarl.errors import QuarlError, first_line
 from quarl.evaluation import record, world
 from quarl.experiments.play import quantised
-from quarl.files import beside, replacing
+from quarl.files import replacing
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.report.style import INK, PAPER
@@ -40,8 +40,6 @@ NARROWEST = 320
 """Pixels over which a caption fits; smaller pictures are enlarged by whole numbers."""
 CAPTION, GAP = 44, 4
 """Pixels above a picture, where two lines of text fit, and between two."""
-FRAMES_PER_S = 30
-"""Of an environment that does not say how many it has."""
 Player = tuple[QuantizedPolicy, Engine]
 
 
@@ -61,24 +59,17 @@ class PlayRow(Row):
 
 
 class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that is drawn after every step, with what its caption says."""
+    """An environment with what the caption over its pictures says."""
 
-    picture: Array
-    """uint8 [H, W, 3], NARROWEST wide at least."""
     total, steps, over = 0.0, 0, False
-
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        begun = self.env.reset(**options)
-        self._draw()
-        return begun
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.total, self.steps, self.over = self.total + float(reward), self.steps + 1, terminated or truncated
-        self._draw()
         return observation, reward, terminated, truncated, info
 
-    def _draw(self) -> None:
+    def picture(self) -> Image.Image:
+        """NARROWEST wide at least."""
         name = name_of(self.env)
         try:
             picture = np.asarray(self.env.render())
@@ -89,36 +80,34 @@ class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise QuarlError(f"{name} gives no picture (rgb_array) of itself: add a render(), or play another")
         times = -(-NARROWEST // picture.shape[1])
-        self.picture = picture.repeat(times, 0).repeat(times, 1)
+        return Image.fromarray(picture.repeat(times, 0).repeat(times, 1))
 
 
 def run(config: PlayConfig) -> None:
     """Plays the episodes for all to see, and prints a row for each and each precision."""
-    has_display = sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
-    if config.record is None and not has_display:
-        raise QuarlError("there is no display to open a window on: add --record play.mp4")
-    if not has_display:  # before they are imported
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if sys.platform not in ("darwin", "win32") and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        if config.record is None:
+            raise QuarlError("there is no display to open a window on: add --record play.mp4")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # before they are imported
         os.environ.setdefault("MUJOCO_GL", "egl")
     policy = model.at_home(model.read(config), config)
-    policies = _policies(policy, config)
+    players = [(each, engines.load_fitting(each)) for each in _policies(policy, config)]
     env_id, where = world(policy, config.env)
-    make = partial(where["make"], render_mode="rgb_array")
+    where["make"] = partial(where["make"], render_mode="rgb_array")
     setting = Play(
-        policy=policies[0],
-        batch=len(policies),
+        policy=policy,
+        batch=len(players),
         stream="evaluation",
         seed=config.seed,
         stochastic=policy.provenance.stochastic,
         **where,
     )
-    running = [(player, engines.load_fitting(player)) for player in policies]
+    with held(setting.make) as env:
+        rate = float(env.metadata.get("render_fps") or 30)  # gymnasium, too, takes 30 where nothing is said
     rows = []
-    with held(make) as env:
-        rate = float(env.metadata.get("render_fps") or FRAMES_PER_S)
     with _window(rate) if config.record is None else _video(config.record, rate) as show:
         for episode in range(config.episodes):
-            for (player, engine), shown in zip(running, _play(setting, make, running, episode, show), strict=True):
+            for (player, engine), shown in zip(players, _play(setting, players, episode, show), strict=True):
                 ran: Any = {"precision": player.spec.precision, "engine": engine.name, "measured": engine.measured}
                 rows.append(PlayRow(episode=episode, total=shown.total, steps=shown.steps, **ran))
     said = [] if config.record is None else ["", f"video: {config.record}"]
@@ -138,46 +127,43 @@ def _policies(policy: Policy, config: PlayConfig) -> list[QuantizedPolicy]:
     return [quantised(Calibrated(policy, observations), each) for each in (EXACT, spec)]
 
 
-def _play(
-    setting: Play, make: Callable[[], gymnasium.Env[Any, Any]], running: Sequence[Player], episode: int, show: Show
-) -> list[Filmed]:
-    """Each player in its own environment after that episode, which all of them begin alike and play in step."""
+def _play(setting: Play, players: Sequence[Player], episode: int, show: Show) -> list[Filmed]:
+    """Each player's environment after that episode, which all of them begin alike and play in step."""
     stages: list[Filmed] = []
 
-    def film() -> Filmed:
-        stages.append(Filmed(make()))
+    def make() -> Filmed:
+        stages.append(Filmed(setting.make()))
         return stages[-1]
 
     def act(observations: Array) -> Array:
-        if len(stages) < len(running):
+        if len(stages) < len(players):
             raise QuarlError(f"{name_of(stages[0])} can be made once at a time: play the files of quarl ptq one by one")
-        show(_picture(running, stages))
+        show(_picture(players, stages))
         seen = observations.copy()
         seen[[stage.over for stage in stages]] = 0  # nobody acts on what ended an episode, which may be NaN
-        outputs = [
-            engines.sound(player, x, engine.run(x)) for (player, engine), x in zip(running, seen[:, None], strict=True)
-        ]
-        return np.concatenate(outputs)
+        pairs = zip(players, seen[:, None], strict=True)
+        return np.concatenate([engines.sound(player, x, engine.run(x)) for (player, engine), x in pairs])
 
-    for _ in play(replace(setting, make=film), act, [episode] * len(running)):
-        pass
-    show(_picture(running, stages))
+    for ended, _ in enumerate(play(replace(setting, make=make), act, [episode] * len(players)), 1):
+        if ended == len(players):
+            show(_picture(players, stages))
     return stages
 
 
-def _picture(running: Sequence[Player], stages: Sequence[Filmed]) -> Array:
+def _picture(players: Sequence[Player], stages: Sequence[Filmed]) -> Array:
     """The environments side by side under their captions, uint8 [H, W, 3] with even sides, as videos want them."""
-    heights, widths = zip(*(stage.picture.shape[:2] for stage in stages), strict=True)
-    width, height = sum(widths) + GAP * (len(widths) - 1), max(heights) + CAPTION
-    canvas = Image.new("RGB", (-(-width // 2) * 2, -(-height // 2) * 2), INK)
+    pictures = [stage.picture() for stage in stages]
+    width = sum(picture.width + GAP for picture in pictures) - GAP
+    height = max(picture.height for picture in pictures) + CAPTION
+    canvas = Image.new("RGB", (width + width % 2, height + height % 2), INK)
     font = ImageFont.truetype(Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), 15)
     left = 0
-    for (player, engine), stage in zip(running, stages, strict=True):
+    for (player, engine), stage, picture in zip(players, stages, pictures, strict=True):
         about = f"{player.spec.precision}{'' if engine.measured else ' (simulated)'}{', ended' if stage.over else ''}"
         text = f"{about}\nstep {stage.steps:,}, return {formats.number(stage.total)}"
         ImageDraw.Draw(canvas).text((left + 8, 4), text, PAPER, font)
-        canvas.paste(Image.fromarray(stage.picture), (left, CAPTION))
-        left += stage.picture.shape[1] + GAP
+        canvas.paste(picture, (left, CAPTION))
+        left += picture.width + GAP
     return np.asarray(canvas)
 
 
@@ -208,10 +194,7 @@ def _video(file: Path, rate: float) -> Iterator[Show]:
     imageio: Any = importlib.import_module("imageio.v2")
     options = {"duration": 1000 / rate, "loop": 0} if file.suffix == ".gif" else {"fps": rate, "macro_block_size": 2}
     try:
-        with (
-            replacing(file, file.with_name(f"{beside(file).name}{file.suffix}")) as opened,
-            imageio.get_writer(opened.name, **options) as writer,
-        ):
+        with replacing(file) as opened, imageio.get_writer(opened, file.suffix, **options) as writer:
             yield writer.append_data
     except OSError as error:
         raise QuarlError(f"cannot write {file}: {first_line(error)}; choose a folder that has room") from None
