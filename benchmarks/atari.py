@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-import atari_curves
 from quarl import stats
 from quarl.calibration import Calibrated, quantize
 from quarl.cli import main as quarl
@@ -31,9 +30,10 @@ from quarl.inert.npz import read_npz
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
+from quarl.report import style
 from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
-from results import RESULTS, read, write
+from results import RESULTS, here, read, write
 
 STEPS = {"ppo": 2_500_000, "a2c": 8_000_000, "dqn": 1_000_000}
 """Less than the zoo's 10 million: enough for Pong, where A2C has hardly begun to score after 3 million."""
@@ -54,6 +54,8 @@ RUNNING_EPISODES = 5
 """Games of an evaluation in the course of training."""
 MARGIN_PCT = 5.0
 EXACT = QuantSpec.parse("fp32")
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+"""Million environment steps."""
 
 
 class Over(Exception):
@@ -95,7 +97,7 @@ class Agent:
         self.dtype: str = options.learner_dtype
         self.folder: Path = options.agents
         self.threads: int | None = options.threads
-        self.name: str = atari_curves.named(algo, game)
+        self.name: str = named(algo, game)
         self.out: Path = options.out
         self.settings = PtqConfig(episodes=options.episodes, seed=seed, margin=MARGIN_PCT, workers=options.workers)
         rows = [row for row in read("atari", root=self.out) if row.get("name") == self.name]
@@ -229,6 +231,34 @@ def show(agent: Agent) -> None:
         print(f"  QAT {bits} {row['return']['mean']:6.1f} E {row['error_pct']:6.1f} % after {row['minutes']} min")
 
 
+def named(what: str, game: str) -> str:
+    """Of a row, or of a file without its suffix: Pong's go without the game."""
+    return what if game == "Pong" else f"{what}-{game}"
+
+
+def draw(out: Path, game: str) -> None:
+    """The learning curves of the game's agents in `out`, in one figure."""
+    rows = {row["name"]: row for row in read("atari", "training", root=out)}
+    with style.look():
+        figure, (axes,) = style.panels(1, height=3.2)
+        for colour, algo in zip(style.SERIES, ("dqn", "ppo", "a2c"), strict=False):
+            if (name := named(algo, game)) not in rows:
+                continue
+            curve, final = rows[name]["curve"], rows[name]["return"]
+            ends = f"{final['mean']:.1f} [{final['ci_low']:.1f}, {final['ci_high']:.1f}] at the end"
+            steps = [point["steps"] / 1e6 for point in curve]
+            axes.plot(steps, [point["mean"] for point in curve], color=colour, label=f"{algo}: {ends}")
+        axes.set_xscale("log")
+        axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+        axes.minorticks_off()
+        axes.set(xlabel="million environment steps", ylabel="points")
+        axes.set_title(f"{game} from pixels: running evaluations, one seed each")
+        axes.legend()
+    folder = out / "atari" / here()
+    folder.mkdir(parents=True, exist_ok=True)
+    style.save(figure, folder / f"{named('curves', game)}.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="algorithms; default: all")
@@ -253,7 +283,7 @@ def main() -> None:
         finally:
             if agent.training is not None:
                 show(agent)
-                atari_curves.draw(options.out, options.game)
+                draw(options.out, options.game)
 
 
 if __name__ == "__main__":

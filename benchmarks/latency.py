@@ -31,8 +31,6 @@ MAX_WRITE_MS, MAX_LOAD_MS = 30.0, 20.0
 MAX_SIZES = {"int8": 0.27, "int4": 0.14}
 """Share of the fp32 file, for networks of LARGE weights and more."""
 LARGE = 100_000
-
-
 BARS = (
     *((network.name, "int8", "litert", 0.95) for network in STANDARD),
     (WIDEST, "int8", "litert", 5),

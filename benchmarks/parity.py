@@ -47,10 +47,9 @@ def compare(agent: agents.Trained, count: int) -> list[dict[str, Any]]:
         quantized = quantize(policy, QuantSpec.parse(precision, mode=mode), calibration)
         outputs, invariant = {}, {}
         for name in ENGINES:
-            together = engines.run_all(engines.load(quantized, name, batch=BATCH), observations)
+            outputs[name] = engines.run_all(engines.load(quantized, name, batch=BATCH), observations)
             alone = engines.run_all(engines.load(quantized, name, batch=1), observations)
-            outputs[name] = together
-            invariant[name] = bool(np.array_equal(together, alone))
+            invariant[name] = bool(np.array_equal(outputs[name], alone))
         rows.append(
             {
                 "name": agent.name,

@@ -131,7 +131,6 @@ def rollout(model: Any, num: int, random_share: float) -> np.ndarray:
 def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
     """One row: agreement of the model's own predictions with both engines'."""
     model = train(algo, network, spec)
-    acted = gradient_steps(model) - updates_before(model)
     rows = rollout(model, OBSERVATIONS, 0.5 if network == "cnn" and algo in DETERMINISTIC else 0.0)
     expected, scores = predicted(model, output_layer(model, algo), rows)
     policy = qat.quantized_policy(model)
@@ -141,7 +140,7 @@ def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
         "precision": spec,
         "env_id": model.get_env().get_attr("spec")[0].id,
         "observations": len(rows),
-        "updates_quantised": int(acted),
+        "updates_quantised": updates_quantised(model),
     }
     for name in ("reference", "litert"):
         outputs = engines.run_all(engines.load(policy, name, batch=BATCH), rows)
@@ -181,18 +180,10 @@ def variety(actions: np.ndarray, policy: QuantizedPolicy) -> dict[str, float]:
     return {"std_pct_of_range": float(100 * (actions.std(0) / (policy.head.high - policy.head.low)).max())}
 
 
-def updates_before(model: Any) -> float:
-    """Updates before quantisation acted: they keep pace with environment steps."""
-    from quarl.qat.policies import tables_of
-
-    at = max(float(table.switched_at) for table in tables_of(model.policy).values())
-    return float(gradient_steps(model) * at / model.num_timesteps)
-
-
-def gradient_steps(model: Any) -> int:
-    """Of the policy: PPO counts epochs, of several minibatches each."""
+def updates_quantised(model: Any) -> int:
+    """Since quantisation acts: updates keep pace with environment steps. PPO counts epochs, of several minibatches."""
     each = model.n_steps * model.n_envs // model.batch_size if isinstance(model, PPO) else 1
-    return int(model._n_updates * each)
+    return int(model._n_updates * each * (1 - qat.switched_at(model) / model.num_timesteps))
 
 
 def main() -> None:
