@@ -7,6 +7,7 @@ Prints a line for each Python and each file: what ran, or that it was not tried.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,8 +49,10 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def try_out(python: Path, archive: Path, folder: Path) -> str:
-    """What ran; RuntimeError where something did not."""
+def try_out(version: str, archive: Path, folder: Path) -> str:
+    """What ran, or that this Python is not here; RuntimeError where something did not run."""
+    if (python := find(version)) is None:
+        return f"not tried: no python{version} here"
     start = time.monotonic()
     run(python, "-m", "venv", folder / "venv", cwd=folder)
     scripts = folder / "venv" / "bin"
@@ -71,29 +73,18 @@ def try_out(python: Path, archive: Path, folder: Path) -> str:
     return f"ran {', '.join(f'quarl {words}' for words in COMMANDS)} ({len(precisions)} precisions); {times}"
 
 
-def lines(dist: Path) -> Iterator[tuple[str, str, str, bool]]:
-    """Python, file, what came of it, and whether that is a failure."""
-    for version in PYTHONS:
-        python = find(version)
-        for archive in sorted(dist.iterdir()):
-            if python is None:
-                yield version, archive.name, f"not tried: no python{version} here", False
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    yield version, archive.name, try_out(python, archive, Path(folder)), False
-                except RuntimeError as error:
-                    yield version, archive.name, f"FAILED: {error}", True
-
-
 def main() -> int:
+    failed = False
     with tempfile.TemporaryDirectory() as folder:
         dist = Path(folder) / "dist"
         run(sys.executable, "-m", "build", "--outdir", dist, ROOT, cwd=Path(folder))
-        failed = False
-        for version, name, what, is_failure in lines(dist):
-            print(f"Python {version}  {name:28} {what}", flush=True)
-            failed |= is_failure
+        for version, archive in itertools.product(PYTHONS, sorted(dist.iterdir())):
+            with tempfile.TemporaryDirectory() as place:
+                try:
+                    what = try_out(version, archive, Path(place))
+                except RuntimeError as error:
+                    what, failed = f"FAILED: {error}", True
+            print(f"Python {version}  {archive.name:28} {what}", flush=True)
     return int(failed)
 
 

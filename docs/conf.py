@@ -24,7 +24,6 @@ myst_url_schemes = ["http", "https", "mailto"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike")}
-nitpicky = False
 default_role = "code"  # `name` in docstrings
 
 

@@ -43,13 +43,12 @@ def points(
     line: float | None = None,
     log: bool = False,
     bar: bool = False,
-    write: Callable[[float], str] = three_digits,
     **keys: str,
 ) -> Figure:
     """A point a row with its interval, where it has one, from left to right, labels below one another.
 
     x: what the numbers are. line: where a vertical line stands, as at no loss. log: whether their axis is logarithmic.
-    bar: bars instead of points, with their numbers, as `write` has them. keys: where rows have what KEYS names.
+    bar: bars instead of points, with their numbers. keys: where rows have what KEYS names.
     """
     label, group, value, low, high = {**KEYS, **keys}.values()
     rows = [row for row in rows if row.get(value) is not None]
@@ -61,7 +60,7 @@ def points(
         shade = style.SERIES[number % len(style.SERIES)]
         if bar:
             shown = axes.barh(places, [row[value] for row in members], 0.8 / len(groups), color=shade, label=name)
-            axes.bar_label(shown, [f" {write(row[value])}" for row in members], fontsize=7, color=style.INK)
+            axes.bar_label(shown, [f" {three_digits(row[value])}" for row in members], fontsize=7, color=style.INK)
         else:
             ends = whiskers([{low: None, high: None, **row} for row in members], value, low, high)
             axes.errorbar(ends[0], places, xerr=ends[1], fmt="o", markersize=4, color=shade, elinewidth=1.2, label=name)
@@ -73,17 +72,13 @@ def points(
     axes.grid(visible=not bar, axis="y")
     axes.margins(x=0.12 if bar else 0.05)
     axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.4, -0.6), xlabel=x)
-    return _legend(drawn)
+    drawn.set_figwidth(WIDTH)
+    if len(groups) > 1:
+        longest = max(len(str(name)) for name in groups)
+        drawn.legend(loc="outside lower center", ncols=max(1, 64 // (longest + 7)), fontsize=8)
+    return drawn
 
 
 def bars(rows: Sequence[Mapping[str, Any]], **options: Any) -> Figure:
     """A bar a row; otherwise as points."""
     return points(rows, bar=True, **options)
-
-
-def _legend(drawn: Figure) -> Figure:
-    drawn.set_figwidth(WIDTH)
-    _, names = drawn.axes[0].get_legend_handles_labels()
-    if len(names) > 1:
-        drawn.legend(loc="outside lower center", ncols=max(1, 64 // (max(map(len, names)) + 7)), fontsize=8)
-    return drawn

@@ -67,12 +67,6 @@ def paragraphs() -> Iterator[tuple[str, str]]:
         yield page, paragraph
 
 
-def first() -> Iterator[tuple[str, str]]:
-    """(page, number) of every number of the first README."""
-    for page, paragraph in paragraphs():
-        yield from ((page, number) for number in numbers(paragraph))
-
-
 def shown() -> dict[str, set[str]]:
     """The numbers on each page of results, and on all other pages together."""
     others = [DOCS.parent / "README.md", *(path for path in DOCS.rglob("*.md") if "results" not in path.parts)]
@@ -85,7 +79,7 @@ def main(only: list[str]) -> int:
         dropped = Counter((line["page"], line["number"]) for line in csv.DictReader(file))
     pages, counts = shown(), {name: Counter[str]() for name in ("on pages", "dropped", "missing")}
     missing: dict[str, list[str]] = {}
-    for page, number in first():
+    for page, number in ((page, number) for page, paragraph in paragraphs() for number in numbers(paragraph)):
         where = "on pages" if number in pages.get(page, ()) else "dropped" if dropped[page, number] > 0 else "missing"
         counts[where][page] += 1
         if where == "dropped":

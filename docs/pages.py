@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
+from operator import itemgetter
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -21,6 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from quarl import formats, stats
 from quarl.report.assessment import listed
+from quarl.rows import by as grouped
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "docs")]
@@ -65,25 +67,6 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     numeric = [all(not cell or NUMERIC.match(cell) for cell in column) for column in zip(*cells, strict=True)]
     rule = ["---:" if number else "---" for number in numeric] or ["---"] * len(headings)
     return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *cells))
-
-
-def pivot(
-    rows: Sequence[Row],
-    down: str | Callable[[Row], str],
-    across: Callable[[Row], str],
-    cell: Callable[[Row], Any],
-    corner: str = "",
-    order: Sequence[str] = (),
-) -> str:
-    """A table with a line for each value of `down` and a column for each of `across`, in the order in which they come
-    or in `order`; where a place has several rows, the last one's cell stands."""
-    name = (lambda row: str(row[down])) if isinstance(down, str) else down
-    places = {(name(row), across(row)): cell(row) for row in rows}
-    columns = list(order) or list(dict.fromkeys(column for _, column in places))
-    lines = list(dict.fromkeys(line for line, _ in places))
-    return table(
-        [corner, *columns], [[line, *(places.get((line, column), "") for column in columns)] for line in lines]
-    )
 
 
 def fixed(value: float | None, decimals: int = 0, sign: str = "") -> str:
@@ -147,10 +130,7 @@ def machines() -> dict[str, Row]:
 
 def by(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
     """The rows of each value of the key, or of each tuple of values of the keys."""
-    groups: dict[Any, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[keys[0]] if len(keys) == 1 else tuple(row[key] for key in keys), []).append(row)
-    return groups
+    return grouped(rows, itemgetter(*keys))
 
 
 def check(holds: Any, says: str) -> str:
@@ -193,13 +173,12 @@ def _environment(folder: Path) -> Environment:
         extensions=["jinja2.ext.do"],
     )
     read = (rows, row, by, machines, check, first_readme.paragraphs, questions, answer)
-    written = (table, pivot, fixed, between, ceiling, listed, verdict, figure, source)
+    written = (table, fixed, between, ceiling, listed, verdict, figure, source)
     built_in = (sorted, zip, round, abs, len, min, max, sum, all, any, set)
     environment.globals |= {function.__name__: function for function in (*read, *written, *built_in)}
-    drawn = (figures.points, figures.bars)
-    environment.globals |= {function.__name__: figures.into(folder, function) for function in drawn}
+    drawn = {function.__name__: figures.into(folder, function) for function in (figures.points, figures.bars)}
+    environment.globals |= {**drawn, "f": formats, "stats": stats, "np": np}
     environment.filters["fixed"] = fixed
-    environment.globals |= {"f": formats, "stats": stats, "np": np}
     return environment
 
 

@@ -25,6 +25,9 @@ from quarl.rows import Column, Row
 
 BAR = "\\|"
 """In a cell, where a plain one would end it."""
+VALUES = {str: "word", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+VALUES |= {tuple[str, ...]: "word, or list of words", tuple[int, ...]: "list of numbers"}
+"""What values of these types are called."""
 MARK = "<!-- generated: make reference -->\n"
 """Lies before and behind the part of the page that is made here."""
 
@@ -89,24 +92,15 @@ def study_file() -> str:
     for title, kind in (("The file", Study), ("A policy", PolicyEntry), ("A method", MethodEntry)):
         said = strings_under(kind)
         keys = [field for field in dataclasses.fields(kind) if "check" in field.metadata or field.name == "method"]
-        lines += [f"## {title}", ""]
-        lines += _table(
-            ("key", "value", "default", "meaning"),
-            [
-                (
-                    f"`{key.name}`",
-                    _value(kind, key.name),
-                    "the file's name" if (kind, key.name) == (Study, "name") else _default(key),
-                    _marked(said[key.name]),
-                )
-                for key in keys
-            ],
-        )
-    lines += ["## Keys of each method", ""]
-    lines += _table(
-        ("method", "keys"),
-        [(f"`{method}`", ", ".join(f"`{key}`" for key in keys) or "none") for method, keys in OF_METHOD.items()],
-    )
+        entries = []
+        for key in keys:
+            default = "the file's name" if (kind, key.name) == (Study, "name") else _default(key)
+            entries.append((f"`{key.name}`", _value(kind, key.name), default, _marked(said[key.name])))
+        lines += [f"## {title}", "", *_table(("key", "value", "default", "meaning"), entries)]
+    of_methods = [
+        (f"`{method}`", ", ".join(f"`{key}`" for key in keys) or "none") for method, keys in OF_METHOD.items()
+    ]
+    lines += ["## Keys of each method", "", *_table(("method", "keys"), of_methods)]
     of_train = f"`train` of a policy takes {', '.join(f'`{name}`' for name in TRAIN)}; `actorq` what the method takes."
     lines += [*textwrap.wrap(of_train, 120), ""]
     return "\n".join(lines)
@@ -115,14 +109,10 @@ def study_file() -> str:
 def _value(kind: type[Any], name: str) -> str:
     """What a key's value is called."""
     hint = get_type_hints(kind)[name]
-    types = [
-        each for each in ((hint,) if get_origin(hint) is not UnionType else get_args(hint)) if each is not NoneType
-    ]
-    if get_origin(types[0]) is tuple:
-        return {str: "word, or list of words", int: "list of numbers"}.get(get_args(types[0])[0], "list")
-    return {str: "word", int: "whole number", float: "number", bool: "true or false", Path: "path"}.get(
-        types[0], "values by name"
+    inner = next(
+        each for each in (get_args(hint) if get_origin(hint) is UnionType else (hint,)) if each is not NoneType
     )
+    return VALUES.get(inner, "list" if get_origin(inner) is tuple else "values by name")
 
 
 def _default(key: dataclasses.Field[Any]) -> str:
