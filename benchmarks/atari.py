@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from quarl import stats
-from quarl.calibration import Calibrated, quantize
+from quarl.calibration import quantize
 from quarl.cli import main as quarl
 from quarl.config import PtqConfig
-from quarl.evaluation import Evaluation, evaluate, record
+from quarl.evaluation import Evaluation, evaluate
 from quarl.experiments.precisions import measure
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import QuantizedPolicy
@@ -168,9 +168,8 @@ class Agent:
     def quantised(self, agent: Path) -> list[dict[str, Any]]:
         """Rows of fp32, fp16 and every width, with activations quantised at run time and on calibrated grids."""
         specs = [QuantSpec.parse("fp16"), *(QuantSpec.parse(b, mode=m) for m in ("dynamic", "static") for b in BITS)]
-        calibrated = Calibrated(policy := load.read(agent), record(policy, seed=self.settings.seed))
-        cells = measure(calibrated, specs, self.settings, lambda label, done: print(label, flush=True))
-        return [asdict(cell.row) | {"returns": cell.evaluation.returns.tolist()} for cell in cells]
+        cells = measure(load.read(agent), specs, self.settings, lambda label, done: print(label, flush=True))
+        return [asdict(cell.row) for cell in cells]
 
     def fine_tuned(self, clock: Clock, agent: Path, bits: str) -> dict[str, Any]:
         """The agent trained on for the precision, beside the float one in the same games."""

@@ -91,7 +91,7 @@ def test_pandas_is_only_needed_where_it_is_asked_for(table, monkeypatch):
     ],
 )
 def test_a_careless_table_is_told_the_right_keyword_before_anything_is_played(options, line, monkeypatch):
-    monkeypatch.setattr("quarl.commands.table.record", None)
+    monkeypatch.setattr("quarl.experiments.precisions.record", None)
     with pytest.raises(quarl.QuarlError, match=line):
         quarl.ptq(quarl.Agent(networks.dense([4, 2])), **options)
 

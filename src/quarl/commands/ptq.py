@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from quarl import energy
-from quarl.calibration import Calibrated
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
-from quarl.evaluation import record
 from quarl.experiments import precisions
 from quarl.experiments.precisions import Cell, PtqRow
 from quarl.files import staged, write_bytes
@@ -36,12 +34,10 @@ def run(config: PtqConfig) -> None:
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
         )
-    specs = config.specs()
     replaced: list[str] = []
     with staged(config.output, partial(_look, config, replaced)) as folder:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
-            calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
-            cells = precisions.measure(calibrated, specs, config, progress)
+            cells = precisions.measure(policy, config.specs(), config, progress)
         document = schema.document(
             PtqRow,
             [cell.row for cell in cells],
@@ -52,7 +48,7 @@ def run(config: PtqConfig) -> None:
             energy=meter.cost,
             statistics=sentence(policy),
         )
-        _write(folder, config, policy, cells, _drawn_layers(calibrated, cells), document)
+        _write(folder, config, policy, cells, _drawn_layers(cells), document)
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     terminal.show(PtqRow, rows, title)
@@ -127,8 +123,9 @@ def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:
     return folder / f"{name}.safetensors"
 
 
-def _drawn_layers(calibrated: Calibrated, cells: Sequence[Cell]) -> list[Layer]:
+def _drawn_layers(cells: Sequence[Cell]) -> list[Layer]:
     """The layers at DRAWN_BITS or near it, against the weights that were rounded."""
+    calibrated = cells[-1].calibrated
     integers = [cell for cell in cells if cell.policy.spec.float_type is None]
     if not integers:
         return inspect(of_policy(calibrated.policy), of_policy(cells[-1].policy), cells[-1].policy.spec)

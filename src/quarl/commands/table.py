@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from quarl.api import Agent, agent_of, checks_keywords
-from quarl.calibration import Calibrated
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.config.base import EngineName, check_types
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError
-from quarl.evaluation import record
 from quarl.experiments.precisions import PtqRow, measure
 from quarl.policy.graph import is_quantized
 from quarl.quant.spec import Mode
@@ -144,8 +142,7 @@ def ptq(
         raise QuarlError(f"{KEYWORDS.get(option, option)} {rest}") from None
     policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
     with terminal.progress(config.num_episodes) as progress:
-        calibrated = Calibrated(policy, record(policy, seed=seed, env_id=env_id, engine=engine))
-        cells = measure(calibrated, config.specs(), config, progress)
+        cells = measure(policy, config.specs(), config, progress)
     return PtqTable(
         title=model.title(policy, cells[0].evaluation.env_id),
         rows=tuple(cell.row for cell in cells),

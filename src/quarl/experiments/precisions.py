@@ -90,42 +90,44 @@ class Cell:
 
     row: PtqRow
     policy: QuantizedPolicy
+    calibrated: Calibrated
     evaluation: Evaluation
 
 
 def measure(
-    calibrated: Calibrated,
+    policy: Policy,
     specs: Sequence[QuantSpec],
     config: PtqConfig,
     progress: Callable[[str, int], None] = lambda label, done: None,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
-    calibrated: the policy with recorded observations.
+    policy: in float32; its calibration observations are recorded here.
     config: says on which engine, in which environment and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
     """
+    calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [quantised(calibrated, spec) for spec in specs]
-    loaded = [_load(policy, config.engine) for policy in quantized]
+    loaded = [_load(each, config.engine) for each in quantized]
     evaluations = [
         evaluate(
-            policy,
+            each,
             episodes=config.episodes,
             seed=config.seed,
             env_id=config.env,
             engine=engine.name,
             num_workers=config.workers,
-            progress=partial(lambda label, episode: progress(label, 1), policy.spec.precision),
+            progress=partial(lambda label, episode: progress(label, 1), each.spec.precision),
         )
-        for policy, engine in zip(quantized, loaded, strict=True)
+        for each, engine in zip(quantized, loaded, strict=True)
     ]
-    observations = record(calibrated.policy, "fidelity", seed=config.seed, env_id=config.env, engine=config.engine)
+    observations = record(policy, "fidelity", seed=config.seed, env_id=config.env, engine=config.engine)
     timings = time_engines(loaded, observations)
-    actions = [greedy(policy, engine.name, observations) for policy, engine in zip(quantized, loaded, strict=True)]
+    actions = [greedy(each, engine.name, observations) for each, engine in zip(quantized, loaded, strict=True)]
     cells = []
-    for policy, engine, played, timing, acted in zip(quantized, loaded, evaluations, timings, actions, strict=True):
-        spec = policy.spec
+    for each, engine, played, timing, acted in zip(quantized, loaded, evaluations, timings, actions, strict=True):
+        spec = each.spec
         row = PtqRow(
             precision=spec.precision,
             bits_weights=spec.weight_bits,
@@ -136,14 +138,14 @@ def measure(
             measured=engine.measured,
             **judged(played.returns, evaluations[0].returns, config.margin, config.seed),
             bytes=engine.file_bytes,
-            bytes_packed=len(artifact.to_bytes(policy)),
+            bytes_packed=len(artifact.to_bytes(each)),
             latency_us_p50=timing.us_p50,
             latency_us_p99=timing.us_p99,
-            agreement=agreement(calibrated.policy, actions[0], acted),
-            coverage=policy.coverage,
+            agreement=agreement(policy, actions[0], acted),
+            coverage=each.coverage,
             returns=played.returns.tolist(),
         )
-        cells.append(Cell(row=row, policy=policy, evaluation=played))
+        cells.append(Cell(row=row, policy=each, calibrated=calibrated, evaluation=played))
     return cells
 
 

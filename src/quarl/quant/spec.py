@@ -44,9 +44,6 @@ class Scheme:
     original: bool = False
     """The 2020 formula: grid anchored at 0, no clipping, up to 2**n + 1 levels; weights only."""
 
-    def __repr__(self) -> str:
-        return f"Scheme({self.name})"
-
     @property
     def needs_observations(self) -> bool:
         """True when the weights' codes depend on calibration observations."""

@@ -39,7 +39,6 @@ def from_module(
     *,
     head: ActionHead,
     observation_dtype: Literal["float32", "uint8"] = "float32",
-    provenance: Provenance | None = None,
 ) -> Policy:
     """The policy that `module` computes: one output row for each observation of `observation_shape`.
 
@@ -51,7 +50,7 @@ def from_module(
         observation_dtype=observation_dtype,
         ops=tuple(ops),
         head=head,
-        provenance=provenance or Provenance(origin="module"),
+        provenance=Provenance(origin="module"),
     )
 
 
