@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -46,41 +47,47 @@ def band(axes: Axes, base: Fields, label: str | None = None) -> None:
     axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label=label)
 
 
-def draw(
-    axes: Axes,
-    rows: Sequence[Fields],
-    order: Sequence[str],
-    label: Callable[[Fields], str],
-    colours: dict[str, str],
-    *,
-    size: float = 6.0,
-) -> None:
-    """Means with their intervals against precision, a line a label, side by side; float formats, which have none, grey.
+def points(axes: Axes, x: Array, rows: Sequence[Fields], colour: str, label: str, size: float) -> Array:
+    """Draws means with their intervals, hollow where no kernel of the precision ran; returns the means.
 
-    order: precisions from left to right. colours: by label; labels that are new here are added. size: of a point.
+    x: [n], where they stand. size: of a point.
     """
+    mean, ends = whiskers(rows, "mean", "ci_low", "ci_high")
+    look: Any = {"color": colour, "markersize": size}
+    axes.errorbar(x, mean, yerr=ends, fmt="o", capsize=size / 2, elinewidth=size / 5, label=label, **look)
+    hollow = [not row["measured"] for row in rows]
+    axes.plot(x[hollow], mean[hollow], "o", markerfacecolor=style.PAPER, zorder=3, **look)
+    return mean
+
+
+def draw(
+    axes: Axes, rows: Sequence[Fields], label: Callable[[Fields], str], colours: dict[str, str], size: float = 6.0
+) -> list[str]:
+    """Draws means with their intervals against precision, a line a label, side by side; float formats, which have none,
+    grey. Returns the precisions from left to right.
+
+    colours: by label; labels that are new here are added. size: of a point.
+    """
+    order = sorted({row["precision"] for row in rows}, key=_width, reverse=True)
+    axes.set_xticks(range(len(order)), order)
     groups = by((row for row in rows if row["precision"] not in FLOAT_BITS), label)
     for number, (name, members) in enumerate(groups.items()):
         shade = colours.setdefault(name, style.SERIES[len(colours) % len(style.SERIES)])
         _line(axes, members, order, SHIFT * (number - (len(groups) - 1) / 2), shade, name, size)
     if floats := [row for row in rows if row["precision"] in FLOAT_BITS]:
         _line(axes, floats, order, 0.0, style.MUTED, FLOATS, size)
+    return order
 
 
 def _line(
     axes: Axes, rows: Sequence[Fields], order: Sequence[str], shift: float, colour: str, label: str, size: float
 ) -> None:
-    """A point a row, joined where only the bits of weights differ; hollow where no kernel of the precision ran."""
+    """A point a row, joined where only the bits of weights differ."""
     rows = sorted(rows, key=lambda row: order.index(row["precision"]))
     x = np.array([order.index(row["precision"]) for row in rows]) + shift
-    mean, ends = whiskers(rows, "mean", "ci_low", "ci_high")
-    axes.errorbar(
-        x, mean, yerr=ends, fmt="o", color=colour, markersize=size, capsize=size / 2, elinewidth=size / 5, label=label
-    )
+    mean = points(axes, x, rows, colour, label, size)
     for joined in by(range(len(rows)), lambda at: _width(rows[at]["precision"])[1]).values():
         axes.plot(x[joined], mean[joined], color=colour, linewidth=0.8 + size / 6)
-    hollow = [not row["measured"] for row in rows]
-    axes.plot(x[hollow], mean[hollow], "o", color=colour, markersize=size, markerfacecolor=style.PAPER, zorder=3)
 
 
 def _width(precision: str) -> tuple[int, int, str]:
@@ -106,8 +113,7 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
         for base in bases.get(agent, ()):
             band(axes, base)
         others = [{**row, "precision": QuantSpec.parse(row["precision"]).precision} for row in members]  # w8a8 is int8
-        order = sorted({row["precision"] for row in others}, key=_width, reverse=True)
-        draw(axes, others, order, _kind, colours, size=POINT)
+        order = draw(axes, others, _kind, colours, POINT)
         axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
         several = sum(other[:2] == agent[:2] for other in agents) > 1
         style.panel_title(axes, " ".join(agent if several else agent[:2]), min(len(agents), COLUMNS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from quarl import formats
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report import style
-from quarl.report.figures import FLOATS, SHIFT, band, draw, whiskers
+from quarl.report.figures import FLOATS, SHIFT, band, draw, points
 from quarl.report.schema import Fields
 from quarl.rows import by
 
@@ -23,7 +24,6 @@ APART = 0.075
 """Between names of points that lie over one another, in heights of a panel; side by side: in widths."""
 MARGINS = 4
 """Losses are drawn to scale up to so many margins; numbers stand for those beyond."""
-DASHED = (0, (4, 3))
 
 
 @style.look()
@@ -34,47 +34,36 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
     drawn, panels = style.panels(2, title, height=2.8, y=_returns(rows))
     colours = _colours(rows)
     for axes, (key, (name, unit)) in zip(panels, COSTS.items(), strict=True):
-        shown = [row for row in rows if row["measured"] or key != "latency_us_p50"]
+        priced = [{**row, "cost": row[key] * unit} for row in rows if row["measured"] or key != "latency_us_p50"]
         _fp32(axes, rows)
-        for scheme, members in by(shown, _scheme).items():
-            x = np.array([row[key] * unit for row in members])
-            look: Any = {"color": colours[scheme], "markersize": 6}
-            mean, ends = whiskers(members, "mean", "ci_low", "ci_high")
-            axes.errorbar(x, mean, yerr=ends, fmt="o", capsize=2, elinewidth=1, label=scheme, **look)
-            hollow = [not row["measured"] for row in members]
-            axes.plot(x[hollow], mean[hollow], "o", markerfacecolor=style.PAPER, zorder=3, **look)
-        best = [row for row in shown if not any(_beats(other, row, key) for other in shown)]
-        line = sorted((row[key] * unit, row["mean"]) for row in best)
+        for scheme, members in by(priced, _scheme).items():
+            points(axes, np.array([row["cost"] for row in members]), members, colours[scheme], scheme, 6.0)
+        best: list[tuple[float, float]] = []
+        for cost, loss in sorted((row["cost"], -row["mean"]) for row in priced):
+            if not best or -loss > best[-1][1]:
+                best.append((cost, -loss))
         axes.plot(
-            *zip(*line, strict=True), color=style.LEVELS, linewidth=1, zorder=0, label="no other is better in both"
+            *np.reshape(best, (-1, 2)).T, color=style.LEVELS, linewidth=1, zorder=0, label="no other is better in both"
         )
-        axes.set_xlim(0, 1.15 * max((row[key] * unit for row in shown), default=1.0))
-        axes.margins(y=0.12)
+        axes.margins(x=0.15, y=0.12)
+        axes.set_xlim(left=0)
         axes.set_xlabel(name)
-        _name(axes, [(row[key] * unit, row["mean"], row["precision"], colours[_scheme(row)]) for row in shown])
+        _name(axes, priced, colours)
     panels[1].legend(loc="best")
     if simulated := dict.fromkeys(row["precision"] for row in rows if not row["measured"]):
         style.panel_title(panels[0], f"simulated, so without a latency: {', '.join(simulated)}", 1)
     return drawn
 
 
-def _beats(other: Fields, row: Fields, cost: str) -> bool:
-    """Whether the other costs no more, returns no less, and is not the same in both."""
-    gains = (row[cost] - other[cost], other["mean"] - row["mean"])
-    return bool(min(gains) >= 0 < max(gains))
-
-
-def _name(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Writes names beside points (x, y, name, colour), moved down where they would hide one another; limits are set."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    line = {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.5}
+def _name(axes: Axes, rows: Sequence[Fields], colours: dict[str, str]) -> None:
+    """Writes names beside points, moved down where they would hide one another; limits are set."""
     placed: list[tuple[float, float]] = []
-    for x, y, name, colour in sorted(points, key=lambda point: -point[1]):
-        across, up = (x - left) / (right - left), (y - low) / (high - low)
+    for row in sorted(rows, key=itemgetter("mean"), reverse=True):
+        across, up = axes.transLimits.transform((row["cost"], row["mean"]))
         height = min([up, *(other - APART for beside, other in placed if abs(beside - across) < 1.5 * APART)])
-        place = (across + 0.025, height)
-        look: Any = {"va": "center", "fontsize": 8.5, "color": colour}
-        axes.annotate(name, (across, up), place, "axes fraction", "axes fraction", line, **look)
+        place, line = (across + 0.025, height), {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.5}
+        look: Any = {"va": "center", "fontsize": 8.5, "color": colours[_scheme(row)]}
+        axes.annotate(row["precision"], (across, up), place, "axes fraction", "axes fraction", line, **look)
         placed.append((across, height))
 
 
@@ -83,23 +72,21 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
     """What the verdicts are made of: returns less those of fp32 from the same starts, their mean and its 95 %
     interval. All of it above the dashed line: non-inferior; all of it below: inferior; 0 outside of it: differs beyond
     noise. Numbers stand for means that are further down."""
-    base, order = _exact(rows), _order(rows)[1:]
+    base = _exact(rows)
     keys = {"mean": "difference", "ci_low": "difference_low", "ci_high": "difference_high"}
     others = [{**row, **{key: row[name] for key, name in keys.items()}} for row in rows if row is not base]
-    margin = base["margin_pct"] / 100 * abs(base["mean"])
-    ends = [row[key] for row in others for key in ("mean", "ci_low", "ci_high") if row[key] is not None]
-    low, high = max(min([*ends, -margin]), -MARGINS * margin) * 1.25, max([*ends, margin]) * 1.1 or 1.0
     drawn, (axes,) = style.panels(1, height=3.2)
     axes.axhline(0, color=style.MUTED, linewidth=1)
-    axes.axhline(-margin, color=style.MUTED, linewidth=1, linestyle=DASHED, label=_below(base))
-    axes.axhspan(low, -margin, color=style.SERIES[5], alpha=0.1, linewidth=0, label="inferior: all of an interval here")
-    draw(axes, others, order, _scheme, _colours(rows))
+    margin = _margin(axes, base, 0.0)
+    ends = [row[key] for row in others for key in keys if row[key] is not None]
+    low, high = max(min([*ends, margin]), MARGINS * margin) * 1.25, max([*ends, -margin]) * 1.1 or 1.0
+    axes.axhspan(low, margin, color=style.SERIES[5], alpha=0.1, linewidth=0, label="inferior: all of an interval here")
+    order = draw(axes, others, _scheme, _colours(rows))
     for row in others:
         if row["mean"] < low:
             place = order.index(row["precision"]), low
             axes.annotate(f"{formats.number(row['mean'])} ↓", place, (0, 4), textcoords="offset points", ha="center")
     axes.set_ylim(low, high)
-    axes.set_xticks(range(len(order)), order)
     axes.set(xlabel="precision of the weights", ylabel="return less that of fp32", title=title)
     axes.legend(loc="best")
     return drawn
@@ -109,16 +96,15 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
 def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
     """Return at each precision: the mean with its 95 % interval, and every episode a dot to the right of it. Hollow
     points are simulated in float."""
-    order, colours = _order(rows), _colours(rows)
+    colours = _colours(rows)
     drawn, (axes,) = style.panels(1, height=3.4)
     _fp32(axes, rows)
-    draw(axes, rows, order, _scheme, colours)
+    order = draw(axes, rows, _scheme, colours)
     for row in rows:
         number = max([*colours].index(_scheme(row)), 1)
         aside = SHIFT * (number + np.arange(len(row["returns"])) * 0.618 % 1)  # the golden ratio spreads evenly
         look: Any = {"color": colours[_scheme(row)], "markersize": 2, "alpha": 0.6, "markeredgewidth": 0}
         axes.plot(order.index(row["precision"]) + aside, row["returns"], "o", zorder=1, **look)
-    axes.set_xticks(range(len(order)), order)
     axes.set(xlabel="precision of the weights", ylabel=_returns(rows), title=title)
     axes.legend(loc="best")
     return drawn
@@ -151,19 +137,16 @@ def _returns(rows: Sequence[Fields]) -> str:
     return f"return ({formats.counted(rows[0]['episodes'], 'episode')})"
 
 
-def _below(base: Fields) -> str:
-    return f"{base['margin_pct']:g} % below fp32, the margin"
-
-
 def _fp32(axes: Axes, rows: Sequence[Fields]) -> None:
     """The band of fp32, and its margin below."""
     base = _exact(rows)
     band(axes, base, "fp32, 95 % interval shaded")
-    floor = base["mean"] - base["margin_pct"] / 100 * abs(base["mean"])
-    axes.axhline(floor, color=style.MUTED, linewidth=1, linestyle=DASHED, label=_below(base))
+    _margin(axes, base, base["mean"])
 
 
-def _order(rows: Sequence[Fields]) -> list[str]:
-    """Precisions from wide to narrow."""
-    widths = {row["precision"]: (row["bits_weights"], row["precision"] in FLOAT_BITS) for row in rows}
-    return sorted(widths, key=lambda name: widths[name], reverse=True)
+def _margin(axes: Axes, base: Fields, top: float) -> float:
+    """Draws the margin below `top`; returns where."""
+    floor = top - base["margin_pct"] / 100 * abs(base["mean"])
+    label = f"{base['margin_pct']:g} % below fp32, the margin"
+    axes.axhline(floor, color=style.MUTED, linewidth=1, linestyle="--", label=label)
+    return float(floor)
