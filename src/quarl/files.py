@@ -1,15 +1,18 @@
-"""Output folders and the files in them: folders of one run at a time, files that are written whole or not at all."""
+"""Output folders and the files in them: folders of one run at a time, files that are written whole or not at all,
+and rows of metrics and evaluations, a line of JSON each."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import lock_descriptor
 
@@ -131,6 +134,38 @@ def beside(path: Path) -> Path:
     """
     name = os.fsencode(path.name)[:NAME_BYTES].decode(errors="ignore")
     return path.with_name(f".{name}.{secrets.token_hex(8)}")
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """One line more, whole or not at all; QuarlError where the disk is full."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a") as file:
+            print(json.dumps(row), file=file)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # no half of a row, which the next one would go on
+            os.truncate(path, size)
+        raise QuarlError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_rows(path: Path, timesteps: float = math.inf, numbers: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Rows up to that step: later ones, of what was not saved, are no more, nor is half of a line.
+
+    numbers: names of what has to be a number in each.
+    """
+    rows: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            row = json.loads(line)
+            typed = all(isinstance(row[name], int | float) for name in numbers)
+            if typed and line.endswith(b"\n") and row["timesteps"] <= timesteps:
+                rows.append(row)
+    return rows
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """The file of these rows, in one step."""
+    write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode(), path)
 
 
 class Dispensable:

@@ -29,8 +29,9 @@ from quarl.actorq.versions import RESERVED, Versions
 from quarl.cli import parse
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
+from quarl.files import read_rows, write_rows
 from quarl.processes.inside import Result
-from quarl.runs import checkpoint, evaluator, metrics_file
+from quarl.runs import checkpoint, evaluator
 from stress.chaos import faults, kills, poison
 from stress.chaos.run import Run
 from waiting import PATIENCE_S, until
@@ -435,10 +436,10 @@ def test_resume_before_the_first_checkpoint_starts_at_the_beginning(tmp_path):
 
 def test_metrics_of_what_was_not_saved_are_cut_with_half_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert metrics_file.rows_until(path, 5) == []
+    assert read_rows(path, 5) == []
     lines = [f'{{"timesteps": {steps}, "clock_s": 1.5}}\n' for steps in (0, 5, 6, 4)]
     path.write_text("".join(lines) + "[]\nnot json\n" + lines[0][:9])
-    metrics_file.write(path, metrics_file.rows_until(path, 5))
+    write_rows(path, read_rows(path, 5))
     assert path.read_text() == lines[0] + lines[1] + lines[3]
 
 
@@ -605,7 +606,7 @@ def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(supervised, monkeypatc
         file.flush()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("quarl.runs.metrics_file.print", half, raising=False)
+    monkeypatch.setattr("quarl.files.print", half, raising=False)
     supervisor._log({"clock_s": 2.0})
     monkeypatch.undo()
     supervisor._log({"clock_s": 3.0})

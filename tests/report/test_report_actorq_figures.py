@@ -13,7 +13,7 @@ from rich.console import Console
 
 import contracts
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style, tables
-from quarl.report.learning_figure import learning
+from quarl.report.figures import learning
 
 
 def reward(task, precision, engine, seed, seconds, **changed):
@@ -152,7 +152,7 @@ def test_a_version_that_has_not_come_yet_is_no_distance():
 
 def test_evaluations_are_joined_and_what_is_alone_is_a_hollow_mark_of_their_colour():
     def point(label, steps, mean):
-        return {"label": label, "timesteps": steps, "mean": mean, "low": mean, "high": None}
+        return {"label": label, "timesteps": steps, "mean": mean, "ci_low": mean, "ci_high": None}
 
     points = [point("fp32", 10, 1.0), point("fp32", 20, 3.0), point("fp32, last", 20, 2.0), point("began", 15, None)]
     episodes = [{"timesteps": step, "return_mean": None if step < 10 else float(step)} for step in range(2000)]

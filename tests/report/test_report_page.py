@@ -49,7 +49,6 @@ def rendered(rows, layers, title="dqn on CartPole-v1"):
             ("three", weight_figures.weight_distribution(layers * 4, title)),
         ],
         command="quarl ptq a.zip",
-        machine={"processor": "one"},
     )
 
 

@@ -12,7 +12,7 @@ from training_runs import train, words
 
 from quarl.cli import main
 from quarl.commands import training_page
-from quarl.report.learning_figure import learning
+from quarl.report.figures import learning
 
 MORE = ["--eval-freq", "100", "--eval-episodes", "3", "--save-freq", "100"]
 
@@ -73,7 +73,10 @@ def test_evaluations_after_quantisation_began_are_of_that_precision(tmp_path, dr
     marks = {point["label"]: point for point in points if point["label"] not in steps}
     assert marks["quantisation acts"]["timesteps"] == row["switched_at"]
     assert (marks["best"]["timesteps"], marks["best"]["mean"]) == (row["best_timesteps"], row["best_mean"])
-    assert (marks["w4a8, last"]["mean"], marks["w4a8, last"]["low"]) == (row["mean_quantised"], row["ci_low_quantised"])
+    assert (marks["w4a8, last"]["mean"], marks["w4a8, last"]["ci_low"]) == (
+        row["mean_quantised"],
+        row["ci_low_quantised"],
+    )
     assert marks["float32, last"]["mean"] == row["mean"]
 
 

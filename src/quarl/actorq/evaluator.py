@@ -16,10 +16,10 @@ from quarl.actorq.roles import Channel
 from quarl.actorq.weights import Template
 from quarl.calibration import quantize
 from quarl.config import ActorQConfig
+from quarl.files import read_rows, write_rows
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
-from quarl.runs import metrics_file
 from quarl.runs.evaluator import Evaluator
 from quarl.runs.tracking import make_logger, record_evaluation
 
@@ -77,7 +77,7 @@ class ActorsEvaluator(Evaluator):
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; later ones, of what was not saved, are no more."""
-        for entry in metrics_file.rows_until(self._path, timesteps, NUMBERS):
+        for entry in read_rows(self._path, timesteps, NUMBERS):
             self._add(entry)
         self._write()
 
@@ -87,7 +87,7 @@ class ActorsEvaluator(Evaluator):
 
     def _write(self) -> None:
         """All evaluations, in one step."""
-        self._files.write(lambda: metrics_file.write(self._path, self.entries))
+        self._files.write(lambda: write_rows(self._path, self.entries))
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)

@@ -22,11 +22,10 @@ from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line, note
-from quarl.files import Dispensable, locked
+from quarl.files import Dispensable, append_row, locked, read_rows, write_rows
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
-from quarl.runs import metrics_file
 from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
 
@@ -165,7 +164,7 @@ class Supervisor(roles.Supervisor):
         self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
         self.evaluator.resume(began_at)
         with contextlib.suppress(QuarlError):  # of a full disk, on which training goes on
-            metrics_file.write(self._metrics, metrics_file.rows_until(self._metrics, began_at))
+            write_rows(self._metrics, read_rows(self._metrics, began_at))
         if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
             self.counters.control[Control.FINISH] = 1
@@ -232,7 +231,7 @@ class Supervisor(roles.Supervisor):
         self.children.wind_up(GRACE_S if cells[Learner.READY] else 0)
 
     def _log(self, row: dict[str, Any]) -> None:
-        self.files.write(lambda: metrics_file.append(self._metrics, row))
+        self.files.write(lambda: append_row(self._metrics, row))
         if self.config.track != "none":  # beside what the learner writes by Stable-Baselines3's tags
             for name, value in metrics.scalars(row).items():
                 self.evaluator.logger.record(f"actorq/{name}", value)

@@ -63,6 +63,12 @@ def run(config: ActorQConfig) -> int:
     with energy.meter(config) as meter:
         supervisor = _train(config, notes)
     result, config = supervisor.result, supervisor.config
+
+    def page() -> Path:
+        from quarl.commands.training_page import of_actorq  # matplotlib takes its time, and nothing waits for it now
+
+        return of_actorq(supervisor, [*said, *notes])
+
     if result.message:
         terminal.complain(result.message)
     if result.row:
@@ -72,16 +78,10 @@ def run(config: ActorQConfig) -> int:
         said = [result.message] if result.message else [*_sentences(config, result.row)]
         terminal.say(*([] if result.message else said))
         if RunFolder(config.output).metrics.is_file():
-            terminal.say(*terminal.reported(lambda: _page(supervisor, said, notes)))
+            terminal.say(*terminal.reported(page))
         if result.exit_code == 0:
             terminal.finish(config, document)
     return result.exit_code
-
-
-def _page(supervisor: Supervisor, said: list[str], notes: list[str]) -> Path:
-    from quarl.commands.training_page import of_actorq  # here: matplotlib takes its time, and nothing waits for it now
-
-    return of_actorq(supervisor, said, notes)
 
 
 def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:

@@ -106,7 +106,6 @@ def _write(
         tables=[("Returns, latency and size", tables.cells(PtqRow, rows))],
         figures=[*drawn.values()],
         command=config.command_line(),
-        machine=page.machine_lines(),
     )
     write_bytes(text.encode(), folder / "report.html")
 

@@ -114,7 +114,6 @@ def _write(
         tables=every,
         figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
         command=config.command_line(),
-        machine=page.machine_lines(),
     )
     write_bytes(text.encode(), folder / "report.html")
 

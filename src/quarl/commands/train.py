@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 from quarl import energy
 from quarl.commands import terminal
@@ -27,23 +28,23 @@ def run(config: TrainConfig) -> int:
         with terminal.progress(session.n_timesteps) as progress:
             ended = session.run(progress)
     row = ended.row
+    said = [ended.message] if row is None else [*_sentences(session, row)]
+
+    def page() -> Path:
+        from quarl.commands.training_page import of_train  # matplotlib takes its time, and nothing waits for it now
+
+        return of_train(session, row, [*said, *notes])
+
     if row is None:
         terminal.complain(ended.message)
-        terminal.say(*_report(session, row, [ended.message], notes))
+        terminal.say(*terminal.reported(page))
     else:
         # of a resumed run these are its own options, not the words that resumed it
         config = dataclasses.replace(session.config, resume=False)
-        title, said = f"{row.algo} on {row.env_id}", [*_sentences(session, row)]
-        said += _report(session, row, said, notes)
         about = schema.Told(algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
-        terminal.tell(config, TrainRow, [row], title, *said, **about)
+        title = f"{row.algo} on {row.env_id}"
+        terminal.tell(config, TrainRow, [row], title, *said, *terminal.reported(page), **about)
     return ended.exit_code
-
-
-def _report(session: Training, row: TrainRow | None, sentences: list[str], notes: list[str]) -> list[str]:
-    from quarl.commands.training_page import of_train  # here: matplotlib takes its time, and nothing waits for it now
-
-    return terminal.reported(lambda: of_train(session, row, sentences, notes))
 
 
 def _sentences(session: Training, row: TrainRow) -> Iterator[str]:

@@ -36,7 +36,6 @@ from quarl.quant.spec import QatSpec, QuantSpec
 SHIPPED = Path(__file__).with_name("shipped")
 MARGIN_PCT = 5.0
 """Of a study that names none."""
-MODES = ("dynamic", "static")
 BOUNDS = Bounds(minutes=60.0, memory_gb=4.0)
 """Of one cell, its processes together, in a study that says nothing of them."""
 SET_BY_CELLS = (

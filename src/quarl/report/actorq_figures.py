@@ -14,8 +14,7 @@ from matplotlib.ticker import LogLocator
 from quarl import formats
 from quarl.arrays import Array
 from quarl.report import style
-from quarl.report.figures import whiskers
-from quarl.report.learning_figure import thinned
+from quarl.report.figures import thinned, whiskers
 from quarl.report.schema import Fields
 from quarl.rows import by
 

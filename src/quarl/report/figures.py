@@ -1,4 +1,5 @@
-"""Figures of a study's returns against precision, with what those of one policy share; what errors come of."""
+"""Figures of returns: of one training against its steps and clock, of a study against precision, and what errors come
+of; what those of one policy share."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ LINEAR_PCT = 10.0
 FLOATS = "float formats"
 POINT = 3.0
 """Size of a point, as small as the panels."""
+THINNED = 500
+"""Of a line, at most: no screen shows more, and pages are sent by mail."""
 TICKS_PCT = (0, *(sign * 10.0**power for power in range(1, 7) for sign in (-1, 1)))
 SPREADS: Mapping[str, str] = {
     "range": "largest minus smallest weight",
@@ -169,3 +172,39 @@ def _spread_ticks(spreads: Sequence[float]) -> Locator:
         return MaxNLocator(6, steps=[1, 2, 5, 10])
     subs = (1, 1.5, 2, 3, 5, 7) if high <= 10 * low else (1, 2, 5) if high <= 300 * low else (1,)
     return LogLocator(subs=subs, numticks=4)
+
+
+def thinned(rows: Sequence[Fields]) -> Sequence[Fields]:
+    """At most THINNED of them, evenly, the last one included."""
+    return rows[:: -max(1, -(-len(rows) // THINNED))][::-1]
+
+
+@style.look()
+def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapping[str, str], title: str) -> Figure:
+    """Returns against each key of `against`, which has its name, a panel each.
+
+    points: evaluations with `label`, `mean`, `ci_low` and `ci_high`: joined where they have the same label, a hollow
+    mark where they are alone, in the colour of the label up to a comma. One without a mean is a moment, where a line
+    stands. episodes: of training, by `return_mean`.
+    """
+    drawn, panels = style.panels(len(against), title, height=2.3, head=0.4, y="return")
+    episodes = thinned([row for row in episodes if row["return_mean"] is not None])
+    for axes, (key, name) in zip(panels, against.items(), strict=True):
+        x, y = [row[key] for row in episodes], [row["return_mean"] for row in episodes]
+        axes.plot(x, y, color=style.MUTED, label="training, with exploration")
+        shades: dict[str, str] = {}
+        for label, members in by(points, lambda point: str(point["label"])).items():
+            shade = shades.setdefault(label.partition(",")[0], style.SERIES[len(shades)])
+            x, (means, ends) = [point[key] for point in members], whiskers(members, "mean", "ci_low", "ci_high")
+            if np.isnan(means[0]):
+                axes.axvline(x[0], color=style.MUTED, linestyle=(0, (4, 3)), linewidth=1, label=label)
+            else:
+                mark: dict[str, Any] = (
+                    {"fmt": "o-", "ms": 4} if len(members) > 1 else {"fmt": "D", "ms": 7, "mfc": "none"}
+                )
+                axes.errorbar(x, means, ends, color=shade, label=label, capsize=2, elinewidth=1, **mark)
+        axes.set_xlabel(name)
+        style.plain(axes.xaxis, "{x:,.10g}")
+        style.plain(axes.yaxis, "{x:,.10g}")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    return drawn

@@ -24,11 +24,11 @@ def render(
     tables: Sequence[tuple[str, Cells]],
     figures: Sequence[tuple[str, Figure]],
     command: str,
-    machine: Mapping[str, str],
 ) -> str:
     """The page as HTML text: no scripts, no fonts, images or links from elsewhere; figures are inline SVG.
 
-    facts: what was studied, by name. tables, figures: with their captions. machine: what it ran on, by name.
+    facts: what was studied, by name. tables, figures: with their captions.
+    command: repeats it. It also says on what machine it was made.
     """
     return _template("report.html.j2").render(
         terms=terms,
@@ -42,7 +42,7 @@ def render(
             for caption, figure in figures
         ],
         command=command,
-        machine=machine,
+        machine=_machine(),
     )
 
 
@@ -64,8 +64,8 @@ def _template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def machine_lines() -> dict[str, str]:
-    """This machine, as `render` shows it."""
+def _machine() -> dict[str, str]:
+    """This machine, by names of its facts."""
     facts = machine()
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     return {

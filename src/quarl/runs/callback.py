@@ -63,7 +63,7 @@ class TrainingCallback(BaseCallback):
         self.eval_freq, self.save_freq = config.eval_freq if config.eval_episodes else 0, config.save_freq
         self.save_s = 60 * config.save_minutes if config.save_minutes and not one_stretch else math.inf
         self.clock_before, self.one_stretch = clock_s, one_stretch
-        self.update_s, self.keep, self.recorded = update_s, keep, 0
+        self.update_s, self.keep = update_s, keep
         self.paused_s = 0.0
         self.started = self.shown = time.perf_counter()
         self.shown_steps = self.rollout_steps = 0
@@ -75,15 +75,13 @@ class TrainingCallback(BaseCallback):
         return self.clock_before + time.perf_counter() - self.started - self.paused_s
 
     def _on_training_start(self) -> None:
-        self.shown_steps = self.rollout_steps = self.model.num_timesteps
+        self.shown_steps = self.rollout_steps = self.recorded = self.model.num_timesteps
         self.next_evaluation = self._next(self.eval_freq)
         self.next_save = self._next(self.save_freq)
         if self.checkpointer.newest is None:  # there is always something sound to go back to
             self.checkpointer.save(0.0)
         self.started, self.paused_s = time.perf_counter(), 0.0
         self.saved = self.rollout_ended = self.started
-        self.row_freq = math.ceil(self.model._total_timesteps / ROWS)
-        self.next_row = self._next(self.row_freq)
 
     def _on_rollout_end(self) -> None:
         self.rollout_ended = time.perf_counter()
@@ -111,8 +109,7 @@ class TrainingCallback(BaseCallback):
             self.save()
         elif time.perf_counter() - self.saved >= self.save_s:
             self.save()
-        if steps >= self.next_row:
-            self.next_row = self._next(self.row_freq)
+        if steps - self.recorded >= self.model._total_timesteps / ROWS:
             self.record()
 
     def _on_step(self) -> bool:

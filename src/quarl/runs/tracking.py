@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat, filter_excluded_keys
 
 from quarl.config.learner import LearnerOptions, options_of
 from quarl.errors import in_one_line
@@ -34,7 +34,8 @@ def make_logger(
     """
     if config.track == "none" or (beside and config.track != "tensorboard"):
         return Logger(folder=None, output_formats=[])
-    return Logger(folder=None, output_formats=[Tracker(config, folder, say, hyperparameters or {})])
+    told = {**options_of(config), **(hyperparameters or {})}
+    return Logger(folder=None, output_formats=[Tracker(config.track, folder, told, say)])
 
 
 def record_evaluation(logger: Logger, played: Evaluation, name: str = "") -> None:
@@ -47,14 +48,9 @@ class Tracker(KVWriter):
     """Writes to what --track names. Whatever it raises costs the metrics and not the run, and is said once."""
 
     def __init__(
-        self,
-        config: LearnerOptions,
-        folder: Callable[[], Path],
-        say: Callable[[str], None],
-        hyperparameters: Mapping[str, Any],
+        self, name: str, folder: Callable[[], Path], told: Mapping[str, Any], say: Callable[[str], None]
     ) -> None:
-        self._config, self._folder, self._say = config, folder, say
-        self._hyperparameters = hyperparameters
+        self._name, self._folder, self._told, self._say = name, folder, told, say
         self._output: KVWriter | None = None
         self._is_lost = False
 
@@ -68,11 +64,10 @@ class Tracker(KVWriter):
             self._attempt(self._output.close)
 
     def _opened(self) -> KVWriter:
-        if self._output is None and self._config.track == "tensorboard":
-            self._output = TensorBoardOutputFormat(str(self._folder() / "tensorboard"))
+        if self._output is None and self._name == "tensorboard":
+            self._output = TensorBoardOutputFormat(str(self._folder() / self._name))
         elif self._output is None:
-            told = {**options_of(self._config), **self._hyperparameters}
-            self._output = TrackedRun(self._config.track, self._folder(), told)
+            self._output = TrackedRun(self._name, self._folder(), self._told)
         return self._output
 
     def _attempt(self, work: Callable[[], None]) -> None:
@@ -84,8 +79,7 @@ class Tracker(KVWriter):
         except Exception as error:  # whatever a tracker raises without a network, a login or room
             self._is_lost = True
             said = error.strerror if isinstance(error, OSError) and error.strerror else in_one_line(error)
-            where = f"{self._folder()}/tensorboard" if self._config.track == "tensorboard" else self._config.track
-            self._say(f"no more metrics in {where}: {said}; training goes on")
+            self._say(f"no more metrics in {self._name}: {said}; training goes on")
 
 
 class TrackedRun(KVWriter):
@@ -97,13 +91,13 @@ class TrackedRun(KVWriter):
         project = os.environ.get(f"{module.upper()}_PROJECT", "quarl")
         with contextlib.redirect_stdout(sys.stderr):
             tracker: Any = importlib.import_module(module)
-            self._run = tracker.init(project=project, name=folder.name, config=dict(told), **where)
+            self._run = tracker.init(project=project, name=folder.name, config=told, **where)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """The numbers at that step, without those that Stable-Baselines3 keeps from TensorBoard."""
-        shown = (name for name in key_values if "tensorboard" not in (key_excluded[name] or ()))
-        points = {name: key_values[name] for name in shown if isinstance(key_values[name], numbers.Real)}
-        self._run.log({name: float(value) for name, value in points.items()}, step=step)
+        shown = filter_excluded_keys(key_values, key_excluded, "tensorboard")
+        points = {name: float(value) for name, value in shown.items() if isinstance(value, numbers.Real)}
+        self._run.log(points, step=step)
 
     def close(self) -> None:
         """Returns when everything is handed over."""

@@ -21,12 +21,12 @@ from quarl.config.base import check_tracking
 from quarl.envs import resolve
 from quarl.envs.checked import BrokenEnvironmentError
 from quarl.errors import NothingSavedError, QuarlError, detail
-from quarl.files import Dispensable
+from quarl.files import Dispensable, append_row, read_rows, write_rows
 from quarl.machine import usable_cores
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.qat.delay import check_delay
-from quarl.runs import checkpoint, metrics_file
+from quarl.runs import checkpoint
 from quarl.runs.callback import Progress, Stopped, TrainingCallback
 from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.evaluator import BestEvaluator
@@ -204,9 +204,9 @@ class Training:
             )
         self._notes.append(f"{standing(self.model)}{hold(self.model, self.n_timesteps)}")
         self._describe(self.folder())
-        if rows := metrics_file.rows_until(self.folder().metrics, steps, ("clock_s", "update_s")):
+        if rows := read_rows(self.folder().metrics, steps, ("clock_s", "update_s")):
             self.updates_before = rows[-1]["update_s"]
-            self._files.write(lambda: metrics_file.write(self.folder().metrics, rows))
+            self._files.write(lambda: write_rows(self.folder().metrics, rows))
 
     def _describe(self, folder: RunFolder) -> None:
         written = self.options.written
@@ -216,7 +216,7 @@ class Training:
         self.say_notes()
 
     def _keep(self, row: dict[str, Any]) -> None:
-        self._files.write(lambda: metrics_file.append(self.folder().metrics, row))
+        self._files.write(lambda: append_row(self.folder().metrics, row))
 
     def say_notes(self) -> None:
         """Says what was chosen for the user."""
