@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -29,13 +30,6 @@ RETURN = (
     "Mean return of each evaluation with its 95 % interval; grey are the last 100 episodes of training. The training "
     "clock stands still in evaluations."
 )
-AGES = (
-    "By how many updates the weights that chose a step were behind when it was taken in, of all steps since it began "
-    "or went on; and versions that the learner had pushed, and publisher or actor had not yet."
-)
-SPENT = (
-    "Seconds of each process by what it did; actors wait where the learner is the bottleneck, and it where they are."
-)
 DOES: Mapping[str, str] = {
     **{"train_s": "updates", "push_s": "weights", "checkpoint_s": "checkpoints", "quantize_s": "quantising"},
     **{"inference_s": "inference", "environment_s": "environment", "insert_s": "experience", "publish_s": "weights"},
@@ -48,28 +42,27 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) 
     """The page of `quarl train`, which says these sentences; row: of a run that has come to its end."""
     config, model = session.config, session.model
     metrics = read_rows(session.folder().metrics, numbers=("clock_s", "update_s"))
-    passed, clock = ([0, *(row[name] for row in metrics)] for name in ("timesteps", "clock_s"))
-
-    def point(
-        label: str, steps: int, mean: float | None = None, ci_low: float | None = None, ci_high: float | None = None
-    ) -> Fields:
-        at = {"clock_s": float(np.interp(steps, passed, clock))} if metrics else {}  # it is taken to run evenly
-        return {"label": label, "timesteps": steps, **at, "mean": mean, "ci_low": ci_low, "ci_high": ci_high}
-
-    points, switched = [], qat.switched_at(model)
-    for steps, returns, _ in session.evaluator.entries:
-        played = stats.summary(returns, np.random.default_rng(0))
-        label = "float32" if switched is None or steps < switched else str(config.qat)
-        points.append(point(label, steps, played.mean, played.ci_low, played.ci_high))
+    switched = qat.switched_at(model)
+    points: list[dict[str, Any]] = [
+        {
+            "label": "float32" if switched is None or steps < switched else str(config.qat),
+            "timesteps": steps,
+            **asdict(stats.summary(returns, np.random.default_rng(0))),
+        }
+        for steps, returns, _ in session.evaluator.entries
+    ]
     if best := session.evaluator.best:
-        points.append(point("best", best[2], best[1]))
-    if row is not None and row.mean is not None:
-        points.append(point("float32, last", row.timesteps, row.mean, row.ci_low, row.ci_high))
-    if row is not None and row.mean_quantised is not None:
-        interval = row.ci_low_quantised, row.ci_high_quantised
-        points.append(point(f"{config.qat}, last", row.timesteps, row.mean_quantised, *interval))
-    if points and switched is not None:
-        points.append(point("quantisation acts", switched))
+        points.append({"label": "best", "timesteps": best[2], "mean": best[1]})
+    for label, suffix in ("float32", ""), (str(config.qat), "_quantised"):
+        if row is not None and getattr(row, f"mean{suffix}") is not None:
+            ends = {name: getattr(row, f"{name}{suffix}") for name in ("mean", "ci_low", "ci_high")}
+            points.append({"label": f"{label}, last", "timesteps": row.timesteps, **ends})
+    if switched is not None:
+        points.append({"label": "quantisation acts", "timesteps": switched})
+    if metrics:
+        passed, clock = ([0, *(line[name] for line in metrics)] for name in ("timesteps", "clock_s"))
+        for point in points:  # between two rows of metrics the clock is taken to run evenly
+            point["clock_s"] = float(np.interp(point["timesteps"], passed, clock))
     facts = {
         "steps": f"{model.num_timesteps:,} of {session.n_timesteps:,}, {model._n_updates:,} updates",
         "trained for": f"{config.qat}, from step {switched or config.quant_delay:,} on" if config.qat else "float32",
@@ -80,7 +73,8 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) 
         clock_s, update_s = metrics[-1]["clock_s"], metrics[-1]["update_s"]
         facts["where time went"] = f"{clock_s - update_s:,.1f} s in the environment, {update_s:,.1f} s in updates"
     table = [] if row is None else [("The run", tables.cells(TrainRow, [asdict(row)]))]
-    return _write(session.folder(), config, facts, sentences, table, points, metrics)
+    drawn = points if session.evaluator.entries else []
+    return _write(session.folder(), config, facts, sentences, table, drawn, metrics)
 
 
 def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
@@ -118,8 +112,9 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
     }
     title = f"{config.algo} on {config.env}"
     ages = actorq_figures.ages(metrics[:-1] or metrics, f"{title}: age of the weights")
-    spent = actorq_figures.processes(_spent(ended, last["clock_s"]), f"{title}: where time went")
-    return _write(folder, config, facts, sentences, [], points, metrics, (AGES, ages), (SPENT, spent))
+    processes = actorq_figures.processes(_spent(ended, last["clock_s"]), f"{title}: where time went")
+    figures = (actorq_figures.ages.__doc__ or "", ages), (actorq_figures.processes.__doc__ or "", processes)
+    return _write(folder, config, facts, sentences, [], points, metrics, *figures)
 
 
 def _of_actors(rows: Sequence[Fields], name: str) -> int:

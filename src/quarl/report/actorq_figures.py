@@ -142,7 +142,8 @@ def _stacked(axes: Axes, names: Sequence[str], heights: Sequence[Mapping[str, fl
 
 @style.look()
 def processes(spent: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """Seconds of a run by process and what it did with them (SPENT), stacked."""
+    """Seconds of each process by what it did; actors wait where the learner is the bottleneck, and it where they
+    are."""
     drawn, (axes,) = style.panels(1, title, height=3.2)
     _stacked(axes, [*spent], [*spent.values()], SPENT)
     axes.set_ylabel("seconds")
@@ -152,7 +153,8 @@ def processes(spent: Mapping[str, Mapping[str, float]], title: str) -> Figure:
 
 @style.look()
 def ages(rows: Sequence[Fields], title: str) -> Figure:
-    """Of a run's metrics against seconds: age of the weights behind what was taken in, and versions yet to arrive."""
+    """By how many updates the weights that chose a step were behind when it was taken in, of all steps since it began
+    or went on; and versions that the learner had pushed, and publisher or actor had not yet."""
     drawn, (upper, lower) = style.panels(2, title, height=1.9, head=0.4, x="training seconds", shared="x")
     rows = thinned(rows)
     seconds = [row["clock_s"] for row in rows]
@@ -166,8 +168,7 @@ def ages(rows: Sequence[Fields], title: str) -> Figure:
         late = [row["version"] - version if version else np.nan for row, version in zip(rows, versions, strict=True)]
         lower.plot(seconds, late, color=style.SERIES[number], label=label)
     for axes, label in ((upper, "age, updates"), (lower, "versions behind")):
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
+        axes.set(ylabel=label, ylim=(0, None))
         axes.legend()
         style.plain(axes.yaxis, "{x:,.10g}")
         style.plain(axes.xaxis, "{x:,.10g}")

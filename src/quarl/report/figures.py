@@ -183,9 +183,9 @@ def thinned(rows: Sequence[Fields]) -> Sequence[Fields]:
 def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapping[str, str], title: str) -> Figure:
     """Returns against each key of `against`, which has its name, a panel each.
 
-    points: evaluations with `label`, `mean`, `ci_low` and `ci_high`: joined where they have the same label, a hollow
-    mark where they are alone, in the colour of the label up to a comma. One without a mean is a moment, where a line
-    stands. episodes: of training, by `return_mean`.
+    points: evaluations with `label` and, if they have them, `mean`, `ci_low` and `ci_high`: joined where they have the
+    same label, a hollow mark where they are alone, in the colour of the label up to a comma. One without a mean is a
+    moment, where a line stands. episodes: of training, by `return_mean`.
     """
     drawn, panels = style.panels(len(against), title, height=2.3, head=0.4, y="return")
     episodes = thinned([row for row in episodes if row["return_mean"] is not None])
@@ -193,7 +193,8 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
         x, y = [row[key] for row in episodes], [row["return_mean"] for row in episodes]
         axes.plot(x, y, color=style.MUTED, label="training, with exploration")
         shades: dict[str, str] = {}
-        for label, members in by(points, lambda point: str(point["label"])).items():
+        marks = ({**dict.fromkeys(("mean", "ci_low", "ci_high")), **point} for point in points)
+        for label, members in by(marks, lambda point: str(point["label"])).items():
             shade = shades.setdefault(label.partition(",")[0], style.SERIES[len(shades)])
             x, (means, ends) = [point[key] for point in members], whiskers(members, "mean", "ci_low", "ci_high")
             if np.isnan(means[0]):
