@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import gymnasium
-import numpy as np
 from numpy.typing import ArrayLike
 
 from quarl import engines, evaluation
+from quarl.arguments import channels_first, checks_keywords, numbers, policy_rows
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.envs.options import EnvironmentOptions
-from quarl.errors import QuarlError, UnsupportedError, did_you_mean, note
+from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is_quantized
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence
-from quarl.readers.spaces import action_head, from_live, has_channels_last
+from quarl.readers.spaces import action_head, from_live
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -41,30 +41,6 @@ OWN = ("", ".safetensors", ".quarl")
 """Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
 WRITERS = {".tflite": "litert", ".onnx": "onnx"}
 """By suffix, the engine whose format it is."""
-CALLED = {
-    **dict.fromkeys(("env", "env_name"), "env_id"),
-    **dict.fromkeys(("n_episodes", "n_eval_episodes"), "episodes"),
-    **{"max_steps": "max_episode_steps", "wrapper": "wrappers", "bits": "precision", "deterministic": "stochastic"},
-}
-"""What other libraries, or other verbs, call keywords."""
-
-
-def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which refuses a keyword that it has not with a line that names the one that was meant."""
-    names = list(inspect.signature(function).parameters)
-    keywords = names[1:]  # the first is the agent, or where it lies
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **given: P.kwargs) -> R:
-        for name in given:
-            if name not in names:
-                near = CALLED.get(name)
-                meant = f"; did you mean {near!r}?" if near in keywords else did_you_mean(near or name, keywords)
-                what = f"{function.__name__} has no keyword {name!r}{meant}"
-                raise QuarlError(f"{what} (known: {', '.join(keywords)})")
-        return function(*args, **given)
-
-    return checked
 
 
 def _of_agent(
@@ -179,7 +155,7 @@ class Agent:
         policy = options.at_home(self.policy, env_id)
         if observations is None and spec.needs_observations:
             observations = evaluation.record(policy, seed=seed, env_id=env_id)
-        given = None if observations is None else self._channels_first(_numbers(observations))
+        given = None if observations is None else channels_first(self.policy, numbers(observations))
         return Agent(quantize(policy, spec, given))
 
     def predict(
@@ -204,27 +180,11 @@ class Agent:
         """
         if not deterministic:
             raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
-        x = self._channels_first(_numbers(observation))
-        single = x.shape == self.policy.observation_shape
-        if not single and x.shape[1:] != self.policy.observation_shape:
-            raise QuarlError(f"observation is {x.shape}, the policy expects {self.policy.observation_shape}")
-        if self.policy.observation_dtype == "uint8" and x.dtype != np.uint8:
-            raise QuarlError(f"observation is {x.dtype}, the policy expects bytes 0..255 (uint8)")
-        with np.errstate(over="ignore"):
-            x = x.astype(self.policy.observation_dtype)
-        if not np.isfinite(x).all():
-            raise QuarlError("the observation holds NaN or infinity; act without the policy there")
-        rows = x[None] if single else x
-        if not len(rows):
-            raise QuarlError("there is no observation among the 0 that were given; act for at least one")
+        rows, single = policy_rows(self.policy, observation)
         with self._lock:  # an engine has one set of buffers
             outputs = self._engine(engine, len(rows)).run(rows)
         actions = self.policy.head(engines.sound(self.policy, rows, outputs))
         return (actions[0] if single else actions), None
-
-    def _channels_first(self, x: Array) -> Array:
-        """Images in the policy's order of axes, as Stable-Baselines3's own `predict` puts them."""
-        return np.moveaxis(x, -1, -3) if has_channels_last(x.shape[-3:], self.policy.observation_shape) else x
 
     evaluate = _of_agent(checks_keywords(evaluation.evaluate))
 
@@ -247,20 +207,17 @@ class Agent:
 
         if suffix in OWN:
             artifact.write(self.policy, target)
-            say(sentence(self.policy))
-            return
-        if suffix not in WRITERS:
+        elif suffix in WRITERS:
+            # runtimes' libraries take their time to import
+            writer = importlib.import_module(f"quarl.engines.{WRITERS[suffix]}")
+            options = {"say": say} if suffix == ".tflite" else {}
+            try:
+                content = writer.write(self._quantized(), acts=True, **options)
+            except UnsupportedError as error:
+                raise UnsupportedError(f"{error}; save it as .safetensors") from None
+            write_bytes(content, target)
+        else:
             raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .quarl, .tflite or .onnx")
-        # runtimes' libraries take their time to import
-        writer = importlib.import_module(f"quarl.engines.{WRITERS[suffix]}")
-        options: dict[str, Any] = {"acts": True}
-        if suffix == ".tflite":
-            options["say"] = say
-        try:
-            content = writer.write(self._quantized(), **options)
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{error}; save it as .safetensors") from None
-        write_bytes(content, target)
         say(sentence(self.policy))
 
     def _quantized(self) -> QuantizedPolicy:
@@ -274,23 +231,6 @@ class Agent:
         while len(self._engines) > KEPT_ENGINES:
             del self._engines[next(iter(self._engines))]
         return engine
-
-
-def _numbers(observation: Any) -> Array:
-    """The observation as an array; QuarlError for what no environment's step gives."""
-    if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
-        raise QuarlError("env.reset() gives (observation, info): act on the observation alone, as in predict(obs)")
-    if hasattr(observation, "detach"):  # a torch tensor, wherever it lies
-        observation = observation.detach().cpu()
-    try:
-        array = np.asarray(observation)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise QuarlError(
-            f"the observation is no array of numbers ({str(error)[:80]}); its rows have one shape"
-        ) from None
-    if array.dtype.kind not in "fiub":
-        raise QuarlError(f"the observation is a {type(observation).__name__} of {array.dtype}, not of real numbers")
-    return array
 
 
 def agent_of(agent: Agent | str | os.PathLike[str]) -> Agent:

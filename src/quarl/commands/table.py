@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from quarl.api import Agent, agent_of, checks_keywords
+from quarl.api import Agent, agent_of
+from quarl.arguments import checks_keywords
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.config.base import EngineName, check_types
