@@ -105,12 +105,7 @@ def bootstrap_interval(
 
 
 def ratio_interval(
-    over: Array,
-    under: Array,
-    rngs: Sequence[np.random.Generator],
-    *,
-    statistic: Callable[..., Any] = np.mean,
-    num_resamples: int = 2_000,
+    over: Array, under: Array, rngs: Sequence[np.random.Generator], *, statistic: Callable[..., Any] = np.mean
 ) -> Interval:
     """The statistic of `over` [n] divided by that of `under` [m], with a 95 % bootstrap interval.
 
@@ -122,7 +117,7 @@ def ratio_interval(
     if any(side.size == 1 for side in sides):
         return Interval(point=point, low=np.nan, high=np.nan)
     above, below = (
-        _resample([side], lambda rows: statistic(rows[0], axis=-1), rng, num_resamples)
+        _resample([side], lambda rows: statistic(rows[0], axis=-1), rng, 2_000)
         for side, rng in zip(sides, rngs, strict=True)
     )
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -68,9 +68,7 @@ def _opened(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
         raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
 
 
-def read_members(
-    path: str | Path, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
-) -> dict[str, bytes]:
+def read_members(path: str | Path, *, only: Collection[str] | None = None) -> dict[str, bytes]:
     """Contents of the members of the zip file at `path`, by name.
 
     only: unpack no other members; all names are checked either way. A name of `only` that the archive lacks is left
@@ -79,8 +77,8 @@ def read_members(
     Raises QuarlError where the file is missing, damaged or encrypted, or where it could not come from a program that
     saves policies: a name twice, a name that points outside the archive, sizes past the limits.
     """
-    with _opened(Path(path), limit_bytes) as (file, size):
-        return _unpack(file, size, str(path), only, limit_bytes)
+    with _opened(Path(path), MAX_BYTES) as (file, size):
+        return _unpack(file, size, str(path), only, MAX_BYTES)
 
 
 def unpack(
