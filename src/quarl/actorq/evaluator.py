@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ class ActorsEvaluator(Evaluator):
     def __init__(self, config: ActorQConfig, template: Template, channel: Channel, say: Callable[[str], None]) -> None:
         super().__init__(config, say)
         self.template, self.channel, self._world = template, channel, world_of(config)
-        self.logger = make_logger(config, lambda: config.output, say)
+        self.logger, self._path = make_logger(config, lambda: config.output, say), config.output / "evaluations.jsonl"
         self.entries: list[dict[str, Any]] = []
         self.reached_s: float | None = None
 
@@ -73,21 +72,17 @@ class ActorsEvaluator(Evaluator):
         if episodes:
             self.logger.dump(entry["timesteps"])
             self._add(entry)
-            self._write()
+            self._files.write(lambda: write_rows(self._path, self.entries))
 
     def resume(self, timesteps: int) -> None:
         """Goes on behind the evaluations up to that step; later ones, of what was not saved, are no more."""
         for entry in read_rows(self._path, timesteps, NUMBERS):
             self._add(entry)
-        self._write()
+        self._files.write(lambda: write_rows(self._path, self.entries))
 
     def has_concluded(self, timesteps: int) -> bool:
         """Whether the last word on the policy after so many steps has been spoken, before the run was resumed."""
         return bool(self.entries) and bool(self.entries[-1].get("last")) and self.entries[-1]["timesteps"] == timesteps
-
-    def _write(self) -> None:
-        """All evaluations, in one step."""
-        self._files.write(lambda: write_rows(self._path, self.entries))
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
@@ -98,10 +93,6 @@ class ActorsEvaluator(Evaluator):
         """What the actors' policy is called: float actors may run weights that were rounded on their way."""
         precision, bits = quantized.spec.precision, self.config.comm_bits
         return precision if bits is None or quantized.spec.float_type is None else f"{precision}-comm{bits}"
-
-    @property
-    def _path(self) -> Path:
-        return self.config.output / "evaluations.jsonl"
 
     @property
     def reached(self) -> bool:

@@ -21,7 +21,7 @@ from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError, in_one_line, note
+from quarl.errors import in_one_line, note
 from quarl.files import Dispensable, append_row, locked, read_rows, write_rows
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
@@ -163,8 +163,7 @@ class Supervisor(roles.Supervisor):
         """Goes on behind the run's evaluations, which may have reached the target."""
         self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
         self.evaluator.resume(began_at)
-        with contextlib.suppress(QuarlError):  # of a full disk, on which training goes on
-            write_rows(self._metrics, read_rows(self._metrics, began_at))
+        self.files.write(lambda: write_rows(self._metrics, read_rows(self._metrics, began_at)))
         if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
             self.counters.control[Control.FINISH] = 1
