@@ -17,8 +17,8 @@ from quarl.actorq.supervisor import Supervisor
 from quarl.config.learner import LearnerOptions
 from quarl.files import read_rows, write_bytes
 from quarl.formats import size, three_digits
-from quarl.report import actorq_figures, page, style, tables
-from quarl.report.actorq_figures import WAIT
+from quarl.report import page, style, tables
+from quarl.report.actorq_figures import WAIT, ages, processes
 from quarl.report.figures import learning
 from quarl.report.schema import Fields
 from quarl.runs.folder import RunFolder
@@ -92,11 +92,12 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         if name in entry
     ]
     # a run that goes on counts from 0: what each part of it began and ended with
-    pairs = pairwise(metrics)
-    turns = [pair for pair in pairs if pair[1]["publisher"]["published"] < pair[0]["publisher"]["published"]]
+    turns = [(a, b) for a, b in pairwise(metrics) if b["publisher"]["published"] < a["publisher"]["published"]]
     begun, ended = [metrics[0], *(after for _, after in turns)], [*(before for before, _ in turns), metrics[-1]]
     last, publisher = metrics[-1], metrics[-1]["publisher"]
-    count = {name: _of_actors(ended, name) for name in ("pulls", "skipped", "errors", "incarnation")}
+    first, actors = ([actor for row in rows for actor in row["actors"]] for rows in (begun, ended))
+    count = {name: sum(actor[name] for actor in actors) for name in ("pulls", "skipped", "errors", "incarnation")}
+    replaced = count["incarnation"] - sum(actor["incarnation"] for actor in first)
     asked = "the algorithm's own ratio" if config.samples_per_insert is None else f"{config.samples_per_insert:g}"
     facts = {
         "actors": f"{config.actors} in {config.actor_precision} on {config.engine}",
@@ -107,19 +108,14 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         f"{count['pulls'] - count['skipped']:,} taken by actors",
         "a version": f"{size(round(publisher['bytes_per_version'] or 0))} on the wire, "
         f"{100 * (publisher['share_of_fp32'] or 0):.0f} % of float32",
-        "faults": f"{count['incarnation'] - _of_actors(begun, 'incarnation')} actors replaced, "
-        f"{count['errors']} environments made anew",
+        "faults": f"{replaced} actors replaced, {count['errors']} environments made anew",
     }
-    title = f"{config.algo} on {config.env}"
-    ages = actorq_figures.ages(metrics[:-1] or metrics, f"{title}: age of the weights")
-    processes = actorq_figures.processes(_spent(ended, last["clock_s"]), f"{title}: where time went")
-    figures = (actorq_figures.ages.__doc__ or "", ages), (actorq_figures.processes.__doc__ or "", processes)
+    title, spent = f"{config.algo} on {config.env}", _spent(ended, last["clock_s"])
+    figures = (
+        (ages.__doc__ or "", ages(metrics[:-1] or metrics, f"{title}: age of the weights")),
+        (processes.__doc__ or "", processes(spent, f"{title}: where time went")),
+    )
     return _write(folder, config, facts, sentences, [], points, metrics, *figures)
-
-
-def _of_actors(rows: Sequence[Fields], name: str) -> int:
-    """A sum over the actors of rows of metrics."""
-    return sum(int(actor[name]) for row in rows for actor in row["actors"])
 
 
 def _spent(ended: Sequence[Fields], clock_s: float) -> Mapping[str, Mapping[str, float]]:
