@@ -93,15 +93,8 @@ def run(config: PlayConfig) -> None:
     policy = model.at_home(model.read(config), config)
     players = [(each, engines.load_fitting(each)) for each in _policies(policy, config)]
     env_id, where = world(policy, config.env)
-    where["make"] = partial(where["make"], render_mode="rgb_array")
-    setting = Play(
-        policy=policy,
-        batch=len(players),
-        stream="evaluation",
-        seed=config.seed,
-        stochastic=policy.provenance.stochastic,
-        **where,
-    )
+    where |= {"make": partial(where["make"], render_mode="rgb_array"), "stochastic": policy.provenance.stochastic}
+    setting = Play(policy=policy, batch=len(players), stream="evaluation", seed=config.seed, **where)
     with held(setting.make) as env:
         rate = float(env.metadata.get("render_fps") or 30)  # gymnasium, too, takes 30 where nothing is said
     rows = []

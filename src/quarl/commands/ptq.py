@@ -48,7 +48,7 @@ def run(config: PtqConfig) -> None:
             energy=meter.cost,
             statistics=sentence(policy),
         )
-        _write(folder, config, policy, cells, _drawn_layers(cells), document)
+        _write(folder, config, cells, document)
     rows = document["rows"]
     title = model.title(policy, document["env_id"])
     terminal.show(PtqRow, rows, title)
@@ -76,15 +76,8 @@ def _look(config: PtqConfig, said: list[str], folder: Path) -> None:
         said.append(f"kept in {config.output}, of an earlier run and not in rows.json: {', '.join(kept)}")
 
 
-def _write(
-    folder: Path,
-    config: PtqConfig,
-    policy: Policy,
-    cells: Sequence[Cell],
-    layers: Sequence[Layer],
-    document: schema.Document,
-) -> None:
-    rows = document["rows"]
+def _write(folder: Path, config: PtqConfig, cells: Sequence[Cell], document: schema.Document) -> None:
+    rows, policy, layers = document["rows"], cells[0].calibrated.policy, _drawn_layers(cells)
     title = model.title(policy, document["env_id"])
     for cell in cells:
         artifact.write(cell.policy, _path(cell, config, folder))

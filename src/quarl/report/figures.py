@@ -66,31 +66,28 @@ def points(axes: Axes, x: Array, rows: Sequence[Fields], colour: str, label: str
 def draw(
     axes: Axes, rows: Sequence[Fields], label: Callable[[Fields], str], colours: dict[str, str], size: float = 6.0
 ) -> list[str]:
-    """Draws means with their intervals against precision, a line a label, side by side; float formats, which have none,
-    grey. Returns the precisions from left to right.
+    """Draws means with their intervals against precision, a label's side by side with others', joined where only the
+    bits of weights differ; float formats, which have no label, are grey. Returns the precisions from left to right.
 
     colours: by label; labels that are new here are added. size: of a point.
     """
     order = sorted({row["precision"] for row in rows}, key=_width, reverse=True)
     axes.set_xticks(range(len(order)), order)
-    groups = by((row for row in rows if row["precision"] not in FLOAT_BITS), label)
-    for number, (name, members) in enumerate(groups.items()):
-        shade = colours.setdefault(name, style.SERIES[len(colours) % len(style.SERIES)])
-        _line(axes, members, order, SHIFT * (number - (len(groups) - 1) / 2), shade, name, size)
-    if floats := [row for row in rows if row["precision"] in FLOAT_BITS]:
-        _line(axes, floats, order, 0.0, style.MUTED, FLOATS, size)
+    floats_last = sorted(rows, key=lambda row: row["precision"] in FLOAT_BITS)
+    groups = by(floats_last, lambda row: FLOATS if row["precision"] in FLOAT_BITS else label(row))
+    middle = (len(groups.keys() - {FLOATS}) - 1) / 2
+    for number, (name, group) in enumerate(groups.items()):
+        members = sorted(group, key=lambda row: order.index(row["precision"]))
+        shift, shade = 0.0, style.MUTED
+        if name != FLOATS:
+            shift = SHIFT * (number - middle)
+            shade = colours.setdefault(name, style.SERIES[len(colours) % len(style.SERIES)])
+        x = np.array([order.index(row["precision"]) for row in members]) + shift
+        mean = points(axes, x, members, shade, name, size)
+        activation_bits = np.array([_width(row["precision"])[1] for row in members])
+        for alike in (activation_bits == bits for bits in np.unique(activation_bits)):
+            axes.plot(x[alike], mean[alike], color=shade, linewidth=0.8 + size / 6)
     return order
-
-
-def _line(
-    axes: Axes, rows: Sequence[Fields], order: Sequence[str], shift: float, colour: str, label: str, size: float
-) -> None:
-    """A point a row, joined where only the bits of weights differ."""
-    rows = sorted(rows, key=lambda row: order.index(row["precision"]))
-    x = np.array([order.index(row["precision"]) for row in rows]) + shift
-    mean = points(axes, x, rows, colour, label, size)
-    for joined in by(range(len(rows)), lambda at: _width(rows[at]["precision"])[1]).values():
-        axes.plot(x[joined], mean[joined], color=colour, linewidth=0.8 + size / 6)
 
 
 def _width(precision: str) -> tuple[int, int, str]:
