@@ -49,11 +49,8 @@ def run(config: PtqConfig) -> None:
             statistics=sentence(policy),
         )
         _write(folder, config, cells, document)
-    rows = document["rows"]
-    title = model.title(policy, document["env_id"])
-    terminal.show(PtqRow, rows, title)
-    terminal.say("", *_verdict(document), "", f"report: {config.output / 'report.html'}")
-    terminal.say(*replaced)
+    terminal.show(PtqRow, document["rows"], model.title(policy, document["env_id"]))
+    terminal.say("", *_verdict(document), "", f"report: {config.output / 'report.html'}", *replaced)
     terminal.finish(config, document)
 
 
@@ -119,10 +116,8 @@ def _drawn_layers(cells: Sequence[Cell]) -> list[Layer]:
     """The layers at DRAWN_BITS or near it, against the weights that were rounded."""
     calibrated = cells[-1].calibrated
     integers = [cell for cell in cells if cell.policy.spec.float_type is None]
-    if not integers:
-        return inspect(of_policy(calibrated.policy), of_policy(cells[-1].policy), cells[-1].policy.spec)
-    chosen = min(integers, key=lambda cell: abs(cell.row.bits_weights - DRAWN_BITS)).policy
-    rewritten, _ = calibrated.rewrite(chosen.spec)
+    chosen = min(integers or cells[-1:], key=lambda cell: abs(cell.row.bits_weights - DRAWN_BITS)).policy
+    rewritten = calibrated.rewrite(chosen.spec)[0] if integers else calibrated.policy
     return inspect(of_policy(rewritten), of_policy(chosen), chosen.spec)
 
 

@@ -31,11 +31,12 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
     """What to choose: high and to the left is better. Latency is that of one observation on one thread, size that of
     the policy with its codes packed to their bits; vertical bars are 95 % intervals of the mean. What is simulated is
     hollow, and has no latency."""
-    drawn, panels = style.panels(2, title, height=2.8, y=_returns(rows))
-    colours = _colours(rows)
+    base, colours = _exact(rows), _colours(rows)
+    drawn, panels = style.panels(2, title, height=2.8, y=_returns(base))
     for axes, (key, (name, unit)) in zip(panels, COSTS.items(), strict=True):
         priced = [{**row, "cost": row[key] * unit} for row in rows if row["measured"] or key != "latency_us_p50"]
-        _fp32(axes, rows)
+        band(axes, base, "fp32, 95 % interval shaded")
+        _margin(axes, base, base["mean"])
         for scheme, members in by(priced, _scheme).items():
             points(axes, np.array([row["cost"] for row in members]), members, colours[scheme], scheme, 6.0)
         best: list[tuple[float, float]] = []
@@ -96,16 +97,17 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
 def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
     """Return at each precision: the mean with its 95 % interval, and every episode a dot to the right of it. Hollow
     points are simulated in float."""
-    colours = _colours(rows)
+    base, colours = _exact(rows), _colours(rows)
     drawn, (axes,) = style.panels(1, height=3.4)
-    _fp32(axes, rows)
+    band(axes, base, "fp32, 95 % interval shaded")
+    _margin(axes, base, base["mean"])
     order = draw(axes, rows, _scheme, colours)
     for row in rows:
         number = max([*colours].index(_scheme(row)), 1)
         aside = SHIFT * (number + np.arange(len(row["returns"])) * 0.618 % 1)  # the golden ratio spreads evenly
         look: Any = {"color": colours[_scheme(row)], "markersize": 2, "alpha": 0.6, "markeredgewidth": 0}
         axes.plot(order.index(row["precision"]) + aside, row["returns"], "o", zorder=1, **look)
-    axes.set(xlabel="precision of the weights", ylabel=_returns(rows), title=title)
+    axes.set(xlabel="precision of the weights", ylabel=_returns(base), title=title)
     axes.legend(loc="best")
     return drawn
 
@@ -133,15 +135,8 @@ def _exact(rows: Sequence[Fields]) -> Fields:
     return next(row for row in rows if row["precision"] == "fp32")
 
 
-def _returns(rows: Sequence[Fields]) -> str:
-    return f"return ({formats.counted(rows[0]['episodes'], 'episode')})"
-
-
-def _fp32(axes: Axes, rows: Sequence[Fields]) -> None:
-    """The band of fp32, and its margin below."""
-    base = _exact(rows)
-    band(axes, base, "fp32, 95 % interval shaded")
-    _margin(axes, base, base["mean"])
+def _returns(base: Fields) -> str:
+    return f"return ({formats.counted(base['episodes'], 'episode')})"
 
 
 def _margin(axes: Axes, base: Fields, top: float) -> float:
