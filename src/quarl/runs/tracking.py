@@ -79,7 +79,8 @@ class Tracker(KVWriter):
         except Exception as error:  # whatever a tracker raises without a network, a login or room
             self._is_lost = True
             said = error.strerror if isinstance(error, OSError) and error.strerror else in_one_line(error)
-            self._say(f"no more metrics in {self._name}: {said}; training goes on")
+            where = self._folder() / self._name if self._name == "tensorboard" else self._name
+            self._say(f"no more metrics in {where}: {said}; training goes on")
 
 
 class TrackedRun(KVWriter):
