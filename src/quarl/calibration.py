@@ -16,7 +16,7 @@ from quarl.engines import check_values
 from quarl.engines.reference import FUNCTIONS, apply, as_float, on_grid, unfold
 from quarl.errors import QuarlError
 from quarl.policy.fit import cast, fit, nearest, with_codes
-from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, edge_layers
 from quarl.policy.grids import RANGES, fixed_grid, grid_rules, least_scales, pixel_grid, wide_bits, wide_grid
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import (
@@ -59,7 +59,8 @@ class Calibrated:
         """As `quantize`."""
         policy = self.policy
         if not spec.needs_observations:
-            ops = [_rounded(op, spec) if isinstance(op, Linear) else op for op in policy.ops]
+            of_layer = _layer_specs(policy, spec)
+            ops = [_rounded(op, of_layer[op.name]) if isinstance(op, Linear) else op for op in policy.ops]
             return QuantizedPolicy.of(policy, ops, spec, {})
         return _Pass(*self.rewrite(spec), spec, self._observations(spec)).run()
 
@@ -131,6 +132,12 @@ def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[Layer
     return tuple(rounded)
 
 
+def _layer_specs(policy: Policy, spec: QuantSpec) -> dict[str, QuantSpec]:
+    """What each layer is quantised by."""
+    edges = edge_layers(policy)
+    return {op.name: spec.of_layer(edge=op.name in edges) for op in policy.linear}
+
+
 def _rounded(op: Linear, spec: QuantSpec) -> Linear:
     """The layer in a precision that needs no observations."""
     return nearest(op, spec) if spec.float_type is None else cast(op, spec.float_type)
@@ -174,6 +181,7 @@ class _Pass:
         self.static = spec.mode == "static"
         self.grids: dict[str, ActivationGrid] = {}
         self.rules = grid_rules(policy) if self.static else {}
+        self.of_layer = _layer_specs(policy, spec)
 
     def run(self) -> QuantizedPolicy:
         ops: list[Op] = []
@@ -192,8 +200,9 @@ class _Pass:
         columns = unfold(op, x).reshape(-1, int(np.prod(op.weight.shape[1:])))
         target = self.float_values[op.name]
         hidden = self.static and op.name in self.rules
-        least = least_scales(op, self.grids[op.inputs[0]], self.spec.weight_bits) if hidden else None
-        fitted = fit(op, columns, self.spec, least)
+        spec = self.of_layer[op.name]
+        least = least_scales(op, self.grids[op.inputs[0]], spec.weight_bits) if hidden else None
+        fitted = fit(op, columns, spec, least)
         value = apply(fitted, [x])
         if self.spec.scheme.bias_correction:
             axes = (0, *range(2, value.ndim))
@@ -233,7 +242,7 @@ class _Pass:
         if self.spec.activation_bits == 8 and rule.kind == "pixels":
             return pixel_grid(rule.step)
         if self.spec.activation_bits == 8 and rule.kind == "observation":
-            bits = wide_bits(self.policy, name, lambda layer: self.spec.weight_bits)
+            bits = wide_bits(self.policy, name, lambda layer: self.of_layer[layer].code_bits)
             wide = wide_grid(float(np.abs(x).max(initial=0.0)), bits)
             if wide is not None:
                 return wide

@@ -14,7 +14,7 @@ from quarl.arrays import Array
 from quarl.errors import short
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import QuantizedTensor, Weight, as_float32
-from quarl.quant.affine import QParams
+from quarl.quant.affine import MID_RISE, QParams
 from quarl.quant.diagnostics import coarsest_grid, histogram, saturation, sqnr_db
 from quarl.quant.spec import QuantSpec, integer_range
 from quarl.quant.spec import Scheme as Rounding
@@ -149,13 +149,15 @@ def _grid(weight: Weight, scheme: Rounding) -> QParams | None:
     if not isinstance(weight, QuantizedTensor):
         return None
     codes = weight.codes
+    along = (-1,) + (1,) * (codes.ndim - 1)
+    if weight.mid_rise:
+        return QParams(2 * weight.scale.reshape(along), MID_RISE, *integer_range(weight.bits, symmetric=False))
     # The 2020 formula clips nothing: its grid ends where its codes do.
     ends = (
         (int(codes.min()), int(codes.max()))
         if scheme.original
         else integer_range(weight.bits, symmetric=scheme.symmetric)
     )
-    along = (-1,) + (1,) * (codes.ndim - 1)
     return QParams(weight.scale.reshape(along), weight.zero_point.reshape(along), *ends)
 
 

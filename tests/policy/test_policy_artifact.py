@@ -24,6 +24,9 @@ PRECISIONS = [
     ("int8", "default", "static"),
     ("int4", "default", "dynamic"),
     ("int3", "naive", "dynamic"),
+    ("int2", "default", "static"),
+    ("int4e8", "default", "static"),
+    ("int2e6", "per-channel", "dynamic"),
     ("int12", "affine", "dynamic"),
     ("int32", "per-channel", "dynamic"),
     ("int5", "quarl-2020", "dynamic"),
@@ -91,6 +94,22 @@ def test_the_file_is_as_small_as_its_bits():
     assert size["int2"] <= 0.08 * size["fp32"]
 
 
+def test_grids_without_a_level_at_0_take_their_bits_and_are_told_to_older_versions():
+    policy = networks.dense([64, 512, 512, 8])
+    observations = networks.observations(policy, 64)
+    files = {}
+    for mid_rise_bits in (0, 2):
+        spec = QuantSpec.parse("int2")
+        spec = dataclasses.replace(spec, scheme=dataclasses.replace(spec.scheme, mid_rise_bits=mid_rise_bits))
+        files[mid_rise_bits] = artifact.to_bytes(quantize(policy, spec, observations))
+    assert len(files[2]) - len(files[0]) < 200
+    for mid_rise_bits, version in ((0, 1), (2, 2)):
+        metadata = json.loads(files[mid_rise_bits][8 : 8 + int.from_bytes(files[mid_rise_bits][:8], "little")])
+        assert f'"version":{version},' in json.dumps(metadata).replace('\\"', '"').replace(": ", ":")
+    again = artifact.from_bytes(files[2], "file")
+    assert all(set(np.unique(op.weight.codes)) <= {-3, -1, 1, 3} for op in again.linear)
+
+
 def test_every_flipped_bit_and_every_cut_is_noticed():
     policy = quantize(networks.dense([4, 8, 2]), QuantSpec.parse("int8", scheme="per-channel"))
     data = artifact.to_bytes(policy)
@@ -122,7 +141,7 @@ def resealed(data: bytes, change) -> bytes:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=2), "format version 2 is not the version 1"),
+        (lambda m: m.update(version=3), "format version 3 is not the version 2"),
         (lambda m: m.update(format="other"), "format 'other'"),
         (lambda m: m["ops"][0].update(type="Exec"), "'Exec' is not one of"),
         (lambda m: m["ops"][0]["codes"].update(shape=[8, -4]), "not a size"),

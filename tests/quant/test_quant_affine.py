@@ -52,6 +52,26 @@ def test_symmetric_grid_by_hand():
     assert (int(q.zero_point), q.qmin, q.qmax) == (0, -127, 127)
 
 
+def test_a_grid_without_a_level_at_0_by_hand():
+    """Two bits: levels -3/2, -1/2, 1/2 and 3/2 steps; what lies beyond is clipped, and what is 0 goes half a step."""
+    q = choose_qparams(np.float32(-3.0), np.float32(1.0), 2, symmetric=True, mid_rise=True)
+    assert (float(q.scale), q.zero_point, q.qmin, q.qmax, q.mid_rise) == (2.0, -0.5, -2, 1, True)
+    x = np.float32([-9, -2.1, -1.9, 0.1, 1.9, 2.1, 3, 9])
+    assert quantize(x, q).tolist() == [-2, -2, -1, 0, 0, 1, 1, 1]
+    assert dequantize(quantize(x, q), q).tolist() == [-3, -3, -1, 1, 1, 3, 3, 3] == fake_quantize(x, q).tolist()
+    assert abs(dequantize(quantize(np.float32(0), q), q)) == 1
+
+
+@given(arrays(np.float32, 40, elements=st.floats(-10, 10, width=32)), st.integers(2, 7))
+def test_a_grid_without_a_level_at_0_is_its_own_mirror_image_and_loses_half_a_step_at_most(x, bits):
+    high = np.abs(x).max()
+    q = choose_qparams(-high, high, bits, symmetric=True, mid_rise=True)
+    levels = np.unique(dequantize(np.arange(q.qmin, q.qmax + 1), q))
+    assert len(levels) == 2**bits
+    assert np.array_equal(levels, -levels[::-1])
+    assert (np.abs(fake_quantize(x, q) - x) <= q.scale * (0.5 + 1e-5)).all()
+
+
 def test_affine_grid_by_hand():
     q = choose_qparams(np.float32(-1.0), np.float32(3.0), 2, symmetric=False)
     assert float(q.scale) == pytest.approx(4 / 3)

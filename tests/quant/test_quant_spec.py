@@ -21,6 +21,10 @@ from quarl.quant.spec import SCHEMES, QuantSpec, integer_range
         ("w8a6", 8, 6, "w8a6"),
         ("w8", 8, None, "w8"),
         ("32", 32, 8, "int32"),
+        ("int4e4", 4, 8, "int4"),
+        ("w4a8e8", 4, 8, "int4e8"),
+        ("2e8", 2, 8, "int2e8"),
+        ("w4a6e8", 4, 6, "w4a6e8"),
     ],
 )
 def test_integers_are_parsed(text, weights, activations, precision):
@@ -41,11 +45,22 @@ def test_floats_are_parsed(text):
     assert QuantSpec.parse(text).precision == text
 
 
-@pytest.mark.parametrize("text", ["1", "33", "int1", "w4a1", "w4a17", "fp8", "", "-4", "8.5"])
+@pytest.mark.parametrize("text", ["1", "33", "int1", "w4a1", "w4a17", "fp8", "", "-4", "8.5", "int4e1", "int4e", "fp16e8"])
 def test_what_no_engine_could_run_is_refused_in_one_line(text):
     with pytest.raises(QuarlError) as caught:
         QuantSpec.parse(text)
     assert "\n" not in str(caught.value)
+
+
+def test_edges_have_a_width_of_their_own_and_the_rest_theirs():
+    spec = QuantSpec.parse("int2e8")
+    first, hidden = spec.of_layer(edge=True), spec.of_layer(edge=False)
+    assert [(each.weight_bits, each.mid_rise, each.precision) for each in (first, hidden)] == [
+        (8, False, "int8"),
+        (2, True, "int2"),
+    ]
+    assert QuantSpec.from_json(spec.to_json()) == spec
+    assert "edge_bits" not in QuantSpec.parse("int2").to_json()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

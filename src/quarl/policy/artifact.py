@@ -27,12 +27,13 @@ from quarl.policy.container import DTYPES, Bytes, digest, parse, pieces, sealed,
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, Provenance, QuantizedPolicy, ungridded
 from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
 from quarl.quant.affine import TINY
-from quarl.quant.packing import pack, packed_size, unpack
+from quarl.quant.packing import pack, packed_size, storage_dtype, unpack
 from quarl.quant.spec import QuantSpec
 
 HEAD_ARRAYS = ("low", "high", "log_std")
 FORMAT = "quarl-policy"
-VERSION = 1
+VERSION = 2
+"""Of what is written where it holds grids without a level at 0, which older versions would read otherwise; else 1."""
 SMALL = 2**20
 """Bytes of tensors below which starting threads takes longer than hashing."""
 
@@ -56,7 +57,7 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
             tensors[f"head/{field}"] = np.asarray(array, np.float32)
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION if any(getattr(op.weight, "mid_rise", False) for op in policy.linear) else 1,
         "observation": {"shape": policy.observation_shape, "dtype": policy.observation_dtype},
         "head": {"kind": policy.head.kind, "start": policy.head.start},
         "ops": ops,
@@ -105,7 +106,7 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
     """Checked tensors and manifest."""
     members, metadata = parse(data)
     manifest: dict[str, Any] = unsealed(metadata, FORMAT)
-    if manifest["version"] != VERSION:
+    if manifest["version"] not in (1, VERSION):
         raise QuarlError(
             f"format version {manifest['version']} is not the version {VERSION} that this QuaRL reads; update"
         )
@@ -155,7 +156,11 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
         width = max(value.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
         entry["codes"] = {"shape": value.codes.shape, "bits": value.bits, "width": width}
         bytes_already = width == 8 and value.codes.dtype == np.int8  # spares a copy of most of the file
-        flat = value.codes.reshape(-1).view(np.uint8) if bytes_already else pack(value.codes, width)
+        if value.mid_rise:  # of odd codes the last bit is known
+            entry["codes"] |= {"width": value.bits, "mid_rise": True}
+            flat = pack(value.codes >> 1, value.bits)
+        else:
+            flat = value.codes.reshape(-1).view(np.uint8) if bytes_already else pack(value.codes, width)
         tensors[key] = np.frombuffer(flat, np.uint8)
         tensors[f"{key}.scale"] = value.scale
         if value.zero_point.any():
@@ -196,7 +201,10 @@ def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> Qua
         or not (scale >= TINY).all()
     ):
         raise QuarlError(f"the grid of {key!r} does not fit its {shape[0]} channels")
-    return QuantizedTensor(unpack(packed.data, width, count).reshape(shape), scale, zero_point, bits)
+    codes = unpack(packed.data, width, count).reshape(shape)
+    if (mid_rise := entry.get("mid_rise", False)) is True:
+        codes = 2 * codes.astype(storage_dtype(-(2**bits), 2**bits - 1)) + 1
+    return QuantizedTensor(codes, scale, zero_point, bits, mid_rise)
 
 
 def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def fit(op: Linear, columns: Array, spec: QuantSpec, least: Array | None = None)
     stride = max(1, len(columns) // MAX_ROWS)
     h = second_moment(columns[::stride])
     weight = as_float32(op.weight).reshape(op.weight.shape[0], -1).astype(np.float64)
-    q = _at_least(output_aware_qparams(weight, h, spec.weight_bits, SHRINKS), weight, least)
+    grids = output_aware_qparams(weight, h, spec.weight_bits, SHRINKS, mid_rise=spec.mid_rise)
+    q = _at_least(grids, weight, least)
     return with_codes(op, gptq(weight, h, q), q, spec.weight_bits)
 
 
@@ -60,7 +61,8 @@ def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
     rows = weight if scheme.per_channel else weight.reshape(1, -1)
     ends = observe(rows, scheme.observer, bits=spec.weight_bits, symmetric=scheme.symmetric)
     low, high = (end[:, None] for end in ends)
-    q = _at_least(choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric), rows, least)
+    chosen = choose_qparams(low, high, spec.weight_bits, symmetric=scheme.symmetric, mid_rise=spec.mid_rise)
+    q = _at_least(chosen, rows, least)
     codes = np.empty(weight.shape, storage_dtype(q.qmin, q.qmax))
     # Some rows at a time stay in the processor's cache; above 16 bits float32 cannot hold a code.
     wide = np.float64 if spec.weight_bits > 16 else np.float32
@@ -83,19 +85,25 @@ def _at_least(q: QParams, rows: Array, least: Array | None) -> QParams:
 
 def _of_channels(q: QParams, channels: slice) -> QParams:
     return replace(
-        q, scale=q.scale[channels], zero_point=q.zero_point if isinstance(q.zero_point, int) else q.zero_point[channels]
+        q, scale=q.scale[channels], zero_point=q.zero_point[channels] if np.ndim(q.zero_point) else q.zero_point
     )
 
 
 def with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
-    """The layer with these codes of its weights on the grid q; scales and zero points become one a channel."""
-    channels = op.weight.shape[0]
+    """The layer with these codes of its weights on the grid q; scales and zero points become one a channel.
+
+    Codes of a grid without 0 become odd numbers of half its step, which integer kernels take as they are.
+    """
+    channels, mid_rise = op.weight.shape[0], q.mid_rise
+    if mid_rise:
+        codes, q = 2 * codes + 1, replace(q, scale=q.scale / 2, zero_point=0)
     dtype = storage_dtype(int(codes.min(initial=0)), int(codes.max(initial=0)))
     tensor = QuantizedTensor(
         codes=codes.reshape(op.weight.shape).astype(dtype, copy=False),
         scale=np.broadcast_to(np.asarray(q.scale, np.float32).reshape(-1), channels).copy(),
         zero_point=np.broadcast_to(np.asarray(q.zero_point, np.int32).reshape(-1), channels).copy(),
         bits=bits,
+        mid_rise=mid_rise,
     )
     return replace(op, weight=tensor)
 

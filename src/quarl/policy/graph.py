@@ -248,6 +248,13 @@ def final_linear(policy: Policy) -> frozenset[str]:
     return frozenset(op.name for op in policy.linear if op.name not in feeds_linear)
 
 
+def edge_layers(policy: Policy) -> frozenset[str]:
+    """Names of the linear operators that read the observation, or make the output, with no other one between."""
+    behind = behind_linear(policy)
+    first = frozenset(op.name for op in policy.linear if op.inputs[0] not in behind)
+    return first | final_linear(policy)
+
+
 def behind_linear(policy: Policy) -> frozenset[str]:
     """Names of the values that a linear operator makes, or has a part in."""
     behind: set[str] = set()

@@ -34,6 +34,8 @@ class QuantizedTensor:
     zero_point: Array
     """int32 [channels]; all 0 for symmetric weights."""
     bits: int
+    mid_rise: bool = False
+    """Whether all codes are odd, of half a step each, so that `bits` bits hold them: the grid has no level at 0."""
 
     @property
     def shape(self) -> Shape:

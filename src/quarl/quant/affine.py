@@ -17,6 +17,8 @@ from quarl.quant.spec import integer_range
 
 TINY = float(np.finfo(np.float32).tiny)
 """The smallest scale: below the normal float32 numbers 1/scale overflows."""
+MID_RISE = -0.5
+"""The zero point of a grid whose levels lie on both sides of 0 and not on it: half a step, one and a half, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +27,30 @@ class QParams:
 
     scale: Any
     zero_point: Any
-    """0, the int, where the grid is symmetric."""
+    """0, the int, where the grid is symmetric; MID_RISE, the float, where it has no level at 0."""
     qmin: int
     qmax: int
 
+    @property
+    def mid_rise(self) -> bool:
+        """Whether the grid has no level at 0, and so all 2**n codes have their opposite."""
+        return type(self.zero_point) is float
 
-def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool) -> QParams:
+
+def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool, mid_rise: bool = False) -> QParams:
     """Parameters whose grid covers [low, high] and holds 0 exactly (Jacob et al. 2018, section 2.1).
 
     low, high: float arrays of one shape (scalars, or one per channel). Ranges without width, with infinities or
-    with denormals get a finite positive scale; NaN counts as 0.
+    with denormals get a finite positive scale; NaN counts as 0. mid_rise: no level is 0, and two bits give four levels
+    where a symmetric grid with a 0 has three (Gersho and Gray 1992, section 5.2).
     """
     limit = np.float64(np.finfo(np.float32).max) / 4  # keeps high - low finite in float32
     low = np.fmax(np.fmin(np.asarray(low, np.float64), 0.0), -limit)  # of NaN and a number these take the number
     high = np.fmin(np.fmax(np.asarray(high, np.float64), 0.0), limit)
-    qmin, qmax = integer_range(bits, symmetric=symmetric)
+    qmin, qmax = integer_range(bits, symmetric=symmetric and not mid_rise)
+    if mid_rise:  # a row of zeros gets the smallest numbers there are: it has no level for them
+        scale = np.maximum(np.maximum(-low, high) / (qmax - MID_RISE), 2 * TINY).astype(np.float32)
+        return QParams(scale, MID_RISE, qmin, qmax)
     scale = np.maximum(-low, high) / qmax if symmetric else (high - low) / (qmax - qmin)
     scale = np.maximum(np.where(scale > 0, scale, 1.0), TINY).astype(np.float32)
     if symmetric:
@@ -56,6 +67,8 @@ def quantize(x: Any, q: QParams) -> Any:
     >>> quantize(np.float32([0.05, -0.26]), QParams(np.float32(0.1), 0, -127, 127)).tolist()
     [0.0, -3.0]
     """
+    if q.mid_rise:
+        return (x / q.scale + q.zero_point).round().clip(q.qmin, q.qmax)
     codes = (x / q.scale).round()
     if _is_affine(q):
         codes = codes + q.zero_point
@@ -77,6 +90,8 @@ def fake_quantize(x: Any, q: QParams) -> Any:
 
     `dequantize(quantize(x))` in fewer passes: integers lose nothing when the zero point moves into the bounds.
     """
+    if q.mid_rise:
+        return dequantize(quantize(x, q), q)
     return (x / q.scale).round().clip(q.qmin - q.zero_point, q.qmax - q.zero_point) * q.scale
 
 

@@ -31,14 +31,14 @@ def second_moment(inputs: Array) -> Array:
     return h
 
 
-def output_aware_qparams(weight: Array, h: Array, bits: int, shrinks: Array) -> QParams:
+def output_aware_qparams(weight: Array, h: Array, bits: int, shrinks: Array, *, mid_rise: bool = False) -> QParams:
     """Symmetric per-channel grids of weight [out, K] whose nearest rounding leaves the least output error e H e^T.
 
     The scale of each channel is the best of the full range times `shrinks`.
     """
     high = np.abs(weight).max(axis=1, keepdims=True)
     tried = high * np.reshape(shrinks, (-1, 1, 1))
-    grids = choose_qparams(-tried, tried, bits, symmetric=True)
+    grids = choose_qparams(-tried, tried, bits, symmetric=True, mid_rise=mid_rise)
     best = np.full(len(weight), np.inf)
     chosen = grids.scale[0].copy()
     for scale in grids.scale:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from quarl.errors import QuarlError
@@ -41,6 +41,8 @@ class Scheme:
     """Balance the extents of a layer's input channels against its weights, to this power (Xiao et al. 2023)."""
     center_scores: bool = False
     """Take the mean out of discrete scores, which no argmax sees, before they are quantised."""
+    mid_rise_bits: int = 0
+    """Weights of up to so many bits lie on a grid without a level at 0 (quant.affine.MID_RISE)."""
     original: bool = False
     """The 2020 formula: grid anchored at 0, no clipping, up to 2**n + 1 levels; weights only."""
 
@@ -53,7 +55,9 @@ class Scheme:
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme(name="default", rounding="gptq", bias_correction=True, equalize=0.5, center_scores=True),
+        Scheme(
+            name="default", rounding="gptq", bias_correction=True, equalize=0.5, center_scores=True, mid_rise_bits=2
+        ),
         Scheme(name="naive", per_channel=False),
         Scheme(name="per-channel"),
         Scheme(name="affine", symmetric=False),
@@ -80,10 +84,13 @@ class QuantSpec:
     mode: Mode = "dynamic"
     """dynamic: activations quantised per row at run time. static: per tensor, calibrated. Float ones are dynamic."""
     scheme: Scheme = SCHEMES["default"]
+    edge_bits: int | None = None
+    """2..32, of the weights of the first and the last layers; None: as of the others."""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.weight_bits <= 32:
-            raise QuarlError(f"weight bits must be 2..32, got {self.weight_bits}")
+        for name, bits in (("weight", self.weight_bits), ("edge", self.edge_bits)):
+            if bits is not None and not 2 <= bits <= 32:
+                raise QuarlError(f"{name} bits must be 2..32, got {bits}")
         if self.activation_bits is not None and not 2 <= self.activation_bits <= 16:
             raise QuarlError(f"activation bits must be 2..16, got {self.activation_bits}")
         if self.mode not in ("dynamic", "static"):
@@ -96,19 +103,42 @@ class QuantSpec:
 
     @classmethod
     def parse(cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic") -> QuantSpec:
-        """The spec that `text` names: fp32, fp16, bf16, 8 or int8, w4a8, w8 (float activations).
+        """The spec that `text` names: fp32, fp16, bf16, 8 or int8, w4a8, w8 (float activations), int4e8 (edges of 8).
 
-        >>> QuantSpec.parse("w4a8", mode="static")
-        QuantSpec(int4 static, scheme default)
+        >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse("w4a8e8").precision
+        (QuantSpec(int4 static, scheme default), 'int4e8')
         """
         if scheme not in SCHEMES:
             raise QuarlError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
         chosen, word = SCHEMES[scheme], str(text).lower()
         float_type: Any = word if word in FLOAT_BITS else None
-        bits = (FLOAT_BITS[word], None) if float_type else integer_bits(word, None if chosen.original else 8)
+        bits = (FLOAT_BITS[word], None, None) if float_type else integer_bits(word, None if chosen.original else 8)
         if bits is None:
-            raise QuarlError(f"unknown precision {text!r}; use fp32, fp16, bf16, an integer 2..32, intN or wNaM")
-        return cls(weight_bits=bits[0], activation_bits=bits[1], float_type=float_type, mode=mode, scheme=chosen)
+            raise QuarlError(f"unknown precision {text!r}; use fp32, fp16, bf16, an integer 2..32, intN, wNaM or intNeK")
+        weights, activations, edges = bits
+        return cls(
+            weight_bits=weights,
+            activation_bits=activations,
+            float_type=float_type,
+            mode=mode,
+            scheme=chosen,
+            edge_bits=None if edges == weights else edges,
+        )
+
+    @property
+    def mid_rise(self) -> bool:
+        """Whether weights of `weight_bits` lie on a grid without a level at 0."""
+        return self.float_type is None and self.weight_bits <= self.scheme.mid_rise_bits
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of the weights' codes as kernels take them: odd numbers where the grid has no level at 0."""
+        return self.weight_bits + self.mid_rise
+
+    def of_layer(self, *, edge: bool) -> QuantSpec:
+        """What a layer is quantised by: its own width is then `weight_bits`. edge: whether it is first or last."""
+        bits = self.edge_bits if edge and self.edge_bits is not None else self.weight_bits
+        return replace(self, weight_bits=bits, edge_bits=None)
 
     @property
     def needs_observations(self) -> bool:
@@ -117,12 +147,13 @@ class QuantSpec:
 
     @property
     def precision(self) -> str:
-        """The column's name: fp16, int8, or w4a6 where activations are not the usual 8 bits, or the original's none."""
+        """The column's name: fp16, int8, int4e8 where edges have 8 bits, or w4a6 where activations are not the usual 8
+        bits, or the original's none."""
         if self.float_type is not None:
             return self.float_type
-        if self.activation_bits == (None if self.scheme.original else 8):
-            return f"int{self.weight_bits}"
-        return _widths(self)
+        edges = "" if self.edge_bits is None else f"e{self.edge_bits}"
+        usual = self.activation_bits == (None if self.scheme.original else 8)
+        return f"{f'int{self.weight_bits}' if usual else _widths(self)}{edges}"
 
     @property
     def in_words(self) -> str:
@@ -130,8 +161,13 @@ class QuantSpec:
         return self.precision if self.activation_bits is None else f"{self.precision} {self.mode}"
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for a manifest."""
-        return dataclasses.asdict(self)
+        """Plain values for a manifest; what younger versions added is left out where it adds nothing."""
+        data: dict[str, Any] = dataclasses.asdict(self)
+        if not data["scheme"]["mid_rise_bits"]:
+            del data["scheme"]["mid_rise_bits"]
+        if data["edge_bits"] is None:
+            del data["edge_bits"]
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, object]) -> QuantSpec:
@@ -213,7 +249,7 @@ class QatSpec:
         ('w4a8', 'w3a8')
         """
         bits = integer_bits(text)
-        if bits is None:
+        if bits is None or bits[2] is not None:
             raise QuarlError(f"unknown precision {text!r} to train for; use an integer 2..16, intN or wNaM")
         return cls(
             weight_bits=bits[0],
@@ -269,19 +305,20 @@ def covers(name: str, layer: str) -> bool:
     return layer == name or layer.startswith(f"{name}.")
 
 
-def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int | None] | None:
-    """(bits of weights, of activations) that 8, int8, w4a6 or w4 names, which leaves activations float: None.
+def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int | None, int | None] | None:
+    """(bits of weights, of activations, of the edges' weights) that 8, int8, w4a6, int4e8 or w4 names.
 
-    activations: bits that go with 8 and int8. None for any other text.
+    activations: bits that go with 8 and int8; w4 leaves them float, which is None, as are edges like other layers. None
+    for any other text.
 
-    >>> integer_bits("int4"), integer_bits("w4a8"), integer_bits("w4"), integer_bits("fp16")
-    ((4, 8), (4, 8), (4, None), None)
+    >>> integer_bits("int4"), integer_bits("w4a8e6"), integer_bits("w4"), integer_bits("fp16")
+    ((4, 8, None), (4, 8, 6), (4, None, None), None)
     """
-    match = re.fullmatch(r"(?:int)?(\d{1,4})|w(\d{1,4})(?:a(\d{1,4}))?", str(text).lower())
+    match = re.fullmatch(r"(?:(?:int)?(\d{1,4})|w(\d{1,4})(?:a(\d{1,4}))?)(?:e(\d{1,4}))?", str(text).lower())
     if match is None:
         return None
-    both, weights, apart = match.groups()
-    return (int(both), activations) if both else (int(weights), int(apart) if apart else None)
+    both, weights, apart, edges = (int(digits) if digits else None for digits in match.groups())
+    return (both, activations, edges) if weights is None else (weights, apart, edges)
 
 
 def _widths(spec: QuantSpec | QatSpec) -> str:
