@@ -18,7 +18,7 @@ from torch.nn import functional
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy import operators
-from quarl.policy.graph import QuantizedPolicy, final_linear
+from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear
 from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.quant.affine import dequantize, fake_quantize, quantize_rows
 
@@ -91,12 +91,19 @@ def _of_codes(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
 
 def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
     """The function, followed in static mode by the grid of its value where the integer engines hold codes there."""
-    source, grids = op.inputs[0], policy.grids
+    behind = grid_behind(policy, op)
+    if behind is None:
+        return function
+    grid = behind.qparams
+    return lambda *inputs: fake_quantize(function(*inputs), grid)
+
+
+def grid_behind(policy: QuantizedPolicy, op: Op) -> ActivationGrid | None:
+    """The grid on which integer engines hold the operator's value, in static mode."""
     inner = isinstance(op, Linear) and op.name not in final_linear(policy)
-    if op.name in grids and (inner or (isinstance(op, operators.Activation) and source in grids)):
-        grid = grids[op.name].qparams
-        return lambda *inputs: fake_quantize(function(*inputs), grid)
-    return function
+    if inner or (isinstance(op, operators.Activation) and op.inputs[0] in policy.grids):
+        return policy.grids.get(op.name)
+    return None
 
 
 def _linear(op: Linear) -> Function:

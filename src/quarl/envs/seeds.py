@@ -6,9 +6,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-Stream = Literal["evaluation", "calibration", "fidelity", "latency", "development", "probe", "training"]
+Stream = Literal["evaluation", "calibration", "fidelity", "latency", "development", "probe", "training", "validation"]
 """What the episodes are for. A scheme is chosen on "development", calibrated on "calibration" and judged on
-"evaluation"; "probe" tests environments, "training" is what actors learn from."""
+"evaluation"; "probe" tests environments, "training" is what actors learn from, "validation" chooses snapshots."""
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 STREAM_BITS = 3
 EPISODE_BITS = 31 - STREAM_BITS

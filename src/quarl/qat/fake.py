@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quarl.policy.graph import ActivationGrid
-from quarl.quant.affine import TINY, QParams
+from quarl.quant.affine import TINY, QParams, dequantize, quantize_rows
 from quarl.quant.spec import integer_range
 
 
@@ -29,7 +29,10 @@ def _put_on_grid(x: Tensor, q: QParams, quotient: Tensor | None = None) -> Tenso
     """
     numbers = x.detach()
     steps = numbers.div_(q.scale) if quotient is None else quotient
-    steps.round_().clamp_(q.qmin - q.zero_point, q.qmax - q.zero_point)
+    if q.mid_rise:
+        steps.add_(q.zero_point).round_().clamp_(q.qmin, q.qmax).sub_(q.zero_point)
+    else:
+        steps.round_().clamp_(q.qmin - q.zero_point, q.qmax - q.zero_point)
     torch.mul(steps, q.scale, out=numbers)
     return x
 
@@ -42,6 +45,18 @@ def on_tensor_grid(x: Tensor, grid: ActivationGrid, quotient: Tensor | None = No
     q = QParams(grid.scale, grid.zero_point, *integer_range(grid.bits, symmetric=False))
     ends = (q.qmin - q.zero_point - 0.5) * q.scale, (q.qmax - q.zero_point + 0.5) * q.scale
     return _put_on_grid(functional.hardtanh(x, *ends), q, quotient)
+
+
+def on_unit_grid(latent: Tensor, q: QParams) -> Tensor:
+    """Weights that are counted in their own steps, moved to levels of `affine.unit_grid`; gradients pass as of
+    `on_tensor_grid`."""
+    return _put_on_grid(functional.hardtanh(latent, q.qmin - q.zero_point - 0.5, q.qmax - q.zero_point + 0.5), q)
+
+
+def on_row_grids(x: Tensor, bits: int) -> Tensor:
+    """x [B, ...], each row on the grid that integer kernels find for it at run time; gradients pass whole."""
+    rows = dequantize(*quantize_rows(x.detach().flatten(1).numpy(), bits))
+    return x + (torch.from_numpy(rows).reshape(x.shape) - x.detach())
 
 
 def on_weight_grids(weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool) -> tuple[Tensor, Tensor]:

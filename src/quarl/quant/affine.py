@@ -59,6 +59,11 @@ def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool, mid_r
     return QParams(scale, zero_point, qmin, qmax)
 
 
+def unit_grid(bits: int, *, mid_rise: bool) -> QParams:
+    """The symmetric grid of step 1 that has so many bits."""
+    return QParams(1.0, MID_RISE if mid_rise else 0, *integer_range(bits, symmetric=not mid_rise))
+
+
 def quantize(x: Any, q: QParams) -> Any:
     """Integer codes of x, as floats of x's kind and shape: clamp(round(x / scale) + zero_point), ties to even.
 

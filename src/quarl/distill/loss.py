@@ -1,0 +1,80 @@
+"""What a student's output costs beside its teacher's: the matching loss of the head that makes an action of it.
+
+Its gradient is action(y) - action(t), whatever function the head is, so that outputs which lead to one action cost
+nothing, and saturated ones do not fade (Auer, Herbster and Warmuth 1996, "Exponentially many local minima for single
+neurons", section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quarl.policy.graph import ActionHead, Policy
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of outputs [B, n] and the teacher's: their mean cost."""
+MOST = 2.0
+"""Weight of a state whose best action leads by far, in that of one where it leads by the median."""
+VALUES = ("dqn", "qrdqn")
+"""Algorithms whose scores are values: only the greedy action counts."""
+
+
+def loss_of(policy: Policy, teacher: Tensor) -> Loss:
+    """The loss for a policy's head. teacher: outputs [N, n] on its own states, for the scale of what differs there."""
+    head = policy.head
+    if head.kind == "argmax":
+        return _greedy(_lead(teacher).median().clamp(min=1e-6)) if policy.provenance.algo in VALUES else _kl
+    if head.kind == "clip":
+        return _clipped(head)
+    return _squashed if head.kind == "tanh" else _gaussian
+
+
+def _lead(scores: Tensor) -> Tensor:
+    """[B]: by how much the best score is above the next."""
+    first, second = scores.topk(2, dim=1).values.unbind(1)
+    return first - second
+
+
+def _greedy(median: Tensor) -> Loss:
+    """Cross-entropy to the teacher's action, at the temperature of its median lead: states that decide count more."""
+
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        weight = (_lead(t) / median).clamp(max=MOST)
+        return (weight * functional.cross_entropy(y / median, t.argmax(1), reduction="none")).mean()
+
+    return loss
+
+
+def _kl(y: Tensor, t: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of the distributions over actions."""
+    return functional.kl_div(y.log_softmax(1), t.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+def _clipped(head: ActionHead) -> Loss:
+    low, high = torch.tensor(head.low), torch.tensor(head.high)
+    half = torch.where(torch.isfinite(high - low), (high - low) / 2, torch.ones_like(low))
+
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        y_action, t_action = torch.clamp(y, low, high), torch.clamp(t, low, high)
+        difference = y_action - t_action
+        return ((0.5 * difference.square() + (y - y_action) * difference) / half.square()).sum(1).mean()
+
+    return loss
+
+
+def _squashed(y: Tensor, t: Tensor) -> Tensor:
+    return (_log_cosh(y) - _log_cosh(t) - torch.tanh(t) * (y - t)).sum(1).mean()
+
+
+def _log_cosh(x: Tensor) -> Tensor:
+    return x.abs() + functional.softplus(-2 * x.abs())
+
+
+def _gaussian(y: Tensor, t: Tensor) -> Tensor:
+    """As tanh's of the means; the spread, which only sampled actions see, by its logarithm."""
+    (mean, log_std), (t_mean, t_log_std) = y.chunk(2, 1), t.chunk(2, 1)
+    return _squashed(mean, t_mean) + 0.5 * (log_std - t_log_std).square().sum(1).mean()

@@ -1,0 +1,177 @@
+"""Rounds of distillation: updates on the states met so far, a snapshot, its return, and the states that it reaches itself.
+
+Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction to No-Regret Online
+Learning" (DAgger), with the policy's own float self as the expert: it labels every state, whoever reached it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quarl import engines
+from quarl.arrays import Array
+from quarl.calibration import Calibrated
+from quarl.distill.loss import loss_of
+from quarl.distill.student import Layer, Student, outputs
+from quarl.evaluation import evaluate, record
+from quarl.policy.graph import QuantizedPolicy
+from quarl.quant.spec import EXACT, QuantSpec
+from quarl.stats import verdict
+
+RATE, EDGE_RATE = 0.02, 0.15
+"""Codes that a weight or bias moves in an update at most: of coarse grids, and of those with at least EDGE_BITS."""
+EDGE_BITS = 8
+STEP_RATE, NORM_RATE = 1e-3, 1e-3
+WARM_UP = 50
+FLOOR = 0.02
+"""Of the rate, where its cosine ends."""
+COLLECTING = 16
+"""Episodes side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How long, on what and how often it is looked at; chosen on seeds from 100 on, the same for every agent."""
+
+    rounds: int = 8
+    updates: int = 1_000
+    """Of a round."""
+    states: int = 2_000
+    """New ones after a round, evenly from at least ten episodes of the student."""
+    batch_size: int = 256
+    average: float = 0.995
+    """How much of the running mean of all parameters an update keeps; the mean is what snapshots are made of."""
+    episodes: int = 40
+    """Of a look at a snapshot."""
+    margin: float = 5.0
+    """Loss in percent that is acceptable: a snapshot that is shown to lose less ends it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Snapshot:
+    """What a round ended with; round 0 is what calibration made."""
+
+    round: int
+    updates: int
+    states: int
+    """That it was trained on."""
+    loss: float | None
+    returns: Array
+    """float64 [episodes], of validation's seeds."""
+    noninferior: bool
+    seconds: float
+    """Since the beginning."""
+    policy: QuantizedPolicy
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+
+def distill(
+    calibrated: Calibrated, spec: QuantSpec, recipe: Recipe, *, seed: int = 0, env_id: str | None = None
+) -> Iterator[Snapshot]:
+    """Snapshots of the policy in the precision of `spec`, calibration's first; the last is non-inferior, or the end.
+
+    Needs an environment to play in and no reward but to look at snapshots: states are those of the float policy's
+    calibration episodes, then of the student's own on integer kernels. Validation plays a stream of seeds of its own.
+    """
+    begun = time.monotonic()
+    rng = np.random.default_rng(seed)
+    exact, _ = calibrated.rewrite(spec)
+    start = calibrated.quantize(spec)
+
+    def play(policy: QuantizedPolicy) -> Array:
+        return evaluate(policy, episodes=recipe.episodes, seed=seed, env_id=env_id, stream="validation").returns
+
+    wanted = play(Calibrated(calibrated.policy).quantize(EXACT))
+
+    def look(policy: QuantizedPolicy, number: int, updates: int, states: int, loss: float | None) -> Snapshot:
+        returns = play(policy)
+        judged = verdict(wanted, returns, recipe.margin, np.random.default_rng(seed))
+        seconds = time.monotonic() - begun
+        return Snapshot(
+            round=number, updates=updates, states=states, loss=loss, returns=returns,
+            noninferior=judged.noninferior, seconds=seconds, policy=policy,
+        )  # fmt: skip
+
+    snapshot = look(start, 0, 0, 0, None)
+    yield snapshot
+    if snapshot.noninferior:
+        return
+    observations = calibrated.observations
+    assert observations is not None
+    student, states, labels = Student(exact, start), observations, outputs(exact, observations)
+    training = _Training(student, recipe, loss_of(exact, labels), rng)
+    for number in range(1, recipe.rounds + 1):
+        mean_loss = training.round(states, labels)
+        snapshot = look(training.averaged.policy(), number, training.updates, len(states), mean_loss)
+        yield snapshot
+        if snapshot.noninferior or number == recipe.rounds:
+            return
+        engine = engines.load(snapshot.policy, "litert", batch=COLLECTING)
+        new = record(
+            snapshot.policy, "training", seed=seed * recipe.rounds + number, env_id=env_id, engine=engine,
+            num=recipe.states,
+        )  # fmt: skip
+        states, labels = np.concatenate([states, new]), torch.cat([labels, outputs(exact, new)])
+
+
+class _Training:
+    """The student, its optimiser, and the running mean of its parameters."""
+
+    def __init__(
+        self,
+        student: Student,
+        recipe: Recipe,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        rng: np.random.Generator,
+    ) -> None:
+        self.student, self.averaged, self.recipe, self.loss, self.rng = student, copy.deepcopy(student), recipe, loss, rng
+        groups = []
+        for module in student.learning.values():
+            if isinstance(module, Layer):
+                rate = EDGE_RATE if module.bits >= EDGE_BITS else RATE
+                groups.append({"params": [module.latent, module.bias], "lr": rate})
+                groups.append({"params": [module.log_step], "lr": STEP_RATE})
+            else:
+                groups.append({"params": list(module.parameters()), "lr": NORM_RATE})
+        self.rates = [group["lr"] for group in groups]
+        self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+        self.updates = 0
+
+    def round(self, states: Array, labels: Tensor) -> float:
+        """Updates on batches of these states; their mean loss."""
+        total, inputs = 0.0, torch.from_numpy(states)
+        for _ in range(self.recipe.updates):
+            self._set_rates()
+            chosen = torch.from_numpy(self.rng.integers(len(states), size=self.recipe.batch_size))
+            cost = self.loss(self.student(inputs[chosen]), labels[chosen])
+            self.optimizer.zero_grad()
+            cost.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.updates += 1
+            self._average()
+            total += float(cost.detach())
+        return total / self.recipe.updates
+
+    def _set_rates(self) -> None:
+        """A warm-up, then a cosine over all rounds."""
+        done = self.updates / (self.recipe.rounds * self.recipe.updates)
+        factor = max(0.5 * (1 + math.cos(math.pi * done)), FLOOR) * min(1.0, (self.updates + 1) / WARM_UP)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        keep = min(self.recipe.average, (self.updates + 1) / (self.updates + 10))
+        for mean, parameter in zip(self.averaged.parameters(), self.student.parameters(), strict=True):
+            mean.lerp_(parameter, 1 - keep)

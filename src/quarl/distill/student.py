@@ -1,0 +1,141 @@
+"""A quantised policy in torch whose codes, steps and biases learn: forward it computes what the integer kernels do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quarl.arrays import Array
+from quarl.engines.torch import LOWERINGS, grid_behind
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.operators import OBSERVATION, Conv2d, LayerNorm, Linear, Op, QuantizedTensor, as_float32
+from quarl.qat.fake import on_row_grids, on_tensor_grid, on_unit_grid
+from quarl.quant.affine import unit_grid
+
+ROOM = 0.4
+"""Of a step: how far from its code a latent weight begins at most, so that rounding it gives the calibrated code."""
+
+
+class Layer(nn.Module):
+    """A linear operator: latent weights in steps, the logarithm of each output channel's step, the bias in steps."""
+
+    def __init__(self, exact: Linear, rounded: Linear) -> None:
+        """exact: the operator in float32. rounded: the same with the codes that calibration chose."""
+        super().__init__()
+        weight = rounded.weight
+        assert isinstance(weight, QuantizedTensor)
+        self.op, self.bits, self.mid_rise = rounded, weight.bits, weight.mid_rise
+        self.q = unit_grid(weight.bits, mid_rise=weight.mid_rise)
+        halves = 2 if weight.mid_rise else 1  # odd codes count half steps
+        self.along = (-1, *(1,) * (len(weight.shape) - 1))
+        self.first_step = torch.tensor(weight.scale * halves)
+        levels = torch.tensor(weight.codes / halves, dtype=torch.float32)
+        wanted = torch.tensor(as_float32(exact.weight)) / self.first_step.reshape(self.along)
+        end = self.q.qmax - self.q.zero_point
+        beyond = (levels.abs() >= end) & (wanted * levels.sign() > end)  # clipped weights may lie a little further out
+        room = torch.where(beyond, 0.5 - 1e-3, ROOM)
+        self.latent = nn.Parameter(torch.minimum(torch.maximum(wanted, levels - room), levels + room))
+        self.log_step = nn.Parameter(self.first_step.log())
+        self.bias = nn.Parameter(torch.tensor(rounded.bias) / self.first_step)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The operator's output of inputs that lie on their grid."""
+        weight = on_unit_grid(self.latent, self.q) * self.log_step.exp().reshape(self.along)
+        bias = self.bias * self.first_step
+        if isinstance(self.op, Conv2d):
+            return functional.conv2d(x, weight, bias, self.op.stride, self.op.padding)
+        return functional.linear(x, weight, bias)
+
+    @torch.no_grad()
+    def operator(self) -> Linear:
+        """The operator with the codes, scales and biases of now."""
+        steps, weight = self.log_step.exp(), self.op.weight
+        levels = on_unit_grid(self.latent, self.q)
+        halves = 2 if self.mid_rise else 1
+        assert isinstance(weight, QuantizedTensor)
+        learned = replace(
+            weight,
+            codes=(levels * halves).round().numpy().astype(weight.codes.dtype),
+            scale=(steps / halves).numpy().copy(),
+        )
+        return replace(self.op, weight=learned, bias=(self.bias * self.first_step).numpy().copy())
+
+
+class Norm(nn.Module):
+    """A LayerNorm whose gain and offset learn, too."""
+
+    def __init__(self, op: LayerNorm) -> None:
+        super().__init__()
+        self.op = op
+        self.weight, self.bias = nn.Parameter(torch.tensor(op.weight)), nn.Parameter(torch.tensor(op.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the operator's."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.op.epsilon)
+
+    @torch.no_grad()
+    def operator(self) -> LayerNorm:
+        """The operator with the gain and offset of now."""
+        return replace(self.op, weight=self.weight.numpy().copy(), bias=self.bias.numpy().copy())
+
+
+class Student(nn.Module):
+    """The network of a quantised policy; layers that were left in float do not learn."""
+
+    def __init__(self, exact: Policy, start: QuantizedPolicy) -> None:
+        """exact: the float policy whose weights were rounded (`Calibrated.rewrite`). start: what calibration made."""
+        super().__init__()
+        self.start = start
+        exact_ops = {op.name: op for op in exact.linear}
+        self.learning: dict[str, Layer | Norm] = {}
+        for op in start.ops:
+            if isinstance(op, Linear) and isinstance(op.weight, QuantizedTensor):
+                self.learning[op.name] = Layer(exact_ops[op.name], op)
+            elif isinstance(op, LayerNorm):
+                self.learning[op.name] = Norm(op)
+        self.modules_of = nn.ModuleList(self.learning.values())
+        self.functions: dict[str, Any] = {
+            op.name: self.learning.get(op.name) or LOWERINGS[type(op)](op) for op in start.ops
+        }
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The linear operators that learn, in order."""
+        return [module for module in self.learning.values() if isinstance(module, Layer)]
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Outputs [B, n] of raw observations [B, *shape]."""
+        values = {OBSERVATION: observations.float()}
+        for op in self.start.ops:
+            inputs = [self._read(op, values[name]) for name in op.inputs]
+            value = self.functions[op.name](*inputs)
+            grid = grid_behind(self.start, op)
+            values[op.name] = value if grid is None else on_tensor_grid(value, grid)
+        return values[self.start.output]
+
+    def _read(self, op: Op, x: Tensor) -> Tensor:
+        """The value as the operator's kernel reads it."""
+        bits = self.start.spec.activation_bits
+        if bits is None or not isinstance(self.learning.get(op.name), Layer):
+            return x
+        if self.start.spec.mode == "dynamic":
+            return on_row_grids(x, bits)
+        return on_tensor_grid(x, self.start.grids[op.inputs[0]])
+
+    def policy(self) -> QuantizedPolicy:
+        """What the integer kernels run now."""
+        ops = (self.learning[op.name].operator() if op.name in self.learning else op for op in self.start.ops)
+        return QuantizedPolicy.of(self.start, ops, self.start.spec, self.start.grids)
+
+
+def outputs(policy: Policy, observations: Array) -> Tensor:
+    """What the float policy says of raw observations, [N, n]."""
+    values: dict[str, Tensor] = {OBSERVATION: torch.from_numpy(observations).float()}
+    with torch.no_grad():
+        for op in policy.ops:
+            values[op.name] = LOWERINGS[type(op)](op)(*[values[name] for name in op.inputs])
+    return values[policy.output]
