@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from quarl.quant.spec import FLOAT_BITS
@@ -21,6 +22,11 @@ def number(value: float | None) -> str:
 def spread(mean: float | None, std: float | None) -> str:
     """A mean return and the standard deviation around it."""
     return f"{number(mean)} ± {number(std)}"
+
+
+def mean_bits(mean: float, bits: int) -> str:
+    """Bits of a weight over layers of several widths, and the single width that takes as many bytes at least."""
+    return "" if mean == bits else f"{mean:.2f} (≤ {math.ceil(mean)})"
 
 
 def signed(value: float | None) -> str:

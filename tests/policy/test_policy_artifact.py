@@ -24,7 +24,7 @@ PRECISIONS = [
     ("int8", "default", "static"),
     ("int4", "default", "dynamic"),
     ("int3", "naive", "dynamic"),
-    ("int2", "default", "static"),
+    ("int2", "mid-rise", "static"),
     ("int4e8", "default", "static"),
     ("int2e6", "per-channel", "dynamic"),
     ("int12", "affine", "dynamic"),
@@ -98,15 +98,13 @@ def test_grids_without_a_level_at_0_take_their_bits_and_are_told_to_older_versio
     policy = networks.dense([64, 512, 512, 8])
     observations = networks.observations(policy, 64)
     files = {}
-    for mid_rise_bits in (0, 2):
-        spec = QuantSpec.parse("int2")
-        spec = dataclasses.replace(spec, scheme=dataclasses.replace(spec.scheme, mid_rise_bits=mid_rise_bits))
-        files[mid_rise_bits] = artifact.to_bytes(quantize(policy, spec, observations))
-    assert len(files[2]) - len(files[0]) < 200
-    for mid_rise_bits, version in ((0, 1), (2, 2)):
-        metadata = json.loads(files[mid_rise_bits][8 : 8 + int.from_bytes(files[mid_rise_bits][:8], "little")])
+    for scheme in ("default", "mid-rise"):
+        files[scheme] = artifact.to_bytes(quantize(policy, QuantSpec.parse("int2", scheme=scheme), observations))
+    assert len(files["mid-rise"]) - len(files["default"]) < 200
+    for scheme, version in (("default", 1), ("mid-rise", 2)):
+        metadata = json.loads(files[scheme][8 : 8 + int.from_bytes(files[scheme][:8], "little")])
         assert f'"version":{version},' in json.dumps(metadata).replace('\\"', '"').replace(": ", ":")
-    again = artifact.from_bytes(files[2], "file")
+    again = artifact.from_bytes(files["mid-rise"], "file")
     assert all(set(np.unique(op.weight.codes)) <= {-3, -1, 1, 3} for op in again.linear)
 
 

@@ -45,7 +45,9 @@ def test_floats_are_parsed(text):
     assert QuantSpec.parse(text).precision == text
 
 
-@pytest.mark.parametrize("text", ["1", "33", "int1", "w4a1", "w4a17", "fp8", "", "-4", "8.5", "int4e1", "int4e", "fp16e8"])
+@pytest.mark.parametrize(
+    "text", ["1", "33", "int1", "w4a1", "w4a17", "fp8", "", "-4", "8.5", "int4e1", "int4e", "fp16e8"]
+)
 def test_what_no_engine_could_run_is_refused_in_one_line(text):
     with pytest.raises(QuarlError) as caught:
         QuantSpec.parse(text)
@@ -53,7 +55,7 @@ def test_what_no_engine_could_run_is_refused_in_one_line(text):
 
 
 def test_edges_have_a_width_of_their_own_and_the_rest_theirs():
-    spec = QuantSpec.parse("int2e8")
+    spec = QuantSpec.parse("int2e8", scheme="mid-rise")
     first, hidden = spec.of_layer(edge=True), spec.of_layer(edge=False)
     assert [(each.weight_bits, each.mid_rise, each.precision) for each in (first, hidden)] == [
         (8, False, "int8"),

@@ -18,6 +18,7 @@ from quarl.config.actorq import ActorQConfig
 from quarl.config.base import (
     SCHEME_HELP,
     Config,
+    Edges,
     EngineName,
     EnvId,
     Flag,
@@ -27,10 +28,11 @@ from quarl.config.base import (
     at_least_one,
     check_folder,
     check_margin,
+    edge_bits,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
-from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
+from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, TRAINING, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
@@ -88,7 +90,10 @@ class PtqConfig(ModelConfig, MeteredConfig):
     )
 
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "fp16", *"8765432")
-    """Precisions: fp32, fp16, bf16, an integer 2..32, or wNaM for N-bit weights with M-bit activations."""
+    """Precisions: fp32, fp16, bf16, an integer 2..32, wNaM for N-bit weights with M-bit activations, or intNeK for K
+    bits in the first and last layers."""
+    edge_bits: Edges = "same"
+    """Bits of the first and last layers of precisions that ask for fewer."""
     scheme: Annotated[tuple[str, ...], shown("NAME ...", meaning=SCHEME_HELP), QUANTISATION] = ("default",)
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantised per row at run time, or on grids calibrated beforehand."""
@@ -115,14 +120,66 @@ class PtqConfig(ModelConfig, MeteredConfig):
 
     def specs(self) -> list[QuantSpec]:
         """Every precision under every scheme once, in order; float precisions, which have none, under the first."""
-        parsed = (QuantSpec.parse(bits, scheme=name, mode=self.mode) for name in self.scheme for bits in self.bits)
+        parsed = (self._spec(bits, name) for name in self.scheme for bits in self.bits)
         specs = dict.fromkeys(spec for spec in parsed if spec.float_type is None or spec.scheme.name == self.scheme[0])
         return list(specs)
+
+    def _spec(self, bits: str, scheme: str) -> QuantSpec:
+        return QuantSpec.parse(bits, scheme=scheme, mode=self.mode).with_edges(edge_bits(self.edge_bits))
 
     @property
     def num_episodes(self) -> int:
         """Of all precisions together, fp32 among them."""
         return self.episodes * (1 + sum(spec.float_type != "fp32" for spec in self.specs()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(ModelConfig, MeteredConfig):
+    """Distil a trained policy into its own quantised self, on the states that it reaches and without reward."""
+
+    verb: ClassVar[str] = "distill"
+    examples = ("quarl distill logs/dqn/CartPole-v1_1 --bits 4 2 -o small",)
+
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("4",)
+    """Precisions with 2 to 8-bit weights: an integer, wNaM, or intNeK for K bits in the first and last layers."""
+    edge_bits: Edges = "8"
+    """Bits of the first and last layers of precisions that ask for fewer."""
+    mode: Annotated[Mode, QUANTISATION] = "dynamic"
+    """Activations: quantised per row at run time, or on grids calibrated beforehand."""
+    rounds: Annotated[int, TRAINING] = 8
+    """Rounds at most: updates, then a look at the return, then states that the quantised policy reaches."""
+    updates: Annotated[int, TRAINING] = 1_000
+    """Gradient steps of a round."""
+    states: Annotated[int, TRAINING] = 2_000
+    """New states after each round."""
+    validation: Annotated[int, shown("EPISODES"), TRAINING] = 40
+    """Episodes of a look at the return, which chooses the snapshot."""
+    env: EnvId = None
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    episodes: int = 100
+    """Fresh episodes at every precision, at the end: what the verdict is about."""
+    margin: Annotated[float, shown("PERCENT")] = 5.0
+    """Loss of return, of fp32's, that is still acceptable; a snapshot that is shown to lose less ends the rounds."""
+    output: Output = Path("quarl-distill")
+    """Folder for rows.json, rows.csv, the curve, report.html and the quantised policies."""
+
+    def check(self) -> None:
+        super().check()
+        names = ("episodes", "rounds", "updates", "states", "validation")
+        at_least_one(**{name: getattr(self, name) for name in names})
+        check_margin(self.margin)
+        if not self.bits:
+            raise QuarlError("--bits needs at least one precision, as in --bits 4")
+        self.specs()
+
+    def specs(self) -> list[QuantSpec]:
+        """Every precision once, in order."""
+        edges = edge_bits(self.edge_bits)
+        specs = [QuantSpec.parse(bits, scheme="mid-rise", mode=self.mode).with_edges(edges) for bits in self.bits]
+        for bits, spec in zip(self.bits, specs, strict=True):
+            if spec.float_type is not None or spec.weight_bits > 8 or spec.activation_bits is None:
+                raise QuarlError(f"--bits {bits}: distillation is for weights of 2 to 8 bits with integer activations")
+        return list(dict.fromkeys(specs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +354,7 @@ __all__ = [
 ]
 VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
     PtqConfig,
+    DistillConfig,
     TrainConfig,
     SweepConfig,
     StudyConfig,

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 from tyro.conf import FlagCreatePairsOff
 
 from quarl import literals
-from quarl.config.groups import ENERGY, ENVIRONMENT, OUTPUT, shown
+from quarl.config.groups import ENERGY, ENVIRONMENT, OUTPUT, QUANTISATION, shown
 from quarl.errors import QuarlError
 from quarl.quant.spec import SCHEMES
 
@@ -30,6 +30,7 @@ Normalize = Annotated[str | None, shown("FILE|none", default="found beside the a
 EnvId = Annotated[str | None, shown("ID", default="the one it was trained on"), ENVIRONMENT]
 SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
 Flag = FlagCreatePairsOff[bool]
+Edges = Annotated[str, shown("N|same"), QUANTISATION]
 Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000")]
 
 
@@ -254,6 +255,15 @@ def layer_widths(text: str, flag: str) -> list[int]:
     if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
         raise QuarlError(f"{flag} {text!r} is not a list of layer widths 1..65536, as in 256,256")
     return [int(word) for word in words]
+
+
+def edge_bits(text: str) -> int | None:
+    """What --edge-bits says; None: all layers have one width."""
+    if text == "same":
+        return None
+    if not (text.isdecimal() and 2 <= int(text) <= 16):
+        raise QuarlError(f"--edge-bits is {text[:60]!r}; use 2..16, or same for one width in all layers")
+    return int(text)
 
 
 def check_margin(margin: float) -> None:

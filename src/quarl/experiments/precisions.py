@@ -35,6 +35,11 @@ class PtqRow(Row):
     command = "ptq"
     precision: Precision
     bits_weights: int
+    """Of the layers that are neither first nor last."""
+    bits_mean: Annotated[float, Column("bits", formats.mean_bits, of=("bits_mean", "bits_weights"), optional=True)]
+    """Of a weight, over all layers; a column where some layers have more bits than others."""
+    bits_of_layers: dict[str, int]
+    """By layer."""
     bits_activations: int
     """32 where activations stay float."""
     scheme: Scheme
@@ -131,6 +136,8 @@ def measure(
         row = PtqRow(
             precision=spec.precision,
             bits_weights=spec.weight_bits,
+            bits_mean=policy.mean_bits,
+            bits_of_layers=policy.bits_of_layers,
             bits_activations=spec.activation_bits or 32,
             scheme=spec.scheme.name,
             mode=spec.mode,

@@ -155,12 +155,12 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
         low, high = int(value.codes.min(initial=0)), int(value.codes.max(initial=0))
         width = max(value.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
         entry["codes"] = {"shape": value.codes.shape, "bits": value.bits, "width": width}
-        bytes_already = width == 8 and value.codes.dtype == np.int8  # spares a copy of most of the file
+        codes = value.codes
         if value.mid_rise:  # of odd codes the last bit is known
-            entry["codes"] |= {"width": value.bits, "mid_rise": True}
-            flat = pack(value.codes >> 1, value.bits)
-        else:
-            flat = value.codes.reshape(-1).view(np.uint8) if bytes_already else pack(value.codes, width)
+            width, codes = value.bits, codes >> 1
+            entry["codes"] |= {"width": width, "mid_rise": True}
+        bytes_already = width == 8 and codes.dtype == np.int8  # spares a copy of most of the file
+        flat = codes.reshape(-1).view(np.uint8) if bytes_already else pack(codes, width)
         tensors[key] = np.frombuffer(flat, np.uint8)
         tensors[f"{key}.scale"] = value.scale
         if value.zero_point.any():

@@ -174,6 +174,18 @@ class QuantizedPolicy(Policy):
         return cls(**kept, ops=tuple(ops), spec=spec, grids=dict(grids))
 
     @property
+    def bits_of_layers(self) -> dict[str, int]:
+        """Bits of a weight in each layer, in order; those of half floats are 16, of float32 32."""
+        widths = {op.name: op.weight for op in self.linear}
+        return {n: w.bits if isinstance(w, QuantizedTensor) else 8 * w.dtype.itemsize for n, w in widths.items()}
+
+    @property
+    def mean_bits(self) -> float:
+        """Bits of a weight, over all layers."""
+        bits = self.bits_of_layers
+        return sum(bits[op.name] * math.prod(op.weight.shape) for op in self.linear) / max(self.num_weights, 1)
+
+    @property
     def coverage(self) -> float:
         """Share of the weights that the spec's precision really covers, 0..1; fp32 counts as 1."""
         if self.spec.float_type == "fp32":

@@ -18,7 +18,7 @@ from quarl.quant.spec import integer_range
 TINY = float(np.finfo(np.float32).tiny)
 """The smallest scale: below the normal float32 numbers 1/scale overflows."""
 MID_RISE = -0.5
-"""The zero point of a grid whose levels lie on both sides of 0 and not on it: half a step, one and a half, and so on."""
+"""The zero point of a grid whose levels lie on both sides of 0 and not on it: half a step, one and a half, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool, mid_r
     high = np.fmin(np.fmax(np.asarray(high, np.float64), 0.0), limit)
     qmin, qmax = integer_range(bits, symmetric=symmetric and not mid_rise)
     if mid_rise:  # a row of zeros gets the smallest numbers there are: it has no level for them
-        scale = np.maximum(np.maximum(-low, high) / (qmax - MID_RISE), 2 * TINY).astype(np.float32)
-        return QParams(scale, MID_RISE, qmin, qmax)
+        step = np.maximum(np.maximum(-low, high) / (qmax - MID_RISE), 2 * TINY)
+        return QParams(step.astype(np.float32), MID_RISE, qmin, qmax)
     scale = np.maximum(-low, high) / qmax if symmetric else (high - low) / (qmax - qmin)
     scale = np.maximum(np.where(scale > 0, scale, 1.0), TINY).astype(np.float32)
     if symmetric:

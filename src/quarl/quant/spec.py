@@ -52,12 +52,12 @@ class Scheme:
         return self.rounding == "gptq" or self.bias_correction or self.equalize is not None
 
 
+_DEFAULT = Scheme(name="default", rounding="gptq", bias_correction=True, equalize=0.5, center_scores=True)
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme(
-            name="default", rounding="gptq", bias_correction=True, equalize=0.5, center_scores=True, mid_rise_bits=2
-        ),
+        _DEFAULT,
+        dataclasses.replace(_DEFAULT, name="mid-rise", mid_rise_bits=3),
         Scheme(name="naive", per_channel=False),
         Scheme(name="per-channel"),
         Scheme(name="affine", symmetric=False),
@@ -69,7 +69,10 @@ SCHEMES = {
         Scheme(name="quarl-2020", symmetric=False, per_channel=False, original=True),
     )
 }
-"""By name. "naive" is what a first attempt does: symmetric, per tensor, min/max, nearest."""
+"""By name. "mid-rise" is the default on grids without a level at 0 where weights have 2 or 3 bits; "naive" is what a
+first attempt does: symmetric, per tensor, min/max, nearest."""
+UNIFORM = ("naive", "quarl-2020")
+"""Schemes that stand for what others did: all layers have one width, whatever the others' edges have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ class QuantSpec:
         float_type: Any = word if word in FLOAT_BITS else None
         bits = (FLOAT_BITS[word], None, None) if float_type else integer_bits(word, None if chosen.original else 8)
         if bits is None:
-            raise QuarlError(f"unknown precision {text!r}; use fp32, fp16, bf16, an integer 2..32, intN, wNaM or intNeK")
+            raise QuarlError(f"unknown precision {text!r}; use fp32, fp16, bf16, an integer 2..32, intN, wNaM, intNeK")
         weights, activations, edges = bits
         return cls(
             weight_bits=weights,
@@ -134,6 +137,12 @@ class QuantSpec:
     def code_bits(self) -> int:
         """Bits of the weights' codes as kernels take them: odd numbers where the grid has no level at 0."""
         return self.weight_bits + self.mid_rise
+
+    def with_edges(self, bits: int | None) -> QuantSpec:
+        """With at least so many bits in the first and the last layers, where they have none of their own yet."""
+        wider = bits is not None and self.float_type is None and bits > self.weight_bits
+        keeps = self.edge_bits is not None or self.scheme.name in UNIFORM
+        return replace(self, edge_bits=bits) if wider and not keeps else self
 
     def of_layer(self, *, edge: bool) -> QuantSpec:
         """What a layer is quantised by: its own width is then `weight_bits`. edge: whether it is first or last."""
@@ -318,7 +327,7 @@ def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int
     if match is None:
         return None
     both, weights, apart, edges = (int(digits) if digits else None for digits in match.groups())
-    return (both, activations, edges) if weights is None else (weights, apart, edges)
+    return (weights, apart, edges) if weights is not None else (both or 0, activations, edges)
 
 
 def _widths(spec: QuantSpec | QatSpec) -> str:

@@ -1,4 +1,4 @@
-"""The student computes what integer kernels do, begins at the calibrated codes, and its loss has the head's gradient."""
+"""The student computes what integer kernels do and begins at the calibrated codes; its loss has the head's gradient."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 import networks
 from quarl import engines
 from quarl.calibration import Calibrated
-from quarl.distill.loss import loss_of
-from quarl.distill.student import Layer, Student, outputs
+from quarl.distillation.loss import loss_of
+from quarl.distillation.student import Layer, Student, outputs
 from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 
 
-def student_of(policy, precision, mode="dynamic", scheme="default"):
+def student_of(policy, precision, mode="dynamic", scheme="mid-rise"):
     observations = networks.observations(policy, 256)
     spec = QuantSpec.parse(precision, mode=mode, scheme=scheme)
     calibrated = Calibrated(policy, observations)

@@ -1,4 +1,4 @@
-"""Rounds of distillation: updates on the states met so far, a snapshot, its return, and the states that it reaches itself.
+"""Rounds of distillation: updates on the states met so far, a snapshot, its return, and the states that it reaches.
 
 Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction to No-Regret Online
 Learning" (DAgger), with the policy's own float self as the expert: it labels every state, whoever reached it.
@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +20,12 @@ from torch import Tensor
 from quarl import engines
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
-from quarl.distill.loss import loss_of
-from quarl.distill.student import Layer, Student, outputs
+from quarl.distillation.loss import loss_of
+from quarl.distillation.student import Layer, Student, outputs
 from quarl.evaluation import evaluate, record
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
-from quarl.stats import verdict
+from quarl.stats import Summary, summary, verdict
 
 RATE, EDGE_RATE = 0.02, 0.15
 """Codes that a weight or bias moves in an update at most: of coarse grids, and of those with at least EDGE_BITS."""
@@ -73,7 +74,13 @@ class Snapshot:
 
     @property
     def mean(self) -> float:
+        """Mean return of validation."""
         return float(self.returns.mean())
+
+    @property
+    def summary(self) -> Summary:
+        """Of validation's returns."""
+        return summary(self.returns, np.random.default_rng(0))
 
 
 def distill(
@@ -135,8 +142,14 @@ class _Training:
         loss: Callable[[Tensor, Tensor], Tensor],
         rng: np.random.Generator,
     ) -> None:
-        self.student, self.averaged, self.recipe, self.loss, self.rng = student, copy.deepcopy(student), recipe, loss, rng
-        groups = []
+        self.student, self.averaged, self.recipe, self.loss, self.rng = (
+            student,
+            copy.deepcopy(student),
+            recipe,
+            loss,
+            rng,
+        )
+        groups: list[dict[str, Any]] = []
         for module in student.learning.values():
             if isinstance(module, Layer):
                 rate = EDGE_RATE if module.bits >= EDGE_BITS else RATE
