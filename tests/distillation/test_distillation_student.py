@@ -59,7 +59,7 @@ def test_what_updates_change_is_what_kernels_then_run():
     for op in learned.linear:
         assert np.abs(op.weight.codes).max() <= {8: 127, 2: 3}[op.weight.bits]
     y = torch.from_numpy(engines.run_all(engines.load(learned, "litert", batch=64), observations))
-    assert float(loss(y, labels)) < 0.5 * before
+    assert float(loss(y, labels)) < 0.7 * before
 
 
 def test_weights_of_grids_without_a_level_at_0_stay_odd():

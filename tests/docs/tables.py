@@ -4,6 +4,7 @@ from __future__ import annotations
 
 CUTS = {
     "ptq": {"--episodes": 3},
+    "distill": {"--episodes": 3, "--rounds": 1, "--updates": 20, "--states": 100, "--validation": 3},
     "eval": {"--episodes": 3},
     "play": {"--episodes": 1, "--max-episode-steps": 60},
     "train": {"-n": 2000, "--eval-episodes": 1},
@@ -43,6 +44,7 @@ NOT_RUN = {
 WRITES = {
     "demo": ("rows.json", "rows.csv", "report.html", "CartPole-v1.zip"),
     "ptq": ("rows.json", "rows.csv", "report.html", "choice.png", "sweetspot.png"),
+    "distill": ("rows.json", "report.html", "curve.png"),
     "inspect": ("weights.png", "weights.pdf", "output.txt"),
     "actorq": ("model.zip", "metrics.jsonl", "evaluations.jsonl", "policy-fp32.safetensors", "report.html"),
     "sweep": ("study.yml", "summary.json"),

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quarl import engines
+from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.distillation.loss import loss_of
@@ -25,7 +25,6 @@ from quarl.distillation.student import Layer, Student, outputs
 from quarl.evaluation import evaluate, record
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
-from quarl.stats import Summary, summary, verdict
 
 RATE, EDGE_RATE = 0.02, 0.15
 """Codes that a weight or bias moves in an update at most: of coarse grids, and of those with at least EDGE_BITS."""
@@ -78,9 +77,9 @@ class Snapshot:
         return float(self.returns.mean())
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> stats.Summary:
         """Of validation's returns."""
-        return summary(self.returns, np.random.default_rng(0))
+        return stats.summary(self.returns, np.random.default_rng(0))
 
 
 def distill(
@@ -103,7 +102,7 @@ def distill(
 
     def look(policy: QuantizedPolicy, number: int, updates: int, states: int, loss: float | None) -> Snapshot:
         returns = play(policy)
-        judged = verdict(wanted, returns, recipe.margin, np.random.default_rng(seed))
+        judged = stats.verdict(wanted, returns, recipe.margin, np.random.default_rng(seed))
         seconds = time.monotonic() - begun
         return Snapshot(
             round=number, updates=updates, states=states, loss=loss, returns=returns,
@@ -117,7 +116,7 @@ def distill(
     observations = calibrated.observations
     assert observations is not None
     student, states, labels = Student(exact, start), observations, outputs(exact, observations)
-    training = _Training(student, recipe, loss_of(exact, labels), rng)
+    training = Training(student, recipe, loss_of(exact, labels), rng)
     for number in range(1, recipe.rounds + 1):
         mean_loss = training.round(states, labels)
         snapshot = look(training.averaged.policy(), number, training.updates, len(states), mean_loss)
@@ -132,7 +131,7 @@ def distill(
         states, labels = np.concatenate([states, new]), torch.cat([labels, outputs(exact, new)])
 
 
-class _Training:
+class Training:
     """The student, its optimiser, and the running mean of its parameters."""
 
     def __init__(
@@ -165,7 +164,7 @@ class _Training:
         """Updates on batches of these states; their mean loss."""
         total, inputs = 0.0, torch.from_numpy(states)
         for _ in range(self.recipe.updates):
-            self._set_rates()
+            self.set_rates()
             chosen = torch.from_numpy(self.rng.integers(len(states), size=self.recipe.batch_size))
             cost = self.loss(self.student(inputs[chosen]), labels[chosen])
             self.optimizer.zero_grad()
@@ -176,7 +175,7 @@ class _Training:
             total += float(cost.detach())
         return total / self.recipe.updates
 
-    def _set_rates(self) -> None:
+    def set_rates(self) -> None:
         """A warm-up, then a cosine over all rounds."""
         done = self.updates / (self.recipe.rounds * self.recipe.updates)
         factor = max(0.5 * (1 + math.cos(math.pi * done)), FLOOR) * min(1.0, (self.updates + 1) / WARM_UP)

@@ -1,0 +1,66 @@
+"""Rounds on a real environment: calibration's snapshot comes first, and what is shown to be good enough ends them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import networks
+from quarl.calibration import Calibrated
+from quarl.distillation import rounds
+from quarl.distillation.rounds import Recipe, distill
+from quarl.evaluation import record
+from quarl.policy.graph import Provenance
+from quarl.quant.spec import QuantSpec
+
+SHORT = Recipe(rounds=2, updates=30, states=200, episodes=12)
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    """A teacher that balances by its two most telling inputs, alike on both sides: about 200 steps."""
+    policy = networks.dense([4, 32, 2])
+    provenance = Provenance(algo="dqn", env_id="CartPole-v1")
+    first, activation, last = policy.ops
+    weight = np.random.default_rng(0).normal(0, 0.02, (32, 4)).astype(np.float32)
+    weight[:16] += np.float32([0.0, 0.05, 1.0, 0.4])
+    weight[16:] -= np.float32([0.0, 0.05, 1.0, 0.4])
+    scores = np.float32([[-1] * 16 + [1] * 16, [1] * 16 + [-1] * 16])
+    ops = (
+        dataclasses.replace(first, weight=weight, bias=np.zeros(32, np.float32)),
+        activation,
+        dataclasses.replace(last, weight=scores, bias=np.zeros(2, np.float32)),
+    )
+    policy = dataclasses.replace(policy, ops=ops, provenance=provenance)
+    return Calibrated(policy, record(policy, num=300, min_episodes=2))
+
+
+def test_a_precision_that_calibration_keeps_is_answered_without_training(calibrated):
+    (only,) = distill(calibrated, QuantSpec.parse("int8"), SHORT)
+    assert (only.round, only.updates, only.states, only.noninferior) == (0, 0, 0, True)
+
+
+def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_student_reaches(calibrated, monkeypatch):
+    monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)  # no verdict of twelve
+    spec = QuantSpec.parse("int2", scheme="mid-rise")
+    first, second, third = distill(calibrated, spec, SHORT)
+    assert [each.round for each in (first, second, third)] == [0, 1, 2]
+    assert [each.updates for each in (first, second, third)] == [0, 30, 60]
+    assert [each.states for each in (first, second, third)] == [0, 300, 500]
+    again = list(distill(calibrated, spec, SHORT))
+    assert [each.returns.tolist() for each in again] == [each.returns.tolist() for each in (first, second, third)]
+    assert all(
+        np.array_equal(a.weight.codes, b.weight.codes)
+        for a, b in zip(third.policy.linear, again[2].policy.linear, strict=True)
+    )
+
+
+def test_rates_are_for_codes_of_coarse_grids_and_of_fine_ones(calibrated):
+    spec = QuantSpec.parse("int2e8", scheme="mid-rise")
+    student = rounds.Student(calibrated.rewrite(spec)[0], calibrated.quantize(spec))
+    training = rounds.Training(student, SHORT, lambda y, t: (y - t).square().mean(), np.random.default_rng(0))
+    assert sorted(set(training.rates)) == sorted({rounds.STEP_RATE, rounds.EDGE_RATE})  # both layers are edges
+    training.set_rates()
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(rounds.EDGE_RATE / rounds.WARM_UP)
