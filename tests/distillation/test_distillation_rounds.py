@@ -48,7 +48,7 @@ def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_stude
     first, second, third = distill(calibrated, spec, SHORT)
     assert [each.round for each in (first, second, third)] == [0, 1, 2]
     assert [each.updates for each in (first, second, third)] == [0, 30, 60]
-    assert [each.states for each in (first, second, third)] == [0, 300, 500]
+    assert [each.states for each in (first, second, third)] == [0, 500, 700]
     again = list(distill(calibrated, spec, SHORT))
     assert [each.returns.tolist() for each in again] == [each.returns.tolist() for each in (first, second, third)]
     assert all(

@@ -88,7 +88,8 @@ def distill(
     """Snapshots of the policy in the precision of `spec`, calibration's first; the last is non-inferior, or the end.
 
     Needs an environment to play in and no reward but to look at snapshots: states are those of the float policy's
-    calibration episodes, then of the student's own on integer kernels. Validation plays a stream of seeds of its own.
+    calibration episodes and, before each round, of the newest snapshot's own, on integer kernels. Validation plays a
+    stream of seeds of its own.
     """
     begun = time.monotonic()
     rng = np.random.default_rng(seed)
@@ -118,17 +119,15 @@ def distill(
     student, states, labels = Student(exact, start), observations, outputs(exact, observations)
     training = Training(student, recipe, loss_of(exact, labels), rng)
     for number in range(1, recipe.rounds + 1):
+        engine = engines.load(snapshot.policy, "litert", batch=COLLECTING)
+        stream_seed = seed * (recipe.rounds + 1) + number
+        new = record(snapshot.policy, "training", seed=stream_seed, env_id=env_id, engine=engine, num=recipe.states)
+        states, labels = np.concatenate([states, new]), torch.cat([labels, outputs(exact, new)])
         mean_loss = training.round(states, labels)
         snapshot = look(training.averaged.policy(), number, training.updates, len(states), mean_loss)
         yield snapshot
-        if snapshot.noninferior or number == recipe.rounds:
+        if snapshot.noninferior:
             return
-        engine = engines.load(snapshot.policy, "litert", batch=COLLECTING)
-        new = record(
-            snapshot.policy, "training", seed=seed * recipe.rounds + number, env_id=env_id, engine=engine,
-            num=recipe.states,
-        )  # fmt: skip
-        states, labels = np.concatenate([states, new]), torch.cat([labels, outputs(exact, new)])
 
 
 class Training:
