@@ -21,7 +21,7 @@ from quarl.policy.graph import is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
 from quarl.report import page, schema, style, tables
-from quarl.report.learning_figure import learning
+from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, Error, Measured, Precision, Returns, Row, Updates
 
 
@@ -122,7 +122,6 @@ def run(config: DistillConfig) -> None:
             tables=[("Returns on fresh episodes", tables.cells(DistillRow, document["rows"]))],
             figures=[("Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)],
             command=config.command_line(),
-            machine=page.machine_lines(),
         )
         write_bytes(text.encode(), folder / "report.html")
     terminal.show(DistillRow, document["rows"], title)
@@ -137,7 +136,7 @@ def _best(snapshots: Sequence[Snapshot]) -> Snapshot:
 
 def _ends(snapshot: Snapshot) -> dict[str, float | None]:
     summary = snapshot.summary
-    return {"mean": summary.mean, "low": summary.ci_low, "high": summary.ci_high}
+    return {"mean": summary.mean, "ci_low": summary.ci_low, "ci_high": summary.ci_high}
 
 
 def _said(spec: QuantSpec, snapshot: Snapshot) -> str:

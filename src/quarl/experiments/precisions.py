@@ -136,8 +136,8 @@ def measure(
         row = PtqRow(
             precision=spec.precision,
             bits_weights=spec.weight_bits,
-            bits_mean=policy.mean_bits,
-            bits_of_layers=policy.bits_of_layers,
+            bits_mean=each.mean_bits,
+            bits_of_layers=each.bits_of_layers,
             bits_activations=spec.activation_bits or 32,
             scheme=spec.scheme.name,
             mode=spec.mode,

@@ -188,7 +188,8 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
     episodes = thinned([row for row in episodes if row["return_mean"] is not None])
     for axes, (key, name) in zip(panels, against.items(), strict=True):
         x, y = [row[key] for row in episodes], [row["return_mean"] for row in episodes]
-        axes.plot(x, y, color=style.MUTED, label="training, with exploration")
+        if episodes:
+            axes.plot(x, y, color=style.MUTED, label="training, with exploration")
         shades: dict[str, str] = {}
         marks = ({**dict.fromkeys(("mean", "ci_low", "ci_high")), **point} for point in points)
         for label, members in by(marks, lambda point: str(point["label"])).items():
