@@ -85,7 +85,7 @@ def test_pandas_is_only_needed_where_it_is_asked_for(table, monkeypatch):
         ({"margin": math.nan}, "margin is a percentage between 0 and 100, got nan"),
         ({"engine": "tpu"}, "engine is 'tpu'; use litert or onnx or torch or reference"),
         ({"mode": "statik"}, "mode is 'statik'; use dynamic or static"),
-        ({"scheme": "best"}, "unknown scheme 'best'; choose one of default, naive"),
+        ({"scheme": "best"}, "unknown scheme 'best'; choose one of default, mid-rise, naive"),
         ({"precisions": []}, r"precisions names none: give one or more, as in \[8, 4\]"),
         ({"precisions": ["int99"]}, r"weight bits must be 2\.\.32, got 99"),
     ],

@@ -15,7 +15,7 @@ FOLDERS = ("src", "studies", "docs", "scripts", "results")
 """Whose Python counts as the package's; what measures, in benchmarks, has a bound of its own."""
 STATEMENTS, CODE_LINES, BENCHMARK_LINES = 24_015, 24_593, 1_469
 """At most: by `ast`, by `tokenize` (without blank lines, comments and docstrings), and as the files stand."""
-DOCSTRING_LINES = 1.498
+DOCSTRING_LINES = 1.493
 """At least, of a public function or method in the mean."""
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 Function = ast.FunctionDef | ast.AsyncFunctionDef

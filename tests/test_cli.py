@@ -154,11 +154,11 @@ def test_every_verb_explains_every_option(verb, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "Expected one of {ptq, train, .*demo}; see quarl --help"),
+        ("", "Expected one of {ptq, distill, train, .*demo}; see quarl --help"),
         ("--seed 3 ptq a.zip", "ptq cannot take --seed where it stands; see quarl --help"),
-        ("frob", r"unknown verb 'frob' \(known: ptq, train, "),
+        ("frob", r"unknown verb 'frob' \(known: ptq, distill, train, "),
         ("complet bash", "unknown verb 'complet'; did you mean 'completion'"),
-        ("pqt m.zip", r"unknown verb 'pqt'; did you mean 'ptq'\? \(known: ptq, train, "),
+        ("pqt m.zip", r"unknown verb 'pqt'; did you mean 'ptq'\? \(known: ptq, distill, train, "),
         ("study", "Expected one of {run, status, report}; see quarl study --help"),
         ("study rnu smoke", "Expected one of {run, status, report}; see quarl study --help"),
         ("bench", "Expected one of {latency, actorq, mixed-precision}; see quarl bench --help"),

@@ -215,9 +215,9 @@ def test_where_only_one_environment_may_live_no_agent_is_shown_as_another(file, 
         def close(self):
             Single.alive = 0
 
-    gymnasium.register("Single-v0", Single, max_episode_steps=10)
+    gymnasium.register("Lonely-v0", Single, max_episode_steps=10)
     try:
-        assert main(["play", file, "--env", "Single-v0", "--record", "a.gif"]) == 2
+        assert main(["play", file, "--env", "Lonely-v0", "--record", "a.gif"]) == 2
     finally:
-        del gymnasium.registry["Single-v0"]
-    assert "Single-v0 can be made once at a time" in capsys.readouterr().err.splitlines()[-1]
+        del gymnasium.registry["Lonely-v0"]
+    assert "Lonely-v0 can be made once at a time" in capsys.readouterr().err.splitlines()[-1]

@@ -20,6 +20,8 @@ def row(precision: str, bits: int, mean: float, **changes: Any) -> dict[str, Any
     made = {
         "precision": precision,
         "bits_weights": bits,
+        "bits_mean": float(bits),
+        "bits_of_layers": {"net.0": bits, "net.1": bits},
         "bits_activations": 8,
         "scheme": "default",
         "mode": "dynamic",

@@ -85,7 +85,7 @@ def draw(
         x = np.array([order.index(row["precision"]) for row in members]) + shift
         mean = points(axes, x, members, shade, name, size)
         activation_bits = np.array([_width(row["precision"])[1] for row in members])
-        for alike in (activation_bits == bits for bits in np.unique(activation_bits)):
+        for alike in (activation_bits == bits for bits in dict.fromkeys(activation_bits.tolist())):
             axes.plot(x[alike], mean[alike], color=shade, linewidth=0.8 + size / 6)
     return order
 
