@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 
 import pytest
+
+from quarl.commands import demo
+from quarl.config import DemoConfig
 
 ABSENT = {
     "win32": {
@@ -77,18 +79,6 @@ def test_macos_has_all_but_actorq_which_says_so_in_one_line(tmp_path):
     assert actorq.startswith(NEEDS_LINUX)
 
 
-NEXT = textwrap.dedent("""
-    import sys
-    from quarl.commands import demo
-    from quarl.config import DemoConfig
-    demo.train = lambda path, *_: path.write_bytes(b"") or 0
-    demo.ptq.run = lambda config: None
-    sys.prefix, sys.base_prefix = sys.argv[1], "/usr"
-    demo.sysconfig.get_path = lambda name: f"{sys.prefix}/bin"
-    demo.run(DemoConfig())
-""")
-
-
 @pytest.mark.parametrize(
     ("prefix", "activated", "line"),
     [
@@ -99,8 +89,16 @@ NEXT = textwrap.dedent("""
         ("/usr", "", None),
     ],
 )
-def test_the_demo_ends_by_naming_the_environment_that_is_not_activated(prefix, activated, line, tmp_path, monkeypatch):
+def test_the_demo_ends_by_naming_the_environment_that_is_not_activated(
+    prefix, activated, line, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VIRTUAL_ENV", activated.format(folder=tmp_path))
-    command = [sys.executable, "-c", NEXT, prefix.format(folder=tmp_path)]
-    lines = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.splitlines()
+    monkeypatch.setattr(demo, "train", lambda path, *_: path.write_bytes(b"") or 0)
+    monkeypatch.setattr(demo.ptq, "run", lambda config: None)
+    monkeypatch.setattr(sys, "prefix", prefix.format(folder=tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(demo.sysconfig, "get_path", lambda name: f"{sys.prefix}/bin")
+    demo.run(DemoConfig())
+    lines = capsys.readouterr().out.splitlines()
     assert [each for each in lines if each.startswith("next:")] == ([] if line is None else [line])
