@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from quarl import energy, formats
-from quarl.calibration import Calibrated
+from quarl.calibration import Calibrated, quantize
 from quarl.commands import model, terminal
 from quarl.config import DistillConfig
 from quarl.distillation.rounds import Recipe, Snapshot, distill
@@ -90,7 +90,7 @@ def run(config: DistillConfig) -> None:
     looks: list[tuple[QuantSpec, Snapshot]] = []
     with staged(config.output) as folder, energy.meter(config) as meter:
         calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env))
-        exact = play(Calibrated(policy).quantize(EXACT))
+        exact = play(quantize(policy, EXACT))
         for spec in config.specs():
             snapshots = []
             for snapshot in distill(calibrated, spec, recipe, seed=config.seed, env_id=config.env):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from quarl import engines, stats
 from quarl.arrays import Array
-from quarl.calibration import Calibrated
-from quarl.distillation.loss import loss_of
-from quarl.distillation.student import Layer, Student, outputs
-from quarl.evaluation import evaluate, record
+from quarl.calibration import Calibrated, quantize
+from quarl.distillation.loss import Loss, loss_of
+from quarl.distillation.student import Layer, Student
+from quarl.engines.reference import as_float
+from quarl.evaluation import RECORD_BATCH, evaluate, record
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
 
@@ -33,8 +34,6 @@ STEP_RATE, NORM_RATE = 1e-3, 1e-3
 WARM_UP = 50
 FLOOR = 0.02
 """Of the rate, where its cosine ends."""
-COLLECTING = 16
-"""Episodes side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,6 @@ class Snapshot:
     updates: int
     states: int
     """That it was trained on."""
-    loss: float | None
     returns: Array
     """float64 [episodes], of validation's seeds."""
     noninferior: bool
@@ -93,38 +91,39 @@ def distill(
     """
     begun = time.monotonic()
     rng = np.random.default_rng(seed)
-    exact, _ = calibrated.rewrite(spec)
+    exact, values = calibrated.rewrite(spec)
     start = calibrated.quantize(spec)
 
     def play(policy: QuantizedPolicy) -> Array:
         return evaluate(policy, episodes=recipe.episodes, seed=seed, env_id=env_id, stream="validation").returns
 
-    wanted = play(Calibrated(calibrated.policy).quantize(EXACT))
+    wanted = play(quantize(calibrated.policy, EXACT))
 
-    def look(policy: QuantizedPolicy, number: int, updates: int, states: int, loss: float | None) -> Snapshot:
+    def look(policy: QuantizedPolicy, number: int, updates: int, states: int) -> Snapshot:
         returns = play(policy)
         judged = stats.verdict(wanted, returns, recipe.margin, np.random.default_rng(seed))
         seconds = time.monotonic() - begun
         return Snapshot(
-            round=number, updates=updates, states=states, loss=loss, returns=returns,
+            round=number, updates=updates, states=states, returns=returns,
             noninferior=judged.noninferior, seconds=seconds, policy=policy,
         )  # fmt: skip
 
-    snapshot = look(start, 0, 0, 0, None)
+    snapshot = look(start, 0, 0, 0)
     yield snapshot
     if snapshot.noninferior:
         return
     observations = calibrated.observations
     assert observations is not None
-    student, states, labels = Student(exact, start), observations, outputs(exact, observations)
+    student, states, labels = Student(exact, start), observations, torch.from_numpy(values[exact.output])
     training = Training(student, recipe, loss_of(exact, labels), rng)
     for number in range(1, recipe.rounds + 1):
-        engine = engines.load(snapshot.policy, "litert", batch=COLLECTING)
+        engine = engines.load(snapshot.policy, "litert", batch=RECORD_BATCH)
         stream_seed = seed * (recipe.rounds + 1) + number
         new = record(snapshot.policy, "training", seed=stream_seed, env_id=env_id, engine=engine, num=recipe.states)
-        states, labels = np.concatenate([states, new]), torch.cat([labels, outputs(exact, new)])
-        mean_loss = training.round(states, labels)
-        snapshot = look(training.averaged.policy(), number, training.updates, len(states), mean_loss)
+        states = np.concatenate([states, new])
+        labels = torch.cat([labels, torch.from_numpy(as_float(exact, new)[exact.output])])
+        training.round(states, labels)
+        snapshot = look(training.averaged.policy(), number, training.updates, len(states))
         yield snapshot
         if snapshot.noninferior:
             return
@@ -137,16 +136,11 @@ class Training:
         self,
         student: Student,
         recipe: Recipe,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         rng: np.random.Generator,
     ) -> None:
-        self.student, self.averaged, self.recipe, self.loss, self.rng = (
-            student,
-            copy.deepcopy(student),
-            recipe,
-            loss,
-            rng,
-        )
+        self.student, self.averaged = student, copy.deepcopy(student)
+        self.recipe, self.loss, self.rng = recipe, loss, rng
         groups: list[dict[str, Any]] = []
         for module in student.learning.values():
             if isinstance(module, Layer):
@@ -159,9 +153,9 @@ class Training:
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
         self.updates = 0
 
-    def round(self, states: Array, labels: Tensor) -> float:
-        """Updates on batches of these states; their mean loss."""
-        total, inputs = 0.0, torch.from_numpy(states)
+    def round(self, states: Array, labels: Tensor) -> None:
+        """Updates on batches of these states."""
+        inputs = torch.from_numpy(states)
         for _ in range(self.recipe.updates):
             self.set_rates()
             chosen = torch.from_numpy(self.rng.integers(len(states), size=self.recipe.batch_size))
@@ -171,8 +165,6 @@ class Training:
             self.optimizer.step()
             self.updates += 1
             self._average()
-            total += float(cost.detach())
-        return total / self.recipe.updates
 
     def set_rates(self) -> None:
         """A warm-up, then a cosine over all rounds."""

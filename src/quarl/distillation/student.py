@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quarl.arrays import Array
 from quarl.engines.torch import LOWERINGS, grid_behind
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import OBSERVATION, Conv2d, LayerNorm, Linear, Op, QuantizedTensor, as_float32
@@ -130,12 +129,3 @@ class Student(nn.Module):
         """What the integer kernels run now."""
         ops = (self.learning[op.name].operator() if op.name in self.learning else op for op in self.start.ops)
         return QuantizedPolicy.of(self.start, ops, self.start.spec, self.start.grids)
-
-
-def outputs(policy: Policy, observations: Array) -> Tensor:
-    """What the float policy says of raw observations, [N, n]."""
-    values: dict[str, Tensor] = {OBSERVATION: torch.from_numpy(observations).float()}
-    with torch.no_grad():
-        for op in policy.ops:
-            values[op.name] = LOWERINGS[type(op)](op)(*[values[name] for name in op.inputs])
-    return values[policy.output]
