@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,21 @@ def test_every_scheme_quantises_every_weight(name, scheme):
     assert all(
         isinstance(op.weight, QuantizedTensor) and np.abs(op.weight.codes).max() <= limit for op in quantized.linear
     )
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_each_layer_has_the_bits_that_it_was_given_in_the_file_as_well(mode):
+    policy = networks.dense([5, 16, 16, 3])
+    own = (("net.0", 4), ("net.1", 2))
+    given = replace(spec("int8", scheme="mid-rise", mode=mode), layer_bits=own)
+    quantized = quantize(policy, given, networks.observations(policy, 64))
+    assert quantized.bits_of_layers == {"net.0": 4, "net.1": 2, "net.2": 8}
+    assert quantized.mean_bits == (4 * 80 + 2 * 256 + 8 * 48) / 384
+    loaded = artifact.from_bytes(artifact.to_bytes(quantized), "memory")
+    assert (loaded.spec, loaded.bits_of_layers) == (given, quantized.bits_of_layers)
+    x = networks.observations(policy, 32)
+    exact = engines.run_all(engines.load(quantized, "reference", batch=32), x)
+    assert np.array_equal(engines.run_all(engines.load(loaded, "litert", batch=32), x), exact)
 
 
 def test_fp16_rounds_weights_and_nothing_else():

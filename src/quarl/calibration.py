@@ -135,7 +135,7 @@ def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[Layer
 def _layer_specs(policy: Policy, spec: QuantSpec) -> dict[str, QuantSpec]:
     """What each layer is quantised by."""
     edges = edge_layers(policy)
-    return {op.name: spec.of_layer(edge=op.name in edges) for op in policy.linear}
+    return {op.name: spec.of_layer(op.name, edge=op.name in edges) for op in policy.linear}
 
 
 def _rounded(op: Linear, spec: QuantSpec) -> Linear:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -56,13 +58,26 @@ def test_what_no_engine_could_run_is_refused_in_one_line(text):
 
 def test_edges_have_a_width_of_their_own_and_the_rest_theirs():
     spec = QuantSpec.parse("int2e8", scheme="mid-rise")
-    first, hidden = spec.of_layer(edge=True), spec.of_layer(edge=False)
+    first, hidden = spec.of_layer("net.0", edge=True), spec.of_layer("net.2", edge=False)
     assert [(each.weight_bits, each.mid_rise, each.precision) for each in (first, hidden)] == [
         (8, False, "int8"),
         (2, True, "int2"),
     ]
     assert QuantSpec.from_json(spec.to_json()) == spec
     assert "edge_bits" not in QuantSpec.parse("int2").to_json()
+
+
+def test_layers_may_have_bits_of_their_own_which_files_without_such_do_not_name():
+    spec = replace(QuantSpec.parse("int8e6", scheme="mid-rise"), layer_bits=(("net.0", 3), ("net.2", 2)))
+    named = [spec.of_layer(name, edge=name != "net.2") for name in ("net.0", "net.2", "net.4")]
+    assert [(each.weight_bits, each.mid_rise, each.layer_bits) for each in named] == [
+        (3, True, ()),
+        (2, True, ()),
+        (6, False, ()),
+    ]
+    assert (spec.precision, spec.in_words) == ("mixed", "mixed dynamic")
+    assert QuantSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert "layer_bits" not in QuantSpec.parse("int2").to_json()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -85,6 +100,11 @@ def test_json_round_trip(scheme):
         {"scheme": {"name": "x", "observer": "x"}},
         {"extra": 1},
         {"float_type": "x"},
+        {"layer_bits": [["net.0", 3]]},
+        {"layer_bits": {"net.0": "3"}},
+        {"layer_bits": {"net.0": 3.0}},
+        {"layer_bits": {"net.0": True}},
+        {"layer_bits": {"net.0\x1b[2J": 1}},
     ],
 )
 def test_a_malformed_manifest_is_refused_in_one_line(damage):

@@ -18,6 +18,8 @@ Ranges = Literal["minmax", "lsq"]
 FLOAT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16}
 SMALLEST, LARGEST = 2, 16
 """Bits that are trained for."""
+MIXED = "mixed"
+"""Every precision whose layers have bits of their own is called so, which does not say which: it cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +91,11 @@ class QuantSpec:
     scheme: Scheme = SCHEMES["default"]
     edge_bits: int | None = None
     """2..32, of the weights of the first and the last layers; None: as of the others."""
+    layer_bits: tuple[tuple[str, int], ...] = ()
+    """(name, bits 2..32) of layers whose weights have a width of their own, whatever others have."""
 
     def __post_init__(self) -> None:
-        for name, bits in (("weight", self.weight_bits), ("edge", self.edge_bits)):
+        for name, bits in (("weight", self.weight_bits), ("edge", self.edge_bits), *self.layer_bits):
             if bits is not None and not 2 <= bits <= 32:
                 raise QuarlError(f"{name} bits must be 2..32, got {bits}")
         if self.activation_bits is not None and not 2 <= self.activation_bits <= 16:
@@ -144,10 +148,10 @@ class QuantSpec:
         keeps = self.edge_bits is not None or self.scheme.name in UNIFORM
         return replace(self, edge_bits=bits) if wider and not keeps else self
 
-    def of_layer(self, *, edge: bool) -> QuantSpec:
+    def of_layer(self, name: str, *, edge: bool) -> QuantSpec:
         """What a layer is quantised by: its own width is then `weight_bits`. edge: whether it is first or last."""
         bits = self.edge_bits if edge and self.edge_bits is not None else self.weight_bits
-        return replace(self, weight_bits=bits, edge_bits=None)
+        return replace(self, weight_bits=dict(self.layer_bits).get(name, bits), edge_bits=None, layer_bits=())
 
     @property
     def needs_observations(self) -> bool:
@@ -157,9 +161,9 @@ class QuantSpec:
     @property
     def precision(self) -> str:
         """The column's name: fp16, int8, int4e8 where edges have 8 bits, or w4a6 where activations are not the usual 8
-        bits, or the original's none."""
-        if self.float_type is not None:
-            return self.float_type
+        bits, or the original's none; `MIXED` where layers have bits of their own."""
+        if self.float_type is not None or self.layer_bits:
+            return self.float_type or MIXED
         edges = "" if self.edge_bits is None else f"e{self.edge_bits}"
         usual = self.activation_bits == (None if self.scheme.original else 8)
         return f"{f'int{self.weight_bits}' if usual else _widths(self)}{edges}"
@@ -171,11 +175,10 @@ class QuantSpec:
 
     def to_json(self) -> dict[str, object]:
         """Plain values for a manifest; what younger versions added is left out where it adds nothing."""
-        data: dict[str, Any] = dataclasses.asdict(self)
-        if not data["scheme"]["mid_rise_bits"]:
-            del data["scheme"]["mid_rise_bits"]
-        if data["edge_bits"] is None:
-            del data["edge_bits"]
+        data: dict[str, Any] = dataclasses.asdict(self) | {"layer_bits": dict(self.layer_bits)}
+        for part, name in ((data["scheme"], "mid_rise_bits"), (data, "edge_bits"), (data, "layer_bits")):
+            if not part[name]:
+                del part[name]
         return data
 
     @classmethod
@@ -184,7 +187,8 @@ class QuantSpec:
         try:
             fields = dict(data)
             scheme = Scheme(**fields.pop("scheme"))  # type: ignore[arg-type]  # checked by the except below
-            spec = cls(scheme=scheme, **fields)  # type: ignore[arg-type]
+            layers = tuple(fields.pop("layer_bits", {}).items())  # type: ignore[attr-defined]
+            spec = cls(scheme=scheme, layer_bits=layers, **fields)  # type: ignore[arg-type]
         except (TypeError, KeyError, AttributeError) as error:
             raise QuarlError(f"the manifest's quantisation spec is malformed: {error}") from None
         for part in (spec, scheme):
@@ -335,9 +339,11 @@ def _widths(spec: QuantSpec | QatSpec) -> str:
 
 
 def _is_a(value: object, kind: Any) -> bool:
-    """Whether a value is of an annotated type: a class, a literal or a union."""
+    """Whether a value is of an annotated type: a class, a literal, a union or the bits of layers."""
     if get_origin(kind) is Literal:
         return value in get_args(kind)
+    if get_origin(kind) is tuple:  # of names, which JSON has as such, and bits
+        return all(type(bits) is int for _, bits in value)  # type: ignore[attr-defined]
     if get_args(kind):
         return any(_is_a(value, member) for member in get_args(kind))
     return type(value) in ((int, float) if kind is float else (kind,))
