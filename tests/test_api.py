@@ -43,7 +43,7 @@ def test_the_guides_python_runs_and_prints_what_its_comments_say(agents, tmp_pat
     assert (tmp_path / "policy.tflite").read_bytes()[4:8] == b"TFL3"
     run(table.replace("episodes=20", "episodes=2"))
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + 5
-    assert quarl.load("int4.quarl").policy.spec.precision == "int4"
+    assert quarl.load("int4e8.quarl").policy.spec.precision == "int4e8"
     capsys.readouterr()
     run(live)
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [

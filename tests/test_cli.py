@@ -318,16 +318,18 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     contracts.check(document)
     assert document == json.loads((tmp_path / "out" / "rows.json").read_text())
     assert [document[key] for key in ("command", "algo", "env_id", "seed")] == ["ptq", "dqn", "CartPole-v1", 5]
-    expected = [("fp32", "default"), ("fp16", "default"), ("int8", "default"), ("int4", "default")]
+    expected = [("fp32", "default"), ("fp16", "default"), ("int8", "default"), ("int4e8", "default")]
     expected += [("int8", "naive"), ("int4", "naive")]
     assert [(row["precision"], row["scheme"]) for row in document["rows"]] == expected
     printed = [line.split() for line in captured.out.splitlines()]
-    table = [words for words in printed if words and words[0] in ("fp32", "fp16", "int8", "int4") and "±" in words]
+    table = [
+        words for words in printed if words and words[0] in ("fp32", "fp16", "int8", "int4e8", "int4") and "±" in words
+    ]
     assert [words[0] for words in table] == [precision for precision, _ in expected]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("rows.json", "rows.csv", "report.html", *PNGS),
         *("fp32.safetensors", "fp16.safetensors"),
-        *(f"int{bits}-{scheme}.safetensors" for bits in (8, 4) for scheme in ("default", "naive")),
+        *(f"{name}.safetensors" for name in ("int8-default", "int4e8-default", "int8-naive", "int4-naive")),
     }
     assert (tmp_path / "out" / "report.html").stat().st_size < 1_000_000
     (repeat,) = [line for line in captured.out.splitlines() if line.startswith("repeat: ")]
@@ -335,7 +337,7 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     assert main(["ptq", "out/int8-default.safetensors"]) == 2
     assert "quantised already (int8)" in capsys.readouterr().err
     assert main(["ptq", "out/fp32.safetensors", "--bits", "4", "--episodes", "2", "--seed", "5", "-o", "again"]) == 0
-    again, first = (artifact.read(path) for path in ("again/int4.safetensors", "out/int4-default.safetensors"))
+    again, first = (artifact.read(path) for path in ("again/int4e8.safetensors", "out/int4e8-default.safetensors"))
     assert all((a.weight.codes == b.weight.codes).all() for a, b in zip(again.linear, first.linear, strict=True))
 
 
@@ -343,17 +345,17 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
     artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
     words = ["--bits", "4", "--episodes", "2", "-o", "out"]
     assert main(["ptq", "plain.safetensors", "--env", "CartPole-v1", *words]) == 0
-    assert main(["eval", "out/int4.safetensors", "--episodes", "2"]) == 0
+    assert main(["eval", "out/int4e8.safetensors", "--episodes", "2"]) == 0
     artifact.write(dense([4, 16, 2]), tmp_path / "out" / "mine.safetensors")
     words[1] = "6"
     assert main(["ptq", str(tmp_path / "plain.safetensors"), "--env", "CartPole-v1", *words]) == 0
     left = {path.name for path in (tmp_path / "out").glob("*.safetensors")}
-    assert left == {"fp32.safetensors", "int4.safetensors", "int6.safetensors", "mine.safetensors"}
+    assert left == {"fp32.safetensors", "int4e8.safetensors", "int6e8.safetensors", "mine.safetensors"}
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "replaced in out: choice.png, difference.png, fp32.safetensors, report.html, rows.csv, rows.json, sweet" in said
     )
-    assert "kept in out, of an earlier run and not in rows.json: int4.safetensors, mine.safetensors" in said
+    assert "kept in out, of an earlier run and not in rows.json: int4e8.safetensors, mine.safetensors" in said
     artifact.write(dense([4, 8, 2]), tmp_path / "other.safetensors")
     message = f"out holds results of {tmp_path / 'plain.safetensors'}: choose another -o, or remove them"
     assert message in fails(capsys, "ptq", "other.safetensors", "--env", "CartPole-v1", *words)
@@ -389,14 +391,14 @@ def test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the
     assert [(run.returncode, errors) for run, (_, errors) in zip(runs, said, strict=True)] == [(0, "")] * 2
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("rows.json", "rows.csv", "report.html", *PNGS, "fp32.safetensors"),
-        *(f"int{bits}.safetensors" for bits in (4, 8)),
+        *("int4e8.safetensors", "int8.safetensors"),
     }
     rows = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]
-    last, first = "48" if rows[-1]["precision"] == "int4" else "84"
+    last, first = ("4e8", "8") if rows[-1]["precision"] == "int4e8" else ("8", "4e8")
     assert [row["precision"] for row in rows] == ["fp32", f"int{last}"]
     lines = [line.split(",")[0] for line in (tmp_path / "out" / "rows.csv").read_text().splitlines()[1:]]
     assert lines == [row["precision"] for row in rows]
-    assert f"--bits {last}" in (tmp_path / "out" / "report.html").read_text()
+    assert f"--bits {last[0]}" in (tmp_path / "out" / "report.html").read_text()
     kept = [" ".join(out.split()) for out, _ in said if "kept in out" in out]
     assert len(kept) == 1
     assert f"of an earlier run and not in rows.json: int{first}.safetensors" in kept[0]
@@ -417,7 +419,7 @@ def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, m
     folder = tmp_path / said.rpartition("the results are in ")[2].strip()
     assert "out holds results of other.zip" in said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rows.json"]
-    assert (folder / "int4.safetensors").is_file()
+    assert (folder / "int4e8.safetensors").is_file()
 
 
 def test_one_episode_has_no_interval(models, capsys, tmp_path):

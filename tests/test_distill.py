@@ -25,7 +25,7 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
         ["curve.png", "int2e8.safetensors", "int8.safetensors", "report.html", "rows.csv", "rows.json"]
     )
     policy = quarl.load(folder / "int2e8.safetensors").policy
-    assert policy.spec == QuantSpec.parse("int2e8", scheme="mid-rise")
+    assert policy.spec == QuantSpec.parse("int2e8")
     first, hidden, last = policy.linear
     assert (first.weight.bits, hidden.weight.bits, last.weight.bits) == (8, 2, 8)
     assert set(np.unique(hidden.weight.codes)) == {-3, -1, 1, 3}

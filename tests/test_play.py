@@ -65,15 +65,15 @@ def test_returns_are_those_that_evaluation_finds_with_the_seed(file, monkeypatch
     monkeypatch.setattr(CartPoleEnv, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
     assert main(["ptq", file, "--bits", "2", "--episodes", "4", "--seed", "5", "-o", "out"]) == 0
     words = ["--seed", "5", "--episodes", "4", "--record", "a.gif", "--json", "rows.json"]
-    assert main(["play", file, "--bits", "2", *words]) == 0
+    assert main(["play", file, "--bits", "2e8", *words]) == 0
     rows = json.loads(Path("rows.json").read_text())["rows"]
     for measured in json.loads(Path("out/rows.json").read_text())["rows"]:
         shown = [row["total"] for row in rows if row["precision"] == measured["precision"]]
         assert shown == measured["returns"]
         assert len(set(shown)) > 1
-    assert main(["play", "out/int2.safetensors", *words]) == 0
+    assert main(["play", "out/int2e8.safetensors", *words]) == 0
     alone = json.loads(Path("rows.json").read_text())["rows"]
-    assert alone == [row for row in rows if row["precision"] == "int2"]
+    assert alone == [row for row in rows if row["precision"] == "int2e8"]
 
 
 def test_captions_say_precision_step_and_return(file, monkeypatch):
@@ -182,6 +182,8 @@ def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file):
             "Ends-v0",
             "--bits",
             "2",
+            "--scheme",
+            "mid-tread",
             "--seed",
             "2",
             "--episodes",

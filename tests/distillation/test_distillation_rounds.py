@@ -44,7 +44,7 @@ def test_a_precision_that_calibration_keeps_is_answered_without_training(calibra
 
 def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_student_reaches(calibrated, monkeypatch):
     monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)  # no verdict of twelve
-    spec = QuantSpec.parse("int2", scheme="mid-rise")
+    spec = QuantSpec.parse("int2")
     first, second, third = distill(calibrated, spec, SHORT)
     assert [each.round for each in (first, second, third)] == [0, 1, 2]
     assert [each.updates for each in (first, second, third)] == [0, 30, 60]
@@ -58,7 +58,7 @@ def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_stude
 
 
 def test_rates_are_for_codes_of_coarse_grids_and_of_fine_ones(calibrated):
-    spec = QuantSpec.parse("int2e8", scheme="mid-rise")
+    spec = QuantSpec.parse("int2e8")
     student = rounds.Student(calibrated.rewrite(spec)[0], calibrated.quantize(spec))
     training = rounds.Training(student, SHORT, lambda y, t: (y - t).square().mean(), np.random.default_rng(0))
     assert sorted(set(training.rates)) == sorted({rounds.STEP_RATE, rounds.EDGE_RATE})  # both layers are edges

@@ -18,9 +18,9 @@ from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 
 
-def student_of(policy, precision, mode="dynamic", scheme="mid-rise"):
+def student_of(policy, precision, mode="dynamic"):
     observations = networks.observations(policy, 256)
-    spec = QuantSpec.parse(precision, mode=mode, scheme=scheme)
+    spec = QuantSpec.parse(precision, mode=mode)
     calibrated = Calibrated(policy, observations)
     exact = calibrated.rewrite(spec)[0]
     start = calibrated.quantize(spec)

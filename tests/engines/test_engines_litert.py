@@ -165,7 +165,7 @@ def test_dynamic_networks_without_transcendentals_are_the_references_bit_for_bit
 
 
 @pytest.mark.parametrize("precision", ["int8", "int5", "int4", "int2", "int3e8"])
-@pytest.mark.parametrize("scheme", ["default", "per-channel", "mid-rise"])
+@pytest.mark.parametrize("scheme", ["default", "per-channel", "mid-tread"])
 @pytest.mark.parametrize("name", [name for name in networks.EVERY if name not in FLOAT_MEAN])
 def test_static_networks_are_the_references_bit_for_bit(name, scheme, precision):
     policy = networks.EVERY[name]()

@@ -24,7 +24,8 @@ PRECISIONS = [
     ("int8", "default", "static"),
     ("int4", "default", "dynamic"),
     ("int3", "naive", "dynamic"),
-    ("int2", "mid-rise", "static"),
+    ("int2", "default", "static"),
+    ("int3", "mid-tread", "dynamic"),
     ("int4e8", "default", "static"),
     ("int2e6", "per-channel", "dynamic"),
     ("int12", "affine", "dynamic"),
@@ -98,13 +99,13 @@ def test_grids_without_a_level_at_0_take_their_bits_and_are_told_to_older_versio
     policy = networks.dense([64, 512, 512, 8])
     observations = networks.observations(policy, 64)
     files = {}
-    for scheme in ("default", "mid-rise"):
+    for scheme in ("mid-tread", "default"):
         files[scheme] = artifact.to_bytes(quantize(policy, QuantSpec.parse("int2", scheme=scheme), observations))
-    assert len(files["mid-rise"]) - len(files["default"]) < 200
-    for scheme, version in (("default", 1), ("mid-rise", 2)):
+    assert len(files["default"]) - len(files["mid-tread"]) < 200
+    for scheme, version in (("mid-tread", 1), ("default", 2)):
         metadata = json.loads(files[scheme][8 : 8 + int.from_bytes(files[scheme][:8], "little")])
         assert f'"version":{version},' in json.dumps(metadata).replace('\\"', '"').replace(": ", ":")
-    again = artifact.from_bytes(files["mid-rise"], "file")
+    again = artifact.from_bytes(files["default"], "file")
     assert all(set(np.unique(op.weight.codes)) <= {-3, -1, 1, 3} for op in again.linear)
 
 

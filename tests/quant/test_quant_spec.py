@@ -57,7 +57,7 @@ def test_what_no_engine_could_run_is_refused_in_one_line(text):
 
 
 def test_edges_have_a_width_of_their_own_and_the_rest_theirs():
-    spec = QuantSpec.parse("int2e8", scheme="mid-rise")
+    spec = QuantSpec.parse("int2e8")
     first, hidden = spec.of_layer("net.0", edge=True), spec.of_layer("net.2", edge=False)
     assert [(each.weight_bits, each.mid_rise, each.precision) for each in (first, hidden)] == [
         (8, False, "int8"),

@@ -114,8 +114,8 @@ def ptq(
     margin: loss of return, in percent of fp32's, that is still acceptable.
 
     >>> table = quarl.ptq(agent, [8, 2], episodes=20)
-    >>> table.agents["int2"]
-    Agent(dqn CartPole-v1, int2 dynamic, 4-256-256-2, 67,072 weights)
+    >>> table.agents["int2e8"]
+    Agent(dqn CartPole-v1, int2e8 dynamic, 4-256-256-2, 67,072 weights)
     """
     policy = agent_of(agent).policy
     if is_quantized(policy):

@@ -92,8 +92,9 @@ class PtqConfig(ModelConfig, MeteredConfig):
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "fp16", *"8765432")
     """Precisions: fp32, fp16, bf16, an integer 2..32, wNaM for N-bit weights with M-bit activations, or intNeK for K
     bits in the first and last layers."""
-    edge_bits: Edges = "same"
-    """Bits of the first and last layers of precisions that ask for fewer."""
+    edge_bits: Edges = "8"
+    """Bits of the first and last layers of precisions that ask for fewer, or one width in all layers, as naive and
+    quarl-2020 have anyway."""
     scheme: Annotated[tuple[str, ...], shown("NAME ...", meaning=SCHEME_HELP), QUANTISATION] = ("default",)
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantised per row at run time, or on grids calibrated beforehand."""
@@ -125,7 +126,7 @@ class PtqConfig(ModelConfig, MeteredConfig):
         return list(specs)
 
     def _spec(self, bits: str, scheme: str) -> QuantSpec:
-        return QuantSpec.parse(bits, scheme=scheme, mode=self.mode).with_edges(edge_bits(self.edge_bits))
+        return QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=edge_bits(self.edge_bits))
 
     @property
     def num_episodes(self) -> int:
@@ -175,7 +176,7 @@ class DistillConfig(ModelConfig, MeteredConfig):
     def specs(self) -> list[QuantSpec]:
         """Every precision once, in order."""
         edges = edge_bits(self.edge_bits)
-        specs = [QuantSpec.parse(bits, scheme="mid-rise", mode=self.mode).with_edges(edges) for bits in self.bits]
+        specs = [QuantSpec.parse(bits, mode=self.mode, edges=edges) for bits in self.bits]
         for bits, spec in zip(self.bits, specs, strict=True):
             if spec.float_type is not None or spec.weight_bits > 8 or spec.activation_bits is None:
                 raise QuarlError(f"--bits {bits}: distillation is for weights of 2 to 8 bits with integer activations")

@@ -54,12 +54,14 @@ class Scheme:
         return self.rounding == "gptq" or self.bias_correction or self.equalize is not None
 
 
-_DEFAULT = Scheme(name="default", rounding="gptq", bias_correction=True, equalize=0.5, center_scores=True)
+_DEFAULT = Scheme(
+    name="default", rounding="gptq", bias_correction=True, equalize=0.5, center_scores=True, mid_rise_bits=3
+)
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
         _DEFAULT,
-        dataclasses.replace(_DEFAULT, name="mid-rise", mid_rise_bits=3),
+        dataclasses.replace(_DEFAULT, name="mid-tread", mid_rise_bits=0),
         Scheme(name="naive", per_channel=False),
         Scheme(name="per-channel"),
         Scheme(name="affine", symmetric=False),
@@ -71,8 +73,8 @@ SCHEMES = {
         Scheme(name="quarl-2020", symmetric=False, per_channel=False, original=True),
     )
 }
-"""By name. "mid-rise" is the default on grids without a level at 0 where weights have 2 or 3 bits; "naive" is what a
-first attempt does: symmetric, per tensor, min/max, nearest."""
+"""By name. "mid-tread" is the default with a level at 0 where weights have 2 or 3 bits, too; "naive" is what a first
+attempt does: symmetric, per tensor, min/max, nearest."""
 UNIFORM = ("naive", "quarl-2020")
 """Schemes that stand for what others did: all layers have one width, whatever the others' edges have."""
 
@@ -109,8 +111,12 @@ class QuantSpec:
         return f"QuantSpec({self.in_words}, scheme {self.scheme.name})"
 
     @classmethod
-    def parse(cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic") -> QuantSpec:
+    def parse(
+        cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic", edges: int | None = None
+    ) -> QuantSpec:
         """The spec that `text` names: fp32, fp16, bf16, 8 or int8, w4a8, w8 (float activations), int4e8 (edges of 8).
+
+        edges: bits at least of the first and the last layers where `text` says none, and the scheme is not UNIFORM.
 
         >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse("w4a8e8").precision
         (QuantSpec(int4 static, scheme default), 'int4e8')
@@ -122,31 +128,28 @@ class QuantSpec:
         bits = (FLOAT_BITS[word], None, None) if float_type else integer_bits(word, None if chosen.original else 8)
         if bits is None:
             raise QuarlError(f"unknown precision {text!r}; use fp32, fp16, bf16, an integer 2..32, intN, wNaM, intNeK")
-        weights, activations, edges = bits
+        weights, activations, apart = bits
+        if apart is None and edges is not None and float_type is None and scheme not in UNIFORM:
+            apart = max(edges, weights)
         return cls(
             weight_bits=weights,
             activation_bits=activations,
             float_type=float_type,
             mode=mode,
             scheme=chosen,
-            edge_bits=None if edges == weights else edges,
+            edge_bits=None if apart == weights else apart,
         )
 
     @property
     def mid_rise(self) -> bool:
-        """Whether weights of `weight_bits` lie on a grid without a level at 0."""
-        return self.float_type is None and self.weight_bits <= self.scheme.mid_rise_bits
+        """Whether weights of any layer lie on a grid without a level at 0."""
+        narrowest = min(self.weight_bits, self.edge_bits or self.weight_bits, *dict(self.layer_bits).values())
+        return self.float_type is None and narrowest <= self.scheme.mid_rise_bits
 
     @property
     def code_bits(self) -> int:
         """Bits of the weights' codes as kernels take them: odd numbers where the grid has no level at 0."""
         return self.weight_bits + self.mid_rise
-
-    def with_edges(self, bits: int | None) -> QuantSpec:
-        """With at least so many bits in the first and the last layers, where they have none of their own yet."""
-        wider = bits is not None and self.float_type is None and bits > self.weight_bits
-        keeps = self.edge_bits is not None or self.scheme.name in UNIFORM
-        return replace(self, edge_bits=bits) if wider and not keeps else self
 
     def of_layer(self, name: str, *, edge: bool) -> QuantSpec:
         """What a layer is quantised by: its own width is then `weight_bits`. edge: whether it is first or last."""
@@ -176,9 +179,11 @@ class QuantSpec:
     def to_json(self) -> dict[str, object]:
         """Plain values for a manifest; what younger versions added is left out where it adds nothing."""
         data: dict[str, Any] = dataclasses.asdict(self) | {"layer_bits": dict(self.layer_bits)}
-        for part, name in ((data["scheme"], "mid_rise_bits"), (data, "edge_bits"), (data, "layer_bits")):
-            if not part[name]:
-                del part[name]
+        if not self.mid_rise:
+            del data["scheme"]["mid_rise_bits"]
+        for name in ("edge_bits", "layer_bits"):
+            if not data[name]:
+                del data[name]
         return data
 
     @classmethod
@@ -189,6 +194,9 @@ class QuantSpec:
             scheme = Scheme(**fields.pop("scheme"))  # type: ignore[arg-type]  # checked by the except below
             layers = tuple(fields.pop("layer_bits", {}).items())  # type: ignore[attr-defined]
             spec = cls(scheme=scheme, layer_bits=layers, **fields)  # type: ignore[arg-type]
+            named = replace(scheme, mid_rise_bits=SCHEMES.get(scheme.name, scheme).mid_rise_bits)
+            if not (whole := replace(spec, scheme=named)).mid_rise:
+                spec, scheme = whole, named  # as it was before its file left out what adds nothing
         except (TypeError, KeyError, AttributeError) as error:
             raise QuarlError(f"the manifest's quantisation spec is malformed: {error}") from None
         for part in (spec, scheme):
