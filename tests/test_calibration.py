@@ -39,7 +39,7 @@ def test_every_scheme_quantises_every_weight(name, scheme):
 def test_each_layer_has_the_bits_that_it_was_given_in_the_file_as_well(mode):
     policy = networks.dense([5, 16, 16, 3])
     own = (("net.0", 4), ("net.1", 2))
-    given = replace(spec("int8", scheme="mid-rise", mode=mode), layer_bits=own)
+    given = replace(spec("int8", mode=mode), layer_bits=own)
     quantized = quantize(policy, given, networks.observations(policy, 64))
     assert quantized.bits_of_layers == {"net.0": 4, "net.1": 2, "net.2": 8}
     assert quantized.mean_bits == (4 * 80 + 2 * 256 + 8 * 48) / 384

@@ -68,7 +68,7 @@ def test_edges_have_a_width_of_their_own_and_the_rest_theirs():
 
 
 def test_layers_may_have_bits_of_their_own_which_files_without_such_do_not_name():
-    spec = replace(QuantSpec.parse("int8e6", scheme="mid-rise"), layer_bits=(("net.0", 3), ("net.2", 2)))
+    spec = replace(QuantSpec.parse("int8e6"), layer_bits=(("net.0", 3), ("net.2", 2)))
     named = [spec.of_layer(name, edge=name != "net.2") for name in ("net.0", "net.2", "net.4")]
     assert [(each.weight_bits, each.mid_rise, each.layer_bits) for each in named] == [
         (3, True, ()),
