@@ -149,7 +149,7 @@ def mean_error_interval(
     the agents are kept: the interval speaks of these agents, not of others that might have been trained
     (Agarwal et al. 2021, section 4.1).
     """
-    pairs = [_paired(*pair) for pair in agents]
+    pairs = [paired(*pair) for pair in agents]
     point = float(np.mean([error_pct(fp32, q, rng) for fp32, q in pairs]))
     if np.isnan(point) or any(fp32.size == 1 for fp32, _ in pairs):
         return Interval(point=point, low=np.nan, high=np.nan)
@@ -177,7 +177,7 @@ def verdict(
     margin = margin_pct / 100 * |mean fp32|, taken as a fixed number. The interval is a paired bootstrap, so each test
     is one-sided at 2.5 % (Piaggio et al. 2012, CONSORT extension for non-inferiority trials).
     """
-    fp32, q = _paired(fp32, q)
+    fp32, q = paired(fp32, q)
     if not margin_pct > 0:
         raise QuarlError(f"the non-inferiority margin must be above 0 percent, got {margin_pct}")
     difference = bootstrap_interval(q - fp32, rng, num_resamples=num_resamples)
@@ -228,7 +228,7 @@ def error_over_seeds(pairs: Sequence[tuple[Array, Array]], rng: np.random.Genera
 
 
 def _loss_over_seeds(pairs: Sequence[tuple[Array, Array]]) -> Interval:
-    fp32, q = np.array([[returns.mean() for returns in _paired(*pair)] for pair in pairs]).T
+    fp32, q = np.array([[returns.mean() for returns in paired(*pair)] for pair in pairs]).T
     error = float(_error(fp32.mean(), q.mean()))
     scale = abs(fp32.mean()) or np.nan
     same = error / 100 * fp32 * np.sign(fp32.mean())  # a seed's loss if all lost the same share
@@ -305,7 +305,7 @@ def _returns(x: Array) -> Array:
     return x
 
 
-def _paired(fp32: Array, q: Array) -> tuple[Array, Array]:
+def paired(fp32: Array, q: Array) -> tuple[Array, Array]:
     fp32, q = _returns(fp32), _returns(q)
     if fp32.size != q.size:
         raise QuarlError(f"paired returns need as many episodes on both sides, got {fp32.size} and {q.size}")
