@@ -88,12 +88,18 @@ def verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[int, ...]) ->
     mean = float(difference.mean())
     spread = math.sqrt(difference.var(ddof=1) + (FALL * scale) ** 2 / n) or math.nan  # NaN: all 0, and no verdict
     skewness = float(((difference - mean) ** 3).mean()) / spread**3
-    critical = float(student.isf(norm.sf(boundaries(looks)[looks.index(n)]), n - 1)) / math.sqrt(n)
+    critical = _critical(looks, n) / math.sqrt(n)
     corrected = [_unskewed(end, skewness, n) for end in (critical, -critical)]
     low, high = mean - spread * max(critical, corrected[0]), mean - spread * min(-critical, corrected[1])
     judged = judge(Interval(point=mean, low=low, high=high), margin_pct / 100 * scale)
     early = judged.verdict == NONINFERIOR and n < fewest(margin_pct)
     return dataclasses.replace(judged, verdict=UNDECIDED) if early else judged
+
+
+@lru_cache
+def _critical(looks: tuple[int, ...], n: int) -> float:
+    """What Student's t of n episodes must exceed at that look."""
+    return float(student.isf(norm.sf(boundaries(looks)[looks.index(n)]), n - 1))
 
 
 def _unskewed(x: float, skewness: float, n: int) -> float:
