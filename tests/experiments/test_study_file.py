@@ -73,7 +73,7 @@ def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tm
         ("scheme: [default, naive]", "scheme: best", "line 17: unknown scheme 'best'"),
         ("precision: w4a8", "precision: w4a20", r"line 18: .*2\.\.16"),
         ("fine_tune: 0.1", "fine_tune: 5000", "line 18: fine_tune is a share .* as in 0.1, got 5000"),
-        ("method: qat", "method: awq", "line 18: unknown method 'awq'; use fp32, ptq, qat, actorq"),
+        ("method: qat", "method: awq", "line 18: unknown method 'awq'; use fp32, ptq, distill, qat, actorq"),
         ("algo: dqn", "algo: dqm", r"line 8: unknown algorithm 'dqm'; did you mean 'dqn'\?"),
         ("algo: dqn, ", "", "line 8: algo must be a word"),
         ('source: "zoo:sb3"}', "source: zoo}", "line 8: source 'zoo' is none of train, zoo:FOLDER, hub:"),

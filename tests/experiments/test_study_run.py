@@ -111,6 +111,19 @@ def test_added_cells_are_measured_and_dropped_ones_stay(study_file: Write):
         assert len(store.states()) == 1
 
 
+def test_only_takes_what_all_kinds_of_its_words_name_and_the_trainings_behind_it(study_file: Write):
+    trained = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 64}"
+    path = study_file(f"{DQN}\n{A2C}\n{trained}", f"{FP32}\n{PTQ}")
+    assert [(row["algo"], row["precision"]) for row in run(path, "--only", "dqn/CartPole-v1", "int4")] == [
+        ("dqn", "fp32"),
+        ("dqn", "int4"),
+    ]
+    rows = run(path, "--only", "int4", "ptq", "train")
+    assert [(row["source"], row["precision"]) for row in rows] == [("train", "fp32"), ("train", "int4")]
+    with Store(Path("out")) as store:
+        assert sorted(store.states().values()) == ["done"] * 5 + ["todo"] * 5
+
+
 def test_a_cell_that_fails_is_recorded_and_skipped_until_it_is_retried(
     study_file: Write, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -340,8 +353,8 @@ def test_mistakes_are_one_line_and_leave_nothing(study_file: Write, tmp_path: Pa
     assert "--jobs must be at least 1" in fails(capsys, "run", path, "--jobs", 0)
     assert "--minutes must not be negative" in fails(capsys, "run", path, "--minutes", -1)
     assert "--seed must be between 0 and 2**32 - 1" in fails(capsys, "run", path, "--seed", -1)
-    assert "'dqn' is not ALGO/ENV" in fails(capsys, "run", path, "--only", "dqn")
-    assert "no such policy; it has dqn/CartPole-v1" in fails(capsys, "run", path, "--only", "ppo/CartPole-v1")
+    known = "no such cell; it has dqn/CartPole-v1, zoo:zoo, fp32"
+    assert known in fails(capsys, "run", path, "--only", "ppo/CartPole-v1")
     assert "no study in out" in fails(capsys, "status", "out")
     assert "no study in out" in fails(capsys, "report", "out")
     assert [found.name for found in tmp_path.iterdir()] == ["study.yml"]

@@ -23,7 +23,7 @@ from quarl.experiments import rows, spread, summaries
 from quarl.experiments.groups import grouped
 from quarl.experiments.spread import FEWEST, SpreadRow, spearman
 from quarl.experiments.store import Record
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.report import schema, style, tables
 from quarl.report.figures import bits_against_return, spread_against_error
 from quarl.report.tables import to_markdown
@@ -153,8 +153,8 @@ def test_means_stand_side_by_side_of_the_same_seeds_only():
     records = [dataclasses.replace(one, method="qat") if one.precision == "w8a8" else one for one in records]
     (error,) = checked(ErrorsRow, summaries.errors(grouped(records)))
     assert (error["seeds"], error["fp32"], error["int8"], error["error_int8_pct"]) == (2, 100.0, 100.0, 0.0)
-    (row,) = checked(QatRow, summaries.trained(grouped(records), 5.0))
-    assert (row["seeds"], row["fp32"], row["ptq"], row["qat"]) == (2, 100.0, 100.0, 100.0)
+    (row,) = checked(TrainedRow, summaries.trained(grouped(records), 5.0))
+    assert (row["seeds"], row["fp32"], row["ptq"], row["trained"]) == (2, 100.0, 100.0, 100.0)
 
 
 def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
@@ -168,10 +168,21 @@ def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
 def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
     records = [done("fp32", [100.0]), done("int4", [20.0], scheme="naive"), done("int4", [60.0])]
     records += [done("w4a8", [95.0], method="qat"), done("w4", [99.0], method="qat")]
-    row, floating = checked(QatRow, summaries.trained(grouped(records), 5.0))
-    assert (row["fp32"], row["ptq"], row["qat"]) == (100.0, 60.0, 95.0)  # of the default scheme
-    assert (row["error_ptq_pct"], row["error_qat_pct"]) == (40.0, 5.0)
-    assert (floating["ptq"], floating["qat"]) == (None, 99.0)  # int4 has 8-bit activations
+    row, floating = checked(TrainedRow, summaries.trained(grouped(records), 5.0))
+    assert (row["fp32"], row["ptq"], row["trained"]) == (100.0, 60.0, 95.0)  # of the default scheme
+    assert (row["error_ptq_pct"], row["error_trained_pct"]) == (40.0, 5.0)
+    assert (floating["ptq"], floating["trained"]) == (None, 99.0)  # int4 has 8-bit activations
+
+
+def test_distilled_agents_stand_beside_what_they_began_as():
+    records = [done("fp32", [100.0] * 10), done("int2e8", [70.0] * 10, scheme="mid-tread"), done("int2e8", [50.0] * 10)]
+    records += [done(name, [98.0] * 10, method="distill") for name in ("int2e8", "int3e8")]
+    records += [done("int3e8", [60.0] * 10, scheme="naive")]
+    row, alone = checked(TrainedRow, summaries.trained(grouped(records), 5.0))
+    assert (alone["ptq"], alone["trained"], alone["gain"]) == (None, 98.0, None)
+    assert summaries.trained(grouped([*records[:2], records[3]]), 5.0)[0].ptq == 70.0
+    assert (row["method"], row["ptq"], row["trained"]) == ("distill", 50.0, 98.0)
+    assert (row["verdict"], row["gain"], row["gain_low"]) == ("non-inferior", 48.0, 48.0)
 
 
 def run(precision: str, seed: int, clock_s: float, reached_s: float | None) -> Record:

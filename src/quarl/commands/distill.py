@@ -11,7 +11,7 @@ from quarl import energy, formats
 from quarl.calibration import Calibrated, quantize
 from quarl.commands import model, terminal
 from quarl.config import DistillConfig
-from quarl.distillation.rounds import Recipe, Snapshot, distill
+from quarl.distillation.rounds import Recipe, Snapshot, best, distill, facts
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.rows import judged
@@ -64,10 +64,14 @@ class DistillRow(Row):
     updates: Updates
     states: Annotated[int, Column("states", "{:,}".format)]
     """That were learned from, those of calibration included."""
+    distillation_s: Annotated[float, Column("s", "{:.0f}".format)]
+    """Seconds of training and of the episodes that gave its states, validation apart."""
+    validation_mean: float
+    """Mean return of the snapshot on the episodes that chose it."""
     validation_episodes: Annotated[int, Column("validation", "{:,}".format)]
     """That were played to choose the snapshot."""
-    seconds: Annotated[float, Column("s", "{:.0f}".format)]
-    """Validation included."""
+    validation_s: Annotated[float, Column("its s", "{:.0f}".format)]
+    """Seconds of validation."""
     bytes_packed: Annotated[int, Column("packed", formats.size)]
     """Weights at their bits, scales and biases: what the policy weighs."""
     returns: Returns
@@ -79,13 +83,7 @@ def run(config: DistillConfig) -> None:
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
     play = partial(evaluate, episodes=config.episodes, seed=config.seed, env_id=config.env)
-    recipe = Recipe(
-        rounds=config.rounds,
-        updates=config.updates,
-        states=config.states,
-        episodes=config.validation,
-        margin=config.margin,
-    )
+    recipe = Recipe.of(config)
     rows: list[DistillRow] = []
     looks: list[tuple[QuantSpec, Snapshot]] = []
     with staged(config.output) as folder, energy.meter(config) as meter:
@@ -95,10 +93,10 @@ def run(config: DistillConfig) -> None:
             snapshots = []
             for snapshot in distill(calibrated, spec, recipe, seed=config.seed, env_id=config.env):
                 snapshots.append(snapshot)
-                terminal.note(_said(spec, snapshot))
+                terminal.note(f"{spec.precision}, {snapshot}")
             rows.append(_row(spec, snapshots, exact, play, config))
             looks += [(spec, snapshot) for snapshot in snapshots]
-            artifact.write(_best(snapshots).policy, folder / f"{spec.precision}.safetensors")
+            artifact.write(best(snapshots).policy, folder / f"{spec.precision}.safetensors")
         document = schema.document(
             DistillRow,
             rows,
@@ -129,20 +127,9 @@ def run(config: DistillConfig) -> None:
     terminal.finish(config, document)
 
 
-def _best(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """The last one, where it was shown to be non-inferior, else the one of the highest mean."""
-    return snapshots[-1] if snapshots[-1].noninferior else max(snapshots, key=lambda snapshot: snapshot.mean)
-
-
 def _ends(snapshot: Snapshot) -> dict[str, float | None]:
     summary = snapshot.summary
     return {"mean": summary.mean, "ci_low": summary.ci_low, "ci_high": summary.ci_high}
-
-
-def _said(spec: QuantSpec, snapshot: Snapshot) -> str:
-    what = f"round {snapshot.round}" if snapshot.round else "calibrated"
-    verdict = ", non-inferior" if snapshot.noninferior else ""
-    return f"{spec.precision}, {what}: return {formats.number(snapshot.mean)}{verdict} ({snapshot.seconds:.0f} s)"
 
 
 def _sentence(row: DistillRow) -> str:
@@ -161,22 +148,18 @@ def _row(
     play: Callable[..., Evaluation],
     config: DistillConfig,
 ) -> DistillRow:
-    best, first, last = _best(snapshots), snapshots[0], snapshots[-1]
-    played = play(best.policy)
-    calibrated = played if best is first else play(first.policy)
+    chosen, first = best(snapshots), snapshots[0]
+    played = play(chosen.policy)
+    calibrated = played if chosen is first else play(first.policy)
     return DistillRow(
         precision=spec.precision,
-        bits_mean=best.policy.mean_bits,
-        bits_of_layers=best.policy.bits_of_layers,
+        bits_mean=chosen.policy.mean_bits,
+        bits_of_layers=chosen.policy.bits_of_layers,
         measured=played.measured,
         mean_fp32=float(exact.returns.mean()),
         mean_calibrated=float(calibrated.returns.mean()),
         **judged(played.returns, exact.returns, config.margin, config.seed),
-        round=best.round,
-        updates=best.updates,
-        states=best.states,
-        validation_episodes=config.validation * (1 + len(snapshots)),
-        seconds=last.seconds,
-        bytes_packed=len(artifact.to_bytes(best.policy)),
+        **facts(snapshots),
+        bytes_packed=len(artifact.to_bytes(chosen.policy)),
         returns=played.returns.tolist(),
     )

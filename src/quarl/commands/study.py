@@ -9,7 +9,7 @@ from quarl.commands import terminal
 from quarl.config import MixedPrecisionConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
 from quarl.errors import QuarlError
 from quarl.experiments import file, rows
-from quarl.experiments.cells import DONE, FAILED, NA, RUNNING, TODO, Cell
+from quarl.experiments.cells import DONE, FAILED, FP32, NA, RUNNING, TODO, Cell
 from quarl.experiments.file import Study
 from quarl.experiments.plan import plan
 from quarl.experiments.runner import Measured, measure
@@ -81,12 +81,20 @@ def _counted(records: Sequence[Record]) -> str:
 
 
 def _chosen(config: StudyRunConfig, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of the policies of --only."""
-    names = dict.fromkeys(f"{cell.algo}/{cell.env_id}" for cell in cells)
+    """The cells that --only names, with the trainings that they need and the fp32 that they are compared with."""
+    names = [(f"{cell.algo}/{cell.env_id}", cell.source, cell.method, cell.precision) for cell in cells]
+    kinds = [dict.fromkeys(kind) for kind in zip(*names, strict=True)]
+    known = dict.fromkeys(name for kind in kinds for name in kind)
     for word in config.only:
-        if word not in names:
-            raise QuarlError(f"--only {word}: the study has no such policy; it has {', '.join(names)}")
-    return [cell for cell in cells if not config.only or f"{cell.algo}/{cell.env_id}" in config.only]
+        if word not in known:
+            raise QuarlError(f"--only {word}: the study has no such cell; it has {', '.join(known)}")
+    asked = [[word for word in config.only if word in kind] or kind for kind in kinds]
+    keys = set()
+    for cell, of_cell in zip(cells, names, strict=True):
+        fits = [name in words for name, words in zip(of_cell, asked, strict=True)]
+        if all(fits[:2] if cell.method == FP32 else fits):
+            keys |= {cell.key, cell.needs}
+    return [cell for cell in cells if cell.key in keys]
 
 
 def _dry(config: StudyRunConfig, study: Study, cells: Sequence[Cell]) -> int:

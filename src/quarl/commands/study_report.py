@@ -15,11 +15,11 @@ from quarl.experiments.file import MARGIN_PCT
 from quarl.experiments.groups import grouped
 from quarl.experiments.spread import SpreadRow
 from quarl.experiments.store import Record, Store
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.files import write_bytes
 from quarl.formats import signed
 from quarl.report import page, schema, style, tables
-from quarl.report.figures import SPREADS, bits_against_return, spread_against_error
+from quarl.report.figures import COMPARED, SPREADS, bits_against_return, spread_against_error
 from quarl.report.schema import Fields
 from quarl.rows import Row
 
@@ -27,7 +27,7 @@ Tables = Mapping[type[Row], Sequence[Fields]]
 TITLES: Mapping[type[Row], str] = {
     ErrorsRow: "Return and error",
     SweetSpotRow: "Sweet spots",
-    QatRow: "Trained for the precision",
+    TrainedRow: "Trained or distilled for the precision",
     ActorQRow: "ActorQ",
     SpreadRow: "Does wider mean worse?",
     ExcludedRow: "Not measured",
@@ -57,13 +57,13 @@ def run(config: StudyReportConfig) -> int:
     tables_of: Mapping[type[Row], Sequence[Row]] = {
         ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
         SweetSpotRow: summaries.sweet_spots(groups, records, margin),
-        QatRow: summaries.trained(groups, margin),
+        TrainedRow: summaries.trained(groups, margin),
         ActorQRow: summaries.actorq(records),
         SpreadRow: correlations,
         ExcludedRow: summaries.excluded(records),
     }
     rows_by = {kind: schema.document(kind, table)["rows"] for kind, table in tables_of.items()}
-    if any(row["method"] in ("ptq", "qat") for row in done):
+    if any(row["method"] in COMPARED for row in done):
         figures["bits"] = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
     for measure in SPREADS if points else ():
         title = f"{name}: error against {measure} of weights"

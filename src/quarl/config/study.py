@@ -43,8 +43,8 @@ class StudyRunConfig(Config):
     """No cell begins after so long; the same command goes on."""
     seed: Annotated[int | None, shown("N", default="the study's seeds")] = None
     """Only this seed, in place of the study's."""
-    only: Annotated[tuple[str, ...], shown("ALGO/ENV ...", default="all")] = ()
-    """Policies whose cells are measured now."""
+    only: Annotated[tuple[str, ...], shown("NAME ...", default="all")] = ()
+    """Measure only these policies (ALGO/ENV), sources, methods or precisions, and the fp32 beside them."""
     retry_failed: Flag = False
     """Measure cells again that failed."""
     env_module: Annotated[str | None, shown("MODULE"), ENVIRONMENT] = None
@@ -59,9 +59,6 @@ class StudyRunConfig(Config):
         at_least_one(jobs=self.jobs)
         if not self.minutes >= 0:
             raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
-        for word in self.only:
-            if "/" not in word:
-                raise QuarlError(f"--only {word!r} is not ALGO/ENV, as in dqn/CartPole-v1")
         if self.env_module is not None and not re.fullmatch(r"[\w.]+", self.env_module):
             raise QuarlError(f"--env-module {self.env_module!r} is no name of a module, as in my_module")
         check_folder(self.output)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quarl import engines, stats
+from quarl import engines, formats, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
+from quarl.config import DistillConfig
 from quarl.distillation.loss import Loss, loss_of
 from quarl.distillation.student import Layer, Student
 from quarl.engines.reference import as_float
@@ -53,6 +54,17 @@ class Recipe:
     margin: float = 5.0
     """Loss in percent that is acceptable: a snapshot that is shown to lose less ends it."""
 
+    @classmethod
+    def of(cls, config: DistillConfig) -> Recipe:
+        """What the options say."""
+        return cls(
+            rounds=config.rounds,
+            updates=config.updates,
+            states=config.states,
+            episodes=config.validation,
+            margin=config.margin,
+        )
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Snapshot:
@@ -66,7 +78,9 @@ class Snapshot:
     """float64 [episodes], of validation's seeds."""
     noninferior: bool
     seconds: float
-    """Since the beginning."""
+    """Since the beginning, validation included."""
+    validation_s: float
+    """Of these, what validation has taken, the float policy's included."""
     policy: QuantizedPolicy
 
     @property
@@ -78,6 +92,30 @@ class Snapshot:
     def summary(self) -> stats.Summary:
         """Of validation's returns."""
         return stats.summary(self.returns, np.random.default_rng(0))
+
+    def __str__(self) -> str:
+        what = f"round {self.round}" if self.round else "calibrated"
+        verdict = ", non-inferior" if self.noninferior else ""
+        return f"{what}: return {formats.number(self.mean)}{verdict} ({self.seconds:.0f} s)"
+
+
+def best(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """The last one, where it was shown to be non-inferior, else the one of the highest mean."""
+    return snapshots[-1] if snapshots[-1].noninferior else max(snapshots, key=lambda snapshot: snapshot.mean)
+
+
+def facts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """What rows hold of a distillation beside returns: of the best snapshot, and of what all of them took."""
+    chosen, last = best(snapshots), snapshots[-1]
+    return {
+        "round": chosen.round,
+        "updates": chosen.updates,
+        "states": chosen.states,
+        "validation_mean": chosen.mean,
+        "validation_episodes": chosen.returns.size * (1 + len(snapshots)),
+        "distillation_s": last.seconds - last.validation_s,
+        "validation_s": last.validation_s,
+    }
 
 
 def distill(
@@ -94,8 +132,13 @@ def distill(
     exact, values = calibrated.rewrite(spec)
     start = calibrated.quantize(spec)
 
+    validation_s = 0.0
+
     def play(policy: QuantizedPolicy) -> Array:
-        return evaluate(policy, episodes=recipe.episodes, seed=seed, env_id=env_id, stream="validation").returns
+        nonlocal validation_s
+        played = evaluate(policy, episodes=recipe.episodes, seed=seed, env_id=env_id, stream="validation")
+        validation_s += played.wall_s
+        return played.returns
 
     wanted = play(quantize(calibrated.policy, EXACT))
 
@@ -104,8 +147,8 @@ def distill(
         judged = stats.verdict(wanted, returns, recipe.margin, np.random.default_rng(seed))
         seconds = time.monotonic() - begun
         return Snapshot(
-            round=number, updates=updates, states=states, returns=returns,
-            noninferior=judged.noninferior, seconds=seconds, policy=policy,
+            round=number, updates=updates, states=states, returns=returns, policy=policy,
+            noninferior=judged.noninferior, seconds=seconds, validation_s=validation_s,
         )  # fmt: skip
 
     snapshot = look(start, 0, 0, 0)

@@ -16,7 +16,7 @@ from quarl.rows import Algorithm, Column, Environment, Method, Precision, Seed, 
 
 VERSION = 3
 """Part of every key: raised when what a cell computes changes, so that older results are not taken for newer ones."""
-TRAIN, FP32, PTQ, QAT, ACTORQ, UNTRAINED = "train", "fp32", "ptq", "qat", "actorq", "untrained"
+TRAIN, FP32, PTQ, QAT, ACTORQ, UNTRAINED, DISTILL = "train", "fp32", "ptq", "qat", "actorq", "untrained", "distill"
 TODO, RUNNING, DONE, FAILED, NA = "todo", "running", "done", "failed", "na"
 STATES = (DONE, FAILED, NA, RUNNING, TODO)
 
@@ -58,7 +58,7 @@ def _scheme(scheme: str, method: str, precision: str) -> str:
 
 
 def _mode(mode: str, method: str) -> str:
-    return mode if method == PTQ else ""
+    return mode if method in (PTQ, DISTILL) else ""
 
 
 NAMES = tuple(field.name for field in fields(Named))

@@ -13,14 +13,14 @@ methods:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quarl.config import ActorQConfig
-from quarl.config.base import ASIDE
+from quarl.config import ActorQConfig, DistillConfig
+from quarl.config.base import ASIDE, check_types
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.learner import unknown_algorithm
 from quarl.config.train import LEARNERS, QAT_OPTIONS
@@ -49,6 +49,7 @@ TRAIN = ("n_envs", "vec_env", "learner_dtype", "eval_freq", "eval_episodes", "sa
 OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "fp32": (),
     "ptq": ("precision", "scheme", "mode"),
+    "distill": ("precision", "mode", "rounds", "updates", "states", "validation"),
     "qat": ("precision", "fine_tune", *QAT_OPTIONS),
     "actorq": ("precision", *ACTORQ),
     "untrained": (),
@@ -76,7 +77,7 @@ def read(name: str, agents: Path | None = None) -> Study:
     checks.check_plain(document, at)
     study = Study(document=document, **checks.checked(Study, {"name": path.stem, **document}, at, "a study"))
     for entry in study.methods:
-        if entry.method in ("ptq", "qat") and not any(other.method == "fp32" for other in study.methods):
+        if entry.method in ("ptq", "distill", "qat") and not any(other.method == "fp32" for other in study.methods):
             raise entry.at.wrong(f"{entry.method} is compared with fp32; add {{method: fp32}}")
     home = Path() if is_shipped else path.parent
     return dataclasses.replace(study, agents=agents or home / study.agents)
@@ -166,7 +167,7 @@ class MethodEntry:
 
     at: Place
     method: str
-    """fp32, ptq, qat, actorq or untrained."""
+    """fp32, ptq, distill, qat, actorq or untrained."""
     precision: tuple[str, ...] = key(words, default=("fp32",))
     """fp16, 8 or w4a8; all but fp32 and untrained need one."""
     scheme: tuple[str, ...] = key(words, default=("default",))
@@ -184,7 +185,13 @@ class MethodEntry:
     quant_delay: int | None = key(lambda value, at: count(value, at) if value else value, default=None)
     """Environment steps before fake quantisation acts; None: half of the training."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Of `quarl actorq`, or those of `quarl train` for quantisation-aware training."""
+    """Of `quarl actorq` or `quarl distill`, or those of `quarl train` for quantisation-aware training."""
+
+    def distillations(self) -> Iterator[DistillConfig]:
+        """What `quarl distill` would be told, in each mode."""
+        for mode in self.mode:
+            options: dict[str, Any] = {**self.options, "mode": mode}
+            yield DistillConfig(model=("agent",), bits=self.precision, **options)
 
 
 def _method(value: Any, at: Place) -> MethodEntry:
@@ -203,6 +210,9 @@ def _method(value: Any, at: Place) -> MethodEntry:
         for text in entry.precision:
             for scheme in entry.scheme:
                 QatSpec.parse(text) if method == "qat" else QuantSpec.parse(text, scheme=scheme)
+        for config in entry.distillations() if method == "distill" else ():
+            check_types(config)
+            config.check()
     except QuarlError as error:
         raise at.wrong(str(error)) from None
     return entry

@@ -11,7 +11,7 @@ import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cells import DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
+from quarl.experiments.cells import DISTILL, DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
 from quarl.experiments.rows import returns
 from quarl.experiments.store import Record
 from quarl.quant.spec import QuantSpec
@@ -97,7 +97,7 @@ class Group:
 EMPTY = Group(AgentName(algo="", env_id="", source=""), "", "", "", "")
 
 
-def grouped(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, QAT, UNTRAINED)) -> list[Group]:
+def grouped(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, DISTILL, QAT, UNTRAINED)) -> list[Group]:
     """All groups of these methods with a finished cell, in the study's order; ActorQ is a table of its own."""
     done = [record for record in records if record.state == DONE and record.method in methods]
     exact = by((record for record in done if record.method == FP32), Record.of_agent)

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 from quarl.config.environment import EnvironmentConfig
+from quarl.distillation.rounds import Recipe
 from quarl.envs import make, resolve
 from quarl.envs.names import of_module
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.spaces import fits, unreadable
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.experiments import source
-from quarl.experiments.cells import ACTORQ, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
+from quarl.experiments.cells import ACTORQ, DISTILL, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
 from quarl.experiments.checks import Place
 from quarl.experiments.file import MethodEntry, PolicyEntry, Study
 from quarl.experiments.source import Agent
@@ -183,6 +184,17 @@ def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         yield _play(policy, spec)
 
 
+def _distill(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+    """The agent taught by itself at every precision; the cell's seed is that of calibration and distillation, too."""
+    for config in method.distillations():
+        recipe = Recipe.of(dataclasses.replace(config, margin=policy.study.margin))
+        for spec in config.specs():
+            cell = _play(policy, spec)
+            # `from` says that the cell begins with the agent's file
+            work = {**cell.work, "from": cell.work["agent"], "recipe": dataclasses.asdict(recipe)}
+            yield dataclasses.replace(cell, method=DISTILL, work=work)
+
+
 def _play(policy: _Policy, spec: QuantSpec) -> Cell:
     return Cell(
         **policy.about,
@@ -271,6 +283,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
 _METHODS: Mapping[str, Callable[[_Policy, MethodEntry], Iterator[Cell]]] = {
     FP32: _fp32,
     PTQ: _ptq,
+    DISTILL: _distill,
     QAT: _qat,
     ACTORQ: _actorq,
     UNTRAINED: _untrained,

@@ -29,6 +29,7 @@ from quarl.experiments.source import FILE, check_file
 from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
 from quarl.inert.zip import read_bytes
+from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.operators import as_float32
 from quarl.quant.spec import QuantSpec
@@ -53,7 +54,7 @@ def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
 
 
 def returns(policy: QuantizedPolicy, work: Mapping[str, Any], env_id: str | None) -> dict[str, Any]:
-    """What the policy scores, episode by episode, and on what it ran.
+    """What the policy scores, episode by episode, on what it ran, and what its weights take.
 
     work: the cell's, of which episodes, seed and deterministic say how it is played.
     """
@@ -72,6 +73,8 @@ def returns(policy: QuantizedPolicy, work: Mapping[str, Any], env_id: str | None
         "engine": engine.name,
         "measured": played.measured,
         "file_bytes": engine.file_bytes,
+        "bits_mean": policy.mean_bits,
+        "bytes_packed": len(artifact.to_bytes(policy)),
         "env_steps": played.num_steps,
         "returns": played.returns.tolist(),
     }

@@ -43,6 +43,10 @@ class CellRow(Named, Row):
     measured: Annotated[bool | None, Column("kernels", formats.kernels)]
     """False where no kernel runs the precision and it was simulated."""
     file_bytes: int | None
+    bits_mean: float | None
+    """Of a weight, over all layers."""
+    bytes_packed: int | None
+    """Weights at their bits, scales and biases: what the policy weighs."""
     weight_min: float | None
     weight_max: float | None
     weight_std: float | None
@@ -51,6 +55,9 @@ class CellRow(Named, Row):
     env_steps: int | None
     minutes: float | None
     """Of the training behind it; 0 where its agent comes from elsewhere."""
+    distillation: dict[str, float] | None
+    """round whose snapshot was chosen, 0 being what calibration made, its updates, states and validation_mean,
+    validation_episodes, and seconds: validation_s, and distillation_s without them; null of other methods."""
     returns: Returns
 
 

@@ -6,16 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
+from quarl.experiments.cells import ACTORQ, DISTILL, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
 from quarl.experiments.groups import EMPTY, Group, bits_of, grouped
 from quarl.experiments.store import Record
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, QatRow, SweetSpotRow
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.quant.spec import QuantSpec
 from quarl.report.schema import Fields
 from quarl.stats import as_fields
@@ -147,27 +148,28 @@ def means(groups: Sequence[Group]) -> list[Fields]:
     return points
 
 
-def trained(groups: Sequence[Group], margin_pct: float) -> list[QatRow]:
-    """Agents trained for a precision beside fp32 and what post-training quantisation makes of it at that precision,
-    with the default scheme, dynamic before static."""
-    rows: list[QatRow] = []
-    for group in (group for group in groups if group.method == QAT):
+def trained(groups: Sequence[Group], margin_pct: float) -> list[TrainedRow]:
+    """Agents trained or distilled for a precision beside fp32 and what post-training quantisation makes of it at that
+    precision with the same scheme or, where that is not measured, mid-tread; dynamic before static."""
+    rows: list[TrainedRow] = []
+    for group in (group for group in groups if group.method in (QAT, DISTILL)):
         name = QuantSpec.parse(group.precision).precision
-        grids = (("default", "dynamic"), ("default", "static"))
+        grids = product((group.scheme, "mid-tread"), ("dynamic", "static"))
         candidates = [_find(groups, group.agent, PTQ, name, grid) for grid in grids]
         best = next((other for other in candidates if other.records), EMPTY)
-        exact, ptq, qat = of_the_same_seeds(_find(groups, group.agent, FP32, FP32), best, group)
+        exact, ptq, after = of_the_same_seeds(_find(groups, group.agent, FP32, FP32), best, group)
         ptq_error = ptq.error()
         rows.append(
-            QatRow(
+            TrainedRow(
                 **asdict(group.agent),
+                method=group.method,
                 precision=group.precision,
-                seeds=len(qat.records),
+                seeds=len(after.records),
                 fp32=exact.point,
                 ptq=ptq.point,
                 error_ptq_pct=None if ptq_error is None else ptq_error.point,
-                qat=qat.point,
-                **qat.compared(margin_pct, ptq, "error_qat"),
+                trained=after.point,
+                **after.compared(margin_pct, ptq, "error_trained"),
             )
         )
     return rows

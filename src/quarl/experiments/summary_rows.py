@@ -82,25 +82,26 @@ def _widths(widths: Sequence[int], verdicts: Sequence[str | None]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QatRow(AgentName, Row):
-    """One agent trained for a precision."""
+class TrainedRow(AgentName, Row):
+    """One agent trained or distilled for a precision."""
 
-    command = "study qat"
+    command = "study trained"
+    method: Method
     precision: Annotated[str, Column("trained for")]
     seeds: Seeds
     fp32: Annotated[float | None, Column("fp32", formats.number)]
     ptq: Annotated[float | None, Column("ptq", formats.number)]
     """Return of the fp32 agent quantised to that precision after training."""
     error_ptq_pct: Annotated[float | None, Column("E_ptq %", formats.number)]
-    qat: Annotated[float | None, Column("qat", formats.number)]
-    error_qat_pct: Annotated[float | None, Column("E_qat %", formats.number)]
-    error_qat_low: Annotated[float | None, _error("qat")]
-    error_qat_high: float | None
+    trained: Annotated[float | None, Column("trained", formats.number)]
+    error_trained_pct: Annotated[float | None, Column("E_trained %", formats.number)]
+    error_trained_low: Annotated[float | None, _error("trained")]
+    error_trained_high: float | None
     noninferior: bool | None
     verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs"))]
     differs: bool | None
     gain: float | None
-    """Of qat over ptq in return, with the ends of its interval."""
+    """Of it over ptq in return, with the ends of its interval."""
     gain_low: float | None
     gain_high: float | None
 

@@ -1,4 +1,5 @@
-"""Cells that train, each in a process of its own: `quarl train` and `quarl actorq`, from what the cells' work says."""
+"""Cells that train, each in a process of its own: `quarl train`, `quarl distill` and `quarl actorq`, from what the
+cells' work says."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quarl.calibration import Calibrated
 from quarl.config import ActorQConfig, TrainConfig
+from quarl.distillation import rounds
 from quarl.errors import QuarlError
-from quarl.experiments.cells import ACTORQ, QAT, TRAIN, UNTRAINED, Job
-from quarl.experiments.play import returns, weights
+from quarl.experiments.cells import ACTORQ, DISTILL, QAT, TRAIN, UNTRAINED, Job
+from quarl.experiments.play import make_worker, returns, weights
 from quarl.experiments.source import check_file
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
+from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
@@ -56,6 +60,21 @@ def train_quantised(job: Job) -> dict[str, Any]:
     return {**_played(job, policy), **_length(row)}
 
 
+def distil(job: Job) -> dict[str, Any]:
+    """An agent's own quantised self, taught by it; the best of its snapshots is what is played."""
+    work, worker = job.cell.work, make_worker(job, calibrate=True)
+    policy, snapshots = worker.calibrated.policy, []
+    if work.get("deterministic"):
+        policy = replace(policy, provenance=replace(policy.provenance, stochastic=False))
+    calibrated, spec = Calibrated(policy, worker.calibrated.observations), QuantSpec.from_json(work["spec"])
+    recipe = rounds.Recipe(**work["recipe"])
+    for snapshot in rounds.distill(calibrated, spec, recipe, seed=work["seed"], env_id=worker.env_id):
+        snapshots.append(snapshot)
+        _print(f"{job.cell.title}: {snapshot}")
+    played = returns(rounds.best(snapshots).policy, work, worker.env_id)
+    return {**played, **weights(policy), "distillation": rounds.facts(snapshots)}
+
+
 def run_actorq(job: Job) -> dict[str, Any]:
     """A learner with quantised actors; what is played is the learner's policy, in float."""
     from quarl.actorq.supervisor import Supervisor  # here: other trainings need no learner
@@ -82,6 +101,7 @@ def run_actorq(job: Job) -> dict[str, Any]:
 
 WORK: Mapping[str, Callable[[Job], dict[str, Any]]] = {
     TRAIN: train,
+    DISTILL: distil,
     QAT: train_quantised,
     ACTORQ: run_actorq,
     UNTRAINED: play_untrained,

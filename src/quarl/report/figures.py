@@ -26,6 +26,8 @@ COLUMNS = 2
 LINEAR_PCT = 10.0
 """Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
 FLOATS = "float formats"
+COMPARED: Mapping[str, str] = {"ptq": "scheme: {}", "distill": "distilled", "qat": "trained for it"}
+"""Methods that a precision can be had by, and their lines."""
 POINT = 3.0
 """Size of a point, as small as the panels."""
 THINNED = 500
@@ -104,7 +106,7 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
     measured on kernels of the precision, which fills its marker.
     """
     agent_of = itemgetter("algo", "env_id", "source")
-    agents = by((row for row in rows if row["method"] in ("ptq", "qat")), agent_of)
+    agents = by((row for row in rows if row["method"] in COMPARED), agent_of)
     bases = by((row for row in rows if row["method"] == "fp32"), agent_of)
     names = {"x": "precision of the weights, in bits", "y": "return"}
     drawn, panels = style.panels(len(agents), title, height=1.9, head=0.6, columns=COLUMNS, **names)
@@ -124,8 +126,8 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
 
 
 def _kind(row: Fields) -> str:
-    static = " static" if row["mode"] == "static" and row["method"] == "ptq" else ""
-    return f"scheme: {row['scheme']}{static}" if row["method"] == "ptq" else "trained for it"
+    static = " static" if row["mode"] == "static" and row["method"] != "qat" else ""
+    return f"{COMPARED[row['method']].format(row['scheme'])}{static}"
 
 
 @style.look()
