@@ -12,7 +12,7 @@ from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
-from quarl.experiments import precisions
+from quarl.experiments.bits import AssignmentRow, choose
 from quarl.experiments.precisions import Cell, PtqRow
 from quarl.files import staged, write_bytes
 from quarl.inspection import Layer, inspect
@@ -22,6 +22,7 @@ from quarl.policy.layers import of_policy
 from quarl.readers.normalizer import sentence
 from quarl.report import assessment, page, ptq_figures, schema, style, tables, weight_figures
 
+TRIED = "Bits of layers in the order in which they were tried"
 DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""
 
@@ -37,20 +38,24 @@ def run(config: PtqConfig) -> None:
     replaced: list[str] = []
     with staged(config.output, partial(_look, config, replaced)) as folder:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
-            cells = precisions.measure(policy, config.specs(), config, progress)
-        document = schema.document(
-            PtqRow,
-            [cell.row for cell in cells],
+            cells, tried, said = choose(policy, config, progress)
+        about = schema.Told(
             model=str(model.locate(config)),
             algo=policy.provenance.algo,
             env_id=cells[0].evaluation.env_id,
-            seed=config.seed,
+            seed=cells[0].evaluation.seed,
             energy=meter.cost,
             statistics=sentence(policy),
         )
-        _write(folder, config, cells, document)
+        document = schema.document(PtqRow, [cell.row for cell in cells], **about)
+        said += [*assessment.assess(document["rows"]), f"Measured with {about['statistics']}."]
+        shown = [("Returns, latency and size", tables.cells(PtqRow, document["rows"]))]
+        if tried:
+            kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
+            shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))
+        _write(folder, config, cells, document, said, shown)
     terminal.show(PtqRow, document["rows"], model.title(policy, document["env_id"]))
-    terminal.say("", *_verdict(document), "", f"report: {config.output / 'report.html'}", *replaced)
+    terminal.say("", *said, "", f"report: {config.output / 'report.html'}", *replaced)
     terminal.finish(config, document)
 
 
@@ -73,7 +78,14 @@ def _look(config: PtqConfig, said: list[str], folder: Path) -> None:
         said.append(f"kept in {config.output}, of an earlier run and not in rows.json: {', '.join(kept)}")
 
 
-def _write(folder: Path, config: PtqConfig, cells: Sequence[Cell], document: schema.Document) -> None:
+def _write(
+    folder: Path,
+    config: PtqConfig,
+    cells: Sequence[Cell],
+    document: schema.Document,
+    said: Sequence[str],
+    shown: Sequence[tuple[str, tables.Cells]],
+) -> None:
     rows, policy, layers = document["rows"], cells[0].calibrated.policy, _drawn_layers(cells)
     title = model.title(policy, document["env_id"])
     for cell in cells:
@@ -91,18 +103,13 @@ def _write(folder: Path, config: PtqConfig, cells: Sequence[Cell], document: sch
         style.save(figure, folder / f"{name}.png")
     text = page.render(
         title=f"{title}: post-training quantisation",
-        facts=_facts(config, policy, document),
-        sentences=_verdict(document),
-        tables=[("Returns, latency and size", tables.cells(PtqRow, rows))],
+        facts=_facts(policy, document),
+        sentences=said,
+        tables=shown,
         figures=[*drawn.values()],
         command=config.command_line(),
     )
     write_bytes(text.encode(), folder / "report.html")
-
-
-def _verdict(document: schema.Document) -> list[str]:
-    """What the rows show, and what the agent observed meanwhile."""
-    return [*assessment.assess(document["rows"]), f"Measured with {document['statistics']}."]
 
 
 def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:
@@ -121,8 +128,8 @@ def _drawn_layers(cells: Sequence[Cell]) -> list[Layer]:
     return inspect(of_policy(rewritten), of_policy(chosen), chosen.spec)
 
 
-def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict[str, str]:
-    provenance = policy.provenance
+def _facts(policy: Policy, document: schema.Document) -> dict[str, str]:
+    provenance, episodes = policy.provenance, document["rows"][0]["episodes"]
     played = str(document["env_id"])
     trained = provenance.env_id
     return {
@@ -130,7 +137,7 @@ def _facts(config: PtqConfig, policy: Policy, document: schema.Document) -> dict
         "algorithm": provenance.algo or "unknown",
         "environment": played if played == trained or not trained else f"{played} (trained on {trained})",
         "weights": f"{policy.num_weights:,} in {len(policy.linear)} layers",
-        "episodes": f"{config.episodes} at every precision, seed {config.seed}, the same starts for each",
+        "episodes": f"{episodes} at every precision, seed {document['seed']}, the same starts for each",
         "observations": sentence(policy),
         "actions": "sampled" if provenance.stochastic else "deterministic",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -16,7 +16,8 @@ from quarl.config import PtqConfig
 from quarl.config.base import EngineName, check_types
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError
-from quarl.experiments.precisions import PtqRow, measure
+from quarl.experiments.bits import choose
+from quarl.experiments.precisions import PtqRow
 from quarl.policy.graph import is_quantized
 from quarl.quant.spec import Mode
 from quarl.report import assessment, page, schema, tables
@@ -95,6 +96,10 @@ def ptq(
     scheme: str = "default",
     mode: Mode = "dynamic",
     margin: float = PtqConfig.margin,
+    auto: bool = False,
+    max_loss: float = 2.0,
+    minimize: Literal["bytes", "latency"] = "bytes",
+    max_episodes: int = PtqConfig.max_episodes,
     seed: int = 0,
     engine: EngineName = "litert",
     env_id: str | None = None,
@@ -112,6 +117,8 @@ def ptq(
     precisions: as `Agent.quantize` takes them; fp32 is always among them.
     episodes: at each precision, from the same starts.
     margin: loss of return, in percent of fp32's, that is still acceptable.
+    auto: chooses bits for each layer instead, as "mixed": the fewest, or the fastest, that fresh episodes, at most
+    `max_episodes`, show to lose less than `max_loss` percent. QuarlError where they do not even show it of int8.
 
     >>> table = quarl.ptq(agent, [8, 2], episodes=20)
     >>> table.agents["int2e8"]
@@ -132,6 +139,10 @@ def ptq(
         env=env_id,
         episodes=episodes,
         margin=margin,
+        auto=auto,
+        max_loss=f"{max_loss:g}%",
+        minimize=minimize,
+        max_episodes=max_episodes,
         workers=num_workers,
         seed=seed,
     )
@@ -143,7 +154,7 @@ def ptq(
         raise QuarlError(f"{KEYWORDS.get(option, option)} {rest}") from None
     policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
     with terminal.progress(config.num_episodes) as progress:
-        cells = measure(policy, config.specs(), config, progress)
+        cells, _, _ = choose(policy, config, progress)
     return PtqTable(
         title=model.title(policy, cells[0].evaluation.env_id),
         rows=tuple(cell.row for cell in cells),

@@ -27,8 +27,9 @@ FILE_WIDTH = 160
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar of `total` steps, drawn only on a terminal; call it with what is going on and how many steps that was."""
+def progress(total: int | None) -> Iterator[Callable[[str, int], None]]:
+    """A bar of `total` steps, if these are known, only on a terminal; call it with what is going on and how many steps
+    that was."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

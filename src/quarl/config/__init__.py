@@ -6,11 +6,13 @@ Nothing here imports numpy, torch or an environment, so that `--help` answers at
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -108,6 +110,14 @@ class PtqConfig(ModelConfig, MeteredConfig):
     """Loss of return, of fp32's, that is still acceptable: what the non-inferiority verdict is about."""
     workers: Annotated[int, ADVANCED] = 1
     """Processes that share the episodes; worth it where a step of the environment is slow."""
+    auto: Annotated[Flag, QUANTISATION] = False
+    """Choose the bits of each layer, 2 to 8, instead: the fewest that are shown to lose less than --max-loss."""
+    max_loss: Annotated[str, shown("PERCENT"), QUANTISATION] = "2%"
+    """Loss of return, of fp32's, that --auto allows."""
+    minimize: Annotated[Literal["bytes", "latency"], QUANTISATION] = "bytes"
+    """What --auto makes small; latency as it is measured here, with 8 and 4 bits, for which there are kernels."""
+    max_episodes: Annotated[int, ADVANCED] = 1_000
+    """Episodes that --auto plays at most to show a loss; --episodes are the fewest."""
     output: Output = Path("quarl-ptq")
     """Folder for rows.json, rows.csv, the figures, report.html and the quantised policies."""
 
@@ -118,10 +128,23 @@ class PtqConfig(ModelConfig, MeteredConfig):
         if not self.bits or not self.scheme:
             raise QuarlError("--bits and --scheme need at least one name each, as in --bits fp32 8 4 --scheme default")
         self.specs()
+        if not self.auto:
+            self.refuse(("max_loss", "minimize", "max_episodes"), "is for --auto", "add that, or drop it")
+            return
+        self.refuse(("bits", "edge_bits", "margin"), "does not go with --auto, which chooses bits by --max-loss")
+        if len(self.scheme) > 1:
+            raise QuarlError(f"--auto takes one --scheme, got {' '.join(self.scheme)}: keep one")
+        check_margin(self.loss_pct, "--max-loss")
+
+    @property
+    def loss_pct(self) -> float:
+        """What --max-loss says; NaN where that is no number."""
+        word = self.max_loss.removesuffix("%")
+        return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else math.nan
 
     def specs(self) -> list[QuantSpec]:
         """Every precision under every scheme once, in order; float precisions, which have none, under the first."""
-        parsed = (self._spec(bits, name) for name in self.scheme for bits in self.bits)
+        parsed = (self._spec(bits, name) for name in self.scheme for bits in (("8",) if self.auto else self.bits))
         specs = dict.fromkeys(spec for spec in parsed if spec.float_type is None or spec.scheme.name == self.scheme[0])
         return list(specs)
 
@@ -129,9 +152,9 @@ class PtqConfig(ModelConfig, MeteredConfig):
         return QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=edge_bits(self.edge_bits))
 
     @property
-    def num_episodes(self) -> int:
-        """Of all precisions together, fp32 among them."""
-        return self.episodes * (1 + sum(spec.float_type != "fp32" for spec in self.specs()))
+    def num_episodes(self) -> int | None:
+        """Of all precisions together, fp32 among them; None where it shows only on the way."""
+        return None if self.auto else self.episodes * (1 + sum(spec.float_type != "fp32" for spec in self.specs()))
 
 
 @dataclass(frozen=True, kw_only=True)

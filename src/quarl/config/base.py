@@ -266,7 +266,7 @@ def edge_bits(text: str) -> int | None:
     return int(text)
 
 
-def check_margin(margin: float) -> None:
+def check_margin(margin: float, option: str = "--margin") -> None:
     """Refuses what is no loss that could be acceptable, in percent."""
     if not 0 < margin < 100:
-        raise QuarlError(f"--margin is a percentage between 0 and 100, got {margin:g}")
+        raise QuarlError(f"{option} is a percentage between 0 and 100, got {margin:g}")

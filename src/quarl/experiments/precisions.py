@@ -21,6 +21,7 @@ from quarl.experiments.play import quantised
 from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.quant.affine import TINY
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, EngineName, Episodes, Error, Measured, Precision, Returns, Row, Scheme
 
@@ -35,7 +36,7 @@ class PtqRow(Row):
     command = "ptq"
     precision: Precision
     bits_weights: int
-    """Of the layers that are neither first nor last."""
+    """Of the layers that are neither first nor last; 8 where each has bits of its own."""
     bits_mean: Annotated[float, Column("bits", formats.mean_bits, of=("bits_mean", "bits_weights"), optional=True)]
     """Of a weight, over all layers; a column where some layers have more bits than others."""
     bits_of_layers: dict[str, int]
@@ -104,14 +105,16 @@ def measure(
     specs: Sequence[QuantSpec],
     config: PtqConfig,
     progress: Callable[[str, int], None] = lambda label, done: None,
+    calibrated: Calibrated | None = None,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
-    policy: in float32; its calibration observations are recorded here.
+    policy: in float32; without a `calibrated` of it, its calibration observations are recorded here.
     config: says on which engine, in which environment and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
     """
-    calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
+    if calibrated is None:
+        calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [quantised(calibrated, spec) for spec in specs]
     loaded = [_load(each, config.engine) for each in quantized]
@@ -162,15 +165,20 @@ def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:
 
 
 def agreement(policy: Policy, exact: Array, actions: Array) -> float:
-    """Share of rows whose action is the exact one: equal, or within AGREE_PCT of the range in every component.
+    """Share of rows whose action is the exact one: equal, or within AGREE_PCT of the range in every component."""
+    return float(np.mean((distance(policy, exact, actions) <= AGREE_PCT / 100).all(axis=1)))
+
+
+def distance(policy: Policy, exact: Array, actions: Array) -> Array:
+    """[B, components]: how far actions lie from the exact ones, in shares of the range; 0 or 1 of discrete ones.
 
     Where actions have no bounds, their range is that of the exact ones.
     """
     if policy.head.kind == "argmax":
-        return float(np.mean(exact == actions))
+        return np.asarray(exact != actions, np.float64)[:, None]
     span = policy.head.high - policy.head.low
-    tolerance = AGREE_PCT / 100 * np.where(np.isfinite(span), span, np.ptp(exact, axis=0))
-    return float(np.mean((np.abs(exact - actions) <= tolerance).all(axis=1)))
+    away: Array = np.abs(exact - actions)
+    return away / np.maximum(np.where(np.isfinite(span), span, np.ptp(exact, axis=0)), TINY)
 
 
 def _load(policy: QuantizedPolicy, name: str) -> Engine:

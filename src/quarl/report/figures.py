@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, Nu
 
 from quarl.arrays import Array
 from quarl.formats import signed
-from quarl.quant.spec import FLOAT_BITS, QuantSpec
+from quarl.quant.spec import FLOAT_BITS, MIXED, QuantSpec
 from quarl.report import style
 from quarl.report.schema import Fields
 from quarl.rows import by
@@ -94,7 +94,7 @@ def draw(
 
 def _width(precision: str) -> tuple[int, int, str]:
     """Bits of a weight and of an activation; to sort by, widest last."""
-    spec = QuantSpec.parse(precision)
+    spec = QuantSpec.parse("8" if precision == MIXED else precision)
     return spec.weight_bits, FLOAT_BITS.get(precision, spec.activation_bits or 0), precision
 
 

@@ -1,0 +1,209 @@
+"""Bits of each layer, chosen by return: the fewest that are shown, on fresh episodes, to lose no more than is allowed.
+
+What the widths of a layer do to actions on recorded states, which needs no episode, orders assignments from 8 bits in
+all layers to the narrowest. Validation's episodes choose on that path, and fresh ones have the last word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+
+from quarl import engines, formats
+from quarl.arrays import Array
+from quarl.calibration import Calibrated
+from quarl.config import PtqConfig
+from quarl.config.base import SEEDS
+from quarl.errors import QuarlError
+from quarl.evaluation import evaluate, record
+from quarl.experiments import precisions
+from quarl.experiments.methods.latency import time_engines
+from quarl.experiments.precisions import Cell, distance, greedy
+from quarl.experiments.rows import judged
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.quant.spec import EXACT, QuantSpec
+from quarl.rows import Column, Row
+from quarl.stats import FEWEST_EPISODES
+
+NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
+"""Widths that are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentRow(Row):
+    """Bits of all layers that were played with, in the order in which they were tried."""
+
+    command = "ptq assignments"
+    bits_mean: Annotated[float, Column("bits", "{:.2f}".format)]
+    """Of a weight, over all layers."""
+    bits_of_layers: Annotated[dict[str, int], Column("of layers", lambda bits: " ".join(map(str, bits.values())))]
+    """By layer."""
+    seeds: Annotated[str, Column("seeds")]
+    """validation, which chooses, or evaluation, of fresh episodes."""
+    episodes: Annotated[int, Column("episodes")]
+    mean: Annotated[float, Column("return", formats.number)]
+    difference: Annotated[
+        float, Column("difference", formats.estimate, of=("difference", "difference_low", "difference_high"))
+    ]
+    """Mean of the paired differences to fp32, a loss being negative, and the ends of its 95 % interval."""
+    difference_low: float
+    difference_high: float
+    accepted: Annotated[bool, Column("accepted", {True: "yes", False: "no"}.__getitem__)]
+    """In validation: a loss of half of what is allowed at most, or less where no more could be shown; on fresh ones, an
+    interval that excludes a larger loss than is allowed."""
+
+
+def choose(
+    policy: Policy, config: PtqConfig, progress: Callable[[str, int], None] = lambda label, done: None
+) -> tuple[list[Cell], list[AssignmentRow], list[str]]:
+    """Cells of fp32 and the precisions, or with --auto of int8 and the best assignment; what was tried; what is to say.
+
+    The best is the smallest, or fastest, that validation accepts and fresh episodes show to lose less than --max-loss.
+    QuarlError where they do not even show it of int8.
+    """
+    if not config.auto:
+        return precisions.measure(policy, config.specs(), config, progress), [], []
+    search = _Search(policy, config, progress)
+    int8 = search.validate(search.int8, search.config.episodes)
+    if search.needed(int8) > config.max_episodes:
+        raise search.refusal(int8)
+    errors = search.errors()
+    specs = search.specs(errors)
+    looks, chosen, above = {0: int8}, 0, len(specs)
+    while above - chosen > 1:
+        middle = (chosen + above) // 2
+        looks[middle] = search.validate(specs[middle], search.planned(int8))
+        chosen, above = (middle, above) if looks[middle].accepted else (chosen, middle)
+    passed = sorted((n for n, look in looks.items() if look.accepted or not n), reverse=True)
+    for attempt, number in enumerate(passed, 1):
+        cells = search.confirm(specs[number], attempt, looks[number])
+        if cells[-1].row.noninferior:
+            break
+    else:
+        raise search.refusal(search.rows[-1])
+    row = cells[-1].row
+    said = [
+        f"{row.precision}, {row.bits_mean:.2f} bits a weight and {row.bytes_packed / cells[1].row.bytes_packed:.2f} of "
+        f"int8's bytes, was chosen of {formats.counted(len(specs), 'assignment')}: in attempt {attempt}, "
+        f"{row.episodes:,} fresh episodes exclude a loss of {row.margin_pct:g} %. A larger one passes in at most "
+        f"{2.5 * attempt:g} % of such searches."
+    ]
+    for name, added in errors.items():
+        by_bits = ", ".join(f"{error:.2g} at {bits}" for bits, error in added.items())
+        said.append(
+            f"{name} has {row.bits_of_layers[name]} bits; what fewer than 8 add to the action error: {by_bits}."
+        )
+    return cells, search.rows, said
+
+
+class _Search:
+    """What is played in search of the bits of one policy's layers."""
+
+    def __init__(self, policy: Policy, config: PtqConfig, progress: Callable[[str, int], None]) -> None:
+        episodes = max(config.episodes, FEWEST_EPISODES)
+        self.config, self.progress = replace(config, margin=config.loss_pct, episodes=episodes), progress
+        (self.int8,) = config.specs()
+        where: Any = {"seed": config.seed, "env_id": config.env, "engine": config.engine}
+        self.calibrated, self.states = Calibrated(policy, record(policy, **where)), record(policy, "fidelity", **where)
+        self.play = partial(evaluate, stream="validation", num_workers=config.workers, **where)
+        self.exact: dict[int, Array] = {}
+        self.rows: list[AssignmentRow] = []
+
+    def errors(self) -> dict[str, dict[int, float]]:
+        """Of each layer, by its bits, what they add to int8's action error on recorded states.
+
+        The mean square of what actions differ by from fp32's: in shares of their range; of discrete ones, 1 or 0.
+        """
+        policy = self.calibrated.policy
+        exact = greedy(self.calibrated.quantize(EXACT), self.config.engine, self.states)
+
+        def error(*layer_bits: tuple[str, int]) -> float:
+            quantized = self.calibrated.quantize(replace(self.int8, layer_bits=layer_bits))
+            acted = greedy(quantized, self.config.engine, self.states)
+            return float(np.square(distance(policy, exact, acted)).mean())
+
+        least, narrower = error(), NARROWER[self.config.minimize]
+        return {op.name: {bits: max(error((op.name, bits)) - least, 0.0) for bits in narrower} for op in policy.linear}
+
+    def specs(self, errors: Mapping[str, Mapping[int, float]]) -> list[QuantSpec]:
+        """int8, and the assignments after it on the path; where latency counts, those faster than all before them."""
+        sizes = {op.name: math.prod(op.weight.shape) for op in self.calibrated.policy.linear}
+        specs = [replace(self.int8, layer_bits=tuple(bits.items())) for bits in path(errors, sizes)]
+        specs[0] = self.int8
+        if self.config.minimize == "bytes":
+            return specs
+        loaded = [engines.load(self.calibrated.quantize(spec), self.config.engine) for spec in specs]
+        times = [timing.us_p50 for timing in time_engines(loaded, self.states)]
+        return [spec for n, spec in enumerate(specs) if times[n] < min(times[:n], default=math.inf)]
+
+    def validate(self, spec: QuantSpec, episodes: int) -> AssignmentRow:
+        """What validation's episodes say: whether such a loss is far enough below what is allowed to be shown."""
+        play, policy = partial(self.play, episodes=episodes), self.calibrated.quantize(spec)
+        if episodes not in self.exact:
+            self.exact[episodes] = play(self.calibrated.quantize(EXACT)).returns
+        row = judged(play(policy).returns, self.exact[episodes], self.config.margin, self.config.seed)
+        kept = self._keep("validation", policy, row)
+        share = max(0.5, math.sqrt(self.needed(kept) / self.planned(kept)))
+        self.rows[-1] = replace(kept, accepted=bool(kept.difference >= (share - 1) * self.allowed(kept)))
+        return self.rows[-1]
+
+    def confirm(self, spec: QuantSpec, attempt: int, look: AssignmentRow) -> list[Cell]:
+        """Cells on fresh episodes, others in each attempt, as many as validation's look asks for."""
+        fresh = replace(self.config, seed=(self.config.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
+        specs = list(dict.fromkeys((self.int8, spec)))
+        cells = precisions.measure(self.calibrated.policy, specs, fresh, self.progress, self.calibrated)
+        self._keep("evaluation", cells[-1].policy, asdict(cells[-1].row))
+        return cells
+
+    def allowed(self, row: AssignmentRow) -> float:
+        """The loss that is, of fp32's return on the row's episodes."""
+        return self.config.margin / 100 * abs(row.mean - row.difference)
+
+    def needed(self, row: AssignmentRow) -> float:
+        """Episodes whose interval, which shrinks with their root, reaches as far to either side as the loss allowed."""
+        reach, allowed = (row.difference_high - row.difference_low) / 2, self.allowed(row)
+        return row.episodes * (reach / allowed) ** 2 if allowed else math.inf
+
+    def planned(self, row: AssignmentRow) -> int:
+        """Episodes whose interval reaches half as far, but no more than --max-episodes."""
+        return int(max(min(4 * self.needed(row), self.config.max_episodes), self.config.episodes))
+
+    def refusal(self, int8: AssignmentRow) -> QuarlError:
+        """Why not even int8 was accepted."""
+        difference = formats.estimate(int8.difference, int8.difference_low, int8.difference_high)
+        return QuarlError(
+            f"--max-loss {self.config.max_loss} cannot be shown even of int8: its return differs from fp32's by "
+            f"{difference} in {int8.episodes:,} episodes, and some {self.needed(int8):,.0f} would tell if it loses "
+            "nothing; raise --max-episodes or --max-loss"
+        )
+
+    def _keep(self, seeds: str, policy: QuantizedPolicy, row: Mapping[str, Any]) -> AssignmentRow:
+        about = {"bits_mean": policy.mean_bits, "bits_of_layers": policy.bits_of_layers, "seeds": seeds}
+        row = {**row, **about, "accepted": row["noninferior"]}
+        self.rows.append(AssignmentRow(**{key.name: row[key.name] for key in fields(AssignmentRow)}))
+        return self.rows[-1]
+
+
+def path(errors: Mapping[str, Mapping[int, float]], sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Bits of each layer, from 8 in all to the narrowest: each step takes the bits that add the least error a bit.
+
+    errors: of each layer by its bits, which add up over layers. sizes: weights of the layers.
+
+    >>> path({"first": {4: 1.0}, "last": {4: 0.0}}, {"first": 10, "last": 5})
+    [{'first': 8, 'last': 8}, {'first': 8, 'last': 4}, {'first': 4, 'last': 4}]
+    """
+    points = [dict.fromkeys(sizes, 8)]
+    while steps := [
+        ((error - errors[name].get(bits, 0.0)) / (sizes[name] * (bits - fewer)), fewer, name)
+        for name, bits in points[-1].items()
+        for fewer, error in errors[name].items()
+        if fewer < bits
+    ]:
+        _, fewer, name = min(steps)
+        points.append(points[-1] | {name: fewer})
+    return points
