@@ -14,7 +14,7 @@ STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(ad
 VERBS := actorq-throughput actorq-time-to-reward actorq-breakdown actorq-staleness actorq-final-return \
 	mixed-precision mixed-precision-learning
 SCRIPTS := latency eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts
-BENCHES := $(addprefix bench-,$(STUDIES) paper-ptq $(VERBS) $(SCRIPTS))
+BENCHES := $(addprefix bench-,$(STUDIES) auto paper-ptq $(VERBS) $(SCRIPTS))
 # Trained agents in the zoo's layout; jobs and minutes of a call, and the learner's type (fp32 without bf16 in hardware).
 AGENTS ?= ../shared/agents
 JOBS ?= 2
@@ -91,6 +91,22 @@ bench-mixed-precision-learning: WORDS = mixed-precision --what learning --polici
 $(VERBS:%=bench-%): bench-%: $(VENV)/.dev
 	$(BIN)/quarl bench $(WORDS) --minutes $(MINUTES) -o runs/$*
 	$(BIN)/python benchmarks/results.py runs/$* --command 'make bench-$*'
+
+# the agents that results/ptq shows to be non-inferior at 8 bits; other fresh episodes, of seed 1000, judge the choice
+AUTO := $(addprefix sb3/,a2c/CartPole-v1 a2c/HalfCheetahBulletEnv-v0 ddpg/MountainCarContinuous-v0 dqn/Acrobot-v1 \
+	dqn/CartPole-v1 dqn/MountainCar-v0 ppo/CartPole-v1 ppo/HalfCheetah-v3 ppo/HalfCheetahBulletEnv-v0 \
+	ppo/LunarLander-v2 ppo/MountainCarContinuous-v0) $(addprefix sb2/,a2c/CartPole-v1 \
+	ddpg/HalfCheetahBulletEnv-v0 ddpg/MountainCarContinuous-v0 dqn/CartPole-v1)
+bench-auto: $(VENV)/.dev
+	mkdir -p runs/auto
+	for agent in $(AUTO); do \
+		set -- $$(echo $$agent | tr / ' '); out=runs/auto/$$1-$$2-$$3; test -f $$out-chosen.json && continue; \
+		$(BIN)/quarl ptq $$2 $$3 -f $(AGENTS)/$$1 --auto --max-loss 2% -o $$out --json $$out.json || continue; \
+		$(BIN)/quarl eval $$out/fp32.safetensors --seed 1000 --json $$out-fp32.json; \
+		chosen=$$(test -f $$out/mixed.safetensors && echo mixed || echo int8); \
+		$(BIN)/quarl eval $$out/$$chosen.safetensors --seed 1000 --json $$out-chosen.json; \
+	done
+	$(BIN)/python benchmarks/results.py runs/auto --command 'make bench-auto'
 
 $(SCRIPTS:%=bench-%): bench-%: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$*).py

@@ -9,23 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any
 
 import numpy as np
 
 from quarl import engines, formats
-from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
 from quarl.config.base import SEEDS
 from quarl.errors import QuarlError
-from quarl.evaluation import evaluate, record
+from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments import precisions
 from quarl.experiments.methods.latency import time_engines
 from quarl.experiments.precisions import Cell, distance, greedy
 from quarl.experiments.rows import judged
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import Policy
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, Row
 from quarl.stats import FEWEST_EPISODES
@@ -94,10 +93,8 @@ def choose(
         f"{2.5 * attempt:g} % of such searches."
     ]
     for name, added in errors.items():
-        by_bits = ", ".join(f"{error:.2g} at {bits}" for bits, error in added.items())
-        said.append(
-            f"{name} has {row.bits_of_layers[name]} bits; what fewer than 8 add to the action error: {by_bits}."
-        )
+        fewer = ", ".join(f"{error:.2g} at {bits}" for bits, error in added.items())
+        said.append(f"{name} has {row.bits_of_layers[name]} bits; what fewer than 8 add to the action error: {fewer}.")
     return cells, search.rows, said
 
 
@@ -110,8 +107,8 @@ class _Search:
         (self.int8,) = config.specs()
         where: Any = {"seed": config.seed, "env_id": config.env, "engine": config.engine}
         self.calibrated, self.states = Calibrated(policy, record(policy, **where)), record(policy, "fidelity", **where)
-        self.play = partial(evaluate, stream="validation", num_workers=config.workers, **where)
-        self.exact: dict[int, Array] = {}
+        play: Callable[..., Evaluation] = partial(evaluate, stream="validation", num_workers=config.workers, **where)
+        self.returns = cache(lambda spec, episodes: play(self.calibrated.quantize(spec), episodes=episodes).returns)
         self.rows: list[AssignmentRow] = []
 
     def errors(self) -> dict[str, dict[int, float]]:
@@ -143,13 +140,10 @@ class _Search:
 
     def validate(self, spec: QuantSpec, episodes: int) -> AssignmentRow:
         """What validation's episodes say: whether such a loss is far enough below what is allowed to be shown."""
-        play, policy = partial(self.play, episodes=episodes), self.calibrated.quantize(spec)
-        if episodes not in self.exact:
-            self.exact[episodes] = play(self.calibrated.quantize(EXACT)).returns
-        row = judged(play(policy).returns, self.exact[episodes], self.config.margin, self.config.seed)
-        kept = self._keep("validation", policy, row)
-        share = max(0.5, math.sqrt(self.needed(kept) / self.planned(kept)))
-        self.rows[-1] = replace(kept, accepted=bool(kept.difference >= (share - 1) * self.allowed(kept)))
+        returns, exact = self.returns(spec, episodes), self.returns(EXACT, episodes)
+        row = self._keep("validation", spec, judged(returns, exact, self.config.margin, self.config.seed))
+        share = max(0.5, math.sqrt(self.needed(row) / self.planned(row)))
+        self.rows[-1] = replace(row, accepted=bool(row.difference >= (share - 1) * self.allowed(row)))
         return self.rows[-1]
 
     def confirm(self, spec: QuantSpec, attempt: int, look: AssignmentRow) -> list[Cell]:
@@ -157,7 +151,7 @@ class _Search:
         fresh = replace(self.config, seed=(self.config.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
         specs = list(dict.fromkeys((self.int8, spec)))
         cells = precisions.measure(self.calibrated.policy, specs, fresh, self.progress, self.calibrated)
-        self._keep("evaluation", cells[-1].policy, asdict(cells[-1].row))
+        self._keep("evaluation", spec, asdict(cells[-1].row))
         return cells
 
     def allowed(self, row: AssignmentRow) -> float:
@@ -182,9 +176,10 @@ class _Search:
             "nothing; raise --max-episodes or --max-loss"
         )
 
-    def _keep(self, seeds: str, policy: QuantizedPolicy, row: Mapping[str, Any]) -> AssignmentRow:
-        about = {"bits_mean": policy.mean_bits, "bits_of_layers": policy.bits_of_layers, "seeds": seeds}
-        row = {**row, **about, "accepted": row["noninferior"]}
+    def _keep(self, seeds: str, spec: QuantSpec, row: Mapping[str, Any]) -> AssignmentRow:
+        policy = self.calibrated.quantize(spec)
+        row = {**row, "bits_mean": policy.mean_bits, "bits_of_layers": policy.bits_of_layers, "seeds": seeds}
+        row["accepted"] = row["noninferior"]
         self.rows.append(AssignmentRow(**{key.name: row[key.name] for key in fields(AssignmentRow)}))
         return self.rows[-1]
 
