@@ -75,13 +75,14 @@ def test_help_shows_what_the_package_offers_with_its_types(tmp_path):
     )
     assert re.search(rf"ptq\(\s*agent: {re.escape(agent)},\s*precisions: 'Sequence\[str \| int\]' =", said)
     assert re.search(rf"evaluate\(\s*agent: {re.escape(agent)},\s*/,\s*\*,\s*episodes: 'int' = 100", said)
+    assert re.search(rf"distill\(\s*agent: {re.escape(agent)},\s*precision: 'str \| int' = 4", said)
     assert re.search(r"quantize\(\s*self,\s*precision: 'str \| int' = 'int8'", said)
 
 
 def test_the_package_lists_what_it_offers_and_imports_none_of_it_before_it_is_used(tmp_path):
     code = "import quarl, sys; print({*quarl.__all__} <= {*dir(quarl)}, 'numpy' in sys.modules, *quarl.__all__)"
     said = _python("-c", code, cwd=tmp_path).split()
-    assert said == ["True", "False", "Agent", "QuarlError", "evaluate", "load", "ptq"]
+    assert said == ["True", "False", "Agent", "QuarlError", "distill", "evaluate", "load", "ptq"]
 
 
 def test_functions_stay_functions_when_modules_of_the_package_are_imported(tmp_path):

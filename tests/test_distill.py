@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import torch
 
+import networks
 import quarl
-from quarl import cli
+from quarl import cli, evaluation
+from quarl.distillation import rounds
+from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 
 QUICK = ["--rounds", "1", "--updates", "20", "--states", "100", "--validation", "10", "--episodes", "10"]
@@ -46,6 +53,12 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
         (["--bits", "w4"], "--bits w4: distillation is for weights of 2 to 8 bits"),
         (["--bits", "4", "--edge-bits", "one"], "--edge-bits is 'one'; use 2..16, or same"),
         (["--updates", "0"], "--updates must be at least 1"),
+        (["--budget", "999"], "--budget is '999'; use a round of 1,000 updates or more, or minutes, as in 10m"),
+        (["--budget", "0m"], "--budget is '0m'; use a round of"),
+        (["--budget", "ten"], "--budget is 'ten'; use a round of"),
+        (["--resume"], "no checkpoint in "),
+        (["--observations", "o.npy", "--env", "CartPole-v1"], "--env is about an environment, and with --observations"),
+        (["--observations", "nowhere.npy"], "no file nowhere.npy; check the path"),
     ],
 )
 def test_what_cannot_be_distilled_is_one_line(agents, tmp_path, capsys, words, said):
@@ -60,3 +73,147 @@ def test_a_policy_that_is_quantised_already_is_refused(agents, tmp_path, capsys)
     quarl.load(agents / "sb3" / "dqn" / "CartPole-v1_1").quantize("int8").save(tmp_path / "p.quarl")
     assert cli.main(["distill", str(tmp_path / "p.quarl"), "-o", str(tmp_path / "out")]) == 2
     assert "is quantised already (int8); give the float policy" in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+from quarl import cli
+from quarl.runs import checkpoint_file
+write, written = checkpoint_file.write, []
+def then_killed(*arguments):
+    write(*arguments)
+    written.append(arguments)
+    if len(written) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoint_file.write = then_killed
+cli.main(sys.argv[1:])
+"""
+"""It dies once the first precision's first round is kept."""
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_that_was_not(agents, tmp_path, capsys):
+    model = ["distill", "dqn", "MountainCar-v0", "-f", str(agents / "sb3"), "--bits", "2", "3"]
+    words = [*model, *QUICK, "--rounds", "2", "--validation", "5"]  # of five episodes there is no verdict
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert cli.main([*words, "-o", str(whole)]) == 0
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words, "-o", str(cut)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in cut.iterdir() if path.suffix] == ["checkpoint-int2e8.safetensors"]
+    capsys.readouterr()
+    assert cli.main([*words, "-o", str(cut)]) == 2
+    assert "holds a run (checkpoint-int2e8.safetensors): go on with --resume" in capsys.readouterr().err
+    assert cli.main([*words, "--seed", "1", "-o", str(cut), "--resume"]) == 2
+    assert "is of a run whose seed is 0, not 1: resume with its options" in capsys.readouterr().err
+    assert cli.main([*words, "-o", str(cut), "--resume"]) == 0
+    assert "--resume" not in capsys.readouterr().out  # in the command that repeats it
+    assert sorted(path.name for path in cut.iterdir()) == sorted(path.name for path in whole.iterdir())
+    for name in ("int2e8.safetensors", "int3e8.safetensors"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    ours, theirs = (json.loads((folder / "rows.json").read_text())["rows"] for folder in (cut, whole))
+    timed = ("distillation_s", "validation_s")
+    assert [{**row, **dict.fromkeys(timed)} for row in ours] == [{**row, **dict.fromkeys(timed)} for row in theirs]
+
+
+def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys, monkeypatch):
+    policy = networks.dense([4, 32, 32, 3], head="argmax")
+    artifact.write(policy, tmp_path / "policy.quarl")
+    observations = networks.observations(policy, 400)
+    np.savez(tmp_path / "observations.npz", observations.astype(np.float64))
+    monkeypatch.setattr(evaluation, "world", None)  # no environment is made
+    words = ["distill", str(tmp_path / "policy.quarl"), "--bits", "2", "--edge-bits", "same"]
+    words += ["--rounds", "2", "--updates", "40"]
+    said = ["--observations", str(tmp_path / "observations.npz"), "-o", str(tmp_path / "out")]
+    assert cli.main([*words, *said]) == 0
+    out = capsys.readouterr()
+    assert "observations.npz are learned from, and no return is measured" in out.err
+    assert "int2: no return was measured; play the policy before it is used." in out.out
+    (row,) = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]
+    assert (row["mean"], row["verdict"], row["returns"], row["episodes"]) == (None, None, None, 0)
+    assert row["states"] in (0, 360)  # the last tenth is held out
+    distilled = quarl.load(tmp_path / "out" / "int2.safetensors")
+    exact, held_out = quarl.Agent(policy), observations[360:]
+    differ = distilled.predict(held_out)[0] != exact.predict(held_out)[0]
+    assert row["error"] == pytest.approx(differ.mean())
+    assert row["error"] <= row["error_calibrated"]
+    assert not (tmp_path / "out" / "curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "said"),
+    [
+        ("shape", np.zeros((40, 3)), "observation is (40, 3), the policy expects (4,)"),
+        ("nan", np.full((40, 4), np.nan), "the observation holds NaN or infinity"),
+        ("few", np.zeros((9, 4)), "observations of 9 states are too few: give 10 or more"),
+        ("words", np.full((40, 4), "a"), "only arrays of numbers are read"),
+    ],
+)
+def test_observations_are_checked_before_they_are_learned_from(tmp_path, capsys, name, array, said):
+    artifact.write(networks.dense([4, 8, 2]), tmp_path / "policy.quarl")
+    np.save(tmp_path / f"{name}.npy", array)
+    words = ["distill", str(tmp_path / "policy.quarl"), "--observations", str(tmp_path / f"{name}.npy")]
+    assert cli.main([*words, "-o", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_without_an_environment_is_told_what_to_give(tmp_path, capsys):
+    artifact.write(networks.dense([4, 8, 2]), tmp_path / "policy.quarl")
+    assert cli.main(["distill", str(tmp_path / "policy.quarl"), "-o", str(tmp_path / "out")]) == 2
+    assert "names no environment: name one with --env ID, or give --observations FILE" in capsys.readouterr().err
+
+
+def test_a_teacher_whose_outputs_are_not_finite_is_refused(tmp_path, capsys):
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    for parameter in network.parameters():
+        torch.nn.init.constant_(parameter, 3e38)
+    quarl.Agent.from_module(network, (4,), networks.ActionHead("argmax")).save(tmp_path / "policy.quarl")
+    words = ["distill", str(tmp_path / "policy.quarl"), "--env", "CartPole-v1", "-o", str(tmp_path / "out")]
+    assert cli.main(words) == 2
+    assert "NaN or infinity" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_path, monkeypatch):
+    played = []
+    evaluate = rounds.Validation._play
+    monkeypatch.setattr(
+        rounds.Validation, "_play", lambda self, policy: played.append(policy.spec.precision) or evaluate(self, policy)
+    )
+    words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "8", "7", *QUICK]
+    assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
+    assert played == ["fp32", "int8", "int7e8"]
+
+
+def test_a_budget_of_updates_holds_so_many_whole_rounds_and_one_of_minutes_ends_between_rounds(
+    agents, tmp_path, capsys
+):
+    model = ["distill", "dqn", "MountainCar-v0", "-f", str(agents / "sb3"), "--bits", "2", *QUICK, "--validation", "5"]
+    assert cli.main([*model, "--rounds", "9", "--budget", "59", "-o", str(tmp_path / "updates")]) == 0
+    said = capsys.readouterr().err
+    assert ("round 2: return" in said, "round 3: return" in said) == (True, False)
+
+
+def test_python_gets_the_agent_of_the_best_snapshot_and_what_was_seen(agents):
+    agent = quarl.load(agents / "sb3" / "dqn" / "MountainCar-v0_1")
+    distilled = agent.distill(2, rounds=1, updates=20, states=100, validation=5)
+    assert [(each.round, each.updates, len(each.returns)) for each in distilled.snapshots] == [(0, 0, 5), (1, 20, 5)]
+    best = max(distilled.snapshots, key=lambda snapshot: snapshot.mean)
+    assert distilled.agent.policy is best.policy
+    assert distilled.agent.policy.spec.precision == "int2e8"
+    observations = evaluation.record(agent.policy, num=200, seed=5)
+    offline = quarl.distill(agent, "int3", observations=observations, rounds=1, updates=20)
+    assert [each.returns.size for each in offline.snapshots] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"precision": "fp16"}, "precision fp16: distillation is for weights of 2 to 8 bits"),
+        ({"env": "CartPole-v1"}, "distill has no keyword 'env'; did you mean 'env_id'?"),
+        ({"updates": "5"}, "updates is '5'; use a whole number"),
+        ({"budget": 5}, "budget is '5'; use a round of 1,000 updates or more"),
+        ({}, "the policy names no environment"),
+    ],
+)
+def test_a_careless_call_is_told_the_right_keyword(options, line):
+    with pytest.raises(quarl.QuarlError, match=line):
+        quarl.Agent(networks.dense([4, 2])).distill(**options)

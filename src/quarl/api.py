@@ -8,6 +8,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -15,9 +16,10 @@ import gymnasium
 from numpy.typing import ArrayLike
 
 from quarl import engines, evaluation
-from quarl.arguments import channels_first, checks_keywords, numbers, policy_rows
+from quarl.arguments import channels_first, check, checks_keywords, numbers, policy_rows
 from quarl.arrays import Array
 from quarl.calibration import quantize
+from quarl.config import DistillConfig
 from quarl.engines import Engine
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, note
@@ -32,6 +34,8 @@ from quarl.readers.spaces import action_head, from_live
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
     from torch import nn
+
+    from quarl.distillation.rounds import Snapshot
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -158,6 +162,56 @@ class Agent:
         given = None if observations is None else channels_first(self.policy, numbers(observations))
         return Agent(quantize(policy, spec, given))
 
+    @checks_keywords
+    def distill(
+        agent: Agent | str | os.PathLike[str],
+        precision: str | int = 4,
+        *,
+        observations: ArrayLike | None = None,
+        env_id: str | None = None,
+        mode: Mode = "dynamic",
+        rounds: int = DistillConfig.rounds,
+        updates: int = DistillConfig.updates,
+        states: int = DistillConfig.states,
+        validation: int = DistillConfig.validation,
+        margin: float = DistillConfig.margin,
+        budget: int | str | None = None,
+        seed: int = 0,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[Any] | None = None,
+        frame_stack: int | None = None,
+        max_episode_steps: int | None = None,
+    ) -> Distilled:
+        """The agent in 2 to 8 bits, which learned what it does in float, and the snapshots of which it is the best.
+
+        What `quarl distill` does, whose options explain the keywords. QuarlError as of `quantize`.
+
+        observations: recorded ones [N, ...] in place of an environment: no other states are learned from, and snapshots
+        have the error of their actions on the last tenth in place of returns.
+        validation: episodes of a look at a snapshot.
+        margin: loss of return, in percent of fp32's: a snapshot that is shown to lose less ends it.
+        budget: updates, or minutes, as in "10m".
+
+        >>> agent.distill(2, rounds=1, updates=50, validation=10).agent
+        Agent(dqn CartPole-v1, int2e8 dynamic, 4-256-256-2, 67,072 weights)
+        """
+        from quarl.distillation import rounds as recipes  # here: it needs torch, and Agent
+        from quarl.distillation.validation import Validation
+
+        policy = agent_of(agent).policy
+        if is_quantized(policy):
+            raise QuarlError(f"this policy is {policy.spec.precision} already; distil the fp32 one")
+        told: Any = {"rounds": rounds, "updates": updates, "states": states, "validation": validation}
+        told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed, "env": env_id}
+        config = DistillConfig(model=("agent",), budget=None if budget is None else str(budget), **told)
+        check(config, {"bits": "precision", "env": "env_id"})
+        policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
+        given = None if observations is None else policy_rows(policy, observations)[0]
+        looks = Validation(policy, recipes.Recipe.of(config), seed, env_id, given)
+        (spec,), told = config.specs(), {"seed": seed, "env_id": env_id, "validation": looks}
+        snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks.recipe, **told))
+        return Distilled(Agent(recipes.best(snapshots).policy), snapshots)
+
     def predict(
         self,
         observation: ArrayLike | dict[str, Array],
@@ -233,6 +287,16 @@ class Agent:
         return engine
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Distilled:
+    """What `Agent.distill` gives."""
+
+    agent: Agent
+    """Of the last snapshot where that was shown to lose less than the margin, else of the best."""
+    snapshots: tuple[Snapshot, ...]
+    """Calibration's and one of each round, with their `returns` in validation."""
+
+
 def agent_of(agent: Agent | str | os.PathLike[str]) -> Agent:
     """The agent itself, or the one that lies there."""
     if isinstance(agent, Agent):
@@ -244,6 +308,7 @@ def agent_of(agent: Agent | str | os.PathLike[str]) -> Agent:
 
 
 evaluate = Agent.evaluate
+distill = Agent.distill
 
 
 @checks_keywords

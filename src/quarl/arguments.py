@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.config.base import Config, check_types
 from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.graph import Policy
 from quarl.readers.spaces import has_channels_last
@@ -40,6 +41,19 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **given)
 
     return checked
+
+
+def check(config: Config, keywords: Mapping[str, str]) -> None:
+    """Refuses what the command line would, in words of Python.
+
+    keywords: by the option, where that has another name.
+    """
+    try:
+        check_types(config)
+        config.check()
+    except QuarlError as error:
+        option, _, rest = str(error).removeprefix("--").partition(" ")
+        raise QuarlError(f"{keywords.get(option, option)} {rest}") from None
 
 
 def numbers(observation: Any) -> Array:

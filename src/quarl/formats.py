@@ -20,8 +20,8 @@ def number(value: float | None) -> str:
 
 
 def spread(mean: float | None, std: float | None) -> str:
-    """A mean return and the standard deviation around it."""
-    return f"{number(mean)} ± {number(std)}"
+    """A mean return and the standard deviation around it; an en dash where there is none."""
+    return "–" if mean is None else f"{number(mean)} ± {number(std)}"
 
 
 def mean_bits(mean: float, bits: int) -> str:
@@ -49,8 +49,10 @@ def three_digits(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
-def percent(share: float) -> str:
-    """A share 0..1 in percent, never rounded up to 100."""
+def percent(share: float | None) -> str:
+    """A share 0..1 in percent, never rounded up to 100; an en dash where there is none."""
+    if share is None:
+        return "–"
     text = f"{100 * share:.1f}"
     return "100" if share == 1 else "99.9" if text == "100.0" else text
 

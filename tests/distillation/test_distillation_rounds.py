@@ -6,12 +6,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 import networks
 from quarl.calibration import Calibrated
 from quarl.distillation import rounds
 from quarl.distillation.rounds import Recipe, distill
+from quarl.errors import QuarlError
 from quarl.evaluation import record
+from quarl.policy import artifact
 from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 
@@ -60,7 +63,45 @@ def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_stude
 def test_rates_are_for_codes_of_coarse_grids_and_of_fine_ones(calibrated):
     spec = QuantSpec.parse("int2e8")
     student = rounds.Student(calibrated.rewrite(spec)[0], calibrated.quantize(spec))
-    training = rounds.Training(student, SHORT, lambda y, t: (y - t).square().mean(), np.random.default_rng(0))
+    rng, empty = np.random.default_rng(0), torch.zeros(0, 2)
+    training = rounds.Training(student, SHORT, lambda y, t: (y - t).square().mean(), rng, np.zeros((0, 4)), empty)
     assert sorted(set(training.rates)) == sorted({rounds.STEP_RATE, rounds.EDGE_RATE})  # both layers are edges
     training.set_rates()
     assert training.optimizer.param_groups[0]["lr"] == pytest.approx(rounds.EDGE_RATE / rounds.WARM_UP)
+
+
+def test_a_budget_of_minutes_that_no_round_fits_is_said_and_one_of_a_round_ends_behind_it(calibrated, monkeypatch):
+    monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)
+    spec = QuantSpec.parse("int2")
+    clock = iter(range(10**6))
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: float(next(clock)))  # a second at every look at it
+    whole = list(distill(calibrated, spec, SHORT))
+    assert len(whole) == 3
+    taken = whole[1].seconds
+    kept = list(distill(calibrated, spec, dataclasses.replace(SHORT, minutes=taken / 60 + 0.1)))
+    assert [each.round for each in kept] == [0, 1]
+    with pytest.raises(QuarlError, match=r"minutes are too few for one round: raise budget, or lower updates"):
+        list(distill(calibrated, spec, dataclasses.replace(SHORT, minutes=taken / 120)))
+
+
+def test_what_is_kept_goes_on_bit_for_bit_and_is_refused_where_a_bit_of_it_has_changed(
+    calibrated, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)
+    spec, file = QuantSpec.parse("int2"), tmp_path / "kept.safetensors"
+    whole = list(distill(calibrated, spec, SHORT))
+    begun = distill(calibrated, spec, SHORT, file=file)
+    next(begun), next(begun)
+    begun.close()  # as whoever is killed, after a round
+    kept = file.read_bytes()
+    gone_on = list(distill(calibrated, spec, SHORT, file=file))
+    assert [each.returns.tolist() for each in gone_on] == [each.returns.tolist() for each in whole]
+    assert [artifact.to_bytes(each.policy) for each in gone_on] == [artifact.to_bytes(each.policy) for each in whole]
+    for damaged in (kept[:-1], kept[:-1] + bytes([kept[-1] ^ 1]), b"\x80\x04K\x01."):
+        file.write_bytes(damaged)
+        with pytest.raises(QuarlError, match=r"kept.safetensors is damaged .*; start again without it"):
+            next(distill(calibrated, spec, SHORT, file=file))
+    file.write_bytes(kept)
+    for other, what in ((dataclasses.replace(SHORT, rounds=3), "rounds"), (SHORT, "seed")):
+        with pytest.raises(QuarlError, match=f"is of a run whose {what} is"):
+            next(distill(calibrated, spec, other, seed=int(what == "seed"), file=file))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
 
-from quarl import energy, formats
-from quarl.calibration import Calibrated, quantize
+from quarl import energy, engines, formats
+from quarl.calibration import quantize
 from quarl.commands import model, terminal
 from quarl.config import DistillConfig
 from quarl.distillation.rounds import Recipe, Snapshot, best, distill, facts
-from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, evaluate, record
+from quarl.distillation.validation import Validation
+from quarl.errors import NothingSavedError, QuarlError
+from quarl.evaluation import Evaluation, evaluate
 from quarl.experiments.rows import judged
 from quarl.files import staged, write_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import is_quantized
+from quarl.policy.graph import QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
 from quarl.report import page, schema, style, tables
 from quarl.report.figures import learning
-from quarl.rows import Column, Episodes, Error, Measured, Precision, Returns, Row, Updates
+from quarl.rows import Column, Episodes, Measured, Precision, Returns, Row, Updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,29 +37,38 @@ class DistillRow(Row):
     bits_of_layers: dict[str, int]
     """By layer."""
     measured: Measured
-    mean_fp32: Annotated[float, Column("fp32", formats.number)]
-    mean_calibrated: Annotated[float, Column("calibrated", formats.number)]
+    mean_fp32: Annotated[float | None, Column("fp32", formats.number, optional=True)]
+    """Mean return; null, as all that follows from returns, where observations stand in place of an environment."""
+    mean_calibrated: Annotated[float | None, Column("calibrated", formats.number, optional=True)]
     """Mean return of what distillation begins with."""
-    mean: Annotated[float, Column("distilled", formats.spread, of=("mean", "std"))]
-    std: float
-    iqm: float
+    mean: Annotated[float | None, Column("distilled", formats.spread, of=("mean", "std"), optional=True)]
+    std: float | None
+    iqm: float | None
     """Interquartile mean: of the middle half of the returns."""
-    ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"))]
+    ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), optional=True)]
     """Ends of the 95 % bootstrap interval of the mean return; null of one episode."""
     ci_high: float | None
-    error_pct: Error
+    error_pct: Annotated[float | None, Column("E %", formats.number, optional=True)]
+    """Loss of return in percent of fp32's; null where fp32's interval contains 0."""
     margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
     """Loss that counts as non-inferior, in percent of the return in fp32."""
-    noninferior: bool
-    verdict: Annotated[str, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
+    noninferior: bool | None
+    verdict: Annotated[
+        str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"), optional=True)
+    ]
     """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32."""
-    differs: bool
+    differs: bool | None
     """Whether that interval does not contain 0."""
     difference: float | None
     """Mean of the paired differences to fp32, a loss being negative, and the ends of its 95 % interval."""
     difference_low: float | None
     difference_high: float | None
     episodes: Episodes
+    error_calibrated: Annotated[float | None, Column("calibrated errs %", formats.percent, optional=True)]
+    """Of actions on observations that were held out: the share that is not fp32's or, where continuous, the mean
+    absolute difference in shares of the range. Null where returns are measured."""
+    error: Annotated[float | None, Column("distilled errs %", formats.percent, optional=True)]
+    """The same of what distillation ends with."""
     round: Annotated[int, Column("round", lambda number: str(number) if number else "calibrated")]
     """Whose snapshot was chosen; 0: what calibration made."""
     updates: Updates
@@ -66,7 +76,7 @@ class DistillRow(Row):
     """That were learned from, those of calibration included."""
     distillation_s: Annotated[float, Column("s", "{:.0f}".format)]
     """Seconds of training and of the episodes that gave its states, validation apart."""
-    validation_mean: float
+    validation_mean: float | None
     """Mean return of the snapshot on the episodes that chose it."""
     validation_episodes: Annotated[int, Column("validation", "{:,}".format)]
     """That were played to choose the snapshot."""
@@ -79,87 +89,95 @@ class DistillRow(Row):
 
 def run(config: DistillConfig) -> None:
     """Distils every precision, writes the folder, prints the table."""
+    files = _files(config)
     policy = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
-    play = partial(evaluate, episodes=config.episodes, seed=config.seed, env_id=config.env)
-    recipe = Recipe.of(config)
-    rows: list[DistillRow] = []
-    looks: list[tuple[QuantSpec, Snapshot]] = []
+    given = None if config.observations is None else model.observations(config.observations, policy)
+    validation = Validation(policy, Recipe.of(config), config.seed, config.env, given)
+    looks: dict[str, list[Snapshot]] = {}
     with staged(config.output) as folder, energy.meter(config) as meter:
-        calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env))
-        exact = play(quantize(policy, EXACT))
-        for spec in config.specs():
-            snapshots = []
-            for snapshot in distill(calibrated, spec, recipe, seed=config.seed, env_id=config.env):
-                snapshots.append(snapshot)
-                terminal.note(f"{spec.precision}, {snapshot}")
-            rows.append(_row(spec, snapshots, exact, play, config))
-            looks += [(spec, snapshot) for snapshot in snapshots]
-            artifact.write(best(snapshots).policy, folder / f"{spec.precision}.safetensors")
-        document = schema.document(
-            DistillRow,
-            rows,
-            model=str(model.locate(config)),
-            algo=policy.provenance.algo,
-            env_id=exact.env_id,
-            seed=config.seed,
-            energy=meter.cost,
-            statistics=sentence(policy),
-        )
-        title = model.title(policy, exact.env_id)
+        calibrated, recipe, exact = validation.calibrated(), validation.recipe, None
+        if given is None:
+            exact = _play(quantize(policy, EXACT), config)
+        else:
+            terminal.note(f"only states of {config.observations} are learned from, and no return is measured")
+        options: Any = {"seed": config.seed, "env_id": config.env, "validation": validation}
+        with terminal.progress(len(files) * recipe.rounds * recipe.updates) as options["progress"]:
+            for spec, file in files.items():
+                looks[spec.precision] = snapshots = []
+                for snapshot in distill(calibrated, spec, recipe, **options, file=file):
+                    snapshots.append(snapshot)
+                    terminal.note(f"{spec.precision}, {snapshot}")
+                options["progress"](spec.precision, recipe.rounds * recipe.updates - snapshots[-1].updates)
+                artifact.write(best(snapshots).policy, folder / f"{spec.precision}.safetensors")
+        rows = [_row(snapshots, exact, config) for snapshots in looks.values()]
+        env_id = policy.provenance.env_id if exact is None else exact.env_id
+        told: Any = {"model": str(model.locate(config)), "algo": policy.provenance.algo, "env_id": env_id}
+        told |= {"seed": config.seed, "energy": meter.cost, "statistics": sentence(policy)}
+        document = schema.document(DistillRow, rows, **told)
+        title, command = model.title(policy, env_id), replace(config, resume=False)
         schema.write(document, folder / "rows.json")
         write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
-        points = [{"label": spec.precision, "updates": look.updates, **_ends(look)} for spec, look in looks]
-        curve = learning(points, [], {"updates": "updates"}, f"{title}: return of the snapshots, in validation")
-        style.save(curve, folder / "curve.png")
+        heading, figures = "Errors of actions on observations that were held out", []
+        if given is None:
+            heading, name = "Returns on fresh episodes", f"{title}: return of the snapshots, in validation"
+            seen = [(label, look.updates, look.summary) for label, each in looks.items() for look in each]
+            points = [{"label": label, "updates": updates, **asdict(summary)} for label, updates, summary in seen]
+            style.save(curve := learning(points, [], {"updates": "updates"}, name), folder / "curve.png")
+            figures = [("Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)]
         text = page.render(
             title=f"{title}: distillation",
-            facts={"model": str(document["model"]), "environment": exact.env_id, "observations": sentence(policy)},
+            facts={"model": str(document["model"]), "environment": env_id, "observations": sentence(policy)},
             sentences=[_sentence(row) for row in rows],
-            tables=[("Returns on fresh episodes", tables.cells(DistillRow, document["rows"]))],
-            figures=[("Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)],
-            command=config.command_line(),
+            tables=[(heading, tables.cells(DistillRow, document["rows"]))],
+            figures=figures,
+            command=command.command_line(),
         )
         write_bytes(text.encode(), folder / "report.html")
+    for file in files.values():
+        file.unlink(missing_ok=True)
     terminal.show(DistillRow, document["rows"], title)
     terminal.say("", *map(_sentence, rows), sentence(policy), "", f"report: {config.output / 'report.html'}")
-    terminal.finish(config, document)
+    terminal.finish(command, document)
 
 
-def _ends(snapshot: Snapshot) -> dict[str, float | None]:
-    summary = snapshot.summary
-    return {"mean": summary.mean, "ci_low": summary.ci_low, "ci_high": summary.ci_high}
+def _files(config: DistillConfig) -> dict[QuantSpec, Path]:
+    """From where each precision goes on; refuses a folder that does not hold what --resume says."""
+    there = sorted(path.name for path in config.output.glob("checkpoint-*.safetensors"))
+    if there and not config.resume:
+        raise QuarlError(f"{config.output} holds a run ({there[0]}): go on with --resume, or name another folder")
+    if config.resume and not there:
+        raise NothingSavedError(f"no checkpoint in {config.output}; start without --resume")
+    return {spec: config.output / f"checkpoint-{spec.precision}.safetensors" for spec in config.specs()}
+
+
+def _play(policy: QuantizedPolicy, config: DistillConfig) -> Evaluation:
+    """Fresh episodes, on LiteRT where it has kernels."""
+    engine = engines.load_fitting(policy).name
+    return evaluate(policy, episodes=config.episodes, seed=config.seed, env_id=config.env, engine=engine)
 
 
 def _sentence(row: DistillRow) -> str:
+    if row.mean is None:
+        return f"{row.precision}: no return was measured; play the policy before it is used."
     if not row.round:
-        return (
-            f"{row.precision}: calibration's codes are what stays; nothing that was trained did better in validation."
-        )
+        return f"{row.precision}: calibration's codes are what stays; nothing trained did better in validation."
     changed = f"{formats.number(row.mean_calibrated)} calibrated, {formats.number(row.mean)} distilled"
     return f"{row.precision}: {changed}, of {formats.number(row.mean_fp32)} in fp32."
 
 
-def _row(
-    spec: QuantSpec,
-    snapshots: Sequence[Snapshot],
-    exact: Evaluation,
-    play: Callable[..., Evaluation],
-    config: DistillConfig,
-) -> DistillRow:
+def _row(snapshots: Sequence[Snapshot], exact: Evaluation | None, config: DistillConfig) -> DistillRow:
     chosen, first = best(snapshots), snapshots[0]
-    played = play(chosen.policy)
-    calibrated = played if chosen is first else play(first.policy)
-    return DistillRow(
-        precision=spec.precision,
-        bits_mean=chosen.policy.mean_bits,
-        bits_of_layers=chosen.policy.bits_of_layers,
-        measured=played.measured,
-        mean_fp32=float(exact.returns.mean()),
-        mean_calibrated=float(calibrated.returns.mean()),
-        **judged(played.returns, exact.returns, config.margin, config.seed),
-        **facts(snapshots),
-        bytes_packed=len(artifact.to_bytes(chosen.policy)),
-        returns=played.returns.tolist(),
-    )
+    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(DistillRow))
+    row |= {"precision": chosen.policy.spec.precision, "bits_of_layers": chosen.policy.bits_of_layers}
+    row |= {"bits_mean": chosen.policy.mean_bits, "bytes_packed": len(artifact.to_bytes(chosen.policy))}
+    row |= {"measured": engines.load_fitting(chosen.policy).measured, **facts(snapshots)}
+    if exact is None:
+        row |= {"error_calibrated": first.error, "error": chosen.error, "episodes": 0, "margin_pct": config.margin}
+        return DistillRow(**row)
+    played = _play(chosen.policy, config)
+    calibrated = played if chosen is first else _play(first.policy, config)
+    row |= judged(played.returns, exact.returns, config.margin, config.seed)
+    row |= {"mean_fp32": float(exact.returns.mean()), "mean_calibrated": float(calibrated.returns.mean())}
+    return DistillRow(**row | {"returns": played.returns.tolist()})

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quarl.arguments import policy_rows
+from quarl.arrays import Array
 from quarl.config import DistillConfig, EvalConfig, InspectConfig, ModelConfig, PlayConfig, PtqConfig
 from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
-from quarl.errors import note
+from quarl.errors import QuarlError, note
+from quarl.inert.budget import reading
+from quarl.inert.npz import read_npy, read_npz
+from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy
 from quarl.readers import find, load
 
@@ -30,6 +35,16 @@ def at_home(policy: Policy, config: DistillConfig | EvalConfig | PlayConfig | Pt
         make_for(policy_at_home, config.env).close()  # a mistake is one line
         note(f"environment: {described(policy_at_home.provenance)}")
     return policy_at_home
+
+
+def observations(file: Path, policy: Policy) -> Array:
+    """The recorded observations [N, *shape] in an .npy file, or the one array of an .npz, in the policy's dtype."""
+    with reading(file):
+        data = read_bytes(file)
+        arrays = read_npz(data, str(file)) if data[:2] == b"PK" else {"": read_npy(data, str(file))}
+    if len(arrays) != 1:
+        raise QuarlError(f"{file} holds {len(arrays)} arrays: save the observations alone")
+    return policy_rows(policy, *arrays.values())[0]
 
 
 def title(policy: Policy, env_id: str | None) -> str:

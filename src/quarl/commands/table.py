@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from quarl.api import Agent, agent_of
-from quarl.arguments import checks_keywords
+from quarl.arguments import check, checks_keywords
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
-from quarl.config.base import EngineName, check_types
+from quarl.config.base import EngineName
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError
 from quarl.experiments.bits import choose
@@ -146,12 +146,7 @@ def ptq(
         workers=num_workers,
         seed=seed,
     )
-    try:
-        check_types(config)
-        config.check()
-    except QuarlError as error:
-        option, _, rest = str(error).removeprefix("--").partition(" ")
-        raise QuarlError(f"{KEYWORDS.get(option, option)} {rest}") from None
+    check(config, KEYWORDS)
     policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
     with terminal.progress(config.num_episodes) as progress:
         cells, _, _ = choose(policy, config, progress)

@@ -178,6 +178,13 @@ class DistillConfig(ModelConfig, MeteredConfig):
     """New states after each round."""
     validation: Annotated[int, shown("EPISODES"), TRAINING] = 40
     """Episodes of a look at the return, which chooses the snapshot."""
+    budget: Annotated[str | None, shown("N|MINUTESm", default="no bound"), TRAINING] = None
+    """Of a precision: updates, as in 5000, or minutes, as in 10m; the last round is one that fits."""
+    observations: Annotated[Path | None, shown("FILE"), TRAINING] = None
+    """Recorded observations, .npy or .npz, in place of an environment: only these states are learned from, and no
+    return is measured."""
+    resume: Flag = False
+    """Go on from the last finished round of the same command, which was ended."""
     env: EnvId = None
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 100
@@ -194,7 +201,23 @@ class DistillConfig(ModelConfig, MeteredConfig):
         check_margin(self.margin)
         if not self.bits:
             raise QuarlError("--bits needs at least one precision, as in --bits 4")
+        if self.observations is not None:
+            unplayed = ("env", "episodes", "validation", "states", *OPTIONS)
+            self.refuse(unplayed, "is about an environment, and with --observations there is none")
         self.specs()
+        self.bounds()
+
+    def bounds(self) -> tuple[int, float]:
+        """Rounds at most, and minutes."""
+        if self.budget is None:
+            return self.rounds, math.inf
+        if match := re.fullmatch(r"(\d{1,9})(m?)", self.budget):
+            rounds = self.rounds if match[2] else min(int(match[1]) // self.updates, self.rounds)
+            if rounds and int(match[1]):
+                return rounds, int(match[1]) if match[2] else math.inf
+        raise QuarlError(
+            f"--budget is {self.budget[:60]!r}; use a round of {self.updates:,} updates or more, or minutes, as in 10m"
+        )
 
     def specs(self) -> list[QuantSpec]:
         """Every precision once, in order."""

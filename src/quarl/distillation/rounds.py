@@ -9,24 +9,32 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from quarl import engines, formats, stats
 from quarl.arrays import Array
-from quarl.calibration import Calibrated, quantize
+from quarl.calibration import Calibrated
 from quarl.config import DistillConfig
 from quarl.distillation.loss import Loss, loss_of
 from quarl.distillation.student import Layer, Student
+from quarl.distillation.validation import Validation
 from quarl.engines.reference import as_float
-from quarl.evaluation import RECORD_BATCH, evaluate, record
-from quarl.policy.graph import QuantizedPolicy
-from quarl.quant.spec import EXACT, QuantSpec
+from quarl.errors import QuarlError, in_one_line
+from quarl.evaluation import RECORD_BATCH, record, sample_size
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.quant.spec import QuantSpec
+from quarl.runs import checkpoint_file
+from quarl.runs.checkpoint_file import DamagedError
 
 RATE, EDGE_RATE = 0.02, 0.15
 """Codes that a weight or bias moves in an update at most: of coarse grids, and of those with at least EDGE_BITS."""
@@ -53,17 +61,15 @@ class Recipe:
     """Of a look at a snapshot."""
     margin: float = 5.0
     """Loss in percent that is acceptable: a snapshot that is shown to lose less ends it."""
+    minutes: float = math.inf
+    """No round begins that would end later."""
 
     @classmethod
     def of(cls, config: DistillConfig) -> Recipe:
         """What the options say."""
-        return cls(
-            rounds=config.rounds,
-            updates=config.updates,
-            states=config.states,
-            episodes=config.validation,
-            margin=config.margin,
-        )
+        rounds, minutes = config.bounds()
+        same = {name: getattr(config, name) for name in ("updates", "states", "margin")}
+        return cls(rounds=rounds, episodes=config.validation, minutes=minutes, **same)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -77,6 +83,9 @@ class Snapshot:
     returns: Array
     """float64 [episodes], of validation's seeds."""
     noninferior: bool
+    error: float | None = None
+    """Of actions on observations that were held out, where nothing is played: the share that is not fp32's, or where
+    continuous the mean absolute difference, in shares of the range."""
     seconds: float
     """Since the beginning, validation included."""
     validation_s: float
@@ -96,12 +105,15 @@ class Snapshot:
     def __str__(self) -> str:
         what = f"round {self.round}" if self.round else "calibrated"
         verdict = ", non-inferior" if self.noninferior else ""
-        return f"{what}: return {formats.number(self.mean)}{verdict} ({self.seconds:.0f} s)"
+        seen = f"return {formats.number(self.mean)}" if self.error is None else f"action error {100 * self.error:.2f} %"
+        return f"{what}: {seen}{verdict} ({self.seconds:.0f} s)"
 
 
 def best(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """The last one, where it was shown to be non-inferior, else the one of the highest mean."""
-    return snapshots[-1] if snapshots[-1].noninferior else max(snapshots, key=lambda snapshot: snapshot.mean)
+    """The last one, where it was shown to be non-inferior, else the one of the highest mean or the least error."""
+    if snapshots[-1].noninferior:
+        return snapshots[-1]
+    return max(snapshots, key=lambda snapshot: snapshot.mean if snapshot.error is None else -snapshot.error)
 
 
 def facts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
@@ -111,7 +123,7 @@ def facts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         "round": chosen.round,
         "updates": chosen.updates,
         "states": chosen.states,
-        "validation_mean": chosen.mean,
+        "validation_mean": chosen.mean if chosen.returns.size else None,
         "validation_episodes": chosen.returns.size * (1 + len(snapshots)),
         "distillation_s": last.seconds - last.validation_s,
         "validation_s": last.validation_s,
@@ -119,61 +131,84 @@ def facts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 
 
 def distill(
-    calibrated: Calibrated, spec: QuantSpec, recipe: Recipe, *, seed: int = 0, env_id: str | None = None
+    calibrated: Calibrated,
+    spec: QuantSpec,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    env_id: str | None = None,
+    validation: Validation | None = None,
+    file: Path | None = None,
+    progress: Callable[[str, int], None] = lambda label, done: None,
 ) -> Iterator[Snapshot]:
     """Snapshots of the policy in the precision of `spec`, calibration's first; the last is non-inferior, or the end.
 
     Needs an environment to play in and no reward but to look at snapshots: states are those of the float policy's
     calibration episodes and, before each round, of the newest snapshot's own, on integer kernels. Validation plays a
     stream of seeds of its own.
+
+    validation: of several precisions the same, so that the float policy plays once; with observations, no other states
+    are learned from.
+    file: what a distillation that was ended goes on from, made anew with each snapshot.
+    progress: called with what is going on and how many updates that was.
     """
-    begun = time.monotonic()
-    rng = np.random.default_rng(seed)
-    exact, values = calibrated.rewrite(spec)
-    start = calibrated.quantize(spec)
-
-    validation_s = 0.0
-
-    def play(policy: QuantizedPolicy) -> Array:
-        nonlocal validation_s
-        played = evaluate(policy, episodes=recipe.episodes, seed=seed, env_id=env_id, stream="validation")
-        validation_s += played.wall_s
-        return played.returns
-
-    wanted = play(quantize(calibrated.policy, EXACT))
-
-    def look(policy: QuantizedPolicy, number: int, updates: int, states: int) -> Snapshot:
-        returns = play(policy)
-        judged = stats.verdict(wanted, returns, recipe.margin, np.random.default_rng(seed))
-        seconds = time.monotonic() - begun
-        return Snapshot(
-            round=number, updates=updates, states=states, returns=returns, policy=policy,
-            noninferior=judged.noninferior, seconds=seconds, validation_s=validation_s,
-        )  # fmt: skip
-
-    snapshot = look(start, 0, 0, 0)
-    yield snapshot
-    if snapshot.noninferior:
-        return
-    observations = calibrated.observations
-    assert observations is not None
-    student, states, labels = Student(exact, start), observations, torch.from_numpy(values[exact.output])
-    training = Training(student, recipe, loss_of(exact, labels), rng)
-    for number in range(1, recipe.rounds + 1):
-        engine = engines.load(snapshot.policy, "litert", batch=RECORD_BATCH)
-        stream_seed = seed * (recipe.rounds + 1) + number
-        new = record(snapshot.policy, "training", seed=stream_seed, env_id=env_id, engine=engine, num=recipe.states)
-        states = np.concatenate([states, new])
-        labels = torch.cat([labels, torch.from_numpy(as_float(exact, new)[exact.output])])
-        training.round(states, labels)
-        snapshot = look(training.averaged.policy(), number, training.updates, len(states))
-        yield snapshot
-        if snapshot.noninferior:
+    validation = validation or Validation(calibrated.policy, recipe, seed, env_id)
+    validation_s = 0.0 if validation.observations is not None else validation.exact.wall_s
+    begun = time.monotonic() - validation_s
+    teacher, start = calibrated.rewrite(spec)[0], calibrated.quantize(spec)
+    states = calibrated.observations if validation.observations is None else validation.observations
+    assert states is not None
+    taught = outputs(teacher, states)
+    student, loss = Student(teacher, start), loss_of(teacher, taught)
+    training = Training(student, recipe, loss, np.random.default_rng(seed), states, taught)
+    identity = asdict(replace(recipe, minutes=0)) | {"seed": seed, "env_id": env_id}
+    identity["policy"] = sha256(artifact.to_bytes(start)).hexdigest()
+    snapshots: list[Snapshot] = []
+    if file is not None and file.is_file():
+        snapshots = training.load(file, identity)
+        yield from snapshots
+        begun, validation_s = time.monotonic() - snapshots[-1].seconds, snapshots[-1].validation_s
+        progress(spec.precision, training.updates)
+    while not snapshots or (len(snapshots) <= recipe.rounds and not snapshots[-1].noninferior):
+        number, since = len(snapshots), time.monotonic()
+        if number > 1 and since - begun + snapshots[-1].seconds - snapshots[-2].seconds > 60 * recipe.minutes:
             return
+        if number and validation.observations is None:
+            options: dict[str, Any] = {"seed": seed * (recipe.rounds + 1) + number, "env_id": env_id}
+            engine = engines.load(snapshots[-1].policy, engines.load_fitting(start).name, batch=RECORD_BATCH)
+            new = record(snapshots[-1].policy, "training", **options, engine=engine, num=recipe.states)
+            training.add(new, outputs(teacher, new))
+            since = time.monotonic()
+        for done, cost in enumerate(training.round() if number else (), 1):
+            now = time.monotonic()
+            progress(f"{spec.precision}, round {number}: {done / (now - since):.0f} updates/s, loss {cost:.3g}", 1)
+            if number == 1 and now - begun > 60 * recipe.minutes:
+                raise QuarlError(
+                    f"{recipe.minutes:g} minutes are too few for one round: raise budget, or lower updates"
+                )
+        progress(f"{spec.precision}, round {number}: playing", 0)
+        policy = training.averaged.policy() if number else start
+        looked, seconds = validation.look(policy)
+        validation_s += seconds
+        snapshot = Snapshot(
+            round=number, updates=training.updates, states=len(training.states) if number else 0, policy=policy,
+            seconds=time.monotonic() - begun, validation_s=validation_s, **looked,
+        )  # fmt: skip
+        snapshots.append(snapshot)
+        if file is not None:
+            training.save(file, identity, snapshots)
+        yield snapshot
+
+
+def outputs(teacher: Policy, states: Array) -> Tensor:
+    """Of the float policy [N, n], on as many states at a time as calibrate it."""
+    size = sample_size(teacher)
+    pieces = (states[first : first + size] for first in range(0, len(states), size))
+    return torch.from_numpy(np.concatenate([as_float(teacher, piece)[teacher.output] for piece in pieces]))
 
 
 class Training:
-    """The student, its optimiser, and the running mean of its parameters."""
+    """The student, its optimiser, the running mean of its parameters, and the states that it learns from."""
 
     def __init__(
         self,
@@ -181,9 +216,13 @@ class Training:
         recipe: Recipe,
         loss: Loss,
         rng: np.random.Generator,
+        states: Array,
+        labels: Tensor,
     ) -> None:
+        """labels: the teacher's outputs [N, n] on the states."""
         self.student, self.averaged = student, copy.deepcopy(student)
         self.recipe, self.loss, self.rng = recipe, loss, rng
+        self.states, self.labels, self.updates = states, labels, 0
         groups: list[dict[str, Any]] = []
         for module in student.learning.values():
             if isinstance(module, Layer):
@@ -194,20 +233,37 @@ class Training:
                 groups.append({"params": list(module.parameters()), "lr": NORM_RATE})
         self.rates = [group["lr"] for group in groups]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-        self.updates = 0
+        parameters = list(student.parameters())
+        moments: dict[str, list[Tensor]] = {
+            name: [torch.zeros_like(each) for each in parameters] for name in ("exp_avg", "exp_avg_sq")
+        }
+        moments["step"] = [torch.zeros(()) for _ in parameters]
+        self.changed: dict[str, list[Any]] = {
+            "student": parameters,
+            "averaged": list(self.averaged.parameters()),
+            **moments,
+        }
+        """By every update."""
+        for index, parameter in enumerate(parameters):
+            self.optimizer.state[parameter] = {name: each[index] for name, each in moments.items()}
 
-    def round(self, states: Array, labels: Tensor) -> None:
-        """Updates on batches of these states."""
-        inputs = torch.from_numpy(states)
+    def add(self, states: Array, labels: Tensor) -> None:
+        """More of both."""
+        self.states, self.labels = np.concatenate([self.states, states]), torch.cat([self.labels, labels])
+
+    def round(self) -> Iterator[float]:
+        """Makes the updates of a round on batches of the states; the loss of each."""
+        inputs = torch.from_numpy(self.states)
         for _ in range(self.recipe.updates):
             self.set_rates()
-            chosen = torch.from_numpy(self.rng.integers(len(states), size=self.recipe.batch_size))
-            cost = self.loss(self.student(inputs[chosen]), labels[chosen])
+            chosen = torch.from_numpy(self.rng.integers(len(inputs), size=self.recipe.batch_size))
+            cost = self.loss(self.student(inputs[chosen]), self.labels[chosen])
             self.optimizer.zero_grad()
             cost.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.updates += 1
             self._average()
+            yield float(cost.detach())
 
     def set_rates(self) -> None:
         """A warm-up, then a cosine over all rounds."""
@@ -216,8 +272,38 @@ class Training:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
 
+    def save(self, file: Path, identity: Mapping[str, Any], snapshots: Sequence[Snapshot]) -> None:
+        """Writes what going on takes: numbers and arrays, of which nothing is ever executed."""
+        arrays = {name: parameters_to_vector(each).detach().numpy() for name, each in self.changed.items()}
+        arrays |= {"states": self.states, "labels": self.labels.numpy()}
+        told = [{name: getattr(each, name) for name in Snapshot.__slots__} for each in snapshots]
+        for number, facts in enumerate(told):
+            arrays[f"policy/{number}"] = np.frombuffer(artifact.to_bytes(facts.pop("policy")), np.uint8)
+        generator = self.rng.bit_generator.state
+        checkpoint_file.write(file, {**identity, "generator": generator, "snapshots": told}, arrays)
+
+    def load(self, file: Path, identity: Mapping[str, Any]) -> list[Snapshot]:
+        """The snapshots in the file, from which this goes on; QuarlError where it is damaged or of another run."""
+        try:
+            facts, arrays = checkpoint_file.read(file)
+            for what, here in identity.items():
+                if (there := facts[what]) != here:
+                    raise QuarlError(f"{file} is of a run whose {what} is {there}, not {here}: resume with its options")
+            for name, tensors in self.changed.items():
+                vector_to_parameters(torch.tensor(arrays[name], dtype=torch.float32), tensors)
+            self.states = arrays["states"].reshape(-1, *self.states.shape[1:]).astype(self.states.dtype)
+            self.labels = torch.tensor(arrays["labels"]).reshape(len(self.states), self.labels.shape[1])
+            self.rng.bit_generator.state, snapshots = facts["generator"], []
+            for number, told in enumerate(facts["snapshots"]):
+                policy = artifact.from_bytes(arrays[f"policy/{number}"].tobytes(), str(file))
+                snapshots.append(Snapshot(**told | {"returns": np.array(told["returns"]), "policy": policy}))
+            self.updates = snapshots[-1].updates
+        except (DamagedError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise QuarlError(f"{file} is damaged ({in_one_line(error)[:100]}); start again without it") from None
+        return snapshots
+
     @torch.no_grad()
     def _average(self) -> None:
         keep = min(self.recipe.average, (self.updates + 1) / (self.updates + 10))
-        for mean, parameter in zip(self.averaged.parameters(), self.student.parameters(), strict=True):
+        for mean, parameter in zip(self.changed["averaged"], self.changed["student"], strict=True):
             mean.lerp_(parameter, 1 - keep)

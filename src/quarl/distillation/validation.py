@@ -1,0 +1,84 @@
+"""Looks at snapshots: episodes beside the float policy's, or actions on recorded observations that were held out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quarl import engines, stats
+from quarl.arrays import Array
+from quarl.calibration import Calibrated, quantize
+from quarl.errors import QuarlError
+from quarl.evaluation import Evaluation, evaluate, record, sample_size
+from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.quant.spec import EXACT
+
+if TYPE_CHECKING:
+    from quarl.distillation.rounds import Recipe
+
+FEWEST = 10
+"""Recorded observations, of which one in as many is held out."""
+
+
+@dataclass(eq=False)
+class Validation:
+    """How snapshots of one policy are looked at, in whichever precisions: what is float is played once for all."""
+
+    policy: Policy
+    recipe: Recipe
+    seed: int
+    env_id: str | None
+    observations: Array | None = None
+    """Recorded ones [N, *shape] in place of an environment: nothing is played."""
+    held_out: Array = field(init=False)
+    """Of the observations, the last tenth, which is not learned from."""
+
+    def __post_init__(self) -> None:
+        given = self.observations
+        if given is None and not (self.env_id or self.policy.provenance.env_id):
+            raise QuarlError(
+                "the policy names no environment: name one with --env ID, or give --observations FILE (in Python, "
+                "env_id or observations)"
+            )
+        if given is not None and len(given) < FEWEST:
+            raise QuarlError(f"observations of {len(given)} states are too few: give {FEWEST} or more")
+        if given is not None:
+            self.observations, self.held_out = np.split(given, [len(given) - len(given) // FEWEST])
+
+    @cached_property
+    def exact(self) -> Evaluation:
+        """Of the float policy."""
+        return self._play(quantize(self.policy, EXACT))
+
+    def calibrated(self) -> Calibrated:
+        """The policy and what it is calibrated on: its own episodes, or a sample of what was recorded."""
+        given = self.observations
+        if given is None:
+            return Calibrated(self.policy, record(self.policy, seed=self.seed, env_id=self.env_id))
+        return Calibrated(self.policy, given[:: -(-len(given) // sample_size(self.policy))])
+
+    def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
+        """What a snapshot says of this policy, and the seconds that it took."""
+        if self.observations is None:
+            played, rng = self._play(policy), np.random.default_rng(self.seed)
+            judged = stats.verdict(self.exact.returns, played.returns, self.recipe.margin, rng)
+            return {"returns": played.returns, "noninferior": judged.noninferior, "error": None}, played.wall_s
+        begun, head = time.monotonic(), policy.head
+        wanted, actions = (
+            head(engines.run_all(engines.load_fitting(each), self.held_out))
+            for each in (quantize(self.policy, EXACT), policy)
+        )
+        error = actions != wanted
+        if head.kind != "argmax":
+            span = head.high - head.low
+            error = (actions - wanted) / np.where(np.isfinite(span), span, np.ptp(wanted, axis=0) + 1e-6)
+        looked = {"returns": np.zeros(0), "noninferior": False, "error": float(np.abs(error, dtype=np.float64).mean())}
+        return looked, time.monotonic() - begun
+
+    def _play(self, policy: QuantizedPolicy) -> Evaluation:
+        asked: dict[str, Any] = {"episodes": self.recipe.episodes, "seed": self.seed, "env_id": self.env_id}
+        return evaluate(policy, **asked, engine=engines.load_fitting(policy).name, stream="validation")
