@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from quarl import engines, formats
+from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
 from quarl.config.base import SEEDS
@@ -29,8 +30,8 @@ from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, Row
 from quarl.stats import FEWEST_EPISODES
 
-NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
-"""Widths that are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
+WIDTHS = {"bytes": (8, 7, 6, 5, 4, 3, 2), "latency": (8, 4)}
+"""That are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +93,9 @@ def choose(
         f"{row.episodes:,} fresh episodes exclude a loss of {row.margin_pct:g} %. A larger one passes in at most "
         f"{2.5 * attempt:g} % of such searches."
     ]
-    for name, added in errors.items():
-        fewer = ", ".join(f"{error:.2g} at {bits}" for bits, error in added.items())
-        said.append(f"{name} has {row.bits_of_layers[name]} bits; what fewer than 8 add to the action error: {fewer}.")
+    for name, by_bits in errors.items():
+        each = ", ".join(f"{error:.2g} at {bits}" for bits, error in by_bits.items())
+        said.append(f"{name} has {row.bits_of_layers[name]} bits; its action error by bits: {each}.")
     return cells, search.rows, said
 
 
@@ -112,20 +113,19 @@ class _Search:
         self.rows: list[AssignmentRow] = []
 
     def errors(self) -> dict[str, dict[int, float]]:
-        """Of each layer, by its bits, what they add to int8's action error on recorded states.
+        """The action error of each layer, by its bits beside int8 in the others, on recorded states.
 
         The mean square of what actions differ by from fp32's: in shares of their range; of discrete ones, 1 or 0.
         """
-        policy = self.calibrated.policy
-        exact = greedy(self.calibrated.quantize(EXACT), self.config.engine, self.states)
 
-        def error(*layer_bits: tuple[str, int]) -> float:
-            quantized = self.calibrated.quantize(replace(self.int8, layer_bits=layer_bits))
-            acted = greedy(quantized, self.config.engine, self.states)
-            return float(np.square(distance(policy, exact, acted)).mean())
+        def act(spec: QuantSpec) -> Array:
+            return greedy(self.calibrated.quantize(spec), self.config.engine, self.states)
 
-        least, narrower = error(), NARROWER[self.config.minimize]
-        return {op.name: {bits: max(error((op.name, bits)) - least, 0.0) for bits in narrower} for op in policy.linear}
+        def error(*own: tuple[str, int]) -> float:
+            return float(np.square(distance(policy, exact, act(replace(self.int8, layer_bits=own)))).mean())
+
+        policy, exact, widths = self.calibrated.policy, act(EXACT), WIDTHS[self.config.minimize]
+        return {op.name: {bits: error((op.name, bits)) for bits in widths} for op in policy.linear}
 
     def specs(self, errors: Mapping[str, Mapping[int, float]]) -> list[QuantSpec]:
         """int8, and the assignments after it on the path; where latency counts, those faster than all before them."""
@@ -189,12 +189,12 @@ def path(errors: Mapping[str, Mapping[int, float]], sizes: Mapping[str, int]) ->
 
     errors: of each layer by its bits, which add up over layers. sizes: weights of the layers.
 
-    >>> path({"first": {4: 1.0}, "last": {4: 0.0}}, {"first": 10, "last": 5})
+    >>> path({"first": {8: 0.0, 4: 1.0}, "last": {8: 0.0, 4: 0.0}}, {"first": 10, "last": 5})
     [{'first': 8, 'last': 8}, {'first': 8, 'last': 4}, {'first': 4, 'last': 4}]
     """
     points = [dict.fromkeys(sizes, 8)]
     while steps := [
-        ((error - errors[name].get(bits, 0.0)) / (sizes[name] * (bits - fewer)), fewer, name)
+        ((error - errors[name][bits]) / (sizes[name] * (bits - fewer)), fewer, name)
         for name, bits in points[-1].items()
         for fewer, error in errors[name].items()
         if fewer < bits
