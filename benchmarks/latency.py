@@ -19,7 +19,7 @@ from typing import Any
 
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.experiments.methods.latency import LatencyRow, measure
+from quarl.experiments.methods.latency import EDGED, LatencyRow, measure
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
@@ -41,6 +41,8 @@ BARS = (
     ("nature-cnn", "int8", "litert", 2.2),
 )
 """At batch 1 LiteRT's precision is so many times as fast as an engine's fp32."""
+MAX_EDGED = 1.1
+"""Times as long as int4 in all layers, from 256-256 on."""
 
 
 def judge(rows: list[LatencyRow], artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,6 +53,10 @@ def judge(rows: list[LatencyRow], artifacts: list[dict[str, Any]]) -> list[dict[
         ratio = at_one[name, engine, "fp32"].us_p50 / at_one[name, "litert", precision].us_p50
         what = f"{name}: litert {precision} over {engine} fp32, times"
         verdicts.append(verdict(what, ratio, factor, at_least=True))
+    uniform = {(row.network, row.batch): row.us_p50 for row in rows if row.precision == "int4"}
+    for row in (row for row in rows if row.precision in EDGED and row.network != STANDARD[0].name):
+        what = f"{row.network}: litert {row.precision} over int4 at batch {row.batch}, times"
+        verdicts.append(verdict(what, row.us_p50 / uniform[row.network, row.batch], MAX_EDGED))
     for network in STANDARD:
         if build(network).num_weights < LARGE:
             continue
@@ -99,6 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         artifacts = time_artifacts(widest, Path(folder))
     verdicts = judge(rows, artifacts)
+    narrow = [(network, precision) for network in STANDARD for precision in ("int8", "int4", *EDGED)]
     write(
         "latency",
         "make bench-latency",
@@ -106,6 +113,7 @@ def main() -> None:
         summary=[{"observations": {network.name: record(network)[1] for network in STANDARD}}],
         rows=[asdict(row) for row in rows],
         artifacts=artifacts,
+        sizes=[{"network": n.name, "precision": p, "bytes_packed": artifact_bytes(n, p)} for n, p in narrow],
         bars=verdicts,
     )
     for row in rows:

@@ -123,6 +123,16 @@ def test_rows_keep_the_contract_and_the_order(monkeypatch):
     assert all(0 < row.us_p50 <= row.us_p99 and row.bytes > 0 for row in rows)
 
 
+def test_few_bits_between_layers_of_8_are_loaded_in_places_of_4(monkeypatch):
+    monkeypatch.setattr(networks, "ENVIRONMENTS", {})
+    tiny = networks.Network(name="64-64", observation_shape=(6,), hidden=(64, 64), num_actions=2)
+    rows = latency.measure([tiny], batches=(1,), columns=latency.COLUMNS, seconds=0.002)
+    size = {row.precision: row.bytes for row in rows if row.engine == "litert"}
+    assert size["int4e8"] - size["int4"] == (64 * 6 + 2 * 64) // 2  # 4 more bits in the first and the last layer
+    assert size["int8"] - size["int4e8"] == 64 * 64 // 2
+    assert size["int4e8"] == size["int3e8"] == size["int2e8"]
+
+
 def test_networks_have_the_sizes_they_are_known_by():
     sizes = {network.name: networks.build(network).num_weights for network in networks.STANDARD}
     assert sizes == {

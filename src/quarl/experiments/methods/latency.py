@@ -32,6 +32,8 @@ from quarl.rows import Column, EngineName, Precision, Row
 
 PER_TENSOR = "int8-per-tensor"
 """ONNX Runtime's own dynamic quantisation; its "int8" is quantised per row, as in every engine, at some cost."""
+EDGED = ("int4e8", "int3e8", "int2e8")
+"""Few bits between a first and a last layer of 8."""
 COLUMNS = (
     ("torch", "fp32"),
     ("onnx", "fp32"),
@@ -40,6 +42,7 @@ COLUMNS = (
     ("litert", "fp32"),
     ("litert", "int8"),
     ("litert", "int4"),
+    *(("litert", precision) for precision in EDGED),
 )
 """(engine, precision) of a comparison."""
 ROUNDS = 20
