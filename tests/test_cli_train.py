@@ -101,6 +101,7 @@ def test_every_option_of_quantisation_reaches_the_spec():
     expected = QatSpec(
         weight_bits=3,
         activation_bits=6,
+        edge_bits=8,
         output_bits=5,
         observation_bits=7,
         critic=True,
@@ -112,6 +113,10 @@ def test_every_option_of_quantisation_reaches_the_spec():
     )
     assert parse(["train", "--qat", "8", "--qat-ranges", "lsq"]).spec() == QatSpec(weight_bits=8, ranges="lsq")
     assert parse(["train"]).spec() is None
+    same = parse(["train", "--qat", "2", "--edge-bits", "same", "--qat-mid-tread"]).spec()
+    assert same == QatSpec(weight_bits=2, mid_rise_bits=0)
+    assert same == QatSpec.from_json({"weight_bits": 2})  # a checkpoint of before
+    assert parse(["train", "--qat", "w2a8e4"]).spec() == QatSpec(weight_bits=2, edge_bits=4)
     assert parse(["train", "--qat", "8"]).delay(1000) == 500
     assert parse(["train", "--qat", "8", "--quant-delay", "7"]).delay(1000) == 7
 

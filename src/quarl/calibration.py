@@ -29,9 +29,9 @@ from quarl.policy.operators import (
 )
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
 from quarl.quant import affine
-from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize_rows
+from quarl.quant.affine import choose_qparams, dequantize, fake_quantize, quantize_rows, unit_grid
 from quarl.quant.observers import finite_extent
-from quarl.quant.spec import QuantSpec, integer_range
+from quarl.quant.spec import QuantSpec
 
 SATURATING = np.geomspace(0.9, 0.02, 24)
 """Ranges, as fractions of the calibrated one, among which the grid of a tanh's or sigmoid's inputs is chosen: they
@@ -161,11 +161,11 @@ def on_grids(
     ops: list[Op] = []
     for op in (center_scores(policy) if spec.scheme.center_scores else policy).ops:
         if isinstance(op, Linear) and op.name in bits:
-            scale = scales.get(op.name)
+            scale, layer = scales.get(op.name), replace(spec, weight_bits=bits[op.name], edge_bits=None)
             if scale is None:
-                op = nearest(op, replace(spec, weight_bits=bits[op.name]))
+                op = nearest(op, layer)
             else:
-                q = QParams(scale[:, None], 0, *integer_range(bits[op.name]))
+                q = replace(unit_grid(layer.weight_bits, mid_rise=layer.mid_rise), scale=scale[:, None])
                 weight = as_float32(op.weight).reshape(len(scale), -1)
                 op = with_codes(op, affine.quantize(weight, q), q, bits[op.name])
         ops.append(op)

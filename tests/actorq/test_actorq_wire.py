@@ -15,6 +15,7 @@ from quarl.actorq import wire
 from quarl.actorq.wire import COMPRESSED, SCHEME, Packer, Quantizer, unpack, wire_spec
 from quarl.calibration import quantize
 from quarl.config import ActorQConfig
+from quarl.config.words import parse
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
@@ -55,6 +56,35 @@ def test_integer_actors_run_the_codes_that_arrive(precision: str, comm_bits: int
     reference = engines.load(arrived, "reference")
     row = observations[:1]
     np.testing.assert_allclose(engine.run(row), reference.run(row), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("comm_bits", "widths", "precision"),
+    [(None, [8, 4, 4, 8], "int4e8"), (6, [6, 4, 4, 6], "int4e6"), (3, [3, 3, 3, 3], "int3")],
+)
+def test_edges_of_actors_have_bits_of_their_own_but_no_more_than_the_wire(comm_bits, widths, precision):
+    policy = networks.dense([6, 32, 16, 16, 3])
+    observations = networks.observations(policy, 64)
+    arrived = unpack(Packer("int4e8", comm_bits).pack(policy, observations))
+    assert arrived.spec.precision == precision
+    assert list(arrived.bits_of_layers.values()) == widths
+    engine, reference = (engines.load(arrived, name) for name in ("litert", "reference"))
+    assert engine.measured
+    np.testing.assert_allclose(engine.run(observations[:1]), reference.run(observations[:1]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("", "int8"),
+        ("--actor-precision int4", "int4e8"),
+        ("--actor-precision int4 --edge-bits same", "int4"),
+        ("--actor-precision int3e5", "int3e5"),
+        ("--actor-precision 2 --edge-bits 4", "int2e4"),
+    ],
+)
+def test_the_command_line_gives_actors_edges_of_8_bits_unless_told_otherwise(words, precision):
+    assert parse(["actorq", *words.split()]).actor_precision == precision
 
 
 @pytest.mark.parametrize("comm_bits", BITS)

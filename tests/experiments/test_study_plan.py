@@ -32,10 +32,28 @@ def test_cells_are_the_product_and_float_formats_stand_once(study_file: Write):
     ptq = "{method: ptq, precision: [fp16, 8, 4], scheme: [default, naive]}"
     found = cells(study_file(DQN, f"{FP32}\n{ptq}", "seeds: [0, 1]"))
     expected = [("fp32", "fp32", "default"), ("ptq", "fp16", "default")]
-    expected += [("ptq", f"int{bits}", scheme) for scheme in ("default", "naive") for bits in (8, 4)]
+    expected += [("ptq", name, "default") for name in ("int8", "int4e8")]
+    expected += [("ptq", name, "naive") for name in ("int8", "int4")]
     assert names(found) == [(*cell, seed) for seed in (0, 1) for cell in expected]
     assert len({cell.key for cell in found}) == len(found)
     assert names(cells(study_file(DQN, FP32), seed=5)) == [("fp32", "fp32", "default", 5)]
+
+
+def test_edges_have_8_bits_unless_the_file_says_otherwise(study_file: Write):
+    trained = "{algo: dqn, env: CartPole-v1, source: train, n_timesteps: 100}"
+    methods = "{{method: ptq, precision: [4, int3e6]{0}}}\n{{method: qat, precision: [2, 8]{0}}}"
+    wider = cells(study_file(trained, f"{FP32}\n{methods.format('')}"))
+    assert [cell.precision for cell in wider[2:]] == ["int4e8", "int3e6", "w2a8e8", "w8a8"]
+    same = cells(study_file(trained, f"{FP32}\n{methods.format(', edge_bits: same')}"))
+    assert [cell.precision for cell in same[2:]] == ["int4", "int3e6", "w2a8", "w8a8"]
+    assert [cell.work.get("mid_rise") for cell in same[4:]] == [True, None]
+    actors = cells(study_file(trained, f"{FP32}\n{{method: actorq, precision: [int4, int8, w3a8e5]}}"))
+    assert [cell.precision for cell in actors[2:]] == ["int4e8", "int8", "int3e5"]
+    assert [cell.work["precision"] for cell in actors[2:]] == ["int4e8", "int8", "int3e5"]
+    four = cells(study_file(trained, f"{FP32}\n{methods.format(', edge_bits: 4')}"))
+    assert [cell.precision for cell in four[2:]] == ["int4", "int3e6", "w2a8e4", "w8a8"]
+    with pytest.raises(QuarlError, match=r"edge-bits is 'wide'; use 2\.\.16, or same"):
+        cells(study_file(trained, f"{FP32}\n{methods.format(', edge_bits: wide')}"))
 
 
 def test_a_training_stands_before_the_cells_that_need_it(study_file: Write):

@@ -65,6 +65,22 @@ def test_integers_act_as_the_model_does(algo: str):
 
 
 @pytest.mark.parametrize("ranges", ["minmax", "lsq"])
+@pytest.mark.parametrize(("text", "bits"), [("w2a8e8", (8, 2, 8)), ("w3a8e8", (8, 3, 8)), ("w2a8", (2, 2, 2))])
+def test_edges_and_grids_without_a_level_at_0_are_deployed_as_they_are_trained(text: str, bits: Any, ranges: Any):
+    for algo in ("dqn", "ppo"):
+        model = trained(algo, qat.QatSpec.parse(text, ranges=ranges))
+        agree(model, "reference", "litert", "onnx")
+        policy = qat.quantized_policy(model)
+        assert policy.spec.precision == f"int{text.replace('a8', '')[1:]}"
+        assert tuple(op.weight.bits for op in policy.linear) == bits
+        for op, layer in zip(policy.linear, bits, strict=True):
+            assert op.weight.mid_rise == (layer < 4)
+            if op.weight.mid_rise:
+                assert (op.weight.codes % 2 == 1).all()
+                assert np.abs(op.weight.codes).max() == 2**layer - 1
+
+
+@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
 def test_scores_of_integers_are_those_of_training(ranges: Any):
     """But for what they have in common. Biases too are trained as integers have them, in the unit of a layer's sums."""
     model = trained("dqn", qat.QatSpec.parse("w4a8", ranges=ranges))
@@ -176,11 +192,13 @@ def test_a_network_on_images_acts_as_its_integers_do_also_when_it_is_loaded(cls:
         assert (actions == expected).all() if not continuous else np.abs(actions - expected).max() <= 0.02
 
 
-@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
-def test_convolutions_give_the_codes_of_integers_without_exception(ranges: Any):
+@pytest.mark.parametrize(
+    ("text", "ranges"), [("w4a8", "minmax"), ("w4a8", "lsq"), ("w2a8e8", "minmax"), ("w3a8", "lsq")]
+)
+def test_convolutions_give_the_codes_of_integers_without_exception(text: str, ranges: Any):
     """Summed in float32, 40 of these 960,000 numbers and more end on another code."""
     model = DQN("CnnPolicy", Pictures(), seed=0, device="cpu", learning_starts=8, buffer_size=200, batch_size=8)
-    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges=ranges))
+    qat.prepare(model, qat.QatSpec.parse(text, ranges=ranges))
     model.learn(48, callback=qat.QuantDelay(16))
     policy = qat.quantized_policy(model)
     found: dict[str, Any] = {}

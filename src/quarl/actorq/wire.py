@@ -16,13 +16,13 @@ from quarl.engines.reference import as_float, unfold
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.container import Bytes
-from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, edge_layers
 from quarl.policy.operators import Linear, Op, QuantizedTensor, as_float32
 from quarl.policy.rewrite import Balance, balances, center_scores, centred, columns, in_order, scores
 from quarl.quant import affine
 from quarl.quant.affine import TINY, choose_qparams
 from quarl.quant.packing import storage_dtype
-from quarl.quant.spec import FLOAT_BITS, QuantSpec, Scheme, integer_range
+from quarl.quant.spec import FLOAT_BITS, LARGEST, QuantSpec, Scheme, integer_range
 
 SCHEME = Scheme(name="actorq", bias_correction=True, equalize=0.5, center_scores=True)
 REFRESH_INTERVAL = 20
@@ -75,11 +75,14 @@ class Quantizer:
         multiplied = {name: balance for balance in self._balances for name in balance.consumers}
         # layers in codes, in front of them the operators that divide where no layer can
         ops: dict[str, Op] = {}
+        edges = edge_layers(policy)
         for op in policy.ops:
             if isinstance(op, Linear):
+                bits = self.spec.of_layer(op.name, edge=op.name in edges).weight_bits
                 balance = multiplied.get(op.name)
                 source = op.inputs if balance is None or balance.chain else (inserted[balance.source].name,)
-                coded = self._layer(policy, op, None if balance is None else balance.scale, divided.get(op.name))
+                multiply = None if balance is None else balance.scale
+                coded = self._layer(policy, op, bits, multiply, divided.get(op.name))
                 ops[op.name] = replace(coded, inputs=source)
             else:
                 ops[op.name] = op
@@ -98,10 +101,9 @@ class Quantizer:
             factor = _of_columns(op, scales.get(op.name))
             self._means[op.name] = (mean if factor is None else mean / factor).astype(np.float32)
 
-    def _layer(self, policy: Policy, op: Linear, multiply: Array | None, divide: Array | None) -> Linear:
+    def _layer(self, policy: Policy, op: Linear, bits: int, multiply: Array | None, divide: Array | None) -> Linear:
         """The layer in codes. multiply: by input channel; divide: by output channel, which moves no code."""
-        scheme, bits = self.spec.scheme, self.spec.weight_bits
-        last = scores(policy)
+        scheme, last = self.spec.scheme, scores(policy)
         if scheme.center_scores and last is not None and op is last:
             op = centred(last)
         weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
@@ -180,7 +182,10 @@ def wire_spec(actor_precision: str, comm_bits: int | None = None, scheme: Scheme
     bits = most if comm_bits is None else min(comm_bits, most)
     if compute.float_type is not None and bits in (16, 32):
         return QuantSpec.parse("fp16" if bits == 16 else "fp32", scheme="per-channel")
-    return replace(compute, weight_bits=bits, float_type=None, scheme=scheme)
+    edges = compute.edge_bits and min(compute.edge_bits, comm_bits or LARGEST)
+    return replace(
+        compute, weight_bits=bits, float_type=None, scheme=scheme, edge_bits=None if edges == bits else edges
+    )
 
 
 def unpack(data: Bytes | Array, limit_bytes: int = MAX_BYTES, *, checked: bool = False) -> QuantizedPolicy:

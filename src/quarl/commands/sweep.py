@@ -140,7 +140,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     options = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
     more = {PTQ: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
     methods = [
-        given({"method": name, "precision": [config.precision(bits) for bits in config.bits], **more[name]})
+        given({"method": name, "precision": [*map(config.precision, config.bits)], "edge_bits": "same", **more[name]})
         for name in METHODS[1:]
         if name in config.methods
     ]

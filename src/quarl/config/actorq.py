@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, layer_widths
+from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, edge_bits, layer_widths
 from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError, UnsupportedError
@@ -49,7 +50,8 @@ class ActorQConfig(LearnerOptions):
     actors: int = 2
     """Actor processes; each runs one engine on one thread."""
     actor_precision: Annotated[str, shown("BITS"), QUANTISATION] = "int8"
-    """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations."""
+    """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations; intNeK has K bits in
+    the first and last layers."""
     qat: Annotated[str | None, shown("BITS", default="off")] = None
     """Train with fake quantisation for these bits, as in w8a8: those of --actor-precision, which actors run."""
     comm_bits: Annotated[int | None, shown("N", default="those of --actor-precision"), QUANTISATION] = None
@@ -112,6 +114,11 @@ class ActorQConfig(LearnerOptions):
     output: Output = Path("quarl-actorq")
     """Folder for metrics.jsonl, checkpoints, model.zip and the quantised policy."""
 
+    def came_from(self, words: Sequence[str]) -> None:
+        super().came_from(words)
+        actors = QuantSpec.parse(self.actor_precision, edges=edge_bits(self.edge_bits))
+        object.__setattr__(self, "actor_precision", actors.precision)  # which names its edges from here on
+
     def check(self) -> None:
         check_types(self)
         if self.algo in ON_POLICY:
@@ -152,7 +159,7 @@ class ActorQConfig(LearnerOptions):
             raise QuarlError("--comm-bits would round weights further than --qat trains for: keep one")
         self.delay(self.steps)
         known = spec.float_type in ("fp32", "fp16") or (
-            spec.float_type is None and spec.weight_bits <= 8 and spec.activation_bits == 8
+            spec.float_type is None and max(spec.weight_bits, spec.edge_bits or 2) <= 8 and spec.activation_bits == 8
         )
         if not known:
             raise UnsupportedError(f"actors cannot compute in {self.actor_precision}; use fp32, fp16 or int8 ... int2")

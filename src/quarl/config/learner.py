@@ -15,12 +15,14 @@ from quarl.config.base import (
     ASIDE,
     LOUDNESS,
     Config,
+    Edges,
     Flag,
     MeteredConfig,
     Steps,
     at_least_one,
     check_device,
     check_types,
+    edge_bits,
     hyperparameters,
     zero_is_off,
 )
@@ -30,6 +32,8 @@ from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.spec import QatSpec
 
 L = TypeVar("L", bound="LearnerOptions")
+UNSAID = {"edge_bits": "same", "qat_mid_tread": True}
+"""What runs had before their files said it."""
 SAVE_MINUTES = 5.0
 """What a crash may cost at most where nothing else is said."""
 
@@ -48,7 +52,7 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     )
     """Options that a run which goes on may have anew; the run's where they are not given."""
 
-    qat_options: ClassVar[tuple[str, ...]] = ("quant_delay",)
+    qat_options: ClassVar[tuple[str, ...]] = ("quant_delay", "qat_mid_tread")
     """Options that go with `qat` only."""
 
     algo: Annotated[str, shown("NAME")]
@@ -63,6 +67,10 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     policy_kwargs:"dict(net_arch=[64], activation_fn=nn.ReLU)"."""
     qat: Annotated[str | None, shown("BITS", default="train in float32"), QUANTISATION] = None
     """Precision to train for."""
+    edge_bits: Edges = "8"
+    """Bits of the first and last layers of a precision that asks for fewer, or one width in all layers."""
+    qat_mid_tread: Annotated[Flag, QUANTISATION] = False
+    """Give weights of 2 and 3 bits a level at 0 in training; else levels lie on both sides of it."""
     quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None
     """Environment steps before fake quantisation acts; until then only ranges are watched, and actors run plainly
     quantised weights."""
@@ -111,7 +119,7 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
         """What to train for; None: float32."""
         options = [name for name in self.qat_options if name.startswith("qat_")]
         given = {name.removeprefix("qat_"): getattr(self, name) for name in options}
-        return None if self.qat is None else QatSpec.parse(self.qat, **given)
+        return None if self.qat is None else QatSpec.parse(self.qat, edges=edge_bits(self.edge_bits), **given)
 
     def delay(self, n_timesteps: int) -> int | None:
         """Steps of a run of `n_timesteps` before fake quantisation acts; refuses a delay that the run never reaches."""
@@ -165,9 +173,10 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
         if name in config.new or (name in config.free and given):
             values[name] = here
             continue
-        if name not in saved and name not in config.free:
+        if name not in saved and name not in (*config.free, *UNSAID):
             raise QuarlError(f"{where} does not say {name}; it is no run of quarl {config.verb}")
-        value = saved.get(name, field.default)
+        unsaid = UNSAID if saved.get("qat") or name not in config.qat_options else {}
+        value = saved.get(name, unsaid.get(name, field.default))
         values[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
         there = values[name]
         if name == "qat" and given:  # 8 and w8a8 are the same

@@ -7,7 +7,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from quarl.config.base import MeteredConfig, Normalize, Output, Steps, at_least_one, check_folder, check_margin
+from quarl.config.base import (
+    Edges,
+    Flag,
+    MeteredConfig,
+    Normalize,
+    Output,
+    Steps,
+    at_least_one,
+    check_folder,
+    check_margin,
+    edge_bits,
+)
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.groups import ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.train import QAT_OPTIONS, TrainConfig
@@ -36,6 +47,8 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("8", "7", "6", "5", "4", "3", "2")
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
+    edge_bits: Edges = "8"
+    """Bits of the first and last layers of precisions that ask for fewer, or one width in all layers."""
     methods: Annotated[tuple[str, ...], shown("NAME ...")] = METHODS
     """ptq: quantise the float32 agents; qat: train for the precision."""
     seeds: int = 3
@@ -44,8 +57,10 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Environment steps of a training; with --trained-agent those of fine-tuning."""
     quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None
     """Environment steps before fake quantisation acts."""
-    qat_output_bits: Annotated[int | None, shown("N", default="those of --bits"), QUANTISATION] = None
+    qat_output_bits: Annotated[int | None, shown("N", default="those of the first"), QUANTISATION] = None
     """Bits of the weights of the last layer in quantisation-aware training."""
+    qat_mid_tread: Annotated[Flag, QUANTISATION] = False
+    """Give weights of 2 and 3 bits a level at 0 in quantisation-aware training."""
     qat_ranges: Annotated[Ranges, QUANTISATION] = "minmax"
     """How ranges are found in quantisation-aware training."""
     params: Annotated[tuple[str, ...], shown("NAME:VALUE ...", "--hyperparams"), TRAINING] = ()
@@ -94,8 +109,8 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
         check_folder(self.output)
 
     def precision(self, bits: str) -> str:
-        """w4a8."""
-        return QatSpec.parse(bits).precision
+        """w4a8e8."""
+        return QatSpec.parse(bits, edges=edge_bits(self.edge_bits)).precision
 
     def training(self, seed: int, bits: str | None, n_timesteps: int | None, folder: Path) -> TrainConfig:
         """One training: for a precision, or in float32 where `bits` is None; n_timesteps: None until it is known."""
@@ -107,5 +122,6 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
             seed=seed,
             threads=1,
             qat=None if bits is None else self.precision(bits),
+            edge_bits=TrainConfig.edge_bits if bits is None else "same",
             **{name: getattr(self, name) for name in (*OF_BOTH, *qat)},
         )

@@ -19,6 +19,7 @@ QAT_OPTIONS = (
     "qat_observation_bits",
     "qat_ranges",
     "qat_affine",
+    "qat_mid_tread",
     "qat_per_tensor",
     "qat_critic",
     "qat_skip",
@@ -35,7 +36,7 @@ class TrainConfig(LearnerOptions):
     learners: ClassVar[tuple[str, ...]] = LEARNERS
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "algo", "env", "folder")
     free: ClassVar[tuple[str, ...]] = (*LearnerOptions.free, "vec_env", "threads")
-    qat_options: ClassVar[tuple[str, ...]] = QAT_OPTIONS
+    qat_options: ClassVar[tuple[str, ...]] = (*QAT_OPTIONS, "edge_bits")
 
     algo: Annotated[str, shown("NAME")] = "ppo"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
@@ -45,9 +46,10 @@ class TrainConfig(LearnerOptions):
     """How they are stepped: one after the other (dummy), or Atari games in threads of their emulator (native). auto is
     native for two and more environments of a game that plays the same there."""
     qat: Annotated[str | None, shown("BITS", default="train in float32")] = None
-    """Precision to train for: 8, or wNaM for N-bit weights with M-bit activations, 2..16, or wN with float ones."""
-    qat_output_bits: Annotated[int | None, shown("N", default="those of --qat"), QUANTISATION] = None
-    """Bits of the weights of the last layer."""
+    """Precision to train for: 8, or wNaM for N-bit weights with M-bit activations, 2..16, or wN with float ones; eK
+    behind it names the bits of the first and last layers."""
+    qat_output_bits: Annotated[int | None, shown("N", default="those of the first"), QUANTISATION] = None
+    """Bits of the weights of the last layer alone."""
     qat_observation_bits: Annotated[int | None, shown("N", default="up to 16"), QUANTISATION] = None
     """Bits of the observation, where activations are quantised."""
     qat_ranges: Annotated[Ranges, QUANTISATION] = "minmax"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig, DistillConfig
-from quarl.config.base import ASIDE, check_types
+from quarl.config.base import ASIDE, check_types, edge_bits
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.learner import unknown_algorithm
 from quarl.config.train import LEARNERS, QAT_OPTIONS
@@ -48,9 +48,9 @@ TRAIN = ("n_envs", "vec_env", "learner_dtype", "eval_freq", "eval_episodes", "sa
 """Options of `quarl train` that a policy may have for its trainings."""
 OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "fp32": (),
-    "ptq": ("precision", "scheme", "mode"),
-    "distill": ("precision", "mode", "rounds", "updates", "states", "validation"),
-    "qat": ("precision", "fine_tune", *QAT_OPTIONS),
+    "ptq": ("precision", "edge_bits", "scheme", "mode"),
+    "distill": ("precision", "edge_bits", "mode", "rounds", "updates", "states", "validation"),
+    "qat": ("precision", "edge_bits", "fine_tune", *QAT_OPTIONS),
     "actorq": ("precision", *ACTORQ),
     "untrained": (),
 }
@@ -170,6 +170,8 @@ class MethodEntry:
     """fp32, ptq, distill, qat, actorq or untrained."""
     precision: tuple[str, ...] = key(words, default=("fp32",))
     """fp16, 8 or w4a8; all but fp32 and untrained need one."""
+    edge_bits: str = key(lambda value, at: " ".join(words(value, at)), default="8")
+    """Bits of the first and last layers of precisions that ask for fewer, or same, as --edge-bits of quarl ptq."""
     scheme: tuple[str, ...] = key(words, default=("default",))
     """How weights become codes, as --scheme of quarl ptq."""
     mode: tuple[str, ...] = key(
@@ -191,7 +193,7 @@ class MethodEntry:
         """What `quarl distill` would be told, in each mode."""
         for mode in self.mode:
             options: dict[str, Any] = {**self.options, "mode": mode}
-            yield DistillConfig(model=("agent",), bits=self.precision, **options)
+            yield DistillConfig(model=("agent",), bits=self.precision, edge_bits=self.edge_bits, **options)
 
 
 def _method(value: Any, at: Place) -> MethodEntry:
@@ -209,7 +211,8 @@ def _method(value: Any, at: Place) -> MethodEntry:
     try:
         for text in entry.precision:
             for scheme in entry.scheme:
-                QatSpec.parse(text) if method == "qat" else QuantSpec.parse(text, scheme=scheme)
+                edges = edge_bits(entry.edge_bits)
+                QatSpec.parse(text, edges=edges) if method == "qat" else QuantSpec.parse(text, scheme=scheme)
         for config in entry.distillations() if method == "distill" else ():
             check_types(config)
             config.check()

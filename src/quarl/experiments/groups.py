@@ -109,7 +109,7 @@ def grouped(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, DI
 
 
 def bits_of(record: Record) -> int | None:
-    """Of a weight that post-training quantisation makes an integer beside 8-bit activations: N of intN. None for
-    everything else, w4a4 too: widths are compared where nothing else differs."""
+    """Of a weight that post-training quantisation makes an integer beside 8-bit activations: N of intN and of intNeK.
+    None for everything else, w4a4 too: widths are compared where nothing else differs."""
     spec = QuantSpec.parse(record.precision, scheme=record.scheme)
-    return spec.weight_bits if record.method == PTQ and record.precision == f"int{spec.weight_bits}" else None
+    return spec.weight_bits if record.method == PTQ and record.precision.startswith("int") else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from quarl.config.base import edge_bits
 from quarl.config.environment import EnvironmentConfig
 from quarl.distillation.rounds import Recipe
 from quarl.envs import make, resolve
@@ -21,7 +22,7 @@ from quarl.experiments.checks import Place
 from quarl.experiments.file import MethodEntry, PolicyEntry, Study
 from quarl.experiments.source import Agent
 from quarl.experiments.trainings import check_actorq, check_training
-from quarl.quant.spec import EXACT, QatSpec, QuantSpec
+from quarl.quant.spec import EXACT, Mode, QatSpec, QuantSpec
 
 _Asked = tuple[Cell, PolicyEntry, Place]
 """A cell with what asks for it: the policy, and the place of the method, or of the policy if that is to be trained."""
@@ -178,7 +179,8 @@ def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     for mode in method.mode:
         for scheme in method.scheme:
             for text in method.precision:
-                spec = QuantSpec.parse(text, scheme=scheme, mode="static" if mode == "static" else "dynamic")
+                kind: Mode = "static" if mode == "static" else "dynamic"
+                spec = QuantSpec.parse(text, scheme=scheme, mode=kind, edges=edge_bits(method.edge_bits))
                 specs[QuantSpec.parse(text) if spec.float_type is not None else spec] = None
     for spec in specs:
         yield _play(policy, spec)
@@ -217,7 +219,9 @@ def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     """Training for every precision: from scratch or, with fine_tune, from the agent."""
     agent, share = policy.agent, method.fine_tune
     for text in method.precision:
-        precision = QatSpec.parse(text).precision
+        mid_tread = bool(method.options.get("qat_mid_tread"))
+        spec = QatSpec.parse(text, edges=edge_bits(method.edge_bits), mid_tread=mid_tread)
+        precision = spec.precision
         cell = Cell(**policy.about, method=QAT, precision=precision, mode="static", work={"qat": precision})
         why = "" if agent is None else _untrainable(agent, share)
         if agent is None or why:
@@ -235,6 +239,8 @@ def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         }
         if told := {**policy.entry.train, **method.options}:
             work["train"] = told
+        if spec.deployed.mid_rise:  # which younger versions added
+            work["mid_rise"] = True
         policy.check(partial(check_training, work))
         yield dataclasses.replace(cell, needs="" if share is None else policy.training, work=work)
 
@@ -262,17 +268,20 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     options |= {**method.options, **entry.actorq}
     shared = {name: value for name, value in entry.params.items() if name not in options}  # of all its trainings
     options["params"] = {**shared, **method.options.get("params", {}), **entry.actorq.get("params", {})}
+    if "qat" in options:
+        options["edge_bits"] = method.edge_bits
     for text in method.precision:
+        spec = QuantSpec.parse(text, edges=edge_bits(method.edge_bits))
         work = {
             "algo": entry.algo,
             "env_id": policy.env_id,
             **entry.world,
             "options": options,
-            "precision": text,
+            "precision": text if spec.edge_bits is None else spec.precision,
             "seed": policy.seed,
             **policy.played,
         }
-        cell = Cell(**about, method=ACTORQ, precision=QuantSpec.parse(text).precision, work=work)
+        cell = Cell(**about, method=ACTORQ, precision=spec.precision, work=work)
         try:
             policy.check(partial(check_actorq, work))
         except UnsupportedError as error:  # an algorithm that learns on-policy

@@ -139,6 +139,7 @@ def training_config(
         n_timesteps=work["n_timesteps"],
         params=_words(work["params"]),
         qat=work.get("qat"),
+        edge_bits="same" if "qat" in work else TrainConfig.edge_bits,  # the precision names its own
         quant_delay=work.get("quant_delay"),
         trained_agent=trained_agent,
         normalize=normalize,

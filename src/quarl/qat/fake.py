@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quarl.policy.graph import ActivationGrid
-from quarl.quant.affine import TINY, QParams, dequantize, quantize_rows
+from quarl.quant.affine import MID_RISE, TINY, QParams, dequantize, quantize_rows
 from quarl.quant.spec import integer_range
 
 
@@ -59,17 +59,22 @@ def on_row_grids(x: Tensor, bits: int) -> Tensor:
     return x + (torch.from_numpy(rows).reshape(x.shape) - x.detach())
 
 
-def on_weight_grids(weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool) -> tuple[Tensor, Tensor]:
+def on_weight_grids(
+    weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool, mid_rise: bool = False
+) -> tuple[Tensor, Tensor]:
     """The weight on grids which cover it, so that gradients pass whole; their scale [out or 1, 1, ...]."""
-    params = weight_qparams(weight, bits, symmetric=symmetric, per_channel=per_channel)
+    params = weight_qparams(weight, bits, symmetric=symmetric, per_channel=per_channel, mid_rise=mid_rise)
     return _put_on_grid(weight.clone(), params), params.scale
 
 
-def weight_qparams(weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool) -> QParams:
+def weight_qparams(weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool, mid_rise: bool = False) -> QParams:
     """Scale, and zero point where it is not 0, [out or 1, 1, ...], by the extent of each output channel or of all."""
     weight = weight.detach()
     kept = tuple(range(int(per_channel), weight.ndim))
-    qmin, qmax = integer_range(bits, symmetric=symmetric)
+    qmin, qmax = integer_range(bits, symmetric=symmetric and not mid_rise)
+    if mid_rise:
+        step = weight.abs().amax(kept, keepdim=True).div_(qmax - MID_RISE).clamp_(min=2 * TINY)
+        return QParams(step, MID_RISE, qmin, qmax)
     if symmetric:
         return QParams(weight.abs().amax(kept, keepdim=True).div_(qmax).clamp_(min=TINY), 0, qmin, qmax)
     low, high = weight.amin(kept, keepdim=True).clamp_(max=0), weight.amax(kept, keepdim=True).clamp_(min=0)
@@ -109,10 +114,10 @@ class _LearnedStep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, step: Tensor, zero_point: int, qmin: int, qmax: int, quotient: Tensor | None
+        ctx: Any, x: Tensor, step: Tensor, zero_point: float, qmin: int, qmax: int, quotient: Tensor | None
     ) -> Tensor:
         steps = x / step if quotient is None else quotient
-        codes = (steps.round() + zero_point).clamp(qmin, qmax)
+        codes = _unclipped(steps, zero_point).clamp(qmin, qmax)
         ctx.save_for_backward(steps, codes)
         ctx.bounds = zero_point, qmin, qmax
         # Equation 3's gradient scale; the numbers of one step are those that share it.
@@ -124,15 +129,19 @@ class _LearnedStep(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         steps, codes = ctx.saved_tensors
         zero_point, qmin, qmax = ctx.bounds
-        unclipped = steps.round() + zero_point
+        unclipped = _unclipped(steps, zero_point)
         inside = (unclipped >= qmin) & (unclipped <= qmax)
         centred = codes - zero_point
         of_step = gradient * torch.where(inside, centred - steps, centred) * ctx.share
         return gradient * inside, of_step.sum_to_size(ctx.step_shape), None, None, None, None
 
 
+def _unclipped(steps: Tensor, zero_point: float) -> Tensor:
+    return (steps + zero_point).round() if zero_point == MID_RISE else steps.round() + zero_point
+
+
 def on_learned_grid(
-    x: Tensor, log_step: Tensor, zero_point: int, bits: int, *, symmetric: bool, quotient: Tensor | None = None
+    x: Tensor, log_step: Tensor, zero_point: float, bits: int, *, symmetric: bool, quotient: Tensor | None = None
 ) -> Tensor:
     """x on the grid of step exp(log_step), which broadcasts against x; quotient: as for `on_tensor_grid`.
 

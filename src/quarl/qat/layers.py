@@ -16,6 +16,7 @@ from quarl.policy.graph import ActivationGrid
 from quarl.qat.fake import common_part, in_steps, on_learned_grid, on_step, on_tensor_grid, on_weight_grids
 from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.qat.table import Parameters, RangeTable
+from quarl.quant.affine import MID_RISE
 from quarl.quant.spec import QatSpec
 from quarl.readers.actor import TRAINED_RANGES
 
@@ -101,12 +102,16 @@ class QatLayer(nn.Module):
         return self._rounded(weight, log_step)
 
     def _rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        spec = self.table.spec
+        spec, bits = self.table.spec, self.plan.bits
+        mid_rise = spec.mid_rise(bits)
         if not self.table.learned:
-            return on_weight_grids(weight, self.plan.bits, symmetric=spec.symmetric, per_channel=spec.per_channel)
-        if log_step is None:
-            log_step = self._log_step()
-        return on_learned_grid(weight, log_step, 0, self.plan.bits, symmetric=True), log_step.detach().exp()
+            kind = {"symmetric": spec.symmetric, "per_channel": spec.per_channel, "mid_rise": mid_rise}
+            on_grids, step = on_weight_grids(weight, bits, **kind)
+        else:
+            log_step, zero_point = self._log_step() if log_step is None else log_step, MID_RISE if mid_rise else 0
+            on_grids = on_learned_grid(weight, log_step, zero_point, bits, symmetric=not mid_rise)
+            step = log_step.detach().exp()
+        return on_grids, step / 2 if mid_rise else step  # odd codes count half steps
 
     def counted(self, x: Tensor) -> Tensor:
         """The layer's input in steps of its grid."""

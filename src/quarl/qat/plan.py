@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActivationGrid, final_linear
+from quarl.policy.graph import ActivationGrid, edge_layers, final_linear
 from quarl.policy.grids import fixed_grid, origin, pixel_grid, trained_rules, wide_bits
 from quarl.policy.rewrite import readings, scores
 from quarl.qat.networks import Graph
@@ -112,9 +112,11 @@ class _Planning:
         self.network, self.graph, self.policy, self.spec, self.rows = network, graph, graph.policy, spec, rows
         self.rules = trained_rules(self.policy, self._skips) if spec.activation_bits is not None else {}
         self.row_of: dict[str, int] = {}
+        edges, final = edge_layers(self.policy), final_linear(self.policy)
+        self.bits = {op.name: spec.bits_of(edge=op.name in edges, last=op.name in final) for op in self.policy.linear}
 
     def layers(self) -> Iterable[LayerPlan]:
-        final, feeds = final_linear(self.policy), self._feeds()
+        feeds = self._feeds()
         for op in self.policy.linear:
             if not self._skips(op.name):
                 value = origin(self.rules, op.inputs[0])
@@ -123,7 +125,7 @@ class _Planning:
                 reads = rule is not None and rule.kind != "layer"
                 yield LayerPlan(
                     path=self.graph.path(op.name),
-                    bits=self.spec.bits_of(last=op.name in final),
+                    bits=self.bits[op.name],
                     before=self._site(value) if reads else None,
                     behind=self._site(op.name) if op.name in self.rules else None,
                     source=self._site(value) if rule is not None else None,
@@ -162,8 +164,8 @@ class _Planning:
 
     def _observation(self, name: str) -> tuple[int, bool]:
         """(bits, whether a wide grid's) of the observation that dense layers read."""
-        final = final_linear(self.policy)
-        exact = wide_bits(self.policy, name, lambda layer: self.spec.bits_of(last=layer in final))
+        # codes of a grid without a level at 0 are odd, and have one bit more
+        exact = wide_bits(self.policy, name, lambda layer: self.bits[layer] + self.spec.mid_rise(self.bits[layer]))
         asked, least = self.spec.observation_bits, max(8, self.spec.activation_bits or 8)
         if asked is not None and asked > max(exact, least):
             raise QuarlError(

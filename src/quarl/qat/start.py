@@ -18,12 +18,11 @@ from torch.nn import functional
 
 from quarl.arrays import Array
 from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
-from quarl.qat.fake import rounded_part
+from quarl.qat.fake import rounded_part, weight_qparams
 from quarl.qat.plan import LayerPlan
 from quarl.qat.table import RangeTable
-from quarl.quant.affine import TINY, dequantize
+from quarl.quant.affine import dequantize
 from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends
-from quarl.quant.spec import integer_range
 from quarl.readers.trace import evaluating
 
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
@@ -92,16 +91,18 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
     more. So several ranges are tried there, and the weight as it is.
     """
     layer: LayerPlan = module.plan
+    mid_rise = module.table.spec.mid_rise(layer.bits)
     h = second_moment(columns.cpu().numpy())
     part = rounded_part(module.weight, scores=layer.scores)
     numbers: Array = part.double().cpu().numpy().reshape(len(part), -1)
 
     def fitted(shrinks: Array) -> tuple[Tensor, Tensor]:
-        codes, q = to_the_ends(numbers, h, output_aware_qparams(numbers, h, layer.bits, shrinks))
+        codes, q = to_the_ends(numbers, h, output_aware_qparams(numbers, h, layer.bits, shrinks, mid_rise=mid_rise))
         grid = dequantize(codes, q)
         near = numbers.clip(grid - ROOM * q.scale, grid + ROOM * q.scale)
         # the ends themselves tell the scale
-        new = torch.as_tensor(np.where(np.abs(codes) < q.qmax, near, grid)).reshape(part.shape).to(part)
+        inside = np.abs(codes - q.zero_point) < q.qmax - q.zero_point
+        new = torch.as_tensor(np.where(inside, near, grid)).reshape(part.shape).to(part)
         return new + (module.weight - part), torch.as_tensor(q.scale).reshape(-1, *(1,) * (part.ndim - 1)).to(part)
 
     def lost(candidate: tuple[Tensor, Tensor]) -> float:
@@ -110,8 +111,8 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
 
     if not layer.scores:
         return fitted(SHRINKS)
-    extent = part.abs().amax(1, keepdim=True).clamp(min=TINY)
-    as_it_is = module.weight, extent / integer_range(layer.bits)[1]
+    kind = {"symmetric": True, "per_channel": True, "mid_rise": mid_rise}
+    as_it_is = module.weight, weight_qparams(part, layer.bits, **kind).scale
     return min((as_it_is, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
 
 

@@ -96,11 +96,11 @@ def to_the_ends(weight: Array, h: Array, q: QParams) -> tuple[Array, QParams]:
     order, pull = _pull(h)
     codes = _one_by_one(weight, order, pull, q)
     for _ in range(TRIES):
-        reached = np.abs(codes).max(axis=1)
-        short = (reached > 0) & (reached < q.qmax)
+        reached, end = np.abs(codes - q.zero_point).max(axis=1), q.qmax - q.zero_point
+        short = (reached > 0) & (reached < end)
         if not short.any():
             break
-        finer = np.where(short, reached / q.qmax, 1)[:, None]
+        finer = np.where(short, reached / end, 1)[:, None]
         q = replace(q, scale=(q.scale * finer).astype(np.float32))
         codes[short] = _one_by_one(weight[short], order, pull, replace(q, scale=q.scale[short]))
     return codes, q

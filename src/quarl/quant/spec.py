@@ -129,15 +129,14 @@ class QuantSpec:
         if bits is None:
             raise QuarlError(f"unknown precision {text!r}; use fp32, fp16, bf16, an integer 2..32, intN, wNaM, intNeK")
         weights, activations, apart = bits
-        if apart is None and edges is not None and float_type is None and scheme not in UNIFORM:
-            apart = max(edges, weights)
+        keeps = float_type is not None or scheme in UNIFORM
         return cls(
             weight_bits=weights,
             activation_bits=activations,
             float_type=float_type,
             mode=mode,
             scheme=chosen,
-            edge_bits=None if apart == weights else apart,
+            edge_bits=_edges(weights, apart, None if keeps else edges),
         )
 
     @property
@@ -167,9 +166,8 @@ class QuantSpec:
         bits, or the original's none; `MIXED` where layers have bits of their own."""
         if self.float_type is not None or self.layer_bits:
             return self.float_type or MIXED
-        edges = "" if self.edge_bits is None else f"e{self.edge_bits}"
         usual = self.activation_bits == (None if self.scheme.original else 8)
-        return f"{f'int{self.weight_bits}' if usual else _widths(self)}{edges}"
+        return re.sub(r"w(\d+)(a8)?", r"int\1", _widths(self)) if usual else _widths(self)
 
     @property
     def in_words(self) -> str:
@@ -213,11 +211,15 @@ class QatSpec:
     """The precision that a policy is trained for: what its layers compute with once fake quantisation is active."""
 
     weight_bits: int
-    """2..16, of every layer but the last ones where `output_bits` is given."""
+    """2..16, of layers that have no other by the next three."""
     activation_bits: int | None = 8
     """2..16, of what lies between layers; None leaves it in float32."""
+    edge_bits: int | None = None
+    """Of the weights of the first and the last layers; None: `weight_bits`."""
     output_bits: int | None = None
-    """Of the weights of the last layers; None: `weight_bits`."""
+    """Of the weights of the last layers alone; None: as of the first."""
+    mid_rise_bits: int = SCHEMES["default"].mid_rise_bits
+    """As of a Scheme, where weights are symmetric."""
     observation_bits: int | None = None
     """None: pixels keep their 8, vectors as many as integer sums stay exact with, up to 16, and those of activations at
     least. The observation is quantised where activations are."""
@@ -234,7 +236,7 @@ class QatSpec:
     """Layers left in float32, by their name or the start of it, as in "q_net.q_net.0"."""
 
     def __post_init__(self) -> None:
-        for name in ("weight_bits", "activation_bits", "output_bits", "observation_bits"):
+        for name in ("weight_bits", "activation_bits", "edge_bits", "output_bits", "observation_bits"):
             bits = getattr(self, name)
             if bits is not None and not SMALLEST <= bits <= LARGEST:
                 words = name.replace("_", " ")
@@ -256,25 +258,32 @@ class QatSpec:
         cls,
         text: str | int,
         *,
+        edges: int | None = None,
         output_bits: int | None = None,
         observation_bits: int | None = None,
         ranges: Ranges = "minmax",
         affine: bool = False,
+        mid_tread: bool = False,
         per_tensor: bool = False,
         critic: bool = False,
         skip: tuple[str, ...] = (),
     ) -> QatSpec:
-        """The spec that `text` names: 8 or int8 (activations of 8 bits), w4a6, w4 (float activations).
+        """The spec that `text` names: 8 or int8 (activations of 8 bits), w4a6, w4 (float activations), w4a8e8.
 
-        >>> QatSpec.parse("w4a8").precision, QatSpec.parse(3).precision
-        ('w4a8', 'w3a8')
+        edges: as of QuantSpec.parse. mid_tread: weights of 2 and 3 bits have a level at 0.
+
+        >>> QatSpec.parse("w4a8").precision, QatSpec.parse(3, edges=8).precision
+        ('w4a8', 'w3a8e8')
         """
         bits = integer_bits(text)
-        if bits is None or bits[2] is not None:
-            raise QuarlError(f"unknown precision {text!r} to train for; use an integer 2..16, intN or wNaM")
+        if bits is None:
+            raise QuarlError(f"unknown precision {text!r} to train for; use an integer 2..16, intN, wNaM or wNaMeK")
+        weights, activations, apart = bits
         return cls(
-            weight_bits=bits[0],
-            activation_bits=bits[1],
+            weight_bits=weights,
+            activation_bits=activations,
+            edge_bits=_edges(weights, apart, edges),
+            mid_rise_bits=0 if mid_tread else SCHEMES["default"].mid_rise_bits,
             output_bits=output_bits,
             observation_bits=observation_bits,
             symmetric=not affine,
@@ -286,25 +295,39 @@ class QatSpec:
 
     @property
     def precision(self) -> str:
-        """w4a8; w4 where activations are float."""
+        """w4a8; w4 where activations are float; w4a8e8 where edges have 8 bits."""
         return _widths(self)
 
     @property
     def deployed(self) -> QuantSpec:
         """The spec of the policy that `qat.quantized_policy` makes."""
         name = f"qat-{self.ranges}"
-        scheme = Scheme(name=name, symmetric=self.symmetric, per_channel=self.per_channel, center_scores=True)
+        scheme = Scheme(
+            name=name,
+            symmetric=self.symmetric,
+            per_channel=self.per_channel,
+            center_scores=True,
+            mid_rise_bits=self.symmetric * self.mid_rise_bits,
+        )
         return QuantSpec(
-            weight_bits=self.weight_bits, activation_bits=self.activation_bits, mode="static", scheme=scheme
+            weight_bits=self.weight_bits,
+            activation_bits=self.activation_bits,
+            mode="static",
+            scheme=scheme,
+            edge_bits=self.edge_bits,
         )
 
     def skips(self, layer: str) -> bool:
         """Whether the layer of that name stays in float32."""
         return any(covers(name, layer) for name in self.skip)
 
-    def bits_of(self, *, last: bool) -> int:
-        """Bits of the weights of a layer."""
-        return self.output_bits if last and self.output_bits is not None else self.weight_bits
+    def bits_of(self, *, edge: bool, last: bool) -> int:
+        """Bits of the weights of a layer; edge: whether it is first or last."""
+        return (last and self.output_bits) or (edge and self.edge_bits) or self.weight_bits
+
+    def mid_rise(self, bits: int) -> bool:
+        """Whether weights of so many bits lie on a grid without a level at 0."""
+        return self.symmetric and bits <= self.mid_rise_bits
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -312,9 +335,9 @@ class QatSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> QatSpec:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; checkpoints of before have a level at 0 everywhere."""
         try:
-            return cls(**{**data, "skip": tuple(data.get("skip", ()))})
+            return cls(**{"mid_rise_bits": 0, **data, "skip": tuple(data.get("skip", ()))})
         except TypeError as error:
             raise QuarlError(
                 f"the checkpoint's settings of quantisation-aware training are malformed: {error}"
@@ -343,7 +366,14 @@ def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int
 
 
 def _widths(spec: QuantSpec | QatSpec) -> str:
-    return f"w{spec.weight_bits}" + (f"a{spec.activation_bits}" if spec.activation_bits else "")
+    parts = (("w", spec.weight_bits), ("a", spec.activation_bits), ("e", spec.edge_bits))
+    return "".join(f"{letter}{bits}" for letter, bits in parts if bits)
+
+
+def _edges(weights: int, apart: int | None, least: int | None) -> int | None:
+    """Bits of edges of which a word says `apart`; least: at least so many where it says none. None: as of others."""
+    bits = max(weights, least or 0) if apart is None else apart
+    return None if bits == weights else bits
 
 
 def _is_a(value: object, kind: Any) -> bool:
