@@ -46,12 +46,14 @@ def load(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> 
     return loaded
 
 
-def load_fitting(policy: QuantizedPolicy) -> Engine:
-    """LiteRT, or the reference, which simulates, where no kernel of LiteRT runs the policy."""
+def load_fitting(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> Engine:
+    """The policy on `engine`, or on the reference, which simulates, where that has no kernel for its integers."""
     try:
-        return load(policy, "litert")
+        return load(policy, engine, batch=batch)
     except UnsupportedError:
-        return load(policy, "reference")
+        if engine == "reference" or policy.spec.float_type is not None:
+            raise
+        return load(policy, "reference", batch=batch)
 
 
 def sound(policy: Policy, observations: Array, outputs: Array) -> Array:

@@ -13,8 +13,6 @@ from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
-from quarl.engines import Engine
-from quarl.errors import UnsupportedError
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.methods.latency import time_engines
 from quarl.experiments.play import quantised
@@ -117,7 +115,7 @@ def measure(
         calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [quantised(calibrated, spec) for spec in specs]
-    loaded = [_load(each, config.engine) for each in quantized]
+    loaded = [engines.load_fitting(each, config.engine) for each in quantized]
     evaluations = [
         evaluate(
             each,
@@ -179,13 +177,3 @@ def distance(policy: Policy, exact: Array, actions: Array) -> Array:
     span = policy.head.high - policy.head.low
     away: Array = np.abs(exact - actions)
     return away / np.maximum(np.where(np.isfinite(span), span, np.ptp(exact, axis=0)), TINY)
-
-
-def _load(policy: QuantizedPolicy, name: str) -> Engine:
-    """The wanted engine, or the reference where it cannot run this precision (the row then says simulated)."""
-    try:
-        return engines.load(policy, name, batch=1)
-    except UnsupportedError:
-        if name == "reference" or policy.spec.float_type is not None:
-            raise
-        return engines.load(policy, "reference", batch=1)
