@@ -30,8 +30,8 @@ from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, Row
 from quarl.stats import FEWEST_EPISODES
 
-WIDTHS = {"bytes": (8, 7, 6, 5, 4, 3, 2), "latency": (8, 4)}
-"""That are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
+NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
+"""Widths that are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,8 @@ class _Search:
         (self.int8,) = config.specs()
         where: Any = {"seed": config.seed, "env_id": config.env, "engine": config.engine}
         self.calibrated, self.states = Calibrated(policy, record(policy, **where)), record(policy, "fidelity", **where)
-        play: Callable[..., Evaluation] = partial(evaluate, stream="validation", num_workers=config.workers, **where)
+        where |= {"progress": lambda episode: progress("validation", 1), "num_workers": config.workers}
+        play: Callable[..., Evaluation] = partial(evaluate, stream="validation", **where)
         self.returns = cache(lambda spec, episodes: play(self.calibrated.quantize(spec), episodes=episodes).returns)
         self.rows: list[AssignmentRow] = []
 
@@ -124,8 +125,9 @@ class _Search:
         def error(*own: tuple[str, int]) -> float:
             return float(np.square(distance(policy, exact, act(replace(self.int8, layer_bits=own)))).mean())
 
-        policy, exact, widths = self.calibrated.policy, act(EXACT), WIDTHS[self.config.minimize]
-        return {op.name: {bits: error((op.name, bits)) for bits in widths} for op in policy.linear}
+        policy, exact, narrower = self.calibrated.policy, act(EXACT), NARROWER[self.config.minimize]
+        int8 = error()
+        return {op.name: {8: int8, **{bits: error((op.name, bits)) for bits in narrower}} for op in policy.linear}
 
     def specs(self, errors: Mapping[str, Mapping[int, float]]) -> list[QuantSpec]:
         """int8, and the assignments after it on the path; where latency counts, those faster than all before them."""
