@@ -585,3 +585,31 @@ def test_what_the_environment_cannot_be_told_is_one_line(models, words, line, ca
     assert main(["eval", str(models / "policy.safetensors"), *words]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said
+
+
+def test_episodes_are_played_until_a_verdict(agents, tmp_path):
+    words = "--episodes auto --max-episodes 40 --margin 10 --bits 8 4 --edge-bits same -o out"
+    command = [sys.executable, "-m", "quarl", "ptq", str(agents / "sb3" / "dqn" / "CartPole-v1_1"), *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(Path("out/rows.json").read_text())["rows"]
+    said = [(row["precision"], row["episodes"], row["max_episodes"], row["verdict"]) for row in rows[1:]]
+    assert said == [("int8", 30, 40, "non-inferior"), ("int4", 30, 40, "inferior")]
+    assert "episodes until a verdict, at most 40" in done.stdout
+    assert "--episodes auto --max-episodes 40" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--max-episodes", "50"], "--max-episodes is the most of --episodes auto: add that, or drop it"),
+        (["--episodes", "auto", "--max-episodes", "0"], "--max-episodes must be at least 1, got 0"),
+        (
+            ["--episodes", "auto", "--max-episodes", "40"],
+            "--max-episodes 40 cannot show a loss below 5 %: that an agent",
+        ),
+        (["--episodes", "auto", "--margin", "0.5"], "does not fail in 0.5 % of its episodes takes 600"),
+        (["--episodes", "some"], "Error parsing --episodes"),
+    ],
+)
+def test_episodes_that_lead_to_no_verdict_are_one_line(models, words, line, capsys):
+    assert line in fails(capsys, "ptq", models / "policy.safetensors", "--bits", "8", *words)

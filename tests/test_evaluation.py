@@ -118,6 +118,15 @@ def test_returns_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.Mo
     assert handed == [range(0, 5, 2), range(1, 5, 2)]
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_evaluation_that_goes_on_is_the_longer_one(num_workers: int) -> None:
+    subject = balancing(stochastic=True)
+    whole, begun = run(subject, episodes=5), run(subject, episodes=2)
+    rest = run(subject, episodes=3, first=2, num_workers=num_workers)
+    assert_same_episodes(begun.then(rest), whole)
+    assert begun.then(rest).wall_s == begun.wall_s + rest.wall_s
+
+
 class _Raising:
     """Stands for a job whose environment raises."""
 
@@ -203,6 +212,7 @@ def test_progress_hears_of_every_episode_once() -> None:
         ({"episodes": 0}, "episodes must be at least 1, got 0"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"num_workers": -1}, "num_workers must be at least 1, got -1"),
+        ({"first": -1}, "first must not be negative, got -1"),
         ({"seed": -1}, "seed must not be negative, got -1"),
         ({"env_id": "CartPol-v1"}, "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ({"env_id": "Acrobot-v1"}, "are not those of Acrobot-v1"),

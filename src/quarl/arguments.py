@@ -53,7 +53,7 @@ def check(config: Config, keywords: Mapping[str, str]) -> None:
         config.check()
     except QuarlError as error:
         option, _, rest = str(error).removeprefix("--").partition(" ")
-        raise QuarlError(f"{keywords.get(option, option)} {rest}") from None
+        raise QuarlError(f"{keywords.get(option, option.replace('-', '_'))} {rest}") from None
 
 
 def numbers(observation: Any) -> Array:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,12 @@ class Evaluation:
         played = f"{self.env_id} on {self.engine}, {len(self.returns)} episodes, seed {self.seed}"
         return f"Evaluation({played}: return {self.returns.mean():.1f} ± {self.returns.std():.1f})"
 
+    def then(self, more: Evaluation) -> Evaluation:
+        """These episodes and after them those of `more`, which begin where these end."""
+        arrays = ("returns", "lengths", "seeds")
+        joined: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in arrays}
+        return replace(self, **joined, wall_s=self.wall_s + more.wall_s, engine_s=self.engine_s + more.engine_s)
+
     @property
     def num_steps(self) -> int:
         """Environment steps of all episodes."""
@@ -92,6 +98,7 @@ def evaluate(
     policy: QuantizedPolicy,
     *,
     episodes: int = 100,
+    first: int = 0,
     seed: int = 0,
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
@@ -110,6 +117,7 @@ def evaluate(
 
     QuarlError where there is no such environment, or it is none for this policy.
 
+    first: number of the first episode; those of a seed go on behind any that were played.
     env_id: None plays what the policy was trained on.
     env_kwargs: arguments of the environment over those that the policy knows of.
     wrappers: in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name, arguments).
@@ -133,8 +141,9 @@ def evaluate(
     for name, value in (("episodes", episodes), ("batch", batch), ("num_workers", num_workers)):
         if _whole(name, value) < 1:
             raise QuarlError(f"{name} must be at least 1, got {value}")
-    if _whole("seed", seed) < 0:
-        raise QuarlError(f"seed must not be negative, got {seed}")
+    for name, value in (("seed", seed), ("first", first)):
+        if _whole(name, value) < 0:
+            raise QuarlError(f"{name} must not be negative, got {value}")
     if env_id is not None and not isinstance(env_id, str):
         raise QuarlError(f"env_id is a {type(env_id).__name__}: give a Gymnasium id, as in 'CartPole-v1'")
     policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
@@ -158,10 +167,11 @@ def evaluate(
         if progress is not None:
             progress(episode)
 
+    indices = range(first, first + episodes)
     clocks = (
-        [job.play(range(episodes), report)]
+        [job.play(indices, report)]
         if num_workers == 1
-        else in_processes(job, [range(first, episodes, num_workers) for first in range(num_workers)], report)
+        else in_processes(job, [indices[start::num_workers] for start in range(num_workers)], report)
     )
     finished.sort(key=lambda episode: episode.index)
     broken = sum(not np.isfinite(episode.total) for episode in finished)

@@ -96,6 +96,12 @@ Measured = Annotated[
 ]
 Seed = Annotated[int, Column("seed", caption="seed {}")]
 Episodes = Annotated[int, Column("episodes", caption="{} episode{s} each")]
+MaxEpisodes = Annotated[
+    int | None,
+    Column("at most", formats.count, caption="episodes until a verdict, at most {}", optional=True),
+    "Where episodes were played until there was a verdict: how many at most, and the ends of `difference` are those of "
+    "the look that decided, or of the last. Null where their number was fixed.",
+]
 Mean = Annotated[float | None, Column("return", formats.number), "Mean return."]
 Interval = Annotated[
     float | None,

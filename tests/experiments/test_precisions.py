@@ -1,11 +1,14 @@
-"""What a sweep says of a policy's actions."""
+"""What a sweep says of a policy's actions, and how long it plays."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from quarl.evaluation import Evaluation
+from quarl.experiments.play import until_judged
 from quarl.experiments.precisions import agreement
+from quarl.experiments.rows import judged
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
 
@@ -19,3 +22,32 @@ def test_actions_agree_within_a_percent_of_their_range_bounded_or_not(bound: flo
     assert agreement(policy, exact, exact + np.float32(0.039)) == 1.0
     assert agreement(policy, exact, exact + np.float32([0.039, 0.041])) == 0.0
     assert agreement(policy, exact, -exact) == 0.25
+
+
+def test_each_precision_is_played_until_its_verdict_and_fp32_as_far_as_the_farthest() -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def play(loss: float, policy: int):
+        def episodes(episodes: int, first: int = 0) -> Evaluation:
+            asked.append((policy, first, episodes))
+            returns = np.full(episodes, 100.0 - loss)
+            about = {"env_id": "E", "engine": "e", "measured": True, "stochastic": False, "seed": 0}
+            counts = {"lengths": returns, "seeds": first + np.arange(episodes), "wall_s": 1.0, "engine_s": 1.0}
+            return Evaluation(returns=returns, **about, **counts)
+
+        return episodes
+
+    looks = (30, 60, 120)
+    played = until_judged([play(loss, policy) for policy, loss in enumerate((0.0, 90.0, 0.0, 5.0))], looks, 5.0)
+    assert [len(each.returns) for each in played] == [120, 30, 60, 120]
+    assert sorted(asked) == sorted(
+        [
+            *((policy, 0, 30) for policy in range(4)),
+            *((policy, 30, 30) for policy in (0, 2, 3)),
+            *((policy, 60, 60) for policy in (0, 3)),
+        ]
+    )
+    assert played[0].seeds.tolist() == list(range(120))
+    row = judged(played[2].returns, played[0].returns[:60], 5.0, 0, looks)
+    assert (row["episodes"], row["max_episodes"], row["verdict"]) == (60, 120, "non-inferior")
+    assert judged(played[2].returns, played[0].returns[:60], 5.0, 0)["max_episodes"] is None

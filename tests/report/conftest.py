@@ -28,6 +28,7 @@ def row(precision: str, bits: int, mean: float, **changes: Any) -> dict[str, Any
         "engine": "litert",
         "measured": True,
         "episodes": 100,
+        "max_episodes": None,
         "mean": mean,
         "std": 10.0,
         "iqm": mean,

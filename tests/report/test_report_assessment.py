@@ -72,3 +72,12 @@ def test_what_was_simulated_is_said(rows):
 
 def test_words_are_listed_as_in_a_sentence():
     assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
+def test_what_the_most_episodes_left_open_takes_four_times_as_many_to_halve_its_interval(rows):
+    rows[1] |= {"verdict": "undecided", "max_episodes": 400, "episodes": 400}
+    # 8 to either side, and the margin 4 off
+    rows[1] |= {"difference": -6.0, "difference_low": -14.0, "difference_high": 2.0}
+    assert "fp16 has no verdict after 400 episodes; it takes some 1,600." in assess(rows)
+    rows[1] |= {"difference": -10.0}
+    assert "fp16 has no verdict after 400 episodes; it takes over a million." in assess(rows)

@@ -23,7 +23,7 @@ from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
 from quarl.report import page, schema, style, tables
 from quarl.report.figures import learning
-from quarl.rows import Column, Episodes, Measured, Precision, Returns, Row, Updates
+from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,7 @@ class DistillRow(Row):
     difference_low: float | None
     difference_high: float | None
     episodes: Episodes
+    max_episodes: MaxEpisodes
     error_calibrated: Annotated[float | None, Column("calibrated errs %", formats.percent, optional=True)]
     """Of actions on observations that were held out: the share that is not fp32's or, where continuous, the mean
     absolute difference in shares of the range. Null where returns are measured."""

@@ -129,7 +129,8 @@ def _drawn_layers(cells: Sequence[Cell]) -> list[Layer]:
 
 
 def _facts(policy: Policy, document: schema.Document) -> dict[str, str]:
-    provenance, episodes = policy.provenance, document["rows"][0]["episodes"]
+    provenance, row = policy.provenance, document["rows"][0]
+    episodes = f"until a verdict, at most {row['max_episodes']}" if row["max_episodes"] else row["episodes"]
     played = str(document["env_id"])
     trained = provenance.env_id
     return {

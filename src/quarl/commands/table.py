@@ -92,14 +92,14 @@ def ptq(
     agent: Agent | str | os.PathLike[str],
     precisions: Sequence[str | int] = PtqConfig.bits,
     *,
-    episodes: int = PtqConfig.episodes,
+    episodes: int | Literal["auto"] = PtqConfig.episodes,
     scheme: str = "default",
     mode: Mode = "dynamic",
     margin: float = PtqConfig.margin,
     auto: bool = False,
     max_loss: float = 2.0,
     minimize: Literal["bytes", "latency"] = "bytes",
-    max_episodes: int = PtqConfig.max_episodes,
+    max_episodes: int | None = None,
     seed: int = 0,
     engine: EngineName = "litert",
     env_id: str | None = None,
@@ -115,7 +115,7 @@ def ptq(
 
     agent: in float32, or the path of one.
     precisions: as `Agent.quantize` takes them; fp32 is always among them.
-    episodes: at each precision, from the same starts.
+    episodes: at each precision, from the same starts; "auto" plays until there is a verdict, or `max_episodes`.
     margin: loss of return, in percent of fp32's, that is still acceptable.
     auto: chooses bits for each layer instead, as "mixed": the fewest, or the fastest, that fresh episodes, at most
     `max_episodes`, show to lose less than `max_loss` percent. QuarlError where they do not even show it of int8.

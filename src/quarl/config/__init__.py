@@ -26,6 +26,7 @@ from quarl.config.base import (
     Flag,
     MeteredConfig,
     Normalize,
+    NumEpisodes,
     Output,
     at_least_one,
     check_folder,
@@ -104,8 +105,10 @@ class PtqConfig(ModelConfig, MeteredConfig):
     """What runs the policy."""
     env: EnvId = None
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
-    episodes: int = 100
-    """Episodes at every precision."""
+    episodes: NumEpisodes = 100
+    """Episodes at every precision, or auto: until there is a verdict."""
+    max_episodes: Annotated[int | None, shown("N", default="400, of --auto 1000")] = None
+    """Episodes at most that --episodes auto plays, or --auto to show a loss; more where they are cheap and scatter."""
     margin: Annotated[float, shown("PERCENT")] = 5.0
     """Loss of return, of fp32's, that is still acceptable: what the non-inferiority verdict is about."""
     workers: Annotated[int, ADVANCED] = 1
@@ -116,22 +119,24 @@ class PtqConfig(ModelConfig, MeteredConfig):
     """Loss of return, of fp32's, that --auto allows."""
     minimize: Annotated[Literal["bytes", "latency"], QUANTISATION] = "bytes"
     """What --auto makes small; latency as it is measured here, with 8 and 4 bits, for which there are kernels."""
-    max_episodes: Annotated[int, ADVANCED] = 1_000
-    """Episodes that --auto plays at most to show a loss; --episodes are the fewest."""
     output: Output = Path("quarl-ptq")
     """Folder for rows.json, rows.csv, the figures, report.html and the quantised policies."""
 
     def check(self) -> None:
         super().check()
-        at_least_one(episodes=self.episodes, workers=self.workers)
+        at_least_one(episodes=self.episodes, max_episodes=self.max_episodes, workers=self.workers)
+        if not self.auto and self.episodes != "auto":
+            self.refuse(("max_episodes",), "is the most of --episodes auto", "add that, or drop it")
         check_margin(self.margin)
         if not self.bits or not self.scheme:
             raise QuarlError("--bits and --scheme need at least one name each, as in --bits fp32 8 4 --scheme default")
         self.specs()
         if not self.auto:
-            self.refuse(("max_loss", "minimize", "max_episodes"), "is for --auto", "add that, or drop it")
+            self.refuse(("max_loss", "minimize"), "is for --auto", "add that, or drop it")
             return
         self.refuse(("bits", "edge_bits", "margin"), "does not go with --auto, which chooses bits by --max-loss")
+        if self.episodes == "auto":
+            raise QuarlError("--episodes auto does not go with --auto, which plays as many as it takes: drop it")
         if len(self.scheme) > 1:
             raise QuarlError(f"--auto takes one --scheme, got {' '.join(self.scheme)}: keep one")
         check_margin(self.loss_pct, "--max-loss")
@@ -152,9 +157,16 @@ class PtqConfig(ModelConfig, MeteredConfig):
         return QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=edge_bits(self.edge_bits))
 
     @property
+    def most_episodes(self) -> int:
+        """At each precision."""
+        most = self.max_episodes or (1_000 if self.auto else 400)
+        return most if self.auto or self.episodes == "auto" else self.episodes
+
+    @property
     def num_episodes(self) -> int | None:
-        """Of all precisions together, fp32 among them; None where it shows only on the way."""
-        return None if self.auto else self.episodes * (1 + sum(spec.float_type != "fp32" for spec in self.specs()))
+        """Of all precisions together, fp32 among them, at most; None where it shows only on the way."""
+        count = 1 + sum(spec.float_type != "fp32" for spec in self.specs())
+        return None if self.auto else self.most_episodes * count
 
 
 @dataclass(frozen=True, kw_only=True)

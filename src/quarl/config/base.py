@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagCreatePairsOff
@@ -31,6 +30,7 @@ EnvId = Annotated[str | None, shown("ID", default="the one it was trained on"), 
 SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
 Flag = FlagCreatePairsOff[bool]
 Edges = Annotated[str, shown("N|same"), QUANTISATION]
+NumEpisodes = Annotated[int | Literal["auto"], shown("N|auto")]
 Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000")]
 
 
@@ -151,10 +151,10 @@ def _option(name: str, value: Any) -> list[str]:
     return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
 
 
-def at_least_one(**values: int | None) -> None:
-    """Refuses counts below 1; None is not given."""
+def at_least_one(**values: int | str | None) -> None:
+    """Refuses counts below 1; None is not given, and auto is none."""
     for name, value in values.items():
-        if value is not None and value < 1:
+        if isinstance(value, int) and value < 1:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
@@ -246,7 +246,8 @@ def check_types(config: Any) -> None:
 
 
 def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
-    return (value is None and NoneType in kinds) or type(value) in kinds or (type(value) is int and float in kinds)
+    words = [word for kind in kinds for word in get_args(kind)]
+    return type(value) in kinds or (type(value) is int and float in kinds) or value in words
 
 
 def layer_widths(text: str, flag: str) -> list[int]:

@@ -69,8 +69,8 @@ def choose(
     if not config.auto:
         return precisions.measure(policy, config.specs(), config, progress), [], []
     search = _Search(policy, config, progress)
-    int8 = search.validate(search.int8, search.config.episodes)
-    if search.needed(int8) > config.max_episodes:
+    int8 = search.validate(search.int8, search.fewest)
+    if search.needed(int8) > config.most_episodes:
         raise search.refusal(int8)
     errors = search.errors()
     specs = search.specs(errors)
@@ -103,8 +103,8 @@ class _Search:
     """What is played in search of the bits of one policy's layers."""
 
     def __init__(self, policy: Policy, config: PtqConfig, progress: Callable[[str, int], None]) -> None:
-        episodes = max(config.episodes, FEWEST_EPISODES)
-        self.config, self.progress = replace(config, margin=config.loss_pct, episodes=episodes), progress
+        self.fewest = max(int(config.episodes), FEWEST_EPISODES)
+        self.config, self.progress = replace(config, margin=config.loss_pct), progress
         (self.int8,) = config.specs()
         where: Any = {"seed": config.seed, "env_id": config.env, "engine": config.engine}
         self.calibrated, self.states = Calibrated(policy, record(policy, **where)), record(policy, "fidelity", **where)
@@ -167,7 +167,7 @@ class _Search:
 
     def planned(self, row: AssignmentRow) -> int:
         """Episodes whose interval reaches half as far, but no more than --max-episodes."""
-        return int(max(min(4 * self.needed(row), self.config.max_episodes), self.config.episodes))
+        return int(max(min(4 * self.needed(row), self.config.most_episodes), self.fewest))
 
     def refusal(self, int8: AssignmentRow) -> QuarlError:
         """Why not even int8 was accepted."""

@@ -9,19 +9,19 @@ from typing import Annotated
 
 import numpy as np
 
-from quarl import engines, formats
+from quarl import engines, formats, sequential
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.methods.latency import time_engines
-from quarl.experiments.play import quantised
+from quarl.experiments.play import quantised, until_judged
 from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.affine import TINY
 from quarl.quant.spec import EXACT, QuantSpec
-from quarl.rows import Column, EngineName, Episodes, Error, Measured, Precision, Returns, Row, Scheme
+from quarl.rows import Column, EngineName, Episodes, Error, MaxEpisodes, Measured, Precision, Returns, Row, Scheme
 
 AGREE_PCT = 1.0
 """Continuous actions agree where every component differs by at most this share of its range."""
@@ -47,6 +47,7 @@ class PtqRow(Row):
     engine: EngineName
     measured: Measured
     episodes: Episodes
+    max_episodes: MaxEpisodes
     mean: Annotated[float, Column("return", formats.spread, of=("mean", "std"))]
     """Mean over episodes of the sum of rewards."""
     std: float
@@ -111,15 +112,16 @@ def measure(
     config: says on which engine, in which environment and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
     """
+    looks = sequential.looks(config.most_episodes, config.margin) if config.episodes == "auto" else (config.episodes,)
     if calibrated is None:
         calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [quantised(calibrated, spec) for spec in specs]
     loaded = [engines.load_fitting(each, config.engine) for each in quantized]
-    evaluations = [
-        evaluate(
+    plays = [
+        partial(
+            evaluate,
             each,
-            episodes=config.episodes,
             seed=config.seed,
             env_id=config.env,
             engine=engine.name,
@@ -128,6 +130,7 @@ def measure(
         )
         for each, engine in zip(quantized, loaded, strict=True)
     ]
+    evaluations = until_judged(plays, looks, config.margin)
     observations = record(policy, "fidelity", seed=config.seed, env_id=config.env, engine=config.engine)
     timings = time_engines(loaded, observations)
     actions = [greedy(each, engine.name, observations) for each, engine in zip(quantized, loaded, strict=True)]
@@ -144,7 +147,7 @@ def measure(
             mode=spec.mode,
             engine=engine.name,
             measured=engine.measured,
-            **judged(played.returns, evaluations[0].returns, config.margin, config.seed),
+            **judged(played.returns, evaluations[0].returns[: len(played.returns)], config.margin, config.seed, looks),
             bytes=engine.file_bytes,
             bytes_packed=len(artifact.to_bytes(each)),
             latency_us_p50=timing.us_p50,

@@ -18,7 +18,7 @@ def assess(rows: Sequence[Fields]) -> list[str]:
         few = f"{counted(base['episodes'], 'episode')} {'is' if base['episodes'] == 1 else 'are'}"
         sentences = [f"No verdict: {few} too few, take {FEWEST_EPISODES} or more."]
     else:
-        sentences = [*_verdicts(rows, base), *_unstable(rows, base)]
+        sentences = [*_verdicts(rows, base), *_unstable(rows, base), *_undecided(rows, base)]
     measured = {row["precision"] for row in rows if row["measured"]}
     names = (
         f"{row['precision']} with scheme {row['scheme']}" if row["precision"] in measured else row["precision"]
@@ -39,6 +39,17 @@ def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
         f"fp32's returns vary by {spread:.0f} % of their mean: {base['episodes']} episodes leave much open at a margin "
         f"of {base['margin_pct']:g} %."
     ]
+
+
+def _undecided(rows: Sequence[Fields], base: Fields) -> list[str]:
+    """Of each row without a verdict at the cap, how many episodes it takes if mean and spread stay as they are."""
+    sentences = []
+    for row in (row for row in rows if row is not base and row["max_episodes"] and row["verdict"] == UNDECIDED):
+        distance = abs(row["difference"] + row["margin_pct"] / 100 * abs(base["mean"])) or float("nan")
+        needed = row["episodes"] * ((row["difference_high"] - row["difference_low"]) / 2 / distance) ** 2
+        some = f"some {float(f'{needed:.2g}'):,.0f}" if needed < 1e6 else "over a million"
+        sentences.append(f"{row['precision']} has no verdict after {row['episodes']:,} episodes; it takes {some}.")
+    return sentences
 
 
 def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:
