@@ -56,6 +56,8 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
         (["--budget", "999"], "--budget is '999'; use a round of 1,000 updates or more, or minutes, as in 10m"),
         (["--budget", "0m"], "--budget is '0m'; use a round of"),
         (["--budget", "ten"], "--budget is 'ten'; use a round of"),
+        (["--max-episodes", "90"], "--max-episodes is the most of --episodes auto: add that, or drop it"),
+        (["--episodes", "auto", "--max-episodes", "59"], "--max-episodes 59 cannot show a loss below 5 %"),
         (["--resume"], "no checkpoint in "),
         (["--observations", "o.npy", "--env", "CartPole-v1"], "--env is about an environment, and with --observations"),
         (["--observations", "nowhere.npy"], "no file nowhere.npy; check the path"),
@@ -181,6 +183,16 @@ def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_p
     words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "8", "7", *QUICK]
     assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
     assert played == ["fp32", "int8", "int7e8"]
+
+
+def test_fresh_episodes_are_played_until_a_verdict(agents, tmp_path):
+    words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "8", "2", "--edge-bits", "same"]
+    auto = ["--episodes", "auto", "--max-episodes", "40", "--margin", "10", "-o", str(tmp_path / "out")]
+    assert cli.main([*words, *QUICK[:-2], *auto]) == 0
+    eight, two = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]
+    assert (eight["episodes"], eight["max_episodes"], eight["verdict"]) == (30, 40, "non-inferior")
+    assert two["episodes"] == len(two["returns"]) == (30 if two["verdict"] == "inferior" else 40)
+    assert two["mean"] < two["mean_fp32"]
 
 
 def test_a_budget_of_updates_holds_so_many_whole_rounds_and_one_of_minutes_ends_between_rounds(

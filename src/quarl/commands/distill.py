@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ from quarl.distillation.rounds import Recipe, Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation, evaluate
+from quarl.experiments.play import looks_of, until_judged
 from quarl.experiments.rows import judged
 from quarl.files import staged, write_bytes
 from quarl.policy import artifact
@@ -97,11 +100,10 @@ def run(config: DistillConfig) -> None:
     given = None if config.observations is None else model.observations(config.observations, policy)
     validation = Validation(policy, Recipe.of(config), config.seed, config.env, given)
     looks: dict[str, list[Snapshot]] = {}
+    ends = looks_of(config)
     with staged(config.output) as folder, energy.meter(config) as meter:
-        calibrated, recipe, exact = validation.calibrated(), validation.recipe, None
-        if given is None:
-            exact = _play(quantize(policy, EXACT), config)
-        else:
+        calibrated, recipe = validation.calibrated(), validation.recipe
+        if given is not None:
             terminal.note(f"only states of {config.observations} are learned from, and no return is measured")
         options: Any = {"seed": config.seed, "env_id": config.env, "validation": validation}
         with terminal.progress(len(files) * recipe.rounds * recipe.updates) as options["progress"]:
@@ -112,7 +114,12 @@ def run(config: DistillConfig) -> None:
                     terminal.note(f"{spec.precision}, {snapshot}")
                 options["progress"](spec.precision, recipe.rounds * recipe.updates - snapshots[-1].updates)
                 artifact.write(best(snapshots).policy, folder / f"{spec.precision}.safetensors")
-        rows = [_row(snapshots, exact, config) for snapshots in looks.values()]
+        exact, played = None, []
+        if given is None:
+            chosen = [best(snapshots).policy for snapshots in looks.values()]
+            plays = [_play(each, config) for each in (quantize(policy, EXACT), *chosen)]
+            exact, *played = until_judged(plays, ends, config.margin)
+        rows = [_row(each, exact, q, config) for each, q in zip_longest(looks.values(), played)]
         env_id = policy.provenance.env_id if exact is None else exact.env_id
         told: Any = {"model": str(model.locate(config)), "algo": policy.provenance.algo, "env_id": env_id}
         told |= {"seed": config.seed, "energy": meter.cost, "statistics": sentence(policy)}
@@ -153,10 +160,9 @@ def _files(config: DistillConfig) -> dict[QuantSpec, Path]:
     return {spec: config.output / f"checkpoint-{spec.precision}.safetensors" for spec in config.specs()}
 
 
-def _play(policy: QuantizedPolicy, config: DistillConfig) -> Evaluation:
-    """Fresh episodes, on LiteRT where it has kernels."""
-    engine = engines.load_fitting(policy).name
-    return evaluate(policy, episodes=config.episodes, seed=config.seed, env_id=config.env, engine=engine)
+def _play(policy: QuantizedPolicy, config: DistillConfig) -> Callable[..., Evaluation]:
+    """`evaluate` on fresh episodes, on LiteRT where it has kernels."""
+    return partial(evaluate, policy, seed=config.seed, env_id=config.env, engine=engines.load_fitting(policy).name)
 
 
 def _sentence(row: DistillRow) -> str:
@@ -168,17 +174,19 @@ def _sentence(row: DistillRow) -> str:
     return f"{row.precision}: {changed}, of {formats.number(row.mean_fp32)} in fp32."
 
 
-def _row(snapshots: Sequence[Snapshot], exact: Evaluation | None, config: DistillConfig) -> DistillRow:
+def _row(
+    snapshots: Sequence[Snapshot], exact: Evaluation | None, played: Evaluation | None, config: DistillConfig
+) -> DistillRow:
     chosen, first = best(snapshots), snapshots[0]
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(DistillRow))
     row |= {"precision": chosen.policy.spec.precision, "bits_of_layers": chosen.policy.bits_of_layers}
     row |= {"bits_mean": chosen.policy.mean_bits, "bytes_packed": len(artifact.to_bytes(chosen.policy))}
     row |= {"measured": engines.load_fitting(chosen.policy).measured, **facts(snapshots)}
-    if exact is None:
+    if exact is None or played is None:
         row |= {"error_calibrated": first.error, "error": chosen.error, "episodes": 0, "margin_pct": config.margin}
         return DistillRow(**row)
-    played = _play(chosen.policy, config)
-    calibrated = played if chosen is first else _play(first.policy, config)
-    row |= judged(played.returns, exact.returns, config.margin, config.seed)
-    row |= {"mean_fp32": float(exact.returns.mean()), "mean_calibrated": float(calibrated.returns.mean())}
+    fp32 = exact.returns[: len(played.returns)]
+    calibrated = played if chosen is first else _play(first.policy, config)(episodes=len(fp32))
+    row |= judged(played.returns, fp32, config.margin, config.seed, looks_of(config))
+    row |= {"mean_fp32": float(fp32.mean()), "mean_calibrated": float(calibrated.returns.mean())}
     return DistillRow(**row | {"returns": played.returns.tolist()})

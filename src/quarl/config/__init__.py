@@ -43,6 +43,9 @@ from quarl.config.train import TrainConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import Mode, QuantSpec
 
+MOST_EPISODES = 400
+"""Of --episodes auto, where --max-episodes does not say it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(EnvironmentConfig):
@@ -107,7 +110,7 @@ class PtqConfig(ModelConfig, MeteredConfig):
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: NumEpisodes = 100
     """Episodes at every precision, or auto: until there is a verdict."""
-    max_episodes: Annotated[int | None, shown("N", default="400, of --auto 1000")] = None
+    max_episodes: Annotated[int | None, shown("N", default=f"{MOST_EPISODES}, of --auto 1000")] = None
     """Episodes at most that --episodes auto plays, or --auto to show a loss; more where they are cheap and scatter."""
     margin: Annotated[float, shown("PERCENT")] = 5.0
     """Loss of return, of fp32's, that is still acceptable: what the non-inferiority verdict is about."""
@@ -159,7 +162,7 @@ class PtqConfig(ModelConfig, MeteredConfig):
     @property
     def most_episodes(self) -> int:
         """At each precision."""
-        most = self.max_episodes or (1_000 if self.auto else 400)
+        most = self.max_episodes or (1_000 if self.auto else MOST_EPISODES)
         return most if self.auto or self.episodes == "auto" else self.episodes
 
     @property
@@ -199,8 +202,10 @@ class DistillConfig(ModelConfig, MeteredConfig):
     """Go on from the last finished round of the same command, which was ended."""
     env: EnvId = None
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
-    episodes: int = 100
-    """Fresh episodes at every precision, at the end: what the verdict is about."""
+    episodes: NumEpisodes = 100
+    """Fresh episodes at every precision, at the end, which the verdict is about; auto: until there is one."""
+    max_episodes: Annotated[int | None, shown("N", default=f"{MOST_EPISODES}")] = None
+    """Episodes at most that --episodes auto plays; more where they are cheap and scatter."""
     margin: Annotated[float, shown("PERCENT")] = 5.0
     """Loss of return, of fp32's, that is still acceptable; a snapshot that is shown to lose less ends the rounds."""
     output: Output = Path("quarl-distill")
@@ -208,8 +213,10 @@ class DistillConfig(ModelConfig, MeteredConfig):
 
     def check(self) -> None:
         super().check()
-        names = ("episodes", "rounds", "updates", "states", "validation")
+        names = ("episodes", "max_episodes", "rounds", "updates", "states", "validation")
         at_least_one(**{name: getattr(self, name) for name in names})
+        if self.episodes != "auto":
+            self.refuse(("max_episodes",), "is the most of --episodes auto", "add that, or drop it")
         check_margin(self.margin)
         if not self.bits:
             raise QuarlError("--bits needs at least one precision, as in --bits 4")

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import numpy as np
 
-from quarl import engines, formats, sequential
+from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.methods.latency import time_engines
-from quarl.experiments.play import quantised, until_judged
+from quarl.experiments.play import looks_of, quantised, until_judged
 from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -112,7 +112,7 @@ def measure(
     config: says on which engine, in which environment and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
     """
-    looks = sequential.looks(config.most_episodes, config.margin) if config.episodes == "auto" else (config.episodes,)
+    looks = looks_of(config)
     if calibrated is None:
         calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
