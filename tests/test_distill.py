@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,6 +216,16 @@ def test_python_gets_the_agent_of_the_best_snapshot_and_what_was_seen(agents):
     observations = evaluation.record(agent.policy, num=200, seed=5)
     offline = quarl.distill(agent, "int3", observations=observations, rounds=1, updates=20)
     assert [each.returns.size for each in offline.snapshots] == [0, 0]
+
+
+def test_the_guide_s_python_runs(agents, tmp_path, monkeypatch, capsys):
+    page = Path(__file__).resolve().parents[1] / "docs" / "guide" / "distill.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("logs").symlink_to(agents / "sb3")
+    exec(compile(code.replace("rounds=2", "rounds=1, updates=20, states=100, validation=5"), "page", "exec"), {})
+    assert re.match(r"calibrated: return \d+\.\d \(\d+ s\)\nround 1: return ", capsys.readouterr().out)
+    assert quarl.load("int2.quarl").policy.spec.precision == "int2e8"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_budget_of_minutes_that_no_round_fits_is_said_and_one_of_a_round_ends_
     taken = whole[1].seconds
     kept = list(distill(calibrated, spec, dataclasses.replace(SHORT, minutes=taken / 60 + 0.1)))
     assert [each.round for each in kept] == [0, 1]
-    with pytest.raises(QuarlError, match=r"minutes are too few for one round: raise budget, or lower updates"):
+    with pytest.raises(QuarlError, match=r"minutes are too few for a round: raise budget or lower updates"):
         list(distill(calibrated, spec, dataclasses.replace(SHORT, minutes=taken / 120)))
 
 

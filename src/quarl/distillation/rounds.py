@@ -175,7 +175,7 @@ def distill(
             return
         if number and validation.observations is None:
             options: dict[str, Any] = {"seed": seed * (recipe.rounds + 1) + number, "env_id": env_id}
-            engine = engines.load(snapshots[-1].policy, engines.load_fitting(start).name, batch=RECORD_BATCH)
+            engine = engines.load_fitting(snapshots[-1].policy, batch=RECORD_BATCH)
             new = record(snapshots[-1].policy, "training", **options, engine=engine, num=recipe.states)
             training.add(new, outputs(teacher, new))
             since = time.monotonic()
@@ -183,9 +183,7 @@ def distill(
             now = time.monotonic()
             progress(f"{spec.precision}, round {number}: {done / (now - since):.0f} updates/s, loss {cost:.3g}", 1)
             if number == 1 and now - begun > 60 * recipe.minutes:
-                raise QuarlError(
-                    f"{recipe.minutes:g} minutes are too few for one round: raise budget, or lower updates"
-                )
+                raise QuarlError(f"{recipe.minutes:g} minutes are too few for a round: raise budget or lower updates")
         progress(f"{spec.precision}, round {number}: playing", 0)
         policy = training.averaged.policy() if number else start
         looked, seconds = validation.look(policy)
@@ -211,13 +209,7 @@ class Training:
     """The student, its optimiser, the running mean of its parameters, and the states that it learns from."""
 
     def __init__(
-        self,
-        student: Student,
-        recipe: Recipe,
-        loss: Loss,
-        rng: np.random.Generator,
-        states: Array,
-        labels: Tensor,
+        self, student: Student, recipe: Recipe, loss: Loss, rng: np.random.Generator, states: Array, labels: Tensor
     ) -> None:
         """labels: the teacher's outputs [N, n] on the states."""
         self.student, self.averaged = student, copy.deepcopy(student)
@@ -233,16 +225,11 @@ class Training:
                 groups.append({"params": list(module.parameters()), "lr": NORM_RATE})
         self.rates = [group["lr"] for group in groups]
         self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-        parameters = list(student.parameters())
-        moments: dict[str, list[Tensor]] = {
-            name: [torch.zeros_like(each) for each in parameters] for name in ("exp_avg", "exp_avg_sq")
-        }
-        moments["step"] = [torch.zeros(()) for _ in parameters]
-        self.changed: dict[str, list[Any]] = {
-            "student": parameters,
-            "averaged": list(self.averaged.parameters()),
-            **moments,
-        }
+        parameters: list[Tensor] = list(student.parameters())
+        means: list[Tensor] = list(self.averaged.parameters())
+        moments = {name: list(map(torch.zeros_like, parameters)) for name in ("exp_avg", "exp_avg_sq")}
+        moments["step"] = list(torch.zeros(len(parameters)))
+        self.changed = {"student": parameters, "averaged": means, **moments}
         """By every update."""
         for index, parameter in enumerate(parameters):
             self.optimizer.state[parameter] = {name: each[index] for name, each in moments.items()}

@@ -69,7 +69,7 @@ class Validation:
             return {"returns": played.returns, "noninferior": judged.noninferior, "error": None}, played.wall_s
         begun, head = time.monotonic(), policy.head
         wanted, actions = (
-            head(engines.run_all(engines.load_fitting(each), self.held_out))
+            head(engines.run_all(engines.load_fitting(each, batch=64), self.held_out))
             for each in (quantize(self.policy, EXACT), policy)
         )
         error = actions != wanted
