@@ -60,14 +60,15 @@ def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_stude
     )
 
 
-def test_rates_are_for_codes_of_coarse_grids_and_of_fine_ones(calibrated):
-    spec = QuantSpec.parse("int2e8")
+@pytest.mark.parametrize(("precision", "rate"), [("int2", 0.005), ("int4", 0.02), ("int2e8", 0.15)])
+def test_an_update_moves_the_same_share_of_a_grid_up_to_a_limit(calibrated, precision, rate):
+    spec = QuantSpec.parse(precision)
     student = rounds.Student(calibrated.rewrite(spec)[0], calibrated.quantize(spec))
     rng, empty = np.random.default_rng(0), torch.zeros(0, 2)
     training = rounds.Training(student, SHORT, lambda y, t: (y - t).square().mean(), rng, np.zeros((0, 4)), empty)
-    assert sorted(set(training.rates)) == sorted({rounds.STEP_RATE, rounds.EDGE_RATE})  # both layers are edges
+    assert sorted(set(training.rates)) == sorted({rounds.STEP_RATE, rate})  # both layers are edges
     training.set_rates()
-    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(rounds.EDGE_RATE / rounds.WARM_UP)
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(rate / rounds.WARM_UP)
 
 
 def test_a_budget_of_minutes_that_no_round_fits_is_said_and_one_of_a_round_ends_behind_it(calibrated, monkeypatch):

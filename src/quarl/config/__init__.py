@@ -189,7 +189,7 @@ class DistillConfig(ModelConfig, MeteredConfig):
     """Rounds at most: updates, then a look at the return, then states that the quantised policy reaches."""
     updates: Annotated[int, TRAINING] = 1_000
     """Gradient steps of a round."""
-    states: Annotated[int, TRAINING] = 2_000
+    states: Annotated[int, TRAINING] = 1_900
     """New states after each round."""
     validation: Annotated[int, shown("EPISODES"), TRAINING] = 40
     """Episodes of a look at the return, which chooses the snapshot."""

@@ -36,9 +36,8 @@ from quarl.quant.spec import QuantSpec
 from quarl.runs import checkpoint_file
 from quarl.runs.checkpoint_file import DamagedError
 
-RATE, EDGE_RATE = 0.02, 0.15
-"""Codes that a weight or bias moves in an update at most: of coarse grids, and of those with at least EDGE_BITS."""
-EDGE_BITS = 8
+RATE, MAX_RATE = 0.02, 0.15
+"""Codes that a weight or bias of 4 bits moves in an update at most, and of any: the share of the range is the same."""
 STEP_RATE, NORM_RATE = 1e-3, 1e-3
 WARM_UP = 50
 FLOOR = 0.02
@@ -52,7 +51,7 @@ class Recipe:
     rounds: int = 8
     updates: int = 1_000
     """Of a round."""
-    states: int = 2_000
+    states: int = 1_900
     """New ones after a round, evenly from at least ten episodes of the student."""
     batch_size: int = 256
     average: float = 0.995
@@ -218,7 +217,7 @@ class Training:
         groups: list[dict[str, Any]] = []
         for module in student.learning.values():
             if isinstance(module, Layer):
-                rate = EDGE_RATE if module.bits >= EDGE_BITS else RATE
+                rate = min(RATE * 2.0 ** (module.bits - 4), MAX_RATE)
                 groups.append({"params": [module.latent, module.bias], "lr": rate})
                 groups.append({"params": [module.log_step], "lr": STEP_RATE})
             else:
