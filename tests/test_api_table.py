@@ -90,6 +90,7 @@ def test_pandas_is_only_needed_where_it_is_asked_for(table, monkeypatch):
         ({"engine": "tpu"}, "engine is 'tpu'; use litert or onnx or torch or reference"),
         ({"mode": "statik"}, "mode is 'statik'; use dynamic or static"),
         ({"scheme": "best"}, "unknown scheme 'best'; choose one of default, mid-tread, naive"),
+        ({"edge_bits": "wide"}, r"edge_bits is 'wide'; use 2\.\.16, or same"),
         ({"precisions": []}, r"precisions names none: give one or more, as in \[8, 4\]"),
         ({"precisions": ["int99"]}, r"weight bits must be 2\.\.32, got 99"),
     ],

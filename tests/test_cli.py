@@ -27,6 +27,7 @@ from quarl import __version__
 from quarl.cli import main, parse
 from quarl.commands import actorq, demo
 from quarl.config import VERBS, ActorQConfig
+from quarl.config.base import narrow_edges
 from quarl.config.words import below
 from quarl.errors import QuarlError
 from quarl.experiments import precisions
@@ -339,6 +340,21 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     assert main(["ptq", "out/fp32.safetensors", "--bits", "4", "--episodes", "2", "--seed", "5", "-o", "again"]) == 0
     again, first = (artifact.read(path) for path in ("again/int4e8.safetensors", "out/int4e8-default.safetensors"))
     assert all((a.weight.codes == b.weight.codes).all() for a, b in zip(again.linear, first.linear, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("ptq m.zip --bits int8e4 4", "int8e4: its first and last layers have fewer bits than the others"),
+        ("ptq m.zip --bits 4 2 --edge-bits 3", "--edge-bits 3 is below 4: all its layers keep one width"),
+        ("train --qat w4a8e2", "w4a8e2: its first and last layers have fewer bits than the others"),
+        ("actorq --actor-precision int6 --edge-bits 4", "--edge-bits 4 is below int6: all its layers keep one width"),
+        ("ptq m.zip --bits 16 8 4 2", ""),
+        ("ptq m.zip --edge-bits same", ""),
+    ],
+)
+def test_edges_of_fewer_bits_than_the_others_are_said(words, line):
+    assert "".join(narrow_edges(parse(words.split()))) == line
 
 
 def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(capsys, tmp_path):

@@ -139,7 +139,8 @@ class Agent:
         frame_stack: int | None = None,
         max_episode_steps: int | None = None,
     ) -> Agent:
-        """A new agent in that precision: "int8", "int4", "fp16", "w4a8", or a number of bits.
+        """A new agent in that precision: "int8", "int4", "int4e8" (8 bits in the first and the last layers), "fp16",
+        "w4a8", or a number of bits.
 
         QuarlError for an unknown precision or scheme, and for an agent that is quantised already.
 

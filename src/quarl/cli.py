@@ -15,7 +15,7 @@ from typing import Any
 
 from quarl import __version__
 from quarl.config import completion
-from quarl.config.base import STDOUT, Config, summary
+from quarl.config.base import STDOUT, Config, narrow_edges, summary
 from quarl.config.words import parse
 from quarl.errors import LOUDNESS, QuarlError, complain, detail, in_one_line, note
 from quarl.processes.signals import SIGNALLED, ctrl_c, leave
@@ -60,6 +60,8 @@ def _run(words: list[str]) -> int:
             config.check()
             config.look()
             os.environ[LOUDNESS] = "verbose" if config.verbose else "quiet" if config.quiet else ""
+            for line in narrow_edges(config):
+                note(line)
             command = _load(config)
             with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
                 code: int | None = command.run(config)

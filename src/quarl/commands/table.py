@@ -25,7 +25,7 @@ from quarl.report import assessment, page, schema, tables
 if TYPE_CHECKING:
     import pandas
 
-KEYWORDS = {"bits": "precisions", "env": "env_id", "workers": "num_workers"}
+KEYWORDS = {"bits": "precisions", "edge-bits": "edge_bits", "env": "env_id", "workers": "num_workers"}
 """Of `ptq`, by the option of `quarl ptq` where that has another name."""
 
 
@@ -108,6 +108,7 @@ def ptq(
     frame_stack: int | None = None,
     max_episode_steps: int | None = None,
     num_workers: int = 1,
+    edge_bits: int | str = PtqConfig.edge_bits,
 ) -> PtqTable:
     """The table that `quarl ptq` prints: return, error, verdict, latency and size of the agent at each precision.
 
@@ -115,6 +116,7 @@ def ptq(
 
     agent: in float32, or the path of one.
     precisions: as `Agent.quantize` takes them; fp32 is always among them.
+    edge_bits: of the first and the last layers where a precision asks for fewer; "same": one width in all layers.
     episodes: at each precision, from the same starts; "auto" plays until there is a verdict, or `max_episodes`.
     margin: loss of return, in percent of fp32's, that is still acceptable.
     auto: chooses bits for each layer instead, as "mixed": the fewest, or the fastest, that fresh episodes, at most
@@ -133,6 +135,7 @@ def ptq(
     config = PtqConfig(
         model=("agent",),
         bits=tuple(map(str, words)),
+        edge_bits=str(edge_bits),
         scheme=(scheme,),
         mode=mode,
         engine=engine,

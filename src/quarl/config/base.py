@@ -20,7 +20,7 @@ from tyro.conf import FlagCreatePairsOff
 from quarl import literals
 from quarl.config.groups import ENERGY, ENVIRONMENT, OUTPUT, QUANTISATION, shown
 from quarl.errors import QuarlError
-from quarl.quant.spec import SCHEMES
+from quarl.quant.spec import SCHEMES, integer_bits
 
 EngineName = Literal["litert", "onnx", "torch", "reference"]
 JsonFile = Annotated[Path | None, shown("FILE"), OUTPUT]
@@ -256,6 +256,20 @@ def layer_widths(text: str, flag: str) -> list[int]:
     if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
         raise QuarlError(f"{flag} {text!r} is not a list of layer widths 1..65536, as in 256,256")
     return [int(word) for word in words]
+
+
+def narrow_edges(config: Config) -> list[str]:
+    """What is to be said of precisions whose first and last layers have, or were asked to have, the fewest bits."""
+    said = [getattr(config, name, None) or () for name in ("bits", "qat", "actor_precision")]
+    words = [word for each in said for word in (each if isinstance(each, tuple) else (each,))]
+    parsed = {word: bits for word in words if (bits := integer_bits(word)) is not None}
+    least = edge_bits(getattr(config, "edge_bits", "same")) if "edge_bits" in config.typed else None
+    narrow = [word for word, (weights, _, edges) in parsed.items() if (edges or weights) < weights]
+    whole = [word for word, (weights, _, edges) in parsed.items() if edges is None and (least or weights) < weights]
+    return [
+        *(f"{word}: its first and last layers have fewer bits than the others" for word in narrow),
+        *(f"--edge-bits {least} is below {word}: all its layers keep one width" for word in whole),
+    ]
 
 
 def edge_bits(text: str) -> int | None:
