@@ -97,6 +97,23 @@ def test_the_learner_is_a_stable_baselines3_model_and_its_policies_are_artefacts
     assert max(int(np.abs(op.weight.codes).max()) for op in quantized.policy.linear) <= 31
 
 
+def test_the_final_policy_is_distilled_for_the_precision_of_the_actors(tmp_path, capsys):
+    folder = tmp_path / "out"
+    words = ("--algo", "dqn", "--env", "CartPole-v1", "-n", "400", "--actors", "1", "--net-arch", "8,8", "--distill")
+    assert run(folder, *words, "--eval-episodes", "0", "--params", *SMALL.split()) == 0
+    (row,) = json.loads((folder / "summary.json").read_text())["rows"]
+    (taught,) = json.loads((folder / "distilled" / "rows.json").read_text())["rows"]
+    assert (taught["precision"], taught["bits_mean"]) == ("int8", 8)
+    assert row["distilled"] == taught["mean"]
+    assert f"return distilled for int8: {taught['mean']:.1f}; {folder / 'distilled'}" in capsys.readouterr().out
+    # its teacher is what the learner ended with
+    teacher, student = (
+        load(folder / name).policy for name in ("policy-fp32.safetensors", "distilled/int8.safetensors")
+    )
+    assert student.provenance == teacher.provenance
+    assert [op.name for op in student.linear] == [op.name for op in teacher.linear]
+
+
 def test_the_page_has_the_numbers_of_the_run(finished):
     page, last = (finished / "report.html").read_text(), rows(finished / "metrics.jsonl")[-1]
     taken = sum(actor["pulls"] - actor["skipped"] for actor in last["actors"])
@@ -150,6 +167,7 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
         (["--actor-precision", "eight"], "unknown precision"),
         (["--engine", "torch"], "torch engine has no integer kernels"),
         (["--comm-bits", "1"], "--comm-bits must be 2..32"),
+        (["--distill", "--actor-precision", "fp16"], "--distill is for integer actors: use --actor-precision int8"),
         (["--net-arch", "64,big"], "--net-arch '64,big' is not a list"),
         (["--params", "policy_kwargs:dict(net_arch=[-5])"], "dqn cannot be made for CartPole-v1: "),
         (["--params", "gamma=0.9"], "is not NAME:VALUE"),

@@ -48,6 +48,9 @@ def test_every_setting_and_the_margin_determine_a_cell(study_file: Write):
     assert [precision for precision, _ in plain] == ["int4e8", "int2e8", "int2e6"]
     said = keys("precision: [4, 2, int2e6], rounds: 8, updates: 1000, states: 2000, validation: 40")
     assert said == plain  # these are the defaults
+    narrow = keys("precision: [4, 2, int2e6], edge_bits: same")
+    assert [precision for precision, _ in narrow] == ["int4", "int2", "int2e6"]
+    assert narrow[2] == plain[2]
     others = [keys(f"precision: 4, {other}") for other in ("rounds: 7", "updates: 9", "states: 9", "validation: 9")]
     others += [
         keys("precision: 4, mode: static"),
@@ -83,6 +86,7 @@ def test_a_killed_study_distils_again_and_its_rows_say_what_that_took(study_file
             assert started.poll() is None
             time.sleep(0.1)
         os.killpg(started.pid, signal.SIGKILL)
+    (round_1,) = [line for line in log.read_text().splitlines() if "round 1" in line]
     with Store(tmp_path / "out") as store:
         exact = store.records()[0]
         assert (exact.state, exact.method) == ("done", "fp32")
@@ -95,6 +99,8 @@ def test_a_killed_study_distils_again_and_its_rows_say_what_that_took(study_file
     ]
     baseline, taught, _, kept = rows
     assert baseline["seconds"] == exact.seconds  # it was not played again
+    assert log.read_text().count(round_1) == 2  # nor was what the first round did
+    assert not list((tmp_path / "out" / "runs").glob("*/distillation"))
     assert (taught["precision"], taught["scheme"], taught["measured"]) == ("int2e8", "default", True)
     assert 2 < taught["bits_mean"] < 3
     assert taught["bytes_packed"] < baseline["bytes_packed"] / 8

@@ -46,7 +46,7 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     contracts.check(document)
     contracts.check(json.loads((tmp_path / "summary.json").read_text()))
     found = [(row["method"], row["precision"], row["seed"]) for row in document["rows"]]
-    assert found == [("fp32", "fp32", 0), ("ptq", "int4", 0), ("qat", "int4", 0)]
+    assert found == [("fp32", "fp32", 0), ("ptq", "int4e8", 0), ("qat", "int4e8", 0)]
     assert all(row["episodes"] == 4 for row in document["rows"])
     assert (tmp_path / "return-against-bits.png").stat().st_size > 10_000
     with Store(tmp_path) as store:
@@ -67,6 +67,21 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     assert [one.seconds for one in again[:-1]] == [one.seconds for one in found[:-1]]
     assert again[-1].seconds != found[-1].seconds
     assert (tmp_path / "study.log").read_text() != log
+
+
+def test_distilled_agents_stand_beside_those_that_are_quantised_alone(tmp_path: Path, capsys: Any):
+    assert main([*WORDS, "--bits", "8", "--methods", "distill", "ptq", "-o", str(tmp_path)]) == 0
+    document = json.loads((tmp_path / "rows.json").read_text())
+    contracts.check(document)
+    assert [(row["method"], row["precision"]) for row in document["rows"]] == [
+        ("fp32", "fp32"),
+        ("ptq", "int8"),
+        ("distill", "int8"),
+    ]
+    _, quantised, taught = json.loads((tmp_path / "summary.json").read_text())["rows"]
+    assert (taught["method"], taught["bits_weights"]) == ("distill", 8)
+    assert taught["gain"] == taught["mean"] - quantised["mean"]
+    assert "over ptq" in capsys.readouterr().out
 
 
 def test_what_a_sweep_writes_is_a_study_with_its_cells(tmp_path: Path, capsys: Any):

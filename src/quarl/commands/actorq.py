@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from quarl.actorq.environments import world_of
 from quarl.actorq.options import adopt
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
-from quarl.config import ActorQConfig
+from quarl.config import ActorQConfig, DistillConfig
 from quarl.config.base import check_tracking
 from quarl.errors import is_quiet, printable
 from quarl.report import schema
@@ -50,6 +51,8 @@ class ActorQRow(Row):
     final: dict[str, Any] | None
     """The last evaluation."""
     actor_deaths: int
+    distilled: float | None = None
+    """Mean return of the policy that --distill made, on episodes of its own; null without it."""
 
 
 def run(config: ActorQConfig) -> int:
@@ -72,6 +75,8 @@ def run(config: ActorQConfig) -> int:
     if result.message:
         terminal.complain(result.message)
     if result.row:
+        if config.distill and result.exit_code == 0:
+            result.row["distilled"] = _distilled(config)
         about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
         document = schema.document(ActorQRow, [ActorQRow(**result.row)], **about)
         schema.write(document, config.output / "summary.json")
@@ -103,6 +108,18 @@ def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
         for row in rows:
             show(_table(config, row, supervisor.evaluator.entries))
     return supervisor
+
+
+def _distilled(config: ActorQConfig) -> float:
+    """Mean return of the learner's policy once it is distilled for the actors' precision; shows how it went."""
+    from quarl.commands import distill  # here: matplotlib takes its time
+
+    folder, model = config.output / "distilled", str(config.output / "policy-fp32.safetensors")
+    for file in folder.glob("checkpoint-*.safetensors"):  # of a policy that may be an earlier one
+        file.unlink()
+    about: Any = {"bits": (config.actor_precision,), "edge_bits": "same", "env": config.env, "seed": config.seed}
+    distill.run(DistillConfig(model=(model,), output=folder, **about))
+    return float(json.loads((folder / "rows.json").read_bytes())["rows"][0]["mean"])
 
 
 def _plan(config: ActorQConfig) -> int:
@@ -178,6 +195,8 @@ def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
                 ends = "–" if low is None else f"[{low:.1f}, {high:.1f}]"
                 count = formats.counted(final["episodes"], "episode")
                 yield f"return of the {label}: {final[name]:.1f} {ends}, {count}"
+    if (distilled := summary.get("distilled")) is not None:
+        yield f"return distilled for {config.actor_precision}: {distilled:.1f}; {config.output / 'distilled'}"
     if not config.eval_episodes:
         yield "not evaluated: --eval-episodes is 0"
     yield f"model: {config.output / 'model.zip'}"

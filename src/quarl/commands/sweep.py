@@ -1,4 +1,4 @@
-"""`quarl sweep`, a study: agents in float32, what quantisation makes of them, and agents trained for it."""
+"""`quarl sweep`, a study: agents in float32, quantised, distilled and trained for a precision, compared over seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
 from quarl.experiments import rows, summaries
-from quarl.experiments.cells import FP32, PTQ, QAT
+from quarl.experiments.cells import DISTILL, FP32, PTQ, QAT
 from quarl.experiments.groups import EMPTY, Group, grouped
 from quarl.experiments.rows import CellRow
 from quarl.experiments.runner import UNBOUNDED, Measured, entry_of, given, measure_document
@@ -34,7 +34,7 @@ from quarl.runs.model import check_environment
 from quarl.runs.train import Training
 from quarl.stats import as_fields
 
-METHODS = (FP32, PTQ, QAT)
+METHODS = (FP32, PTQ, DISTILL, QAT)
 
 
 class SweepRow(CellRow):
@@ -65,8 +65,8 @@ class SummaryRow(Row):
     verdict: Verdict
     """By the interval of the error."""
     differs: bool
-    gain: Annotated[float | None, Column("qat over ptq", formats.number)]
-    """Of qat over ptq in return; null elsewhere."""
+    gain: Annotated[float | None, Column("over ptq", formats.number)]
+    """Of distill and of qat over ptq in return; null elsewhere."""
     gain_low: Annotated[float | None, Column("interval", formats.interval, of=("gain_low", "gain_high"))]
     gain_high: float | None
 
@@ -138,7 +138,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     if agent is not None:
         entry |= {"source": f"file:{agent}", **given({"normalize": config.normalize})}
     options = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
-    more = {PTQ: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
+    more = {PTQ: {}, DISTILL: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
     methods = [
         given({"method": name, "precision": [*map(config.precision, config.bits)], "edge_bits": "same", **more[name]})
         for name in METHODS[1:]
@@ -183,7 +183,7 @@ def over_seeds(groups: Sequence[Group], margin_pct: float) -> list[SummaryRow]:
                 bits_activations=spec.activation_bits or 32,
                 seeds=len(paired.records),
                 **as_fields(paired.mean(), "mean", "ci"),
-                **paired.compared(margin_pct, next(alike, EMPTY) if paired.method == QAT else EMPTY),
+                **paired.compared(margin_pct, next(alike, EMPTY) if paired.method in (DISTILL, QAT) else EMPTY),
             )
         )
     return sorted(table, key=lambda row: _place(row, table))

@@ -40,7 +40,7 @@ class ActorQConfig(LearnerOptions):
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "output", "plan")
     free: ClassVar[tuple[str, ...]] = (
         *(*LearnerOptions.free, "updates", "target", "save_replay_buffer", "actors", "min_actors", "max_staleness"),
-        *("env_timeout", "learner_threads"),
+        *("env_timeout", "learner_threads", "distill"),
     )
 
     algo: Annotated[str, shown("NAME")] = "dqn"
@@ -108,6 +108,8 @@ class ActorQConfig(LearnerOptions):
     """With fewer actors alive the run ends with exit code 4."""
     env_timeout: Annotated[float, ENVIRONMENT] = 60.0
     """Seconds without a step after which an actor counts as hung and is replaced."""
+    distill: Annotated[Flag, QUANTISATION] = False
+    """In the end distil the policy for --actor-precision, as quarl distill does, into the folder distilled."""
     plan: Flag = False
     """Measure the parts for some seconds, predict throughput at fp32, fp16, int8, int4 and --actor-precision, and train
     nothing."""
@@ -165,6 +167,8 @@ class ActorQConfig(LearnerOptions):
             raise UnsupportedError(f"actors cannot compute in {self.actor_precision}; use fp32, fp16 or int8 ... int2")
         if self.engine == "torch" and spec.float_type != "fp32":
             raise UnsupportedError("the torch engine has no integer kernels: use --actor-precision fp32 or litert")
+        if self.distill and spec.float_type is not None:
+            raise QuarlError("--distill is for integer actors: use --actor-precision int8 ... int2, or drop it")
         if self.comm_bits is not None and not 2 <= self.comm_bits <= 32:
             raise QuarlError(f"--comm-bits must be 2..32, got {self.comm_bits}")
 

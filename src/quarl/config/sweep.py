@@ -25,7 +25,7 @@ from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import QatSpec, QuantSpec, Ranges
 
-METHODS = ("ptq", "qat")
+METHODS = ("ptq", "distill", "qat")
 OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)
 """Options that a training has as the sweep has them."""
 OF_TRAINING = ("n_timesteps", "params", "eval_freq")
@@ -49,8 +49,9 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
     edge_bits: Edges = "8"
     """Bits of the first and last layers of precisions that ask for fewer, or one width in all layers."""
-    methods: Annotated[tuple[str, ...], shown("NAME ...")] = METHODS
-    """ptq: quantise the float32 agents; qat: train for the precision."""
+    methods: Annotated[tuple[str, ...], shown("NAME ...")] = ("ptq", "qat")
+    """ptq: quantise the float32 agents; distill: teach these by the float32 ones, for minutes each, which few trainings
+    take, so that it is asked for; qat: train for the precision."""
     seeds: int = 3
     """Agents of every kind, trained with seeds from --seed on."""
     n_timesteps: Steps = None
@@ -90,7 +91,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
         if not self.bits or not self.methods:
             raise QuarlError("--bits and --methods need at least one name each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:
-            raise QuarlError(f"unknown method {unknown[0]!r}; use {' and '.join(METHODS)}")
+            raise QuarlError(f"unknown method {unknown[0]!r}; use {', '.join(METHODS)}")
         if "qat" not in self.methods:
             self.refuse(QAT_OPTIONS, "belongs to --methods qat")
             if self.trained_agent is not None:

@@ -39,7 +39,7 @@ MARGIN_PCT = 5.0
 BOUNDS = Bounds(minutes=60.0, memory_gb=4.0)
 """Of one cell, its processes together, in a study that says nothing of them."""
 SET_BY_CELLS = (
-    *("algo", "env", "actor_precision", "seed", "output", "resume", "plan", "track"),
+    *("algo", "env", "actor_precision", "seed", "output", "resume", "plan", "track", "distill"),
     *(*ASIDE, *OPTIONS),
 )
 """Options of `quarl actorq` that a cell sets itself."""

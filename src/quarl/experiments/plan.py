@@ -189,11 +189,12 @@ def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
 def _distill(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     """The agent taught by itself at every precision; the cell's seed is that of calibration and distillation, too."""
     for config in method.distillations():
-        recipe = Recipe.of(dataclasses.replace(config, margin=policy.study.margin))
+        recipe = dataclasses.asdict(Recipe.of(dataclasses.replace(config, margin=policy.study.margin)))
+        del recipe["minutes"]  # no study bounds it by a clock
         for spec in config.specs():
             cell = _play(policy, spec)
             # `from` says that the cell begins with the agent's file
-            work = {**cell.work, "from": cell.work["agent"], "recipe": dataclasses.asdict(recipe)}
+            work = {**cell.work, "from": cell.work["agent"], "recipe": recipe}
             yield dataclasses.replace(cell, method=DISTILL, work=work)
 
 

@@ -67,10 +67,12 @@ def distil(job: Job) -> dict[str, Any]:
     if work.get("deterministic"):
         policy = replace(policy, provenance=replace(policy.provenance, stochastic=False))
     calibrated, spec = Calibrated(policy, worker.calibrated.observations), QuantSpec.from_json(work["spec"])
-    recipe = rounds.Recipe(**work["recipe"])
-    for snapshot in rounds.distill(calibrated, spec, recipe, seed=work["seed"], env_id=worker.env_id):
+    options: dict[str, Any] = {"seed": work["seed"], "env_id": worker.env_id, "file": job.folder / "distillation"}
+    job.folder.mkdir(parents=True, exist_ok=True)
+    for snapshot in rounds.distill(calibrated, spec, rounds.Recipe(**work["recipe"]), **options):
         snapshots.append(snapshot)
         _print(f"{job.cell.title}: {snapshot}")
+    shutil.rmtree(job.folder)
     played = returns(rounds.best(snapshots).policy, work, worker.env_id)
     return {**played, **weights(policy), "distillation": rounds.facts(snapshots)}
 
