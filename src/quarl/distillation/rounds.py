@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from quarl import engines, formats, stats
+from quarl.algorithms.cpu import threads
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import DistillConfig
@@ -240,16 +241,18 @@ class Training:
     def round(self) -> Iterator[float]:
         """Makes the updates of a round on batches of the states; the loss of each."""
         inputs = torch.from_numpy(self.states)
-        for _ in range(self.recipe.updates):
-            self.set_rates()
-            chosen = torch.from_numpy(self.rng.integers(len(inputs), size=self.recipe.batch_size))
-            cost = self.loss(self.student(inputs[chosen]), self.labels[chosen])
-            self.optimizer.zero_grad()
-            cost.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            self.updates += 1
-            self._average()
-            yield float(cost.detach())
+        # of vectors a batch is too small to share: where others compute, too, threads wait for each other
+        with threads(1 if inputs.ndim == 2 else torch.get_num_threads()):
+            for _ in range(self.recipe.updates):
+                self.set_rates()
+                chosen = torch.from_numpy(self.rng.integers(len(inputs), size=self.recipe.batch_size))
+                cost = self.loss(self.student(inputs[chosen]), self.labels[chosen])
+                self.optimizer.zero_grad()
+                cost.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                self.updates += 1
+                self._average()
+                yield float(cost.detach())
 
     def set_rates(self) -> None:
         """A warm-up, then a cosine over all rounds."""
