@@ -46,7 +46,7 @@ def test_every_setting_and_the_margin_determine_a_cell(study_file: Write):
 
     plain = keys("precision: [4, 2, int2e6]")
     assert [precision for precision, _ in plain] == ["int4e8", "int2e8", "int2e6"]
-    said = keys("precision: [4, 2, int2e6], rounds: 8, updates: 1000, states: 2000, validation: 40")
+    said = keys("precision: [4, 2, int2e6], rounds: 8, updates: 1000, states: 1900, validation: 40")
     assert said == plain  # these are the defaults
     narrow = keys("precision: [4, 2, int2e6], edge_bits: same")
     assert [precision for precision, _ in narrow] == ["int4", "int2", "int2e6"]
