@@ -137,7 +137,8 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     entry = entry_of(config.training(config.seed, None, config.n_timesteps, config.output), ("eval_freq", "threads"))
     if agent is not None:
         entry |= {"source": f"file:{agent}", **given({"normalize": config.normalize})}
-    options = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
+    said = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
+    options = {name: value for name, value in said.items() if value is not False}
     more = {PTQ: {}, DISTILL: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
     methods = [
         given({"method": name, "precision": [*map(config.precision, config.bits)], "edge_bits": "same", **more[name]})
