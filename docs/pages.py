@@ -46,11 +46,19 @@ TARGETS = {
 Row = dict[str, Any]
 
 
+FORMER = ("ptq", "paper-ptq")
+"""Studies of what was the default scheme when they were first measured, and is called mid-tread today."""
+
+
 def rows(study: str, table: str | None = None, **wanted: Any) -> list[Row]:
     """The rows of a study's table, from all machines, whose fields have these values; a list names several."""
+    measured = results.read(study, table)
+    for row in measured:
+        if study in FORMER and row.get("scheme") == "mid-tread":
+            row["scheme"] = "default"
     return [
         row
-        for row in results.read(study, table)
+        for row in measured
         if all(row.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items())
     ]
 
