@@ -114,12 +114,12 @@ def test_added_cells_are_measured_and_dropped_ones_stay(study_file: Write):
 def test_only_takes_what_all_kinds_of_its_words_name_and_the_trainings_behind_it(study_file: Write):
     trained = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 64}"
     path = study_file(f"{DQN}\n{A2C}\n{trained}", f"{FP32}\n{PTQ}")
-    assert [(row["algo"], row["precision"]) for row in run(path, "--only", "dqn/CartPole-v1", "int4")] == [
+    assert [(row["algo"], row["precision"]) for row in run(path, "--only", "dqn/CartPole-v1", "int4e8")] == [
         ("dqn", "fp32"),
-        ("dqn", "int4"),
+        ("dqn", "int4e8"),
     ]
-    rows = run(path, "--only", "int4", "ptq", "train")
-    assert [(row["source"], row["precision"]) for row in rows] == [("train", "fp32"), ("train", "int4")]
+    rows = run(path, "--only", "int4e8", "ptq", "train")
+    assert [(row["source"], row["precision"]) for row in rows] == [("train", "fp32"), ("train", "int4e8")]
     with Store(Path("out")) as store:
         assert sorted(store.states().values()) == ["done"] * 5 + ["todo"] * 5
 
@@ -167,7 +167,7 @@ def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_wi
     rows = run(study_file(policy, methods), "--retry-failed")
     assert [(row["method"], row["precision"], row["state"]) for row in rows] == [
         ("fp32", "fp32", "done"),
-        ("qat", "w4a8", "done"),
+        ("qat", "w4a8e8", "done"),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,7 @@ def _distilled(config: ActorQConfig) -> float:
     from quarl.commands import distill  # here: matplotlib takes its time
 
     folder, model = config.output / "distilled", str(config.output / "policy-fp32.safetensors")
-    for file in folder.glob("checkpoint-*.safetensors"):  # of a policy that may be an earlier one
-        file.unlink()
+    shutil.rmtree(folder, ignore_errors=True)  # of a policy that may be an earlier one
     about: Any = {"bits": (config.actor_precision,), "edge_bits": "same", "env": config.env, "seed": config.seed}
     distill.run(DistillConfig(model=(model,), output=folder, **about))
     return float(json.loads((folder / "rows.json").read_bytes())["rows"][0]["mean"])

@@ -83,12 +83,10 @@ def _counted(records: Sequence[Record]) -> str:
 def _chosen(config: StudyRunConfig, cells: Sequence[Cell]) -> list[Cell]:
     """The cells that --only names, with the trainings that they need and the fp32 that they are compared with."""
     names = [(f"{cell.algo}/{cell.env_id}", cell.source, cell.method, cell.precision) for cell in cells]
-    kinds = [dict.fromkeys(kind) for kind in zip(*names, strict=True)]
-    known = dict.fromkeys(name for kind in kinds for name in kind)
-    for word in config.only:
-        if word not in known:
-            raise QuarlError(f"--only {word}: the study has no such cell; it has {', '.join(known)}")
-    asked = [[word for word in config.only if word in kind] or kind for kind in kinds]
+    known = [name for kind in zip(*names, strict=True) for name in dict.fromkeys(kind)]
+    if unknown := [word for word in config.only if word not in known]:
+        raise QuarlError(f"--only {unknown[0]}: the study has no such cell; it has {', '.join(dict.fromkeys(known))}")
+    asked = [set(config.only) & {*kind} or kind for kind in zip(*names, strict=True)]
     keys = set()
     for cell, of_cell in zip(cells, names, strict=True):
         fits = [name in words for name, words in zip(of_cell, asked, strict=True)]

@@ -50,8 +50,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     edge_bits: Edges = "8"
     """Bits of the first and last layers of precisions that ask for fewer, or one width in all layers."""
     methods: Annotated[tuple[str, ...], shown("NAME ...")] = ("ptq", "qat")
-    """ptq: quantise the float32 agents; distill: teach these by the float32 ones, for minutes each, which few trainings
-    take, so that it is asked for; qat: train for the precision."""
+    """ptq: quantise the float32 agents; distill: and teach them, which takes minutes each; qat: train for it."""
     seeds: int = 3
     """Agents of every kind, trained with seeds from --seed on."""
     n_timesteps: Steps = None
