@@ -193,7 +193,8 @@ def test_fresh_episodes_are_played_until_a_verdict(agents, tmp_path):
     assert cli.main([*words, *QUICK[:-2], *auto]) == 0
     eight, two = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]
     assert (eight["episodes"], eight["max_episodes"], eight["verdict"]) == (30, 40, "non-inferior")
-    assert two["episodes"] == len(two["returns"]) == (30 if two["verdict"] == "inferior" else 40)
+    assert two["episodes"] == len(two["returns"])
+    assert two["episodes"] == 40 or (two["episodes"] == 30 and two["verdict"] != "undecided")
     assert two["mean"] < two["mean_fp32"]
 
 
