@@ -208,9 +208,8 @@ class Agent:
         check(config, {"bits": "precision", "env": "env_id"})
         policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
         given = None if observations is None else policy_rows(policy, observations)[0]
-        looks = Validation(policy, recipes.Recipe.of(config), seed, env_id, given)
-        (spec,), told = config.specs(), {"seed": seed, "env_id": env_id, "validation": looks}
-        snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks.recipe, **told))
+        (spec,), looks = config.specs(), Validation(policy, config, given)
+        snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
         return Distilled(Agent(recipes.best(snapshots).policy), snapshots)
 
     def predict(

@@ -10,15 +10,20 @@ import torch
 
 import networks
 from quarl.calibration import Calibrated
+from quarl.config import DistillConfig
 from quarl.distillation import rounds
-from quarl.distillation.rounds import Recipe, distill
+from quarl.distillation.validation import Validation
 from quarl.errors import QuarlError
 from quarl.evaluation import record
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 
-SHORT = Recipe(rounds=2, updates=30, states=200, episodes=12)
+SHORT = DistillConfig(model=("agent",), rounds=2, updates=30, states=200, validation=12)
+
+
+def distill(calibrated, spec, config=SHORT, **more):
+    return rounds.distill(calibrated, spec, Validation(calibrated.policy, config), **more)
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +46,18 @@ def calibrated():
 
 
 def test_a_precision_that_calibration_keeps_is_answered_without_training(calibrated):
-    (only,) = distill(calibrated, QuantSpec.parse("int8"), SHORT)
+    (only,) = distill(calibrated, QuantSpec.parse("int8"))
     assert (only.round, only.updates, only.states, only.noninferior) == (0, 0, 0, True)
 
 
 def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_student_reaches(calibrated, monkeypatch):
     monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)  # no verdict of twelve
     spec = QuantSpec.parse("int2")
-    first, second, third = distill(calibrated, spec, SHORT)
+    first, second, third = distill(calibrated, spec)
     assert [each.round for each in (first, second, third)] == [0, 1, 2]
     assert [each.updates for each in (first, second, third)] == [0, 30, 60]
     assert [each.states for each in (first, second, third)] == [0, 500, 700]
-    again = list(distill(calibrated, spec, SHORT))
+    again = list(distill(calibrated, spec))
     assert [each.returns.tolist() for each in again] == [each.returns.tolist() for each in (first, second, third)]
     assert all(
         np.array_equal(a.weight.codes, b.weight.codes)
@@ -76,13 +81,15 @@ def test_a_budget_of_minutes_that_no_round_fits_is_said_and_one_of_a_round_ends_
     spec = QuantSpec.parse("int2")
     clock = iter(range(10**6))
     monkeypatch.setattr(rounds.time, "monotonic", lambda: float(next(clock)))  # a second at every look at it
-    whole = list(distill(calibrated, spec, SHORT))
+    whole = list(distill(calibrated, spec))
     assert len(whole) == 3
     taken = whole[1].seconds
-    kept = list(distill(calibrated, spec, dataclasses.replace(SHORT, minutes=taken / 60 + 0.1)))
+    monkeypatch.setattr(DistillConfig, "bounds", lambda self: (2, taken / 60 + 0.1))
+    kept = list(distill(calibrated, spec))
     assert [each.round for each in kept] == [0, 1]
+    monkeypatch.setattr(DistillConfig, "bounds", lambda self: (2, taken / 120))
     with pytest.raises(QuarlError, match=r"minutes are too few for a round: raise budget or lower updates"):
-        list(distill(calibrated, spec, dataclasses.replace(SHORT, minutes=taken / 120)))
+        list(distill(calibrated, spec))
 
 
 def test_what_is_kept_goes_on_bit_for_bit_and_is_refused_where_a_bit_of_it_has_changed(
@@ -90,19 +97,19 @@ def test_what_is_kept_goes_on_bit_for_bit_and_is_refused_where_a_bit_of_it_has_c
 ):
     monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)
     spec, file = QuantSpec.parse("int2"), tmp_path / "kept.safetensors"
-    whole = list(distill(calibrated, spec, SHORT))
-    begun = distill(calibrated, spec, SHORT, file=file)
+    whole = list(distill(calibrated, spec))
+    begun = distill(calibrated, spec, file=file)
     next(begun), next(begun)
     begun.close()  # as whoever is killed, after a round
     kept = file.read_bytes()
-    gone_on = list(distill(calibrated, spec, SHORT, file=file))
+    gone_on = list(distill(calibrated, spec, file=file))
     assert [each.returns.tolist() for each in gone_on] == [each.returns.tolist() for each in whole]
     assert [artifact.to_bytes(each.policy) for each in gone_on] == [artifact.to_bytes(each.policy) for each in whole]
     for damaged in (kept[:-1], kept[:-1] + bytes([kept[-1] ^ 1]), b"\x80\x04K\x01."):
         file.write_bytes(damaged)
         with pytest.raises(QuarlError, match=r"kept.safetensors is damaged .*; start again without it"):
-            next(distill(calibrated, spec, SHORT, file=file))
+            next(distill(calibrated, spec, file=file))
     file.write_bytes(kept)
-    for other, what in ((dataclasses.replace(SHORT, rounds=3), "rounds"), (SHORT, "seed")):
+    for what, value in (("rounds", 3), ("seed", 1)):
         with pytest.raises(QuarlError, match=f"is of a run whose {what} is"):
-            next(distill(calibrated, spec, other, seed=int(what == "seed"), file=file))
+            next(distill(calibrated, spec, dataclasses.replace(SHORT, **{what: value}), file=file))

@@ -13,7 +13,7 @@ from quarl import energy, engines, formats
 from quarl.calibration import quantize
 from quarl.commands import model, terminal
 from quarl.config import DistillConfig
-from quarl.distillation.rounds import Recipe, Snapshot, best, distill, facts
+from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation, evaluate
@@ -98,21 +98,20 @@ def run(config: DistillConfig) -> None:
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
     given = None if config.observations is None else model.observations(config.observations, policy)
-    validation = Validation(policy, Recipe.of(config), config.seed, config.env, given)
+    validation = Validation(policy, config, given)
     looks: dict[str, list[Snapshot]] = {}
     ends = looks_of(config)
     with staged(config.output) as folder, energy.meter(config) as meter:
-        calibrated, recipe = validation.calibrated(), validation.recipe
+        calibrated, most = validation.calibrated(), config.bounds()[0] * config.updates
         if given is not None:
             terminal.note(f"only states of {config.observations} are learned from, and no return is measured")
-        options: Any = {"seed": config.seed, "env_id": config.env, "validation": validation}
-        with terminal.progress(len(files) * recipe.rounds * recipe.updates) as options["progress"]:
+        with terminal.progress(len(files) * most) as progress:
             for spec, file in files.items():
                 looks[spec.precision] = snapshots = []
-                for snapshot in distill(calibrated, spec, recipe, **options, file=file):
+                for snapshot in distill(calibrated, spec, validation, file=file, progress=progress):
                     snapshots.append(snapshot)
                     terminal.note(f"{spec.precision}, {snapshot}")
-                options["progress"](spec.precision, recipe.rounds * recipe.updates - snapshots[-1].updates)
+                progress(spec.precision, most - snapshots[-1].updates)
                 artifact.write(best(snapshots).policy, folder / f"{spec.precision}.safetensors")
         exact, played = None, []
         if given is None:

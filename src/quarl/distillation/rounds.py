@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -43,33 +43,16 @@ STEP_RATE, NORM_RATE = 1e-3, 1e-3
 WARM_UP = 50
 FLOOR = 0.02
 """Of the rate, where its cosine ends."""
+BATCH_SIZE = 256
+AVERAGE = 0.995
+"""How much of the running mean of all parameters an update keeps; the mean is what snapshots are made of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How long, on what and how often it is looked at; chosen on seeds from 100 on, the same for every agent."""
-
-    rounds: int = 8
-    updates: int = 1_000
-    """Of a round."""
-    states: int = 1_900
-    """New ones after a round, evenly from at least ten episodes of the student."""
-    batch_size: int = 256
-    average: float = 0.995
-    """How much of the running mean of all parameters an update keeps; the mean is what snapshots are made of."""
-    episodes: int = 40
-    """Of a look at a snapshot."""
-    margin: float = 5.0
-    """Loss in percent that is acceptable: a snapshot that is shown to lose less ends it."""
-    minutes: float = math.inf
-    """No round begins that would end later."""
-
-    @classmethod
-    def of(cls, config: DistillConfig) -> Recipe:
-        """What the options say."""
-        rounds, minutes = config.bounds()
-        same = {name: getattr(config, name) for name in ("updates", "states", "margin")}
-        return cls(rounds=rounds, episodes=config.validation, minutes=minutes, **same)
+def recipe_of(config: DistillConfig) -> dict[str, Any]:
+    """What of the options a distillation's result depends on beside seed and environment, as files name it."""
+    said = {name: getattr(config, name) for name in ("updates", "states", "margin")}
+    said |= {"rounds": config.bounds()[0], "episodes": config.validation}
+    return {**said, "batch_size": BATCH_SIZE, "average": AVERAGE}
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -133,11 +116,8 @@ def facts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 def distill(
     calibrated: Calibrated,
     spec: QuantSpec,
-    recipe: Recipe,
+    validation: Validation,
     *,
-    seed: int = 0,
-    env_id: str | None = None,
-    validation: Validation | None = None,
     file: Path | None = None,
     progress: Callable[[str, int], None] = lambda label, done: None,
 ) -> Iterator[Snapshot]:
@@ -147,12 +127,12 @@ def distill(
     calibration episodes and, before each round, of the newest snapshot's own, on integer kernels. Validation plays a
     stream of seeds of its own.
 
-    validation: of several precisions the same, so that the float policy plays once; with observations, no other states
-    are learned from.
+    validation: says how; of several precisions the same, so that the float policy plays once. With observations, no
+    other states are learned from.
     file: what a distillation that was ended goes on from, made anew with each snapshot.
     progress: called with what is going on and how many updates that was.
     """
-    validation = validation or Validation(calibrated.policy, recipe, seed, env_id)
+    config, (rounds, minutes) = validation.config, validation.config.bounds()
     validation_s = 0.0 if validation.observations is not None else validation.exact.wall_s
     begun = time.monotonic() - validation_s
     teacher, start = calibrated.rewrite(spec)[0], calibrated.quantize(spec)
@@ -160,8 +140,8 @@ def distill(
     assert states is not None
     taught = outputs(teacher, states)
     student, loss = Student(teacher, start), loss_of(teacher, taught)
-    training = Training(student, recipe, loss, np.random.default_rng(seed), states, taught)
-    identity = asdict(replace(recipe, minutes=0)) | {"seed": seed, "env_id": env_id}
+    training = Training(student, config, loss, np.random.default_rng(config.seed), states, taught)
+    identity = {**recipe_of(config), "seed": config.seed, "env_id": config.env}
     identity["policy"] = sha256(artifact.to_bytes(start)).hexdigest()
     snapshots: list[Snapshot] = []
     if file is not None and file.is_file():
@@ -169,21 +149,21 @@ def distill(
         yield from snapshots
         begun, validation_s = time.monotonic() - snapshots[-1].seconds, snapshots[-1].validation_s
         progress(spec.precision, training.updates)
-    while not snapshots or (len(snapshots) <= recipe.rounds and not snapshots[-1].noninferior):
+    while not snapshots or (len(snapshots) <= rounds and not snapshots[-1].noninferior):
         number, since = len(snapshots), time.monotonic()
-        if number > 1 and since - begun + snapshots[-1].seconds - snapshots[-2].seconds > 60 * recipe.minutes:
+        if number > 1 and since - begun + snapshots[-1].seconds - snapshots[-2].seconds > 60 * minutes:
             return
         if number and validation.observations is None:
-            options: dict[str, Any] = {"seed": seed * (recipe.rounds + 1) + number, "env_id": env_id}
+            options: dict[str, Any] = {"seed": config.seed * (rounds + 1) + number, "env_id": config.env}
             engine = engines.load_fitting(snapshots[-1].policy, batch=RECORD_BATCH)
-            new = record(snapshots[-1].policy, "training", **options, engine=engine, num=recipe.states)
+            new = record(snapshots[-1].policy, "training", **options, engine=engine, num=config.states)
             training.add(new, outputs(teacher, new))
             since = time.monotonic()
         for done, cost in enumerate(training.round() if number else (), 1):
             now = time.monotonic()
             progress(f"{spec.precision}, round {number}: {done / (now - since):.0f} updates/s, loss {cost:.3g}", 1)
-            if number == 1 and now - begun > 60 * recipe.minutes:
-                raise QuarlError(f"{recipe.minutes:g} minutes are too few for a round: raise budget or lower updates")
+            if number == 1 and now - begun > 60 * minutes:
+                raise QuarlError(f"{minutes:g} minutes are too few for a round: raise budget or lower updates")
         progress(f"{spec.precision}, round {number}: playing", 0)
         policy = training.averaged.policy() if number else start
         looked, seconds = validation.look(policy)
@@ -209,11 +189,17 @@ class Training:
     """The student, its optimiser, the running mean of its parameters, and the states that it learns from."""
 
     def __init__(
-        self, student: Student, recipe: Recipe, loss: Loss, rng: np.random.Generator, states: Array, labels: Tensor
+        self,
+        student: Student,
+        config: DistillConfig,
+        loss: Loss,
+        rng: np.random.Generator,
+        states: Array,
+        labels: Tensor,
     ) -> None:
         """labels: the teacher's outputs [N, n] on the states."""
         self.student, self.averaged = student, copy.deepcopy(student)
-        self.recipe, self.loss, self.rng = recipe, loss, rng
+        self.config, self.loss, self.rng = config, loss, rng
         self.states, self.labels, self.updates = states, labels, 0
         groups: list[dict[str, Any]] = []
         for module in student.learning.values():
@@ -243,9 +229,9 @@ class Training:
         inputs = torch.from_numpy(self.states)
         # of vectors a batch is too small to share: where others compute, too, threads wait for each other
         with threads(1 if inputs.ndim == 2 else torch.get_num_threads()):
-            for _ in range(self.recipe.updates):
+            for _ in range(self.config.updates):
                 self.set_rates()
-                chosen = torch.from_numpy(self.rng.integers(len(inputs), size=self.recipe.batch_size))
+                chosen = torch.from_numpy(self.rng.integers(len(inputs), size=BATCH_SIZE))
                 cost = self.loss(self.student(inputs[chosen]), self.labels[chosen])
                 self.optimizer.zero_grad()
                 cost.backward()  # type: ignore[no-untyped-call]
@@ -256,7 +242,7 @@ class Training:
 
     def set_rates(self) -> None:
         """A warm-up, then a cosine over all rounds."""
-        done = self.updates / (self.recipe.rounds * self.recipe.updates)
+        done = self.updates / (self.config.bounds()[0] * self.config.updates)
         factor = max(0.5 * (1 + math.cos(math.pi * done)), FLOOR) * min(1.0, (self.updates + 1) / WARM_UP)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
@@ -293,6 +279,6 @@ class Training:
 
     @torch.no_grad()
     def _average(self) -> None:
-        keep = min(self.recipe.average, (self.updates + 1) / (self.updates + 10))
+        keep = min(AVERAGE, (self.updates + 1) / (self.updates + 10))
         for mean, parameter in zip(self.changed["averaged"], self.changed["student"], strict=True):
             mean.lerp_(parameter, 1 - keep)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
+from quarl.config import DistillConfig
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record, sample_size
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
-
-if TYPE_CHECKING:
-    from quarl.distillation.rounds import Recipe
 
 FEWEST = 10
 """Recorded observations, of which one in as many is held out."""
@@ -29,9 +27,7 @@ class Validation:
     """How snapshots of one policy are looked at, in whichever precisions: what is float is played once for all."""
 
     policy: Policy
-    recipe: Recipe
-    seed: int
-    env_id: str | None
+    config: DistillConfig
     observations: Array | None = None
     """Recorded ones [N, *shape] in place of an environment: nothing is played."""
     held_out: Array = field(init=False)
@@ -39,7 +35,7 @@ class Validation:
 
     def __post_init__(self) -> None:
         given = self.observations
-        if given is None and not (self.env_id or self.policy.provenance.env_id):
+        if given is None and not (self.config.env or self.policy.provenance.env_id):
             raise QuarlError(
                 "the policy names no environment: name one with --env ID, or give --observations FILE (in Python, "
                 "env_id or observations)"
@@ -58,14 +54,14 @@ class Validation:
         """The policy and what it is calibrated on: its own episodes, or a sample of what was recorded."""
         given = self.observations
         if given is None:
-            return Calibrated(self.policy, record(self.policy, seed=self.seed, env_id=self.env_id))
+            return Calibrated(self.policy, record(self.policy, seed=self.config.seed, env_id=self.config.env))
         return Calibrated(self.policy, given[:: -(-len(given) // sample_size(self.policy))])
 
     def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
         """What a snapshot says of this policy, and the seconds that it took."""
         if self.observations is None:
-            played, rng = self._play(policy), np.random.default_rng(self.seed)
-            judged = stats.verdict(self.exact.returns, played.returns, self.recipe.margin, rng)
+            played, rng = self._play(policy), np.random.default_rng(self.config.seed)
+            judged = stats.verdict(self.exact.returns, played.returns, self.config.margin, rng)
             return {"returns": played.returns, "noninferior": judged.noninferior, "error": None}, played.wall_s
         begun, head = time.monotonic(), policy.head
         wanted, actions = (
@@ -80,5 +76,9 @@ class Validation:
         return looked, time.monotonic() - begun
 
     def _play(self, policy: QuantizedPolicy) -> Evaluation:
-        asked: dict[str, Any] = {"episodes": self.recipe.episodes, "seed": self.seed, "env_id": self.env_id}
+        asked: dict[str, Any] = {
+            "episodes": self.config.validation,
+            "seed": self.config.seed,
+            "env_id": self.config.env,
+        }
         return evaluate(policy, **asked, engine=engines.load_fitting(policy).name, stream="validation")

@@ -10,7 +10,7 @@ from typing import Any
 
 from quarl.config.base import edge_bits
 from quarl.config.environment import EnvironmentConfig
-from quarl.distillation.rounds import Recipe
+from quarl.distillation.rounds import recipe_of
 from quarl.envs import make, resolve
 from quarl.envs.names import of_module
 from quarl.envs.options import EnvironmentOptions
@@ -189,8 +189,7 @@ def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
 def _distill(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     """The agent taught by itself at every precision; the cell's seed is that of calibration and distillation, too."""
     for config in method.distillations():
-        recipe = dataclasses.asdict(Recipe.of(dataclasses.replace(config, margin=policy.study.margin)))
-        del recipe["minutes"]  # no study bounds it by a clock
+        recipe = recipe_of(dataclasses.replace(config, margin=policy.study.margin))
         for spec in config.specs():
             cell = _play(policy, spec)
             # `from` says that the cell begins with the agent's file

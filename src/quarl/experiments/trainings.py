@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from quarl.calibration import Calibrated
-from quarl.config import ActorQConfig, TrainConfig
+from quarl.config import ActorQConfig, DistillConfig, TrainConfig
 from quarl.distillation import rounds
+from quarl.distillation.validation import Validation
 from quarl.errors import QuarlError
 from quarl.experiments.cells import ACTORQ, DISTILL, QAT, TRAIN, UNTRAINED, Job
 from quarl.experiments.play import make_worker, returns, weights
@@ -67,9 +68,11 @@ def distil(job: Job) -> dict[str, Any]:
     if work.get("deterministic"):
         policy = replace(policy, provenance=replace(policy.provenance, stochastic=False))
     calibrated, spec = Calibrated(policy, worker.calibrated.observations), QuantSpec.from_json(work["spec"])
-    options: dict[str, Any] = {"seed": work["seed"], "env_id": worker.env_id, "file": job.folder / "distillation"}
+    recipe = {name: work["recipe"][name] for name in ("rounds", "updates", "states", "margin")}
+    recipe |= {"validation": work["recipe"]["episodes"], "seed": work["seed"], "env": worker.env_id}
+    validation = Validation(policy, DistillConfig(model=("agent",), **recipe))
     job.folder.mkdir(parents=True, exist_ok=True)
-    for snapshot in rounds.distill(calibrated, spec, rounds.Recipe(**work["recipe"]), **options):
+    for snapshot in rounds.distill(calibrated, spec, validation, file=job.folder / "distillation"):
         snapshots.append(snapshot)
         _print(f"{job.cell.title}: {snapshot}")
     shutil.rmtree(job.folder)
