@@ -178,10 +178,13 @@ def test_a_teacher_whose_outputs_are_not_finite_is_refused(tmp_path, capsys):
 
 def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_path, monkeypatch):
     played = []
-    evaluate = rounds.Validation._play
-    monkeypatch.setattr(
-        rounds.Validation, "_play", lambda self, policy: played.append(policy.spec.precision) or evaluate(self, policy)
-    )
+    play = rounds.Validation.play
+
+    def playing(self, policy, **fresh):
+        played.extend([] if fresh else [policy.spec.precision])
+        return play(self, policy, **fresh)
+
+    monkeypatch.setattr(rounds.Validation, "play", playing)
     words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "8", "7", *QUICK]
     assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
     assert played == ["fp32", "int8", "int7e8"]

@@ -65,9 +65,10 @@ def test_what_updates_change_is_what_kernels_then_run():
 
 def test_weights_of_grids_without_a_level_at_0_stay_odd():
     student, _, _, observations = student_of(networks.dense([6, 32, 4]), "int2")
-    assert all(isinstance(layer, Layer) and layer.mid_rise for layer in student.layers)
+    layers = student.learning.values()
+    assert all(isinstance(layer, Layer) and layer.weight.mid_rise for layer in layers)
     with torch.no_grad():
-        for layer in student.layers:
+        for layer in layers:
             layer.latent.add_(torch.randn_like(layer.latent))
     assert all(set(np.unique(op.weight.codes)) <= {-3, -1, 1, 3} for op in student.policy().linear)
     assert np.isfinite(observations).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import zip_longest
@@ -16,12 +16,12 @@ from quarl.config import DistillConfig
 from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
 from quarl.errors import NothingSavedError, QuarlError
-from quarl.evaluation import Evaluation, evaluate
+from quarl.evaluation import Evaluation
 from quarl.experiments.play import looks_of, until_judged
 from quarl.experiments.rows import judged
 from quarl.files import staged, write_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import QuantizedPolicy, is_quantized
+from quarl.policy.graph import is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
 from quarl.report import page, schema, style, tables
@@ -116,13 +116,11 @@ def run(config: DistillConfig) -> None:
         exact, played = None, []
         if given is None:
             chosen = [best(snapshots).policy for snapshots in looks.values()]
-            plays = [_play(each, config) for each in (quantize(policy, EXACT), *chosen)]
+            plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
             exact, *played = until_judged(plays, ends, config.margin)
-        rows = [_row(each, exact, q, config) for each, q in zip_longest(looks.values(), played)]
-        env_id = policy.provenance.env_id if exact is None else exact.env_id
-        told: Any = {"model": str(model.locate(config)), "algo": policy.provenance.algo, "env_id": env_id}
-        told |= {"seed": config.seed, "energy": meter.cost, "statistics": sentence(policy)}
-        document = schema.document(DistillRow, rows, **told)
+        rows = [_row(each, exact, q, validation) for each, q in zip_longest(looks.values(), played)]
+        document = schema.document(DistillRow, rows, **model.told(config, policy, exact, meter.cost))
+        env_id = document["env_id"]
         title, command = model.title(policy, env_id), replace(config, resume=False)
         schema.write(document, folder / "rows.json")
         write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
@@ -135,7 +133,7 @@ def run(config: DistillConfig) -> None:
             figures = [("Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)]
         text = page.render(
             title=f"{title}: distillation",
-            facts={"model": str(document["model"]), "environment": env_id, "observations": sentence(policy)},
+            facts={"model": str(document["model"]), "environment": str(env_id), "observations": sentence(policy)},
             sentences=[_sentence(row) for row in rows],
             tables=[(heading, tables.cells(DistillRow, document["rows"]))],
             figures=figures,
@@ -159,11 +157,6 @@ def _files(config: DistillConfig) -> dict[QuantSpec, Path]:
     return {spec: config.output / f"checkpoint-{spec.precision}.safetensors" for spec in config.specs()}
 
 
-def _play(policy: QuantizedPolicy, config: DistillConfig) -> Callable[..., Evaluation]:
-    """`evaluate` on fresh episodes, on LiteRT where it has kernels."""
-    return partial(evaluate, policy, seed=config.seed, env_id=config.env, engine=engines.load_fitting(policy).name)
-
-
 def _sentence(row: DistillRow) -> str:
     if row.mean is None:
         return f"{row.precision}: no return was measured; play the policy before it is used."
@@ -174,9 +167,9 @@ def _sentence(row: DistillRow) -> str:
 
 
 def _row(
-    snapshots: Sequence[Snapshot], exact: Evaluation | None, played: Evaluation | None, config: DistillConfig
+    snapshots: Sequence[Snapshot], exact: Evaluation | None, played: Evaluation | None, validation: Validation
 ) -> DistillRow:
-    chosen, first = best(snapshots), snapshots[0]
+    chosen, first, config = best(snapshots), snapshots[0], validation.config
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(DistillRow))
     row |= {"precision": chosen.policy.spec.precision, "bits_of_layers": chosen.policy.bits_of_layers}
     row |= {"bits_mean": chosen.policy.mean_bits, "bytes_packed": len(artifact.to_bytes(chosen.policy))}
@@ -185,7 +178,7 @@ def _row(
         row |= {"error_calibrated": first.error, "error": chosen.error, "episodes": 0, "margin_pct": config.margin}
         return DistillRow(**row)
     fp32 = exact.returns[: len(played.returns)]
-    calibrated = played if chosen is first else _play(first.policy, config)(episodes=len(fp32))
+    calibrated = played if chosen is first else validation.play(first.policy, episodes=len(fp32))
     row |= judged(played.returns, fp32, config.margin, config.seed, looks_of(config))
     row |= {"mean_fp32": float(fp32.mean()), "mean_calibrated": float(calibrated.returns.mean())}
     return DistillRow(**row | {"returns": played.returns.tolist()})

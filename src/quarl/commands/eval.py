@@ -74,9 +74,5 @@ def run(config: EvalConfig) -> None:
         model.title(policy, evaluation.env_id),
         "",
         sentence(policy),
-        model=str(model.locate(config)),
-        algo=policy.provenance.algo,
-        env_id=evaluation.env_id,
-        seed=config.seed,
-        statistics=sentence(policy),
+        **model.told(config, policy, evaluation),
     )

@@ -7,14 +7,18 @@ from pathlib import Path
 from quarl.arguments import policy_rows
 from quarl.arrays import Array
 from quarl.config import DistillConfig, EvalConfig, InspectConfig, ModelConfig, PlayConfig, PtqConfig
+from quarl.energy import Energy
 from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
 from quarl.errors import QuarlError, note
+from quarl.evaluation import Evaluation
 from quarl.inert.budget import reading
 from quarl.inert.npz import read_npy, read_npz
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy
 from quarl.readers import find, load
+from quarl.readers.normalizer import sentence
+from quarl.report import schema
 
 
 def locate(config: ModelConfig) -> Path:
@@ -45,6 +49,13 @@ def observations(file: Path, policy: Policy) -> Array:
     if len(arrays) != 1:
         raise QuarlError(f"{file} holds {len(arrays)} arrays: save the observations alone")
     return policy_rows(policy, *arrays.values())[0]
+
+
+def told(config: ModelConfig, policy: Policy, played: Evaluation | None, energy: Energy | None = None) -> schema.Told:
+    """What the document of a verb's rows says of them. played: the episodes, where there were any."""
+    env_id, seed = (policy.provenance.env_id, config.seed) if played is None else (played.env_id, played.seed)
+    about = schema.Told(model=str(locate(config)), algo=policy.provenance.algo, env_id=env_id, seed=seed)
+    return {**about, "energy": energy, "statistics": sentence(policy)}
 
 
 def title(policy: Policy, env_id: str | None) -> str:

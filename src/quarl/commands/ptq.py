@@ -39,14 +39,7 @@ def run(config: PtqConfig) -> None:
     with staged(config.output, partial(_look, config, replaced)) as folder:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
             cells, tried, said = choose(policy, config, progress)
-        about = schema.Told(
-            model=str(model.locate(config)),
-            algo=policy.provenance.algo,
-            env_id=cells[0].evaluation.env_id,
-            seed=cells[0].evaluation.seed,
-            energy=meter.cost,
-            statistics=sentence(policy),
-        )
+        about = model.told(config, policy, cells[0].evaluation, meter.cost)
         document = schema.document(PtqRow, [cell.row for cell in cells], **about)
         said += [*assessment.assess(document["rows"]), f"Measured with {about['statistics']}."]
         shown = [("Returns, latency and size", tables.cells(PtqRow, document["rows"]))]

@@ -31,7 +31,6 @@ from quarl.config.base import (
     at_least_one,
     check_folder,
     check_margin,
-    edge_bits,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
@@ -157,7 +156,7 @@ class PtqConfig(ModelConfig, MeteredConfig):
         return list(specs)
 
     def _spec(self, bits: str, scheme: str) -> QuantSpec:
-        return QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=edge_bits(self.edge_bits))
+        return QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=self.edge_bits)
 
     @property
     def most_episodes(self) -> int:
@@ -240,8 +239,7 @@ class DistillConfig(ModelConfig, MeteredConfig):
 
     def specs(self) -> list[QuantSpec]:
         """Every precision once, in order."""
-        edges = edge_bits(self.edge_bits)
-        specs = [QuantSpec.parse(bits, mode=self.mode, edges=edges) for bits in self.bits]
+        specs = [QuantSpec.parse(bits, mode=self.mode, edges=self.edge_bits) for bits in self.bits]
         for bits, spec in zip(self.bits, specs, strict=True):
             if spec.float_type is not None or spec.weight_bits > 8 or spec.activation_bits is None:
                 raise QuarlError(f"--bits {bits}: distillation is for weights of 2 to 8 bits with integer activations")

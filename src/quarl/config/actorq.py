@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, edge_bits, layer_widths
+from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, layer_widths
 from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError, UnsupportedError
@@ -118,7 +118,7 @@ class ActorQConfig(LearnerOptions):
 
     def came_from(self, words: Sequence[str]) -> None:
         super().came_from(words)
-        actors = QuantSpec.parse(self.actor_precision, edges=edge_bits(self.edge_bits))
+        actors = QuantSpec.parse(self.actor_precision, edges=self.edge_bits)
         object.__setattr__(self, "actor_precision", actors.precision)  # which names its edges from here on
 
     def check(self) -> None:

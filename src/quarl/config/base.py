@@ -20,7 +20,7 @@ from tyro.conf import FlagCreatePairsOff
 from quarl import literals
 from quarl.config.groups import ENERGY, ENVIRONMENT, OUTPUT, QUANTISATION, shown
 from quarl.errors import QuarlError
-from quarl.quant.spec import SCHEMES, integer_bits
+from quarl.quant.spec import SCHEMES, edge_bits, integer_bits
 
 EngineName = Literal["litert", "onnx", "torch", "reference"]
 JsonFile = Annotated[Path | None, shown("FILE"), OUTPUT]
@@ -270,15 +270,6 @@ def narrow_edges(config: Config) -> list[str]:
         *(f"{word}: its first and last layers have fewer bits than the others" for word in narrow),
         *(f"--edge-bits {least} is below {word}: all its layers keep one width" for word in whole),
     ]
-
-
-def edge_bits(text: str) -> int | None:
-    """What --edge-bits says; None: all layers have one width."""
-    if text == "same":
-        return None
-    if not (text.isdecimal() and 2 <= int(text) <= 16):
-        raise QuarlError(f"--edge-bits is {text[:60]!r}; use 2..16, or same for one width in all layers")
-    return int(text)
 
 
 def check_margin(margin: float, option: str = "--margin") -> None:

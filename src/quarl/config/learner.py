@@ -22,7 +22,6 @@ from quarl.config.base import (
     at_least_one,
     check_device,
     check_types,
-    edge_bits,
     hyperparameters,
     zero_is_off,
 )
@@ -119,7 +118,7 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
         """What to train for; None: float32."""
         options = [name for name in self.qat_options if name.startswith("qat_")]
         given = {name.removeprefix("qat_"): getattr(self, name) for name in options}
-        return None if self.qat is None else QatSpec.parse(self.qat, edges=edge_bits(self.edge_bits), **given)
+        return None if self.qat is None else QatSpec.parse(self.qat, edges=self.edge_bits, **given)
 
     def delay(self, n_timesteps: int) -> int | None:
         """Steps of a run of `n_timesteps` before fake quantisation acts; refuses a delay that the run never reaches."""

@@ -17,7 +17,6 @@ from quarl.config.base import (
     at_least_one,
     check_folder,
     check_margin,
-    edge_bits,
 )
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.groups import ENVIRONMENT, QUANTISATION, TRAINING, shown
@@ -110,7 +109,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
 
     def precision(self, bits: str) -> str:
         """w4a8e8."""
-        return QatSpec.parse(bits, edges=edge_bits(self.edge_bits)).precision
+        return QatSpec.parse(bits, edges=self.edge_bits).precision
 
     def training(self, seed: int, bits: str | None, n_timesteps: int | None, folder: Path) -> TrainConfig:
         """One training: for a precision, or in float32 where `bits` is None; n_timesteps: None until it is known."""

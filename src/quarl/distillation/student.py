@@ -27,12 +27,12 @@ class Layer(nn.Module):
         super().__init__()
         weight = rounded.weight
         assert isinstance(weight, QuantizedTensor)
-        self.op, self.bits, self.mid_rise = rounded, weight.bits, weight.mid_rise
+        self.op, self.weight, self.bits = rounded, weight, weight.bits
         self.q = unit_grid(weight.bits, mid_rise=weight.mid_rise)
-        halves = 2 if weight.mid_rise else 1  # odd codes count half steps
+        self.halves = 2 if weight.mid_rise else 1  # odd codes count half steps
         self.along = (-1, *(1,) * (len(weight.shape) - 1))
-        self.first_step = torch.tensor(weight.scale * halves)
-        levels = torch.tensor(weight.codes / halves, dtype=torch.float32)
+        self.first_step = torch.tensor(weight.scale * self.halves)
+        levels = torch.tensor(weight.codes / self.halves, dtype=torch.float32)
         wanted = torch.tensor(as_float32(exact.weight)) / self.first_step.reshape(self.along)
         end = self.q.qmax - self.q.zero_point
         beyond = (levels.abs() >= end) & (wanted * levels.sign() > end)  # clipped weights may lie a little further out
@@ -52,14 +52,11 @@ class Layer(nn.Module):
     @torch.no_grad()
     def operator(self) -> Linear:
         """The operator with the codes, scales and biases of now."""
-        steps, weight = self.log_step.exp(), self.op.weight
-        levels = on_unit_grid(self.latent, self.q)
-        halves = 2 if self.mid_rise else 1
-        assert isinstance(weight, QuantizedTensor)
+        steps, levels = self.log_step.exp(), on_unit_grid(self.latent, self.q)
         learned = replace(
-            weight,
-            codes=(levels * halves).round().numpy().astype(weight.codes.dtype),
-            scale=(steps / halves).numpy().copy(),
+            self.weight,
+            codes=(levels * self.halves).round().numpy().astype(self.weight.codes.dtype),
+            scale=(steps / self.halves).numpy().copy(),
         )
         return replace(self.op, weight=learned, bias=(self.bias * self.first_step).numpy().copy())
 
@@ -100,11 +97,6 @@ class Student(nn.Module):
         self.functions: dict[str, Any] = {
             op.name: self.learning.get(op.name) or LOWERINGS[type(op)](op) for op in start.ops
         }
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The linear operators that learn, in order."""
-        return [module for module in self.learning.values() if isinstance(module, Layer)]
 
     def forward(self, observations: Tensor) -> Tensor:
         """Outputs [B, n] of raw observations [B, *shape]."""

@@ -48,7 +48,7 @@ class Validation:
     @cached_property
     def exact(self) -> Evaluation:
         """Of the float policy."""
-        return self._play(quantize(self.policy, EXACT))
+        return self.play(quantize(self.policy, EXACT))
 
     def calibrated(self) -> Calibrated:
         """The policy and what it is calibrated on: its own episodes, or a sample of what was recorded."""
@@ -60,25 +60,16 @@ class Validation:
     def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
         """What a snapshot says of this policy, and the seconds that it took."""
         if self.observations is None:
-            played, rng = self._play(policy), np.random.default_rng(self.config.seed)
+            played, rng = self.play(policy), np.random.default_rng(self.config.seed)
             judged = stats.verdict(self.exact.returns, played.returns, self.config.margin, rng)
             return {"returns": played.returns, "noninferior": judged.noninferior, "error": None}, played.wall_s
-        begun, head = time.monotonic(), policy.head
-        wanted, actions = (
-            head(engines.run_all(engines.load_fitting(each, batch=64), self.held_out))
-            for each in (quantize(self.policy, EXACT), policy)
-        )
-        error = actions != wanted
-        if head.kind != "argmax":
-            span = head.high - head.low
-            error = (actions - wanted) / np.where(np.isfinite(span), span, np.ptp(wanted, axis=0) + 1e-6)
-        looked = {"returns": np.zeros(0), "noninferior": False, "error": float(np.abs(error, dtype=np.float64).mean())}
-        return looked, time.monotonic() - begun
+        begun = time.monotonic()
+        exact, actions = (engines.greedy(each, self.held_out) for each in (quantize(self.policy, EXACT), policy))
+        error = float(policy.head.distance(exact, actions).mean(dtype=np.float64))
+        return {"returns": np.zeros(0), "noninferior": False, "error": error}, time.monotonic() - begun
 
-    def _play(self, policy: QuantizedPolicy) -> Evaluation:
-        asked: dict[str, Any] = {
-            "episodes": self.config.validation,
-            "seed": self.config.seed,
-            "env_id": self.config.env,
-        }
-        return evaluate(policy, **asked, engine=engines.load_fitting(policy).name, stream="validation")
+    def play(self, policy: QuantizedPolicy, **fresh: int) -> Evaluation:
+        """Validation's episodes, or fresh ones, as many and from which on as `evaluate` is told."""
+        asked: dict[str, Any] = {**fresh} or {"episodes": self.config.validation, "stream": "validation"}
+        asked |= {"seed": self.config.seed, "env_id": self.config.env}
+        return evaluate(policy, **asked, engine=engines.load_fitting(policy).name)

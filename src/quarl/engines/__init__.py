@@ -77,6 +77,11 @@ def check_values(policy: Policy, observations: Array, values: Mapping[str, Array
             raise QuarlError(f"{what} gives NaN or infinity; nothing can be played with such numbers")
 
 
+def greedy(policy: QuantizedPolicy, observations: Array, engine: str = "litert") -> Array:
+    """The policy's deterministic actions on observations [N, *shape]; of `load_fitting`."""
+    return policy.head(run_all(load_fitting(policy, engine, batch=64), observations))
+
+
 def run_all(engine: Engine, observations: Array) -> Array:
     """Outputs [n, out] of any number of observations [n, *shape], the last batch padded with its first row."""
     pieces = []

@@ -23,7 +23,7 @@ from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments import precisions
 from quarl.experiments.methods.latency import time_engines
-from quarl.experiments.precisions import Cell, distance, greedy
+from quarl.experiments.precisions import Cell
 from quarl.experiments.rows import judged
 from quarl.policy.graph import Policy
 from quarl.quant.spec import EXACT, QuantSpec
@@ -120,10 +120,10 @@ class _Search:
         """
 
         def act(spec: QuantSpec) -> Array:
-            return greedy(self.calibrated.quantize(spec), self.config.engine, self.states)
+            return engines.greedy(self.calibrated.quantize(spec), self.states, self.config.engine)
 
         def error(*own: tuple[str, int]) -> float:
-            return float(np.square(distance(policy, exact, act(replace(self.int8, layer_bits=own)))).mean())
+            return float(np.square(policy.head.distance(exact, act(replace(self.int8, layer_bits=own)))).mean())
 
         policy, exact, narrower = self.calibrated.policy, act(EXACT), NARROWER[self.config.minimize]
         int8 = error()

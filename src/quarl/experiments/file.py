@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig, DistillConfig
-from quarl.config.base import ASIDE, check_types, edge_bits
+from quarl.config.base import ASIDE, check_types
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.learner import unknown_algorithm
 from quarl.config.train import LEARNERS, QAT_OPTIONS
@@ -211,8 +211,8 @@ def _method(value: Any, at: Place) -> MethodEntry:
     try:
         for text in entry.precision:
             for scheme in entry.scheme:
-                edges = edge_bits(entry.edge_bits)
-                QatSpec.parse(text, edges=edges) if method == "qat" else QuantSpec.parse(text, scheme=scheme)
+                edges, qat = entry.edge_bits, method == "qat"
+                QatSpec.parse(text, edges=edges) if qat else QuantSpec.parse(text, scheme=scheme, edges=edges)
         for config in entry.distillations() if method == "distill" else ():
             check_types(config)
             config.check()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quarl.config.base import edge_bits
 from quarl.config.environment import EnvironmentConfig
 from quarl.distillation.rounds import recipe_of
 from quarl.envs import make, resolve
@@ -180,7 +179,7 @@ def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         for scheme in method.scheme:
             for text in method.precision:
                 kind: Mode = "static" if mode == "static" else "dynamic"
-                spec = QuantSpec.parse(text, scheme=scheme, mode=kind, edges=edge_bits(method.edge_bits))
+                spec = QuantSpec.parse(text, scheme=scheme, mode=kind, edges=method.edge_bits)
                 specs[QuantSpec.parse(text) if spec.float_type is not None else spec] = None
     for spec in specs:
         yield _play(policy, spec)
@@ -220,7 +219,7 @@ def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     agent, share = policy.agent, method.fine_tune
     for text in method.precision:
         mid_tread = bool(method.options.get("qat_mid_tread"))
-        spec = QatSpec.parse(text, edges=edge_bits(method.edge_bits), mid_tread=mid_tread)
+        spec = QatSpec.parse(text, edges=method.edge_bits, mid_tread=mid_tread)
         precision = spec.precision
         cell = Cell(**policy.about, method=QAT, precision=precision, mode="static", work={"qat": precision})
         why = "" if agent is None else _untrainable(agent, share)
@@ -271,7 +270,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     if "qat" in options:
         options["edge_bits"] = method.edge_bits
     for text in method.precision:
-        spec = QuantSpec.parse(text, edges=edge_bits(method.edge_bits))
+        spec = QuantSpec.parse(text, edges=method.edge_bits)
         work = {
             "algo": entry.algo,
             "env_id": policy.env_id,

@@ -19,7 +19,6 @@ from quarl.experiments.play import looks_of, quantised, until_judged
 from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.quant.affine import TINY
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, EngineName, Episodes, Error, MaxEpisodes, Measured, Precision, Returns, Row, Scheme
 
@@ -133,7 +132,7 @@ def measure(
     evaluations = until_judged(plays, looks, config.margin)
     observations = record(policy, "fidelity", seed=config.seed, env_id=config.env, engine=config.engine)
     timings = time_engines(loaded, observations)
-    actions = [greedy(each, engine.name, observations) for each, engine in zip(quantized, loaded, strict=True)]
+    actions = [engines.greedy(each, observations, engine.name) for each, engine in zip(quantized, loaded, strict=True)]
     cells = []
     for each, engine, played, timing, acted in zip(quantized, loaded, evaluations, timings, actions, strict=True):
         spec = each.spec
@@ -160,23 +159,6 @@ def measure(
     return cells
 
 
-def greedy(policy: QuantizedPolicy, engine: str, observations: Array) -> Array:
-    """The policy's deterministic actions on observations [N, *shape]."""
-    return policy.head(engines.run_all(engines.load(policy, engine, batch=64), observations))
-
-
 def agreement(policy: Policy, exact: Array, actions: Array) -> float:
     """Share of rows whose action is the exact one: equal, or within AGREE_PCT of the range in every component."""
-    return float(np.mean((distance(policy, exact, actions) <= AGREE_PCT / 100).all(axis=1)))
-
-
-def distance(policy: Policy, exact: Array, actions: Array) -> Array:
-    """[B, components]: how far actions lie from the exact ones, in shares of the range; 0 or 1 of discrete ones.
-
-    Where actions have no bounds, their range is that of the exact ones.
-    """
-    if policy.head.kind == "argmax":
-        return np.asarray(exact != actions, np.float64)[:, None]
-    span = policy.head.high - policy.head.low
-    away: Array = np.abs(exact - actions)
-    return away / np.maximum(np.where(np.isfinite(span), span, np.ptp(exact, axis=0)), TINY)
+    return float(np.mean((policy.head.distance(exact, actions) <= AGREE_PCT / 100).all(axis=1)))

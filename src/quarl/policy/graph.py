@@ -16,7 +16,7 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, printable
 from quarl.inert.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape
-from quarl.quant.affine import QParams
+from quarl.quant.affine import TINY, QParams
 from quarl.quant.spec import QuantSpec, integer_range
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -70,6 +70,17 @@ class ActionHead:
             output = self.low + np.float32(0.5) * (np.tanh(output) + np.float32(1)) * (self.high - self.low)
         actions: Array = np.clip(output, self.low, self.high)
         return actions
+
+    def distance(self, exact: Array, actions: Array) -> Array:
+        """[B, components]: how far actions lie from the exact ones, in shares of the range; 0 or 1 of discrete ones.
+
+        Where actions have no bounds, their range is that of the exact ones.
+        """
+        if self.kind == "argmax":
+            return np.asarray(exact != actions, np.float64)[:, None]
+        span = self.high - self.low
+        away: Array = np.abs(exact - actions)
+        return away / np.maximum(np.where(np.isfinite(span), span, np.ptp(exact, axis=0)), TINY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

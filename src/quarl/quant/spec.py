@@ -112,18 +112,18 @@ class QuantSpec:
 
     @classmethod
     def parse(
-        cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic", edges: int | None = None
+        cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic", edges: str | int = "same"
     ) -> QuantSpec:
         """The spec that `text` names: fp32, fp16, bf16, 8 or int8, w4a8, w8 (float activations), int4e8 (edges of 8).
 
-        edges: bits at least of the first and the last layers where `text` says none, and the scheme is not UNIFORM.
+        edges: bits at least of first and last layers where `text` says none and the scheme is not UNIFORM, or "same".
 
         >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse("w4a8e8").precision
         (QuantSpec(int4 static, scheme default), 'int4e8')
         """
         if scheme not in SCHEMES:
             raise QuarlError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
-        chosen, word = SCHEMES[scheme], str(text).lower()
+        chosen, word, least = SCHEMES[scheme], str(text).lower(), edge_bits(edges)
         float_type: Any = word if word in FLOAT_BITS else None
         bits = (FLOAT_BITS[word], None, None) if float_type else integer_bits(word, None if chosen.original else 8)
         if bits is None:
@@ -136,7 +136,7 @@ class QuantSpec:
             float_type=float_type,
             mode=mode,
             scheme=chosen,
-            edge_bits=_edges(weights, apart, None if keeps else edges),
+            edge_bits=_edges(weights, apart, None if keeps else least),
         )
 
     @property
@@ -258,7 +258,7 @@ class QatSpec:
         cls,
         text: str | int,
         *,
-        edges: int | None = None,
+        edges: str | int = "same",
         output_bits: int | None = None,
         observation_bits: int | None = None,
         ranges: Ranges = "minmax",
@@ -282,7 +282,7 @@ class QatSpec:
         return cls(
             weight_bits=weights,
             activation_bits=activations,
-            edge_bits=_edges(weights, apart, edges),
+            edge_bits=_edges(weights, apart, edge_bits(edges)),
             mid_rise_bits=0 if mid_tread else SCHEMES["default"].mid_rise_bits,
             output_bits=output_bits,
             observation_bits=observation_bits,
@@ -363,6 +363,16 @@ def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int
         return None
     both, weights, apart, edges = (int(digits) if digits else None for digits in match.groups())
     return (weights, apart, edges) if weights is not None else (both or 0, activations, edges)
+
+
+def edge_bits(said: str | int) -> int | None:
+    """The bits that --edge-bits says; None: all layers have one width."""
+    if said == "same":
+        return None
+    text = str(said)
+    if not (text.isdecimal() and 2 <= int(text) <= 16):
+        raise QuarlError(f"--edge-bits is {text[:60]!r}; use 2..16, or same for one width in all layers")
+    return int(text)
 
 
 def _widths(spec: QuantSpec | QatSpec) -> str:
