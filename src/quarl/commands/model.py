@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quarl.arguments import policy_rows
 from quarl.arrays import Array
-from quarl.config import DistillConfig, EvalConfig, InspectConfig, ModelConfig, PlayConfig, PtqConfig
+from quarl.config import ModelConfig
 from quarl.energy import Energy
 from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
@@ -31,7 +31,7 @@ def read(config: ModelConfig) -> Policy:
     return load.read(locate(config), config.model[0] if config.folder is not None else "", config.normalize)
 
 
-def at_home(policy: Policy, config: DistillConfig | EvalConfig | PlayConfig | PtqConfig | InspectConfig) -> Policy:
+def at_home(policy: Policy, config: ModelConfig) -> Policy:
     """The policy, knowing the environment as the user describes it, which is said where its file says otherwise."""
     options = EnvironmentOptions.said(config)
     policy_at_home = options.at_home(policy, config.env)

@@ -57,6 +57,8 @@ class ModelConfig(EnvironmentConfig):
     """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
     normalize: Normalize = None
     """VecNormalize's saved statistics with which the agent observed, or none."""
+    env: EnvId = None
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     seed: int = 0
     """Seed of the episodes; episode k starts from the same state at every precision."""
 
@@ -105,8 +107,6 @@ class PtqConfig(ModelConfig, MeteredConfig):
     """Activations: quantised per row at run time, or on grids calibrated beforehand."""
     engine: Annotated[EngineName, QUANTISATION] = "litert"
     """What runs the policy."""
-    env: EnvId = None
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: NumEpisodes = 100
     """Episodes at every precision, or auto: until there is a verdict."""
     max_episodes: Annotated[int | None, shown("N", default=f"{MOST_EPISODES}, of --auto 1000")] = None
@@ -199,8 +199,6 @@ class DistillConfig(ModelConfig, MeteredConfig):
     return is measured."""
     resume: Flag = False
     """Go on from the last finished round of the same command, which was ended."""
-    env: EnvId = None
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: NumEpisodes = 100
     """Fresh episodes at every precision, at the end, which the verdict is about; auto: until there is one."""
     max_episodes: Annotated[int | None, shown("N", default=f"{MOST_EPISODES}")] = None
@@ -255,8 +253,6 @@ class EvalConfig(ModelConfig):
 
     engine: EngineName = "litert"
     """What runs the policy."""
-    env: EnvId = None
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 100
     """Episodes to play."""
     batch: Annotated[int, ADVANCED] = 16
@@ -285,8 +281,6 @@ class PlayConfig(ModelConfig):
     bits: Annotated[str, shown("BITS"), QUANTISATION] = "8"
     """fp16, bf16, an integer 2..32, or wNaM."""
     scheme: Annotated[str, shown("NAME", meaning=SCHEME_HELP), QUANTISATION] = "default"
-    env: EnvId = None
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     episodes: int = 1
     """Episodes to show, one after the other: the first ones of `quarl eval` with the same seed."""
     record: Annotated[Path | None, shown("FILE", default="a window"), OUTPUT] = None
