@@ -260,8 +260,7 @@ def layer_widths(text: str, flag: str) -> list[int]:
 
 def narrow_edges(config: Config) -> list[str]:
     """What is to be said of precisions whose first and last layers have, or were asked to have, the fewest bits."""
-    said = [getattr(config, name, None) or () for name in ("bits", "qat", "actor_precision")]
-    words = [word for each in said for word in (each if isinstance(each, tuple) else (each,))]
+    words = " ".join(in_words(getattr(config, name, None)) for name in ("bits", "qat", "actor_precision")).split()
     parsed = {word: bits for word in words if (bits := integer_bits(word)) is not None}
     least = edge_bits(getattr(config, "edge_bits", "same")) if "edge_bits" in config.typed else None
     narrow = [word for word, (weights, _, edges) in parsed.items() if (edges or weights) < weights]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from quarl.config import PtqConfig
 from quarl.config.environment import EnvironmentConfig
 from quarl.distillation.rounds import recipe_of
 from quarl.envs import make, resolve
@@ -21,7 +22,7 @@ from quarl.experiments.checks import Place
 from quarl.experiments.file import MethodEntry, PolicyEntry, Study
 from quarl.experiments.source import Agent
 from quarl.experiments.trainings import check_actorq, check_training
-from quarl.quant.spec import EXACT, Mode, QatSpec, QuantSpec
+from quarl.quant.spec import EXACT, QatSpec, QuantSpec
 
 _Asked = tuple[Cell, PolicyEntry, Place]
 """A cell with what asks for it: the policy, and the place of the method, or of the policy if that is to be trained."""
@@ -174,14 +175,9 @@ def _untrained(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
 
 def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     """Every precision under every scheme and mode; float formats, which have none, once."""
-    specs: dict[QuantSpec, None] = {}
-    for mode in method.mode:
-        for scheme in method.scheme:
-            for text in method.precision:
-                kind: Mode = "static" if mode == "static" else "dynamic"
-                spec = QuantSpec.parse(text, scheme=scheme, mode=kind, edges=method.edge_bits)
-                specs[QuantSpec.parse(text) if spec.float_type is not None else spec] = None
-    for spec in specs:
+    told: Any = {"model": ("agent",), "bits": method.precision, "scheme": method.scheme, "edge_bits": method.edge_bits}
+    specs = [spec for mode in method.mode for spec in PtqConfig(**{**told, "mode": mode}).specs()]
+    for spec in dict.fromkeys(spec if spec.float_type is None else QuantSpec.parse(spec.precision) for spec in specs):
         yield _play(policy, spec)
 
 

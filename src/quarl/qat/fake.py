@@ -72,11 +72,10 @@ def weight_qparams(weight: Tensor, bits: int, *, symmetric: bool, per_channel: b
     weight = weight.detach()
     kept = tuple(range(int(per_channel), weight.ndim))
     qmin, qmax = integer_range(bits, symmetric=symmetric and not mid_rise)
-    if mid_rise:
-        step = weight.abs().amax(kept, keepdim=True).div_(qmax - MID_RISE).clamp_(min=2 * TINY)
-        return QParams(step, MID_RISE, qmin, qmax)
-    if symmetric:
-        return QParams(weight.abs().amax(kept, keepdim=True).div_(qmax).clamp_(min=TINY), 0, qmin, qmax)
+    if mid_rise or symmetric:
+        middle = MID_RISE if mid_rise else 0
+        step = weight.abs().amax(kept, keepdim=True).div_(qmax - middle).clamp_(min=2 * TINY if mid_rise else TINY)
+        return QParams(step, middle, qmin, qmax)
     low, high = weight.amin(kept, keepdim=True).clamp_(max=0), weight.amax(kept, keepdim=True).clamp_(min=0)
     scale = ((high - low) / (qmax - qmin)).clamp_(min=TINY)
     return QParams(scale, (qmin - low / scale).round().clamp_(qmin, qmax), qmin, qmax)
