@@ -501,7 +501,7 @@ def test_a_run_goes_on_with_its_own_options(tmp_path):
         (["--seed=0"], "--seed is 0 here and 3 in .*args.yml; resume without it"),
         (["--algo", "td3", "--env", "Pendulum-v1"], "--algo is td3 here and dqn in"),
         (["--n-steps", "2"], "--n-steps is 2 here and 5 in"),
-        (["--actor-precision", "int2"], "--actor-precision is int2 here and int4 in"),
+        (["--actor-precision", "int2"], "--actor-precision is int2e8 here and int4 in"),
     ],
 )
 def test_what_a_run_cannot_change_is_refused_in_one_line(tmp_path, words, message):

@@ -295,7 +295,7 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
         assert said in capsys.readouterr().err
     again = session(*resuming("dqn", "CartPole-v1", "--qat", "w4a8", "-n", 1024))
     assert qat.is_active(again.model)
-    assert qat.spec_of(again.model).precision == "w4a8"
+    assert qat.spec_of(again.model).precision == "w4a8e8"
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_updates_in_half_floats_train_for_integers_too(algo, env, dtype, ranges,
     options = ("--qat", "w4a8", "--quant-delay", "128", "--n-envs", "1", "--qat-ranges", ranges)
     arch = "policy_kwargs:dict(net_arch=[16, 300])"  # sums of 300 products and of 16
     row = train(tmp_path, algo, env, 512, arch, *options, "--learner-dtype", dtype)
-    assert (row["precision"], row["learner_dtype"], row["switched_at"]) == ("w4a8", dtype, 128)
+    assert (row["precision"], row["learner_dtype"], row["switched_at"]) == ("w4a8e8", dtype, 128)
     policy = load.read(tmp_path / f"logs/{algo}/{env}_1/{env}.quarl")
     assert all(grid.scale > 0 for grid in policy.grids.values())
     assert {"observation"} < set(policy.grids)
@@ -250,7 +250,7 @@ def test_updates_in_half_floats_train_for_integers_too(algo, env, dtype, ranges,
 def test_quantisation_aware_training_leaves_integers_and_their_return(algo, env, tmp_path):
     options = ("--qat", "w4a8", "--quant-delay", "128", "--n-envs", "1")
     row = train(tmp_path, algo, env, 512, "policy_kwargs:dict(net_arch=[16, 16])", *options)
-    assert (row["precision"], row["quant_delay"], row["measured_quantised"]) == ("w4a8", 128, True)
+    assert (row["precision"], row["quant_delay"], row["measured_quantised"]) == ("w4a8e8", 128, True)
     assert row["ci_low_quantised"] <= row["mean_quantised"] <= row["ci_high_quantised"]
     policy = load.read(tmp_path / f"logs/{algo}/{env}_1/{env}.quarl")
     assert isinstance(policy, QuantizedPolicy)

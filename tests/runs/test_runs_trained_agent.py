@@ -170,7 +170,7 @@ def test_a_fine_tuned_run_trains_and_resumes_without_its_file(tmp_path, capsys):
     path.unlink()
     assert main(["train", "--resume", "--algo", "dqn", "-n", "400", "--json", "row.json"]) == 0
     (row,) = json.loads((tmp_path / "row.json").read_text())["rows"]
-    assert (row["timesteps"], row["precision"]) == (400, "w4a8")
+    assert (row["timesteps"], row["precision"]) == (400, "w4a8e8")
     assert row["switched_at"] == 112  # the first rollout of 16 steps from step 100 on
     said = capsys.readouterr().err
     assert said.count("fake quantisation acts from step 112 on") == 1
