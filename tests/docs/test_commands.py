@@ -174,7 +174,7 @@ def cut(words: list[str]) -> list[str]:
     for option, bound in {**CUTS_OF_GIVEN, **CUTS.get(verb, {}), **resumed}.items():
         if option in words:
             value = words.index(option) + 1
-            words[value] = str(min(int(words[value]), bound))
+            words[value] = words[value] if words[value] == "auto" else str(min(int(words[value]), bound))
         elif option in CUTS.get(verb, {}):
             words += [option, str(bound)]
     added = ADDED.get(verb, [])
