@@ -18,7 +18,7 @@ import numpy as np
 from quarl import engines, sequential
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
-from quarl.config import MOST_EPISODES, DistillConfig, PtqConfig
+from quarl.config import PrecisionsConfig
 from quarl.config.environment import EnvironmentConfig
 from quarl.envs import make
 from quarl.envs.names import MODULE_ID, is_same
@@ -56,11 +56,11 @@ def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
     return policy
 
 
-def looks_of(config: PtqConfig | DistillConfig) -> tuple[int, ...]:
+def looks_of(config: PrecisionsConfig) -> tuple[int, ...]:
     """Numbers of episodes after which a precision may have been played enough: one, where --episodes says it."""
     if config.episodes != "auto":
         return (config.episodes,)
-    return sequential.looks(config.max_episodes or MOST_EPISODES, config.margin)
+    return sequential.looks(config.most_episodes, config.margin)
 
 
 def until_judged(

@@ -1,0 +1,56 @@
+"""Options of the verbs that are about one trained policy."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from quarl.config.base import EnvId, Normalize
+from quarl.config.environment import EnvironmentConfig
+from quarl.config.groups import shown
+from quarl.errors import QuarlError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(EnvironmentConfig):
+    """A verb about one trained policy."""
+
+    model: Positional[Annotated[tuple[str, ...], shown("MODEL")]] = ()
+    """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; hub:ORG/NAME of the Hugging
+    Face hub; or ALGO ENV with -f FOLDER."""
+    folder: Annotated[Path | None, shown("FOLDER", "-f")] = None
+    """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
+    normalize: Normalize = None
+    """VecNormalize's saved statistics with which the agent observed, or none."""
+    env: EnvId = None
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    seed: int = 0
+    """Seed of the episodes; episode k starts from the same state at every precision."""
+
+    def check(self) -> None:
+        super().check()
+        if not self.model:
+            raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL --seed 0")
+        self.check_model()
+
+    def look(self) -> None:
+        for path in self.model if self.folder is None else ():
+            if not (path.startswith("hub:") or os.path.exists(path) or os.path.exists(f"{path}.zip")):
+                raise QuarlError(f"no file {path}; check the path")
+
+    def check_model(self) -> None:
+        """Refuses words that name no model."""
+        words = shlex.join(self.model)
+        if len(self.model) > 2:
+            raise QuarlError(f"MODEL is a path or two words ALGO ENV, got {len(self.model)} words: {words}")
+        if len(self.model) == 2 and self.folder is None:
+            raise QuarlError(f"MODEL {words} is two words ALGO ENV: say where the agents lie with -f FOLDER")
+        if len(self.model) == 1 and self.folder is not None:
+            raise QuarlError(
+                f"-f FOLDER goes with two words ALGO ENV, got only {words}: add the environment or drop -f"
+            )
