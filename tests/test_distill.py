@@ -61,6 +61,9 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
         (["--max-episodes", "90"], "--max-episodes is the most of --episodes auto: add that, or drop it"),
         (["--episodes", "auto", "--max-episodes", "59"], "--max-episodes 59 cannot show a loss below 5 %"),
         (["--resume"], "no checkpoint in "),
+        (["--auto", "--observations", "o.npy"], "--observations does not go with --auto, which chooses by return"),
+        (["--auto", "--bits", "2"], "--bits does not go with --auto, which chooses bits by --max-loss"),
+        (["--max-loss", "1%"], "--max-loss is for --auto: add that, or drop it"),
         (["--observations", "o.npy", "--env", "CartPole-v1"], "--env is about an environment, and with --observations"),
         (["--observations", "nowhere.npy"], "no file nowhere.npy; check the path"),
     ],
@@ -116,6 +119,34 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_th
     ours, theirs = (json.loads((folder / "rows.json").read_text())["rows"] for folder in (cut, whole))
     timed = ("distillation_s", "validation_s")
     assert [{**row, **dict.fromkeys(timed)} for row in ours] == [{**row, **dict.fromkeys(timed)} for row in theirs]
+
+
+def test_bits_of_layers_are_chosen_by_what_distillation_makes_of_them_and_a_killed_search_goes_on(
+    agents, tmp_path, capsys
+):
+    words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--auto", "--rounds", "2", "--updates", "300"]
+    words += ["--validation", "10", "--episodes", "20"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert cli.main([*words, "-o", str(whole)]) == 0
+    out = capsys.readouterr()
+    (row,) = json.loads((whole / "rows.json").read_text())["rows"]
+    tried = json.loads((whole / "assignments.json").read_text())["rows"]
+    assert (row["precision"], row["verdict"], row["margin_pct"]) == ("mixed", "non-inferior", 2.0)
+    assert quarl.load(whole / "mixed.safetensors").policy.bits_of_layers == row["bits_of_layers"]
+    assert tried[-1]["bits_of_layers"] == row["bits_of_layers"]
+    # what is calibrated is only taught where validation does not accept it
+    looks = [(tuple(each["bits_of_layers"].values()), each["method"], each["accepted"]) for each in tried[:-1]]
+    rejected = [bits for bits, method, accepted in looks if method == "ptq" and not accepted]
+    assert rejected
+    assert rejected == [bits for bits, method, _ in looks if method == "distill"]
+    assert f"mixed-{'-'.join(map(str, rejected[0]))}, round 1: return " in out.err
+    assert "assignments: in attempt " in out.out
+    assert "were tried" in (whole / "report.html").read_text()
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words, "-o", str(cut)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert cli.main([*words, "-o", str(cut), "--resume"]) == 0
+    assert (cut / "mixed.safetensors").read_bytes() == (whole / "mixed.safetensors").read_bytes()
+    assert not [*cut.glob("checkpoint-*")]
 
 
 def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys, monkeypatch):

@@ -157,7 +157,7 @@ def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chos
     tried = json.loads((tmp_path / "out" / "assignments.json").read_text())
     assert tried["command"] == "ptq assignments"
     assert tried["rows"][-1]["bits_of_layers"] == mixed["bits_of_layers"]
-    assert "5 2  evaluation" in ran.stdout
+    assert "5 2  ptq     evaluation" in ran.stdout
     assert chosen[2][0] in ran.stdout
     assert "mixed with scheme default are non-inferior to fp32 within 2 %." in ran.stdout
     page = (tmp_path / "out" / "report.html").read_text()

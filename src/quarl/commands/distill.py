@@ -6,27 +6,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Annotated, Any
 
 from quarl import energy, engines, formats
-from quarl.calibration import quantize
+from quarl.calibration import Calibrated, quantize
 from quarl.commands import model, terminal
-from quarl.config import DistillConfig
+from quarl.config import DistillConfig, PrecisionsConfig, PtqConfig
 from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation
+from quarl.experiments.bits import TRIED, AssignmentRow, choose
 from quarl.experiments.play import looks_of, until_judged
 from quarl.experiments.rows import judged
 from quarl.files import staged, write_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import is_quantized
+from quarl.policy.graph import QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
 from quarl.report import page, schema, style, tables
 from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
+
+CHECKPOINT = "checkpoint-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,68 +95,96 @@ class DistillRow(Row):
 
 def run(config: DistillConfig) -> None:
     """Distils every precision, writes the folder, prints the table."""
-    files = _files(config)
+    _check_folder(config)
     policy = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
     given = None if config.observations is None else model.observations(config.observations, policy)
-    validation = Validation(policy, config, given)
-    looks: dict[str, list[Snapshot]] = {}
-    ends = looks_of(config)
+    validation = Validation(policy, replace(config, margin=config.loss_pct) if config.auto else config, given)
+    looks: dict[QuantSpec, list[Snapshot]] = {}
+    tried: list[AssignmentRow] = []
+    said: list[str] = []
+    exact, played, ends = None, [], looks_of(config)
     with staged(config.output) as folder, energy.meter(config) as meter:
-        calibrated, most = validation.calibrated(), config.bounds()[0] * config.updates
         if given is not None:
             terminal.note(f"only states of {config.observations} are learned from, and no return is measured")
-        with terminal.progress(len(files) * most) as progress:
-            for spec, file in files.items():
-                looks[spec.precision] = snapshots = []
+        most = config.bounds()[0] * config.updates
+        with terminal.progress(None if config.auto else len(config.specs()) * most) as progress:
+
+            def distilled(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
+                snapshots = looks[spec] = []
+                file = config.output / f"{CHECKPOINT}{_name(spec)}.safetensors"
                 for snapshot in distill(calibrated, spec, validation, file=file, progress=progress):
                     snapshots.append(snapshot)
-                    terminal.note(f"{spec.precision}, {snapshot}")
+                    terminal.note(f"{_name(spec)}, {snapshot}")
                 progress(spec.precision, most - snapshots[-1].updates)
-                artifact.write(best(snapshots).policy, folder / f"{spec.precision}.safetensors")
-        exact, played = None, []
-        if given is None:
-            chosen = [best(snapshots).policy for snapshots in looks.values()]
+                return best(snapshots).policy
+
+            if config.auto:
+                shared = {field.name: getattr(config, field.name) for field in fields(PrecisionsConfig)}
+                cells, tried, said = choose(policy, PtqConfig(**shared), progress, distilled)
+                exact, (*_, last) = cells[0].evaluation, cells
+                if (spec := last.policy.spec) not in looks:  # it was good enough as calibration left it
+                    looks[spec] = [next(distill(last.calibrated, spec, validation))]
+                looks, played = {spec: looks[spec]}, [last.evaluation]
+            else:
+                calibrated = validation.calibrated()
+                for spec in config.specs():
+                    distilled(calibrated, spec)
+        chosen = [best(snapshots).policy for snapshots in looks.values()]
+        for each in chosen:
+            artifact.write(each, folder / f"{each.spec.precision}.safetensors")
+        if given is None and exact is None:
             plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
             exact, *played = until_judged(plays, ends, config.margin)
         rows = [_row(each, exact, q, validation) for each, q in zip_longest(looks.values(), played)]
-        document = schema.document(DistillRow, rows, **model.told(config, policy, exact, meter.cost))
-        env_id = document["env_id"]
-        title, command = model.title(policy, env_id), replace(config, resume=False)
+        said += map(_sentence, rows)
+        about = model.told(config, policy, exact, meter.cost)
+        document = schema.document(DistillRow, rows, **about)
+        title, command = model.title(policy, document["env_id"]), replace(config, resume=False)
+        heading = "Returns on fresh episodes" if played else "Errors of actions on observations that were held out"
+        shown = [(heading, tables.cells(DistillRow, document["rows"]))]
+        if tried:
+            kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
+            shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))
         schema.write(document, folder / "rows.json")
         write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
-        heading, figures = "Errors of actions on observations that were held out", []
-        if given is None:
-            heading, name = "Returns on fresh episodes", f"{title}: return of the snapshots, in validation"
-            seen = [(label, look.updates, look.summary) for label, each in looks.items() for look in each]
+        figures = []
+        if played:
+            seen = [(spec.precision, look.updates, look.summary) for spec, each in looks.items() for look in each]
             points = [{"label": label, "updates": updates, **asdict(summary)} for label, updates, summary in seen]
-            style.save(curve := learning(points, [], {"updates": "updates"}, name), folder / "curve.png")
+            curve = learning(points, [], {"updates": "updates"}, f"{title}: return of the snapshots, in validation")
+            style.save(curve, folder / "curve.png")
             figures = [("Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)]
+        about_it = {"model": document["model"], "environment": document["env_id"], "observations": sentence(policy)}
         text = page.render(
             title=f"{title}: distillation",
-            facts={"model": str(document["model"]), "environment": str(env_id), "observations": sentence(policy)},
-            sentences=[_sentence(row) for row in rows],
-            tables=[(heading, tables.cells(DistillRow, document["rows"]))],
+            facts={name: str(fact) for name, fact in about_it.items()},
+            sentences=said,
+            tables=shown,
             figures=figures,
             command=command.command_line(),
         )
         write_bytes(text.encode(), folder / "report.html")
-    for file in files.values():
-        file.unlink(missing_ok=True)
+    for file in config.output.glob(f"{CHECKPOINT}*.safetensors"):
+        file.unlink()
     terminal.show(DistillRow, document["rows"], title)
-    terminal.say("", *map(_sentence, rows), sentence(policy), "", f"report: {config.output / 'report.html'}")
+    terminal.say("", *said, sentence(policy), "", f"report: {config.output / 'report.html'}")
     terminal.finish(command, document)
 
 
-def _files(config: DistillConfig) -> dict[QuantSpec, Path]:
-    """From where each precision goes on; refuses a folder that does not hold what --resume says."""
-    there = sorted(path.name for path in config.output.glob("checkpoint-*.safetensors"))
+def _check_folder(config: DistillConfig) -> None:
+    """Refuses one that does not hold what --resume says."""
+    there = sorted(path.name for path in config.output.glob(f"{CHECKPOINT}*.safetensors"))
     if there and not config.resume:
         raise QuarlError(f"{config.output} holds a run ({there[0]}): go on with --resume, or name another folder")
     if config.resume and not there:
         raise NothingSavedError(f"no checkpoint in {config.output}; start without --resume")
-    return {spec: config.output / f"checkpoint-{spec.precision}.safetensors" for spec in config.specs()}
+
+
+def _name(spec: QuantSpec) -> str:
+    """The precision, and of one that was chosen by layer the bits of each."""
+    return "-".join([spec.precision, *(str(bits) for _, bits in spec.layer_bits)])
 
 
 def _sentence(row: DistillRow) -> str:
@@ -178,7 +208,8 @@ def _row(
         row |= {"error_calibrated": first.error, "error": chosen.error, "episodes": 0, "margin_pct": config.margin}
         return DistillRow(**row)
     fp32 = exact.returns[: len(played.returns)]
-    calibrated = played if chosen is first else validation.play(first.policy, episodes=len(fp32))
-    row |= judged(played.returns, fp32, config.margin, config.seed, looks_of(config))
+    alike = {"episodes": len(fp32), "seed": exact.seed}
+    calibrated = played if chosen is first else validation.play(first.policy, **alike)
+    row |= judged(played.returns, fp32, config.margin, exact.seed, looks_of(config))
     row |= {"mean_fp32": float(fp32.mean()), "mean_calibrated": float(calibrated.returns.mean())}
     return DistillRow(**row | {"returns": played.returns.tolist()})

@@ -12,7 +12,7 @@ from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
-from quarl.experiments.bits import AssignmentRow, choose
+from quarl.experiments.bits import TRIED, AssignmentRow, choose
 from quarl.experiments.precisions import Cell, PtqRow
 from quarl.files import staged, write_bytes
 from quarl.inspection import Layer, inspect
@@ -22,7 +22,6 @@ from quarl.policy.layers import of_policy
 from quarl.readers.normalizer import sentence
 from quarl.report import assessment, page, ptq_figures, schema, style, tables, weight_figures
 
-TRIED = "Bits of layers in the order in which they were tried"
 DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""
 

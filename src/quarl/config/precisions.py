@@ -142,8 +142,8 @@ class DistillConfig(PrecisionsConfig):
     )
 
     rounds: Annotated[int, TRAINING] = 8
-    """Rounds at most: updates, then a look at the return, which ends them where it is shown to lose less than the margin,
-    then states that the quantised policy reaches."""
+    """Rounds at most: updates, then a look at the return, which ends them where it is shown to lose less than the
+    margin, then states that the quantised policy reaches."""
     updates: Annotated[int, TRAINING] = 1_000
     """Gradient steps of a round."""
     states: Annotated[int, TRAINING] = 1_900

@@ -44,6 +44,7 @@ WARM_UP = 50
 FLOOR = 0.02
 """Of the rate, where its cosine ends."""
 BATCH_SIZE = 256
+"""States of an update; of images, which take as long, an eighth."""
 AVERAGE = 0.995
 """How much of the running mean of all parameters an update keeps; the mean is what snapshots are made of."""
 
@@ -228,10 +229,11 @@ class Training:
         """Makes the updates of a round on batches of the states; the loss of each."""
         inputs = torch.from_numpy(self.states)
         # of vectors a batch is too small to share: where others compute, too, threads wait for each other
-        with threads(1 if inputs.ndim == 2 else torch.get_num_threads()):
+        size, most = (BATCH_SIZE, 1) if inputs.ndim == 2 else (BATCH_SIZE // 8, torch.get_num_threads())
+        with threads(most):
             for _ in range(self.config.updates):
                 self.set_rates()
-                chosen = torch.from_numpy(self.rng.integers(len(inputs), size=BATCH_SIZE))
+                chosen = torch.from_numpy(self.rng.integers(len(inputs), size=size))
                 cost = self.loss(self.student(inputs[chosen]), self.labels[chosen])
                 self.optimizer.zero_grad()
                 cost.backward()  # type: ignore[no-untyped-call]

@@ -69,7 +69,7 @@ class Validation:
         return {"returns": np.zeros(0), "noninferior": False, "error": error}, time.monotonic() - begun
 
     def play(self, policy: QuantizedPolicy, **fresh: int) -> Evaluation:
-        """Validation's episodes, or fresh ones, as many and from which on as `evaluate` is told."""
-        asked: dict[str, Any] = {**fresh} or {"episodes": self.config.validation, "stream": "validation"}
-        asked |= {"seed": self.config.seed, "env_id": self.config.env}
+        """Validation's episodes, or fresh ones, as many and of which seeds as `evaluate` is told."""
+        looked = {"episodes": self.config.validation, "stream": "validation"}
+        asked: dict[str, Any] = {"seed": self.config.seed, "env_id": self.config.env, **(fresh or looked)}
         return evaluate(policy, **asked, engine=engines.load_fitting(policy).name)

@@ -25,13 +25,15 @@ from quarl.experiments import precisions
 from quarl.experiments.methods.latency import time_engines
 from quarl.experiments.precisions import Cell
 from quarl.experiments.rows import judged
-from quarl.policy.graph import Policy
+from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, Row
 from quarl.stats import FEWEST_EPISODES
 
 NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
 """Widths that are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
+TRIED = "Bits of layers in the order in which they were tried"
+Make = Callable[[Calibrated, QuantSpec], QuantizedPolicy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class AssignmentRow(Row):
     """Of a weight, over all layers."""
     bits_of_layers: Annotated[dict[str, int], Column("of layers", lambda bits: " ".join(map(str, bits.values())))]
     """By layer."""
+    method: Annotated[str, Column("method")]
+    """ptq, by calibration alone, or distill."""
     seeds: Annotated[str, Column("seeds")]
     """validation, which chooses, or evaluation, of fresh episodes."""
     episodes: Annotated[int, Column("episodes")]
@@ -59,16 +63,21 @@ class AssignmentRow(Row):
 
 
 def choose(
-    policy: Policy, config: PtqConfig, progress: Callable[[str, int], None] = lambda label, done: None
+    policy: Policy,
+    config: PtqConfig,
+    progress: Callable[[str, int], None] = lambda label, done: None,
+    distilled: Make | None = None,
 ) -> tuple[list[Cell], list[AssignmentRow], list[str]]:
     """Cells of fp32 and the precisions, or with --auto of int8 and the best assignment; what was tried; what is to say.
 
     The best is the smallest, or fastest, that validation accepts and fresh episodes show to lose less than --max-loss.
     QuarlError where they do not even show it of int8.
+
+    distilled: makes the policy of an assignment that validation does not accept as calibration leaves it.
     """
     if not config.auto:
         return precisions.measure(policy, config.specs(), config, progress), [], []
-    search = _Search(policy, config, progress)
+    search = _Search(policy, config, progress, distilled)
     int8 = search.validate(search.int8, search.fewest)
     if search.needed(int8) > config.most_episodes:
         raise search.refusal(int8)
@@ -102,7 +111,9 @@ def choose(
 class _Search:
     """What is played in search of the bits of one policy's layers."""
 
-    def __init__(self, policy: Policy, config: PtqConfig, progress: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, policy: Policy, config: PtqConfig, progress: Callable[[str, int], None], distilled: Make | None
+    ) -> None:
         self.fewest = max(int(config.episodes), FEWEST_EPISODES)
         self.config, self.progress = replace(config, margin=config.loss_pct), progress
         (self.int8,) = config.specs()
@@ -110,7 +121,10 @@ class _Search:
         self.calibrated, self.states = Calibrated(policy, record(policy, **where)), record(policy, "fidelity", **where)
         where |= {"progress": lambda episode: progress("validation", 1), "num_workers": config.workers}
         play: Callable[..., Evaluation] = partial(evaluate, stream="validation", **where)
-        self.returns = cache(lambda spec, episodes: play(self.calibrated.quantize(spec), episodes=episodes).returns)
+        self.quantize, self.distilled = cache(self.calibrated.quantize), distilled
+        self.made: dict[QuantSpec, QuantizedPolicy] = {}
+        """What validation looked at last."""
+        self.returns = cache(lambda policy, episodes: play(policy, episodes=episodes).returns)
         self.rows: list[AssignmentRow] = []
 
     def errors(self) -> dict[str, dict[int, float]]:
@@ -120,7 +134,7 @@ class _Search:
         """
 
         def act(spec: QuantSpec) -> Array:
-            return engines.greedy(self.calibrated.quantize(spec), self.states, self.config.engine)
+            return engines.greedy(self.quantize(spec), self.states, self.config.engine)
 
         def error(*own: tuple[str, int]) -> float:
             return float(np.square(policy.head.distance(exact, act(replace(self.int8, layer_bits=own)))).mean())
@@ -136,14 +150,21 @@ class _Search:
         specs[0] = self.int8
         if self.config.minimize == "bytes":
             return specs
-        loaded = [engines.load(self.calibrated.quantize(spec), self.config.engine) for spec in specs]
+        loaded = [engines.load(self.quantize(spec), self.config.engine) for spec in specs]
         times = [timing.us_p50 for timing in time_engines(loaded, self.states)]
         return [spec for n, spec in enumerate(specs) if times[n] < min(times[:n], default=math.inf)]
 
     def validate(self, spec: QuantSpec, episodes: int) -> AssignmentRow:
         """What validation's episodes say: whether such a loss is far enough below what is allowed to be shown."""
-        returns, exact = self.returns(spec, episodes), self.returns(EXACT, episodes)
-        row = self._keep("validation", spec, judged(returns, exact, self.config.margin, self.config.seed))
+        row = self._look(spec, self.quantize(spec), episodes)
+        if row.accepted or spec == self.int8 or self.distilled is None:
+            return row
+        return self._look(spec, self.distilled(self.calibrated, spec), episodes, "distill")
+
+    def _look(self, spec: QuantSpec, policy: QuantizedPolicy, episodes: int, method: str = "ptq") -> AssignmentRow:
+        self.made[spec] = policy
+        returns, exact = self.returns(policy, episodes), self.returns(self.quantize(EXACT), episodes)
+        row = self._keep("validation", policy, judged(returns, exact, self.config.margin, self.config.seed), method)
         share = max(0.5, math.sqrt(self.needed(row) / self.planned(row)))
         self.rows[-1] = replace(row, accepted=bool(row.difference >= (share - 1) * self.allowed(row)))
         return self.rows[-1]
@@ -152,8 +173,11 @@ class _Search:
         """Cells on fresh episodes, others in each attempt, as many as validation's look asks for."""
         fresh = replace(self.config, seed=(self.config.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
         specs = list(dict.fromkeys((self.int8, spec)))
-        cells = precisions.measure(self.calibrated.policy, specs, fresh, self.progress, self.calibrated)
-        self._keep("evaluation", spec, asdict(cells[-1].row))
+        made = {EXACT: self.quantize(EXACT), **self.made}
+        cells = precisions.measure(
+            self.calibrated.policy, specs, fresh, self.progress, self.calibrated, lambda _, spec: made[spec]
+        )
+        self._keep("evaluation", cells[-1].policy, asdict(cells[-1].row), look.method)
         return cells
 
     def allowed(self, row: AssignmentRow) -> float:
@@ -178,10 +202,9 @@ class _Search:
             "nothing; raise --max-episodes or --max-loss"
         )
 
-    def _keep(self, seeds: str, spec: QuantSpec, row: Mapping[str, Any]) -> AssignmentRow:
-        policy = self.calibrated.quantize(spec)
+    def _keep(self, seeds: str, policy: QuantizedPolicy, row: Mapping[str, Any], method: str) -> AssignmentRow:
         row = {**row, "bits_mean": policy.mean_bits, "bits_of_layers": policy.bits_of_layers, "seeds": seeds}
-        row["accepted"] = row["noninferior"]
+        row |= {"method": method, "accepted": row["noninferior"]}
         self.rows.append(AssignmentRow(**{key.name: row[key.name] for key in fields(AssignmentRow)}))
         return self.rows[-1]
 

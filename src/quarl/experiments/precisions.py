@@ -104,18 +104,20 @@ def measure(
     config: PtqConfig,
     progress: Callable[[str, int], None] = lambda label, done: None,
     calibrated: Calibrated | None = None,
+    make: Callable[[Calibrated, QuantSpec], QuantizedPolicy] = quantised,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
     policy: in float32; without a `calibrated` of it, its calibration observations are recorded here.
     config: says on which engine, in which environment and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
+    make: gives the policy in a precision.
     """
     looks = looks_of(config)
     if calibrated is None:
         calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
-    quantized = [quantised(calibrated, spec) for spec in specs]
+    quantized = [make(calibrated, spec) for spec in specs]
     loaded = [engines.load_fitting(each, config.engine) for each in quantized]
     plays = [
         partial(
