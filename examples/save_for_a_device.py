@@ -20,7 +20,7 @@ parser.add_argument("--n", type=int, default=20_000, help="environment steps of 
 options = parser.parse_args()
 
 model = PPO("MlpPolicy", "CartPole-v1", n_steps=512, seed=0).learn(options.n)
-small = quarl.Agent.from_model(model).quantize("int8", mode="static")
+small = quarl.from_sb3(model).quantize("int8", mode="static")
 small.save("policy.tflite")
 small.save("policy.onnx")
 

@@ -1,7 +1,7 @@
 """A network of your own, quantised: python your_module.py [--n 300]
 
 The policy is an nn.Module that no library knows: it learns to swing a pendulum's torque against its velocity, by
-imitation of a hand-written controller. QuaRL takes the module, the shape of what it observes and the space of its
+imitation of a hand-written controller. QuaRL takes the module and the spaces of its observations and its
 actions; calibration observations are your own, so that no environment is asked for.
 """
 
@@ -32,7 +32,7 @@ for _ in range(options.n):
     nn.functional.mse_loss(module(torch.from_numpy(observations)), torch.from_numpy(torques)).backward()
     optimizer.step()
 
-agent = quarl.Agent.from_module(module, (3,), env.action_space)
+agent = quarl.from_module(module, env.observation_space, env.action_space)
 for precision in ("int8", "int4"):
     small = agent.quantize(precision, observations=observations)
     error = np.abs(small.predict(observations)[0] - agent.predict(observations)[0])

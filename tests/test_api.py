@@ -21,6 +21,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 import networks
 import quarl
 from quarl.errors import QuarlError
+from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -381,22 +382,36 @@ def test_the_functions_of_the_package_take_a_path_and_the_agent_alike(agent, age
         assert (played.returns.tolist(), played.seeds.tolist()) == ([7, 7], expected.seeds.tolist())
     with pytest.raises(QuarlError, match="evaluate has no keyword 'episods'; did you mean 'episodes'"):
         quarl.evaluate(agent, episods=2)
-    with pytest.raises(QuarlError, match=r"agent is a Linear, no Agent and no path; quarl\.Agent\.from_model takes"):
+    with pytest.raises(QuarlError, match=r"agent is a Linear, no Agent and no path; quarl\.from_sb3 takes"):
         quarl.evaluate(torch.nn.Linear(4, 2))
 
 
 def test_a_live_model_and_a_module_become_agents_that_act_as_they_do():
     x = np.random.default_rng(0).standard_normal((32, 3)).astype(np.float32)
     model = SAC("MlpPolicy", "Pendulum-v1", seed=0)
-    np.testing.assert_allclose(
-        quarl.Agent.from_model(model).predict(x)[0], model.predict(x, deterministic=True)[0], atol=1e-5
-    )
+    np.testing.assert_allclose(quarl.from_sb3(model).predict(x)[0], model.predict(x, deterministic=True)[0], atol=1e-5)
     module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
     with torch.no_grad():
         scores = module(torch.as_tensor(x)).numpy()
-    scored = quarl.Agent.from_module(module, (3,), gymnasium.spaces.Discrete(4))
+    scored = quarl.from_module(module, observation=(3,), head=gymnasium.spaces.Discrete(4))
     assert (scored.predict(x)[0] == scores.argmax(axis=1)).all()
-    bounded = quarl.Agent.from_module(module, (3,), gymnasium.spaces.Box(-0.1, 0.1, (4,)))
+    bounded = quarl.from_module(module, (3,), gymnasium.spaces.Box(-0.1, 0.1, (4,)))
     np.testing.assert_allclose(bounded.predict(x)[0], scores.clip(-0.1, 0.1), atol=1e-6)
     with pytest.raises(QuarlError, match="head"):
-        quarl.Agent.from_module(module, (3,), gymnasium.spaces.MultiBinary(4))
+        quarl.from_module(module, (3,), gymnasium.spaces.Dict())
+
+
+def test_a_module_is_told_what_it_observes_by_a_shape_or_by_the_space_and_the_names_of_old_still_work():
+    head, network = gymnasium.spaces.Discrete(2), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    frames = gymnasium.spaces.Box(0, 255, (3, 2, 2), np.uint8)
+    plain, frame = (
+        quarl.from_module(network, space, head).policy for space in (gymnasium.spaces.Box(-1, 1, (12,)), frames)
+    )
+    assert (plain.observation_shape, plain.observation_dtype) == ((12,), "float32")
+    assert (frame.observation_shape, frame.observation_dtype) == ((3, 2, 2), "uint8")
+    former = quarl.Agent.from_module(network, observation_shape=(3, 2, 2), head=head, observation_dtype="uint8")
+    assert artifact.to_bytes(former.policy) == artifact.to_bytes(frame)
+    with pytest.raises(QuarlError, match="from_module has no keyword 'observations'; did you mean 'observation'"):
+        quarl.from_module(network, observations=(12,), head=head)
+    with pytest.raises(QuarlError, match="observation"):
+        quarl.from_module(network, gymnasium.spaces.Sequence(head), head)

@@ -11,6 +11,7 @@ RIGHT = """
 import gymnasium
 import numpy as np
 import quarl
+import torch
 from quarl import qat
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -29,7 +30,8 @@ model = PPO("MlpPolicy", gymnasium.make("CartPole-v1"))
 qat.prepare(model, "w4a8")
 model.learn(100_000, callback=qat.QuantDelay(50_000))
 qat.convert(model).save("policy.quarl")
-evaluate_policy(quarl.Agent.from_model(model), gymnasium.make("CartPole-v1"))
+evaluate_policy(quarl.from_sb3(model), gymnasium.make("CartPole-v1"))
+network: quarl.Agent = quarl.from_module(torch.nn.Linear(4, 2), observation=(4,), head=gymnasium.spaces.Discrete(2))
 try:
     quarl.load("nowhere.zip")
 except quarl.QuarlError as error:
@@ -44,6 +46,7 @@ MISTAKES = {
     'agent.save("policy.tflite", mode="static")': 'Unexpected keyword argument "mode"',
     "quarl.evaluate(agent, episods=5)": 'did you mean "episodes"?',
     "quarl.ptq(agent, episods=5)": 'did you mean "episodes"?',
+    "quarl.from_module(model.policy, observation=(4,), had=model.action_space)": 'keyword argument "had"',
     'quarl.lode("model.zip")': "Module has no attribute",
     'qat.prepare(model, spek="w4a8")': 'Unexpected keyword argument "spek"',
 }
@@ -82,7 +85,18 @@ def test_help_shows_what_the_package_offers_with_its_types(tmp_path):
 def test_the_package_lists_what_it_offers_and_imports_none_of_it_before_it_is_used(tmp_path):
     code = "import quarl, sys; print({*quarl.__all__} <= {*dir(quarl)}, 'numpy' in sys.modules, *quarl.__all__)"
     said = _python("-c", code, cwd=tmp_path).split()
-    assert said == ["True", "False", "Agent", "QuarlError", "distill", "evaluate", "load", "ptq"]
+    assert said == [
+        "True",
+        "False",
+        "Agent",
+        "QuarlError",
+        "distill",
+        "evaluate",
+        "from_module",
+        "from_sb3",
+        "load",
+        "ptq",
+    ]
 
 
 def test_functions_stay_functions_when_modules_of_the_package_are_imported(tmp_path):

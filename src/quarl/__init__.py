@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from quarl.errors import QuarlError
 
-__all__ = ["Agent", "QuarlError", "distill", "evaluate", "load", "ptq"]
+__all__ = ["Agent", "QuarlError", "distill", "evaluate", "from_module", "from_sb3", "load", "ptq"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from quarl.api import Agent, distill, evaluate, load
+    from quarl.api import Agent, distill, evaluate, from_module, from_sb3, load
     from quarl.commands.table import ptq
 else:  # a name that is not there is a mistake for type checkers, too
 

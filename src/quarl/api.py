@@ -29,7 +29,7 @@ from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence
-from quarl.readers.spaces import action_head, from_live
+from quarl.readers.spaces import action_head, from_live, observation_box
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -65,7 +65,7 @@ def _of_agent(
 class Agent:
     """A trained policy, float or quantised, with what one does with it.
 
-    `quarl.load` makes one of a file, `from_model` of a live Stable-Baselines3 model, `from_module` of a network of your
+    `quarl.load` makes one of a file, `from_sb3` of a live Stable-Baselines3 model, `from_module` of a network of your
     own, `quantize` of another agent. It never changes; threads may share it, and processes may be sent one.
 
     >>> quarl.load("CartPole-v1.zip")
@@ -86,7 +86,7 @@ class Agent:
 
         Statistics of its VecNormalize and its environment come along. UnsupportedError names what has no counterpart.
 
-        >>> quarl.Agent.from_model(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"))
+        >>> quarl.from_sb3(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"))
         Agent(ppo CartPole-v1, fp32, 4-64-64-2, 4,480 weights)
         """
         from quarl.readers.extract import from_model  # here: it imports torch, which files do without
@@ -94,10 +94,11 @@ class Agent:
         return cls(from_model(model))
 
     @classmethod
+    @checks_keywords
     def from_module(
         cls,
         module: nn.Module,
-        observation_shape: tuple[int, ...],
+        observation: tuple[int, ...] | gymnasium.Space[Any],
         head: ActionHead | gymnasium.Space[Any],
         *,
         observation_dtype: Literal["float32", "uint8"] = "float32",
@@ -106,17 +107,20 @@ class Agent:
 
         UnsupportedError names a layer that has no counterpart.
 
-        observation_shape: of one observation, images with their channels first.
+        observation: the space of the observations, or the shape of one, images with their channels first.
         head: the space of the actions, of which the module gives the scores or the values; or an ActionHead.
 
-        >>> quarl.Agent.from_module(torch.nn.Linear(4, 2), (4,), gymnasium.spaces.Discrete(2))
+        >>> quarl.from_module(torch.nn.Linear(4, 2), observation=(4,), head=gymnasium.spaces.Discrete(2))
         Agent(fp32, 4-2, 8 weights)
         """
         from quarl.readers.extract import from_module
 
         if not isinstance(head, ActionHead):
             head = action_head(from_live(head, "head"), "head")
-        return cls(from_module(module, observation_shape, head=head, observation_dtype=observation_dtype))
+        if isinstance(observation, gymnasium.Space):
+            box = observation_box(from_live(observation, "observation"), "observation")
+            observation, observation_dtype = box.low.shape, box.observation_dtype
+        return cls(from_module(module, observation, head=head, observation_dtype=observation_dtype))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.policy,)  # engines and locks are made anew, in whichever process
@@ -303,12 +307,14 @@ def agent_of(agent: Agent | str | os.PathLike[str]) -> Agent:
         return agent
     if not isinstance(agent, str | os.PathLike):
         kind = type(agent).__name__
-        raise QuarlError(f"agent is a {kind}, no Agent and no path; quarl.Agent.from_model takes a live model")
+        raise QuarlError(f"agent is a {kind}, no Agent and no path; quarl.from_sb3 takes a live model")
     return load(agent)
 
 
 evaluate = Agent.evaluate
 distill = Agent.distill
+from_module = Agent.from_module
+from_sb3 = Agent.from_model
 
 
 @checks_keywords

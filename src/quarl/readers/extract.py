@@ -111,7 +111,7 @@ def algorithm(model: Any) -> str:
             return name
     raise UnsupportedError(
         f"{type(model).__name__} is not a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model; "
-        "give its network to quarl.Agent.from_module, with an action head"
+        "give its network to quarl.from_module, with an action head"
     )
 
 
@@ -166,7 +166,7 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box) -
     if not np.allclose(head(output), expected, rtol=1e-4, atol=1e-4):
         raise UnsupportedError(
             f"{type(model.policy).__name__}.predict does not do what its networks compute; "
-            "give the module that does to quarl.Agent.from_module, with an action head"
+            "give the module that does to quarl.from_module, with an action head"
         )
 
 

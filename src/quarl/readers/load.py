@@ -11,7 +11,7 @@ from quarl.inert.zip import first_bytes, member_names, read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.readers import find, normalizer, sb2, sb3, weights_only
-from quarl.readers.torch_file import read_nested
+from quarl.readers.torch_file import program, read_nested
 
 KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
 MAX_HEADER = 2**32
@@ -60,13 +60,13 @@ def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | Quant
 
 def _of_pytorch(path: Path) -> str:
     """What a file of PyTorch holds that no program can act by, and what can be done with it."""
-    if any(name.endswith("/constants.pkl") for name in member_names(path)):
-        return "is TorchScript, whose code is never run: give its nn.Module to quarl.Agent.from_module"
+    if said := program(member_names(path)):
+        return said
     try:
         read_nested(read_bytes(path), str(path))
     except QuarlError:
         saved = "pickles objects, as model.policy.save and torch.save(module) do, which are never run"
-        fix = "save the whole model with model.save, or give it to quarl.Agent.from_model, a module to from_module"
+        fix = "save the whole model with model.save, or give it to quarl.from_sb3, a module to quarl.from_module"
         return f"{saved}: {fix}"
-    use = f"load them into their module and give that to quarl.Agent.from_module; quarl inspect {path.name} shows them"
+    use = f"load them into their module and give that to quarl.from_module; quarl inspect {path.name} shows them"
     return f"holds tensors by name, not what to compute with them: {use}"

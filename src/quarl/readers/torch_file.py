@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +24,12 @@ LEGACY_START, LEGACY_VERSION = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", 1001
 """What files before PyTorch 1.6 begin with, after the pickle's protocol: a number, 0x1950a86a20f9469cfc6c, as magic."""
 MAX_INDEX = 2**40
 """Of a number in a storage: numbers out of a file are not multiplied before they are known to be of a size."""
+PROGRAMS = {
+    "/constants.pkl": "TorchScript",
+    "/archive_format": "a program of torch.export",
+    "serialized_exported_program.json": "a program of torch.export",
+}
+"""What a zip is that has a member of which the name ends so; the last is how PyTorch wrote .pt2 files before 2.8."""
 _NAMES = re.compile(
     r"collections OrderedDict"
     r"|torch (Size|device|\w+Storage|bool|(u?int|float|bfloat|complex)\w+)"
@@ -66,6 +72,13 @@ def read_nested(data: bytes, where: str) -> dict[str, Array]:
         return _arrays(tensors, storages, where)
 
 
+def program(members: Collection[str]) -> str:
+    """What is said of a zip with these members that holds a program, which can only be run; "" of others."""
+    kind = next((kind for end, kind in PROGRAMS.items() if any(name.endswith(end) for name in members)), "")
+    way = "give its nn.Module to quarl.from_module, or to torch.onnx.export, whose file quarl inspect reads"
+    return kind and f"is {kind}, whose code is never run: {way}"
+
+
 def _kind(value: Any) -> str:
     return value.name[:80] if isinstance(value, Inert) else type(value).__name__
 
@@ -102,6 +115,8 @@ def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
         except Malformed as error:
             raise QuarlError(f"{where} is no zip, and as a file of PyTorch older than 1.6 damaged: {error}") from None
     members = unpack(data, where)
+    if said := program(members):
+        raise UnsupportedError(f"{where} {said}")
     pickled = next((name for name in members if name.lower().endswith("data.pkl")), None)  # PyTorch takes any case
     try:
         if pickled is None:
