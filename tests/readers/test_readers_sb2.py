@@ -21,11 +21,13 @@ from quarl.policy.operators import Dense, Normalize
 from quarl.readers.load import read
 from quarl.readers.sb2 import read_sb2
 from stress.fuzz.pickles import Call, Name, pickled
+from stress.fuzz.seeds import SB2_ACTORS as ACTORS
+from stress.fuzz.seeds import SB2_ALGORITHMS as ALGORITHMS
 from stress.fuzz.seeds import box, discrete, npy, running_mean_std, sb2_arrays, sb2_data, serialized, zipped
 
 Array = NDArray[Any]
 Named = dict[str, Array]
-ALGORITHMS = ("a2c", "ppo2", "dqn", "ddpg")
+DISCRETE = ("a2c", "acer", "dqn")
 OBSERVED = 3
 
 
@@ -78,7 +80,7 @@ def layer_norm(x: Array, beta: Array, gamma: Array) -> Array:
 def expected(algo: str, named: Named, x: Array) -> Array:
     """The library's own formula over its own variables, in float64."""
     v = {name.removesuffix(":0"): array.astype(np.float64) for name, array in named.items()}
-    if algo in ("a2c", "ppo2"):
+    if algo not in ("dqn", *ACTORS):
         return np.tanh(x @ v["model/pi_fc0/w"] + v["model/pi_fc0/b"]) @ v["model/pi/w"] + v["model/pi/b"]
     if algo == "dqn":
 
@@ -89,14 +91,15 @@ def expected(algo: str, named: Named, x: Array) -> Array:
 
         advantage = stream("action_value")
         return stream("state_value") + advantage - advantage.mean(axis=1, keepdims=True)
-    count = v["input/obs_rms/count"]
-    mean = v["input/obs_rms/runningsum"] / count
-    std = np.sqrt(np.maximum(v["input/obs_rms/runningsumsq"] / count - mean**2, 1e-2))
-    x = np.clip((x - mean) / std, -5, 5)
-    pi = "model/pi"
+    if algo == "ddpg":
+        count = v["input/obs_rms/count"]
+        mean = v["input/obs_rms/runningsum"] / count
+        std = np.sqrt(np.maximum(v["input/obs_rms/runningsumsq"] / count - mean**2, 1e-2))
+        x = np.clip((x - mean) / std, -5, 5)
+    pi, last = "model/pi", "model/pi/pi" if algo == "ddpg" else "model/pi/dense"
     hidden = x @ v[f"{pi}/fc0/kernel"] + v[f"{pi}/fc0/bias"]
     hidden = np.maximum(layer_norm(hidden, v[f"{pi}/LayerNorm/beta"], v[f"{pi}/LayerNorm/gamma"]), 0)
-    return hidden @ v[f"{pi}/pi/kernel"] + v[f"{pi}/pi/bias"]  # its tanh is the head's
+    return hidden @ v[f"{last}/kernel"] + v[f"{last}/bias"]  # its tanh is the head's
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -108,10 +111,11 @@ def test_outputs_are_those_of_the_librarys_formula(algo: str, write: Any, tmp_pa
     np.testing.assert_allclose(output(policy, x), expected(algo, named, x), rtol=2e-5, atol=2e-5)
     assert policy.provenance.algo == algo
     assert policy.provenance.env_id == "Env-v0"
-    assert policy.provenance.stochastic == (algo in ("a2c", "ppo2"))
+    assert policy.provenance.stochastic == (algo not in ("dqn", *ACTORS))
+    assert policy.head.kind == ("tanh" if algo in ACTORS else "argmax" if algo in DISCRETE else "clip")
 
 
-@pytest.mark.parametrize("algo", ["dqn", "ddpg"])
+@pytest.mark.parametrize("algo", ["dqn", *ACTORS])
 def test_what_follows_the_networks_in_a_pickle_does_not_change_them(algo: str, tmp_path: Path):
     """Critics, targets, noisy copies and the second list of everything that DDPG used to save."""
     named = drawn(sb2_arrays(algo))
@@ -327,7 +331,8 @@ def test_a_range_of_observations_that_no_clip_has_is_refused(
 @pytest.mark.parametrize("write", [as_pickle, as_zip])
 def test_a_missing_or_misshapen_variable_is_refused(algo: str, write: Any, tmp_path: Path):
     named = sb2_arrays(algo)
-    needed = [name for name in named if "vf" not in name and "/q/" not in name and "eps" not in name]
+    unread = ("vf", "/q/", "eps", "oldpi", "values_fn", "dense_1")
+    needed = [name for name in named if not any(part in name for part in unread)]
     for name in needed:
         with pytest.raises(QuarlError):
             read_sb2(write(tmp_path, sb2_data(algo), {key: a for key, a in named.items() if key != name}))
@@ -337,14 +342,85 @@ def test_a_missing_or_misshapen_variable_is_refused(algo: str, write: Any, tmp_p
             read_sb2(write(tmp_path, sb2_data(algo), {**named, name: named[name] * np.nan}))
 
 
+def as_named_pickle(folder: Path, data: dict[str, Any], named: Named) -> Path:
+    """As 2.7 saves on request: arrays by name, and numbers that are no arrays."""
+    path = folder / "Env-v0.pkl"
+    path.write_bytes(pickled((data, {**named, "model/log_ent_coef:0": np.float32(-4.5)}), 4))
+    return path
+
+
+def test_hindsight_replay_holds_the_algorithm_that_learnt_from_it(tmp_path: Path):
+    named = drawn(sb2_arrays("sac"))
+    replay = as_named_pickle(tmp_path, {**sb2_data("sac"), "n_sampled_goal": 4}, named)
+    x = observations(OBSERVED)
+    for asked in (None, "her", "SAC"):
+        policy = read_sb2(replay, asked)
+        assert policy.provenance.algo == "sac"
+        np.testing.assert_allclose(output(policy, x), expected("sac", named, x), rtol=2e-5, atol=2e-5)
+    with pytest.raises(QuarlError, match="holds sac, not ddpg"):
+        read_sb2(replay, "ddpg")
+    with pytest.raises(QuarlError, match="holds sac, not her"):
+        read_sb2(as_named_pickle(tmp_path, sb2_data("sac"), named), "her")
+
+
+def test_an_actor_as_wide_as_its_actions_ends_where_its_layers_do(tmp_path: Path):
+    """Every array of such a SAC agent has the same shape, also the deviation's that follows the mean."""
+    n = OBSERVED
+    rng = np.random.default_rng(4)
+    names = [f"model/pi/{layer}" for layer in ("fc0", "fc1", "fc2", "dense", "dense_1")] + ["model/values_fn/vf/fc0"]
+    named = {
+        f"{name}/{part}:0": rng.standard_normal((n, n) if part == "kernel" else n).astype(np.float32)
+        for name in names
+        for part in ("kernel", "bias")
+    }
+    data = {**sb2_data("sac"), "action_space": box(n, 1.0), "policy_kwargs": {"layers": [n, n, n]}}
+    x = observations(n)
+    hidden = x
+    for layer in names[:3]:
+        hidden = np.maximum(hidden @ named[f"{layer}/kernel:0"] + named[f"{layer}/bias:0"], 0)
+    wanted = hidden @ named["model/pi/dense/kernel:0"] + named["model/pi/dense/bias:0"]
+    for write in (as_pickle, as_zip):
+        np.testing.assert_allclose(output(read_sb2(write(tmp_path, data, named)), x), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes", "cause"),
+    [
+        ("sac", {"action_space": discrete(2)}, "action_space is Discrete, which sac cannot have"),
+        ("td3", {"action_space": discrete(2)}, "action_space is Discrete, which td3 cannot have"),
+        ("acer", {"action_space": box(2, 1.0)}, "action_space is Box, which acer cannot have"),
+        ("sac", {"action_space": box(2, np.inf)}, "unbounded"),
+        ("sac", {"action_space": box(3, 1.0)}, r"a layer of shape \(4, 2\)|expects \(3,\)"),
+        ("td3", {"observation_space": box(5, 1.0)}, "a layer of shape|model/pi/fc0"),
+        ("trpo", {"observation_space": box(5, 1.0)}, "model/pi_fc0"),
+        ("acktr", {"action_space": box(4, 1.0)}, "4 actions"),
+        ("trpo", {"policy": Name("stable_baselines.common.policies", "MlpLstmPolicy")}, "recurrent"),
+    ],
+)
+@pytest.mark.parametrize("write", [as_pickle, as_zip])
+def test_what_an_algorithm_cannot_have_is_one_line(
+    algo: str, changes: dict[str, Any], cause: str, write: Any, tmp_path: Path
+):
+    with pytest.raises(QuarlError, match=cause) as caught:
+        read_sb2(write(tmp_path, {**sb2_data(algo), **changes}, sb2_arrays(algo)))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("layers", [[], [4, 4], [4] * 9])
+def test_an_actor_of_another_number_of_layers_is_refused(layers: list[int], tmp_path: Path):
+    data = {**sb2_data("td3"), "policy_kwargs": {"layers": layers}}
+    with pytest.raises(QuarlError, match=r"fewer arrays|a layer of shape"):
+        read_sb2(as_pickle(tmp_path, data, sb2_arrays("td3")))
+
+
 def test_the_wrong_algorithm_is_named(tmp_path: Path):
     path = as_pickle(tmp_path, sb2_data("dqn"), sb2_arrays("dqn"))
     with pytest.raises(QuarlError, match="holds dqn, not ppo2"):
         read_sb2(path, "ppo2")
     assert read_sb2(path, "DQN").provenance.algo == "dqn"
-    trpo = as_pickle(tmp_path, {**sb2_data("a2c"), "max_kl": 0.01}, sb2_arrays("a2c"))
-    with pytest.raises(QuarlError, match=r"no Stable-Baselines 2 algorithm|trpo"):
-        read_sb2(trpo)
+    both = as_pickle(tmp_path, {**sb2_data("a2c"), "max_kl": 0.01}, sb2_arrays("a2c"))
+    with pytest.raises(QuarlError, match="no Stable-Baselines 2 algorithm"):
+        read_sb2(both)
 
 
 def test_either_format_is_found_by_its_contents(tmp_path: Path):

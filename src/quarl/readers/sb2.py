@@ -37,12 +37,15 @@ MARKS = {
     "acktr": {"kfac_clip"},
     "acer": {"rprop_alpha"},
     "trpo": {"max_kl"},
-    "sac": {"target_update_interval", "ent_coef"},
+    "sac": {"ent_coef", "tau"},
     "td3": {"policy_delay"},
 }
 """Attributes that only this algorithm saves. A2C comes after ACKTR and ACER, which have some of its own."""
-SUPPORTED = ("a2c", "ddpg", "dqn", "ppo2")
-DEFAULT_ACTIVATION = {"a2c": "tanh", "ppo2": "tanh", "dqn": "relu", "ddpg": "relu"}
+ACTORS = {"ddpg": "pi", "sac": "dense", "td3": "dense"}
+"""Algorithms whose actions are tanh of an actor's output, mapped to the bounds, and what the actor's last layer is
+called. All others but DQN are actor-critics of one kind, which act by a distribution and are tanh inside."""
+HER = "n_sampled_goal"
+"""What hindsight experience replay adds to the attributes of the algorithm that learnt from it."""
 FUNCTIONS = ("relu", "tanh", "sigmoid", "elu")
 """TensorFlow's names, which are ours. Its leaky_relu has another slope."""
 ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
@@ -98,9 +101,9 @@ def _value(entry: Any, where: str) -> Any:
 
 def _by_name(arrays: Mapping[Any, Any], where: str) -> dict[str, Array]:
     """TensorFlow's variable names without the ":0" of their output."""
-    if not all(isinstance(name, str) and isinstance(array, np.ndarray) for name, array in arrays.items()):
+    if not all(isinstance(name, str) and isinstance(a, np.ndarray | np.generic) for name, a in arrays.items()):
         raise QuarlError(f"{where} has parameters that are no arrays by name; the file is damaged")
-    return {name.removesuffix(":0"): _real(array, where) for name, array in arrays.items()}
+    return {name.removesuffix(":0"): _real(np.asarray(array), where) for name, array in arrays.items()}
 
 
 def _real(array: Array, where: str) -> Array:
@@ -122,7 +125,7 @@ def _policy(
     activation = _activation(data.get("policy"), kwargs, algo)
     observed = observation_box(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_inert(data.get("action_space"), "action_space")
-    if algo == ("ddpg" if isinstance(actions, Discrete) else "dqn"):
+    if algo in (ACTORS if isinstance(actions, Discrete) else ("acer", "dqn")):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     width = actions.n if isinstance(actions, Discrete) else actions.low.size
     named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, observed, actions, width)
@@ -135,12 +138,12 @@ def _policy(
         network.running_normalize(*_observation_range(data))
     if algo == "dqn":
         sb2_network.dqn(network, activation, dueling=_flag(kwargs, "dueling", default=True))
-    elif algo == "ddpg":
-        sb2_network.ddpg(network, activation)
+    elif algo in ACTORS:
+        sb2_network.actor(network, activation, ACTORS[algo])
     else:
         sb2_network.actor_critic(network, activation)
     log_std = None
-    if isinstance(actions, Box) and algo != "ddpg":
+    if isinstance(actions, Box) and algo not in ACTORS:
         log_std = network.take("model/pi/logstd").reshape(-1).astype(np.float32)
         if log_std.size != width or not np.isfinite(log_std).all():
             raise QuarlError(f"pi/logstd has {log_std.size} numbers for {width} actions, or some are not finite")
@@ -148,11 +151,11 @@ def _policy(
         observation_shape=network.shape,
         observation_dtype="uint8" if image else "float32",
         ops=tuple(network.ops),
-        head=action_head(actions, "action_space", squashed=algo == "ddpg", log_std=log_std),
+        head=action_head(actions, "action_space", squashed=algo in ACTORS, log_std=log_std),
         provenance=replace(
             environment,
             algo=algo,
-            stochastic=algo in ("a2c", "ppo2"),  # the zoo's enjoy.py: value-based agents act greedily, others sample
+            stochastic=algo not in (*ACTORS, "dqn"),  # the zoo's enjoy.py: actor-critics sample, others do not
             origin="sb2-zip" if isinstance(arrays, dict) else "sb2-pickle",
         ),
     )
@@ -167,8 +170,11 @@ def _named(
     shape = observed.low.shape
     if algo == "dqn":
         return sb2_network.name_dqn(arrays, width, math.prod(shape), dueling=_flag(kwargs, "dueling", default=True))
-    if algo == "ddpg":
-        return sb2_network.name_ddpg(arrays, width, shape)
+    if algo in ACTORS:
+        return sb2_network.name_actor(arrays, width, shape, kwargs, ACTORS[algo])
+    if algo == "trpo":  # the policy, then the one before the last update
+        sizes, half = [array.shape for array in arrays], len(arrays) // 2
+        arrays = arrays[:half] if sizes == 2 * sizes[:half] else arrays
     return sb2_network.name_actor_critic(arrays, width, kwargs, gaussian=isinstance(actions, Box))
 
 
@@ -178,10 +184,8 @@ def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:
     algo = possible[0] if len(possible) == 1 else next((name for name in ("acktr", "acer") if name in possible), "")
     if not algo:
         raise QuarlError("the attributes are those of no Stable-Baselines 2 algorithm; is it a trained model?")
-    if asked and asked != algo:
+    if asked not in (None, "", algo) and not (asked == "her" and HER in data):
         raise QuarlError(f"the file holds {algo}, not {asked}; name {algo}")
-    if algo not in SUPPORTED:
-        raise UnsupportedError(f"the file holds {algo}; of Stable-Baselines 2, {', '.join(SUPPORTED)} are supported")
     return algo
 
 
@@ -197,7 +201,7 @@ def _activation(policy: Any, kwargs: Mapping[Any, Any], algo: str) -> str:
         raise UnsupportedError(f"policy {policy.path[:80]} is the author's own class, so its activation is not known")
     chosen = kwargs.get("act_fun")
     if chosen is None:
-        return DEFAULT_ACTIVATION[algo]
+        return "relu" if algo in (*ACTORS, "dqn") else "tanh"
     if not isinstance(chosen, Inert) or chosen.called or chosen.name not in FUNCTIONS:
         named = chosen.path[:80] if isinstance(chosen, Inert) else type(chosen).__name__
         raise UnsupportedError(f"act_fun {named} is not one of {', '.join(FUNCTIONS)}")

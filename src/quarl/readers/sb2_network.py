@@ -6,9 +6,12 @@ height, width], so weights are transposed and the first layer after a convolutio
 Until 2.7 a model was saved as a list of arrays in the order in which TensorFlow created the variables. That order is
 fixed by the code of the three families of policies, so shapes and the number of actions tell the names:
 
-    A2C, PPO2   [c1 c2 c3 fc1 | shared_fc.. (pi_fc vf_fc)..] vf pi [pi/logstd] q      (common/policies.py)
-    DQN         [eps] action_value: [convolutions] layers, state_value: layers, then the target network
-    DDPG        pi: [convolutions] fc0 .. pi, qf: .., copies of them, obs_rms: sum sumsq count
+    actor-critics   [c1 c2 c3 fc1 | shared_fc.. (pi_fc vf_fc)..] vf pi [pi/logstd] q      (common/policies.py)
+    DQN             [eps] action_value: [convolutions] layers, state_value: layers, then the target network
+    actors          pi: [convolutions] fc0 .. last, critics: .., copies of them, DDPG's obs_rms: sum sumsq count
+
+A2C, ACER, ACKTR, PPO2 and TRPO have actor-critics; DDPG, SAC and TD3 have actors. The last layer of a DDPG actor is
+called pi, of the others dense; SAC's log_std, dense_1, follows it and acts only where actions are sampled.
 
 A layer is a weight [in, out], a bias [out] and, with layer normalisation, beta [out] and gamma [out]. Source:
 github.com/hill-a/stable-baselines.
@@ -46,6 +49,8 @@ NATURE_CNN = (("c1", 8, 4), ("c2", 4, 2), ("c3", 3, 1))
 """(scope, kernel size, stride) of `nature_cnn`; strides are not in the file."""
 LAYER_NORM_EPSILON = 1e-12
 """Of tf.contrib.layers.layer_norm."""
+DEFAULT_DEPTH = 2
+"""Hidden layers of an actor where policy_kwargs do not say them; so many has the zoo's CustomSACPolicy."""
 MIN_VARIANCE = 1e-2
 """DDPG's running statistics never fall below it (common/mpi_running_mean_std.py)."""
 
@@ -163,7 +168,7 @@ class Network:
 
 
 def actor_critic(network: Network, activation: str) -> None:
-    """The policy of A2C and PPO2: logits, or the mean of the action."""
+    """The policy of an actor-critic: logits, or the mean of the action."""
     network.extractor("model")
     hidden = [*network.numbered("model", "shared_fc"), *network.numbered("model", "pi_fc")]
     network.chain([*hidden, "model/pi"], "model", activation)
@@ -181,17 +186,17 @@ def dqn(network: Network, activation: str, *, dueling: bool) -> None:
         network.append(Add("q_values", (advantage, network.value)))
 
 
-def ddpg(network: Network, activation: str) -> None:
-    """The deterministic action, before its tanh."""
+def actor(network: Network, activation: str, last: str) -> None:
+    """The deterministic action, before its tanh; last: the name of the last layer."""
     scope = "model/pi"
     network.extractor(scope)
     # fc1 of a convolutional extractor is called "w"
     hidden = [name for name in network.numbered(scope, "fc") if f"{name}/kernel" in network.named]
-    network.chain([*hidden, f"{scope}/pi"], scope, activation)
+    network.chain([*hidden, f"{scope}/{last}"], scope, activation)
 
 
 def name_actor_critic(arrays: Sequence[Array], actions: int, kwargs: Mapping[str, Any], *, gaussian: bool) -> Named:
-    """Arrays of A2C and PPO2 by name.
+    """Arrays of an actor-critic by name.
 
     actions: the width of the policy's output. gaussian: it is a mean, so a logstd follows it. kwargs: policy_kwargs.
     """
@@ -226,11 +231,18 @@ def name_dqn(arrays: Sequence[Array], actions: int, features: int, *, dueling: b
     return named
 
 
-def name_ddpg(arrays: Sequence[Array], actions: int, shape: tuple[int, ...]) -> Named:
-    """Arrays of DDPG's actor by name, and the statistics of its own observation normalisation; shape: observation's."""
+def name_actor(
+    arrays: Sequence[Array], actions: int, shape: tuple[int, ...], kwargs: Mapping[str, Any], last: str
+) -> Named:
+    """Arrays of an actor by name, and the statistics of DDPG's own observation normalisation.
+
+    shape: of an observation. kwargs: policy_kwargs. last: the name of the last layer.
+    """
+    sizes = kwargs.get("layers")
     named, width = _extractor(arrays, "model/pi", math.prod(shape))
-    layers = _layers(arrays, len(named), width, actions)
-    scopes = [*(f"model/pi/fc{index}" for index in range(len(layers) - 1)), "model/pi/pi"]
+    depth = len(sizes) if isinstance(sizes, list | tuple) else DEFAULT_DEPTH
+    layers = _layers(arrays, len(named), width, actions, depth + 1)
+    scopes = [*(f"model/pi/fc{index}" for index in range(depth)), f"model/pi/{last}"]
     named |= _names(layers, scopes, ("kernel", "bias"), "model/pi")
     for index in range(len(arrays) - 2):
         moments = arrays[index : index + 3]
@@ -277,11 +289,13 @@ def _extractor(arrays: Sequence[Array], scope: str, features: int) -> tuple[Name
     return named, named[f"{scope}/fc1/w"].shape[-1]
 
 
-def _layers(arrays: Sequence[Array], place: int, width: int, outputs: int) -> list[Sequence[Array]]:
+def _layers(
+    arrays: Sequence[Array], place: int, width: int, outputs: int, number: int | None = None
+) -> list[Sequence[Array]]:
     """Layers [weight, bias (, beta, gamma)] of a chain from `width` to `outputs` numbers that begins at `place`.
 
-    A layer with `outputs` outputs is the last unless the next one continues from it: what follows a chain is
-    another network's first layer, or nothing.
+    number: of layers. Where it is not known, a layer with `outputs` outputs is the last unless the next one continues
+    from it: what follows a chain is another network's first layer, or nothing.
     """
     entry, layers = width, list[Sequence[Array]]()
     while True:
@@ -296,7 +310,7 @@ def _layers(arrays: Sequence[Array], place: int, width: int, outputs: int) -> li
         layers.append(arrays[place : place + (4 if normalised else 2)])
         place += len(layers[-1])
         continued = following is not None and following.ndim == 2 and following.shape[0] == width != entry
-        if not normalised and width == outputs and not continued:
+        if not normalised and width == outputs and (not continued if number is None else len(layers) == number):
             return layers
 
 

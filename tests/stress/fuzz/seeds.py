@@ -99,20 +99,29 @@ def sb3_zip(*, continuous: bool = False) -> bytes:
     return zipped({"data": data, "policy.pth": sb3_weights(continuous=continuous)})
 
 
+SB2_ACTORS = ("ddpg", "sac", "td3")
+SB2_ALGORITHMS = ("a2c", "acer", "acktr", "dqn", "ppo2", "trpo", *SB2_ACTORS)
+
+
 def sb2_data(algo: str) -> dict[str, Any]:
     """Attributes of a Stable-Baselines 2 model; values may be Names and Calls."""
-    family = {"dqn": "deepq", "ddpg": "ddpg"}.get(algo, "common")
+    family = {"dqn": "deepq"}.get(algo, algo if algo in SB2_ACTORS else "common")
     own = {
         "a2c": {"alpha": 0.99, "lr_schedule": "linear"},
         "ppo2": {"noptepochs": 4, "cliprange": Call(Name("cloudpickle", "_make_skel_func"), (None, 1))},
         "dqn": {"exploration_final_eps": 0.02, "target_network_update_freq": 500},
         "ddpg": {"observation_range": (-5.0, 5.0), "actor_lr": 1e-4, "normalize_observations": True},
+        "acer": {"rprop_alpha": 0.99, "lr_schedule": "linear", "alpha": 0.99},
+        "acktr": {"kfac_clip": 1e-3, "lr_schedule": "linear"},
+        "trpo": {"max_kl": 1e-2},
+        "sac": {"ent_coef": "auto", "tau": 5e-3, "target_entropy": -2.0},
+        "td3": {"policy_delay": 2, "tau": 5e-3},
     }[algo]
     return {
         "policy": Name(f"stable_baselines.{family}.policies", "MlpPolicy"),
         "observation_space": box(OBSERVED, np.inf),
-        "action_space": discrete(ACTIONS) if algo in ("a2c", "dqn") else box(ACTIONS, 1.0),
-        "policy_kwargs": {},
+        "action_space": discrete(ACTIONS) if algo in ("a2c", "acer", "dqn") else box(ACTIONS, 1.0),
+        "policy_kwargs": {"layers": [HIDDEN]} if algo in SB2_ACTORS else {},
         **own,
     }
 
@@ -141,18 +150,25 @@ def sb2_arrays(algo: str) -> dict[str, Array]:
             )
             for name, array in part.items()
         }
-    if algo == "ddpg":
+    if algo in SB2_ACTORS:
         kinds = ("kernel", "bias")
         moments = {"runningsum:0": np.zeros(OBSERVED), "runningsumsq:0": np.ones(OBSERVED), "count:0": np.ones(())}
+        others = {
+            "ddpg": {f"input/obs_rms/{name}": array for name, array in moments.items()},
+            "sac": layer("model/pi/dense_1", HIDDEN, ACTIONS, kinds)
+            | layer("model/values_fn/vf/fc0", OBSERVED, HIDDEN, kinds),
+            "td3": layer("model/values_fn/qf1/fc0", OBSERVED + ACTIONS, HIDDEN, kinds),
+        }
         return (
             layer("model/pi/fc0", OBSERVED, HIDDEN, kinds)
             | norm("model/pi/LayerNorm")
-            | layer("model/pi/pi", HIDDEN, ACTIONS, kinds)
-            | {f"input/obs_rms/{name}": array for name, array in moments.items()}
+            | layer(f"model/pi/{'pi' if algo == 'ddpg' else 'dense'}", HIDDEN, ACTIONS, kinds)
+            | others[algo]
         )
     kinds = ("w", "b")
-    logstd = {"model/pi/logstd:0": np.zeros((1, ACTIONS), np.float32)} if algo == "ppo2" else {}
-    return (
+    continuous = algo in ("acktr", "ppo2", "trpo")
+    logstd = {"model/pi/logstd:0": np.zeros((1, ACTIONS), np.float32)} if continuous else {}
+    model = (
         layer("model/pi_fc0", OBSERVED, HIDDEN, kinds)
         | layer("model/vf_fc0", OBSERVED, HIDDEN, kinds)
         | layer("model/vf", HIDDEN, 1, kinds)
@@ -160,6 +176,7 @@ def sb2_arrays(algo: str) -> dict[str, Array]:
         | logstd
         | layer("model/q", HIDDEN, ACTIONS, kinds)
     )
+    return model | ({f"oldpi/{name}": array for name, array in model.items()} if algo == "trpo" else {})
 
 
 def sb2_pickle(algo: str, protocol: int = 4) -> bytes:
