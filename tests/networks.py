@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from quarl.policy.graph import ActionHead, Policy
-from quarl.policy.operators import Activation, Add, Conv2d, Flatten, LayerNorm, Normalize, Op, Scale, mlp
+from quarl.policy.inputs import Input
+from quarl.policy.operators import Activation, Add, Concat, Conv2d, Flatten, LayerNorm, Normalize, Op, Scale, Slice, mlp
 
 
 def layers(rng: np.random.Generator, widths: list[int], prefix: str = "net"):
@@ -80,6 +81,27 @@ def residual(seed: int = 0) -> Policy:
     return Policy(observation_shape=(6,), ops=tuple(ops), head=action_head("clip", 3))
 
 
+def sliced(seed: int = 0) -> Policy:
+    """An image, a normalised vector and one that passes as it is, which lie side by side in one row."""
+    rng = np.random.default_rng(seed)
+    kernel = rng.normal(size=(6, 2, 3, 3)).astype(np.float32) / 4
+    ops: list[Op] = [
+        Slice("image", ("observation",), 0, (2, 8, 8)),
+        Conv2d("conv", ("image",), kernel, np.float32(rng.normal(size=6) * 0.1), (2, 2)),
+        Activation("conv.relu", ("conv",), "relu"),
+        Flatten("flat", ("conv.relu",)),
+        *mlp(layers(rng, [54, 7], "features"), "relu", "flat"),
+        Activation("features.relu", ("features.0",), "relu"),
+        Slice("goal", ("observation",), 128, (3,)),
+        Normalize("goal.normalize", ("goal",), rng.normal(size=3), rng.uniform(0.5, 2, 3), 1e-8, 10.0),
+        Slice("other", ("observation",), 131, (5,)),
+        Concat("joined", ("features.relu", "goal.normalize", "other")),
+        *mlp(layers(rng, [15, 16, 4]), "relu", "joined"),
+    ]
+    inputs = (Input("image", "Box", (2, 8, 8)), Input("goal", "Box", (3,)), Input("one", "Discrete", (), (5,)))
+    return Policy(observation_shape=(136,), inputs=inputs, ops=tuple(ops), head=action_head("argmax", 4))
+
+
 def action_head(kind: str, size: int) -> ActionHead:
     """A head of the given kind; continuous ones are bounded by -1 and 2."""
     if kind == "argmax":
@@ -107,5 +129,6 @@ EVERY = {
     "padded": lambda: convolutional(padding=1),
     "dueling": dueling,
     "residual": residual,
+    "sliced": sliced,
 }
 """A network for every operator and every way they are joined."""

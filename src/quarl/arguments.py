@@ -13,7 +13,7 @@ from quarl.arrays import Array
 from quarl.config.base import Config, check_types
 from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.graph import Policy
-from quarl.readers.spaces import has_channels_last
+from quarl.policy.inputs import has_channels_last
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,6 +6,7 @@ Integer accumulators are carried in float64, which is exact below 2**53: 32-bit 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -150,6 +151,7 @@ LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
     operators.Normalize: operators.Normalize.__call__,
     operators.Scale: lambda op, x: x * op.factor,
     operators.Flatten: lambda op, x: x.reshape(len(x), -1),
+    operators.Slice: lambda op, x: x[:, op.start : op.start + math.prod(op.part)].reshape(len(x), *op.part),
     operators.Concat: lambda op, *inputs: np.concatenate(inputs, axis=-1),
     operators.Add: lambda op, x, y: x + y,
 }

@@ -8,6 +8,7 @@ that depends on the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -136,6 +137,7 @@ LOWERINGS: Mapping[type[Op], Callable[[Any], Function]] = {
     operators.Normalize: _normalize,
     operators.Scale: _scale,
     operators.Flatten: lambda op: lambda x: x.flatten(1),
+    operators.Slice: lambda op: lambda x: x[:, op.start :][:, : math.prod(op.part)].reshape(-1, *op.part),
     operators.Concat: lambda op: lambda *inputs: torch.cat(inputs, dim=-1),
     operators.Add: lambda op: torch.add,
 }

@@ -18,7 +18,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.envs.bound import check_numbers
 from quarl.errors import QuarlError, first_line
-from quarl.readers.spaces import has_channels_last
+from quarl.policy.inputs import has_channels_last
 from quarl.readers.zoo import MAX_FRAMES
 
 Parts = Callable[[Any], tuple[Array, ...]]

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import Field, fields
+from dataclasses import Field, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from quarl.inert.budget import reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.container import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, Provenance, QuantizedPolicy, ungridded
+from quarl.policy.inputs import KINDS, Input
 from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
 from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, storage_dtype, unpack
@@ -63,6 +64,8 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
         "ops": ops,
         "provenance": _provenance_to_json(policy.provenance),
     }
+    if policy.inputs:
+        manifest["observation"]["inputs"] = list(map(astuple, policy.inputs))
     if isinstance(policy, QuantizedPolicy):
         manifest["spec"] = policy.spec.to_json()
         manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
@@ -126,9 +129,10 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
         start=_size(manifest["head"]["start"], -(2**31)),
         **{field: _reals(f"head/{field}", tensors) for field in HEAD_ARRAYS if f"head/{field}" in tensors},
     )
-    shape = tuple(_size(n) for n in manifest["observation"]["shape"])
+    inputs = manifest["observation"].get("inputs", ())
     common: dict[str, Any] = {
-        "observation_shape": shape,
+        "observation_shape": _sizes(manifest["observation"]["shape"]),
+        "inputs": tuple(Input(_word(k), _one_of(kind, KINDS), _sizes(s), _sizes(v)) for k, kind, s, v in inputs),
         "observation_dtype": _one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
         "ops": tuple(_op_from_json(entry, tensors) for entry in manifest["ops"]),
         "head": head,
@@ -188,7 +192,7 @@ def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
 
 
 def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> QuantizedTensor:
-    shape = tuple(_size(n) for n in entry["shape"])
+    shape = _sizes(entry["shape"])
     count, bits, width = int(np.prod(shape, dtype=object)), _size(entry["bits"], 2, 32), _size(entry["width"])
     packed, scale = tensors[key], _reals(f"{key}.scale", tensors)
     if not 2 <= width <= 34 or packed.dtype != np.uint8 or packed.size != packed_size(count, width):
@@ -256,6 +260,11 @@ def _size(value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
     return value
 
 
+def _sizes(values: Any) -> tuple[int, ...]:
+    """The values, if they are sizes."""
+    return tuple(_size(value) for value in values)
+
+
 def _pair(value: Any) -> tuple[int, int]:
     """The value's first two, if they are sizes of 0 or more."""
     return _size(value[0], 0), _size(value[1], 0)
@@ -275,5 +284,11 @@ def _one_of(value: Any, allowed: tuple[str, ...]) -> Any:
     return value
 
 
-SETTINGS: Mapping[Any, Callable[[Any], Any]] = {"float": _number, "str": _word, "tuple[int, int]": _pair}
+SETTINGS: Mapping[Any, Callable[[Any], Any]] = {
+    "float": _number,
+    "str": _word,
+    "int": lambda value: _size(value, 0),
+    "tuple[int, int]": _pair,
+    "tuple[int, ...]": _sizes,
+}
 """By the type of an operator's field: what checks its value in the manifest. All other fields are arrays."""

@@ -15,6 +15,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, printable
 from quarl.inert.budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
+from quarl.policy.inputs import Input
 from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape
 from quarl.quant.affine import TINY, QParams
 from quarl.quant.spec import QuantSpec, integer_range
@@ -112,6 +113,8 @@ class Policy:
 
     observation_shape: Shape
     observation_dtype: Literal["float32", "uint8"] = "float32"
+    inputs: tuple[Input, ...] = ()
+    """How the row of an observation divides; empty where the environment gives the array itself."""
     ops: tuple[Op, ...]
     head: ActionHead
     provenance: Provenance = Provenance()
@@ -306,11 +309,21 @@ def check(policy: Policy) -> None:
         raise QuarlError(f"nothing reads what operator {idle[0]!r} makes; such a graph is refused")
     for op in policy.ops:
         op.check()
+    _check_inputs(policy)
     out = shapes_of[policy.output]
     expected = tuple(n * 2 for n in policy.head.low.shape) if policy.head.kind == "gaussian" else policy.head.low.shape
     if len(out) != 1 or (policy.head.kind != "argmax" and expected != out):
         raise QuarlError(f"the network's output is {out}, but the action head expects {expected}")
     _check_head(policy.head)
+
+
+def _check_inputs(policy: Policy) -> None:
+    """Refuses inputs that are not the observation's row."""
+    keys, size = [each.key for each in policy.inputs], sum(each.size for each in policy.inputs)
+    if keys and (policy.observation_shape, policy.observation_dtype) != ((size,), "float32"):
+        raise QuarlError(f"the inputs are {size} numbers, the observation is {policy.observation_shape}")
+    if len(set(keys)) < len(keys) or (len(keys) > 1 and "" in keys):
+        raise QuarlError(f"the inputs {', '.join(map(repr, keys))} have not each a name of its own")
 
 
 def _check_head(head: ActionHead) -> None:

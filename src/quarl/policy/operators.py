@@ -272,6 +272,19 @@ class Flatten(Op):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Slice(Op):
+    """Numbers of a row [B, n] from `start` on, as a value [B, *part]."""
+
+    start: int
+    part: tuple[int, ...]
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if len(first) != 1 or self.start < 0 or self.start + math.prod(self.part) > first[0]:
+            raise _MisfitError(f"a row of {self.start + math.prod(self.part)} numbers or more")
+        return self.part
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Concat(Op):
     """Inputs side by side along the last axis."""
 
@@ -297,7 +310,8 @@ class Add(Op):
 
 
 OPERATORS: Mapping[str, type[Op]] = {
-    kind.__name__: kind for kind in (Dense, Conv2d, Activation, LayerNorm, Normalize, Scale, Flatten, Concat, Add)
+    kind.__name__: kind
+    for kind in (Dense, Conv2d, Activation, LayerNorm, Normalize, Scale, Flatten, Slice, Concat, Add)
 }
 """All there are, by name; readers refuse what is not among them, and every engine has a rule for each."""
 

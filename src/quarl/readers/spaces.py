@@ -41,11 +41,6 @@ class Discrete:
     n: int
 
 
-def has_channels_last(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether images of `shape` are those of `wanted` [C, H, W] in the other order of axes."""
-    return len(shape) == 3 and shape != wanted == (shape[2], *shape[:2])
-
-
 def from_blob(entry: Any, where: str) -> Box | Discrete:
     """The space of a Stable-Baselines3 `data` entry: its ":serialized:" pickle, read as data.
 

@@ -5,6 +5,7 @@ Every function appends operators to a Model and returns the tensor they end in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from quarl.arrays import Array
 from quarl.engines.litert.file import Model, Operator
 from quarl.engines.reference import norm_constants
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Shape
+from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Shape, Slice
 
 KERNELS = {
     "relu": Operator.RELU,
@@ -115,6 +116,18 @@ def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: Activa
     return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
 
 
+def gathered(model: Model, x: int, numbers: range) -> int:
+    """Those numbers of rows x [B, n], which stay rows; a kernel that slices has a batch of its own."""
+    places = model.constant(np.array(numbers, np.int32))
+    return model.add(Operator.GATHER, [x, places], model.value((1, len(numbers))), axis=1)
+
+
+def slice(model: Model, op: Slice, x: int) -> int:
+    """The operator's part of rows x."""
+    row = gathered(model, x, range(op.start, op.start + math.prod(op.part)))
+    return row if len(op.part) == 1 else reshape(model, row, op.part)
+
+
 def concat(model: Model, tensors: list[int]) -> int:
     """Tensors side by side along the last axis."""
     shapes = [model.shape(tensor) for tensor in tensors]
@@ -145,8 +158,7 @@ def action(model: Model, head: ActionHead, output: int) -> int:
     if head.kind == "argmax":
         return output
     if head.kind == "gaussian":
-        means = model.constant(np.arange(head.low.size, dtype=np.int32))  # a slice has a batch of its own
-        output = model.add(Operator.GATHER, [output, means], model.value((1, head.low.size)), axis=1)
+        output = gathered(model, output, range(head.low.size))
     if head.kind != "clip":
         output = model.add(Operator.TANH, [output], model.value(model.shape(output)))
         output = each(model, Operator.MUL, each(model, Operator.ADD, output, 1), 0.5 * (head.high - head.low))

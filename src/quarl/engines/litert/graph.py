@@ -241,6 +241,7 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Normalize: lambda into, op: Value(real=elementwise.normalize(into.model, op, into.plain(op.inputs[0]))),
     operators.Scale: lambda into, op: Value(scaled=op),
     operators.Flatten: Lowering._flatten,
+    operators.Slice: lambda into, op: Value(real=elementwise.slice(into.model, op, into.plain(op.inputs[0]))),
     operators.Concat: lambda into, op: Value(real=elementwise.concat(into.model, list(map(into.plain, op.inputs)))),
     operators.Add: Lowering._add,
 }

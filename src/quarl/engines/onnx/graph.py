@@ -7,6 +7,7 @@ Every row is quantised on its own, so no result depends on the batch it came in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -263,6 +264,14 @@ class _Translation:
             return _Codes(self.file.node("Flatten", first.tensor), first.grid)
         return self.file.node("Flatten", first)
 
+    def slice(self, op: operators.Slice) -> str:
+        ends = (op.start, op.start + math.prod(op.part), 1)
+        bounds = (self.file.constant(np.array([end], np.int64)) for end in ends)
+        row = self.file.node("Slice", self.real(op.inputs[0]), *bounds)
+        if len(op.part) == 1:
+            return row
+        return self.file.node("Reshape", row, self.file.constant(np.array([self.batch or -1, *op.part], np.int64)))
+
     def scale(self, op: operators.Scale) -> str:
         x = self.real(op.inputs[0])
         return self.file.node("Mul", x, self.file.constant(op.factor.astype(np.float32), f"{op.name}.factor"))
@@ -283,6 +292,7 @@ LOWERINGS: Mapping[type[Op], Callable[[_Translation, Any], str | _Codes]] = {
     operators.Normalize: lambda into, op: elementwise.normalize(into.file, op, into.real(op.inputs[0])),
     operators.Scale: _Translation.scale,
     operators.Flatten: _Translation.flatten,
+    operators.Slice: _Translation.slice,
     operators.Concat: lambda into, op: into.file.node("Concat", *map(into.real, op.inputs), axis=-1),
     operators.Add: lambda into, op: into.file.node("Add", *map(into.real, op.inputs)),
 }
