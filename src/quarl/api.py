@@ -116,7 +116,7 @@ class Agent:
         from quarl.readers.extract import from_module
 
         if not isinstance(head, ActionHead):
-            head = action_head(from_live(head, "head"), "head")
+            head = action_head(from_live(head, "head"), "head", zero_based=False)
         if isinstance(observation, gymnasium.Space):
             box = observation_box(from_live(observation, "observation"), "observation")
             observation, observation_dtype = box.low.shape, box.observation_dtype

@@ -52,7 +52,8 @@ class Recorder(gymnasium.Env[Array, Any]):
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         # Stable-Baselines3's own np.int64 is in no Discrete of other integers
-        assert self.action_space.contains(action) or self.action_space.dtype == np.int32, action
+        space, numbers = self.action_space, (action, action + getattr(self.action_space, "start", 0))  # or from 0
+        assert any(map(space.contains, numbers)) or space.dtype == np.int32, action
         self.log.append((type(action), getattr(action, "dtype", None), np.shape(action), np.array(action)))
         for spoilt in self.kept[-1:]:
             assert (spoilt == 9).all()  # what was handed over before is still this environment's own
@@ -94,6 +95,10 @@ def played(policy: Policy, space: spaces.Space[Any], batch: int = 2, episodes: i
     [
         (DQN, spaces.Discrete(3)),
         (PPO, spaces.Discrete(3)),
+        (PPO, spaces.Discrete(3, start=5)),
+        (PPO, spaces.MultiDiscrete([2, 4, 3])),
+        (PPO, spaces.MultiDiscrete([3])),
+        (PPO, spaces.MultiBinary(5)),
         (PPO, BOXES["float32"]),
         (PPO, BOXES["float64"]),
         (TD3, BOXES["unit"]),
@@ -108,7 +113,7 @@ def test_evaluation_hands_over_what_evaluate_policy_does(kind: Any, space: space
     for ours, theirs in zip(played(from_model(learner), space, 1, 1), log, strict=True):
         assert ours[:3] == theirs[:3]
         np.testing.assert_allclose(ours[3], theirs[3], atol=1e-6)
-    assert log[0][0] is (np.ndarray if isinstance(space, spaces.Box) else np.int64)
+    assert log[0][0] is (np.int64 if isinstance(space, spaces.Discrete) else np.ndarray)
 
 
 @pytest.mark.parametrize("start", [0, 5, -3])

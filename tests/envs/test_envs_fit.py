@@ -29,7 +29,10 @@ def test_the_reasons_are_one_line_and_name_what_is_missing():
     assert fits("sac", UNBOUNDED) == (
         "the action space is unbounded, but the policy's output is a fraction of its range"
     )
-    for space in (spaces.MultiDiscrete([2, 3]), spaces.Dict({"a": CHOICE}), spaces.Box(0, 1, (2, 2))):
+    assert fits("dqn", spaces.MultiBinary(3)) == "dqn needs a discrete action space, of one number"
+    assert fits("sac", spaces.MultiDiscrete([2, 3])) == "sac needs a continuous action space"
+    assert fitting(spaces.MultiDiscrete([2, 3])) == fitting(spaces.MultiBinary(3)) == ("ppo", "a2c")
+    for space in (spaces.MultiDiscrete([2, 3], start=[0, 1]), spaces.Dict({"a": CHOICE}), spaces.Box(0, 1, (2, 2))):
         assert fitting(space) == ()
         for algo in ALGORITHMS:
             assert "\n" not in str(fits(algo, space))

@@ -140,7 +140,7 @@ def resealed(data: bytes, change) -> bytes:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=3), "format version 3 is not the version 2"),
+        (lambda m: m.update(version=4), "format version 4 is not the version 3"),
         (lambda m: m.update(format="other"), "format 'other'"),
         (lambda m: m["ops"][0].update(type="Exec"), "'Exec' is not one of"),
         (lambda m: m["ops"][0]["codes"].update(shape=[8, -4]), "not a size"),

@@ -254,8 +254,8 @@ def test_a_policy_class_that_does_more_than_its_networks_is_refused(tmp_path: Pa
 def test_other_models_and_spaces_are_refused_by_name():
     with pytest.raises(UnsupportedError, match="ActorCriticPolicy is not a PPO"):
         from_model(PPO("MlpPolicy", Drift(VECTOR, BOX), device="cpu").policy)
-    with pytest.raises(UnsupportedError, match="MultiDiscrete"):
-        from_model(PPO("MlpPolicy", Drift(VECTOR, spaces.MultiDiscrete([2, 2])), device="cpu"))
+    with pytest.raises(UnsupportedError, match="MultiDiscrete that does not count from 0"):
+        from_model(PPO("MlpPolicy", Drift(VECTOR, spaces.MultiDiscrete([2, 2], start=[1, 1])), device="cpu"))
 
 
 def test_weights_that_are_not_numbers_are_refused():

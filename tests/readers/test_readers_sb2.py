@@ -296,7 +296,11 @@ def test_wrappers_of_the_zoo_are_kept(tmp_path: Path):
         ({"policy": None}, QuarlError, "class is missing"),
         ({"policy_kwargs": {"act_fun": Name("tensorflow", "leaky_relu")}}, UnsupportedError, "act_fun"),
         ({"observation_space": None}, QuarlError, "observation_space"),
-        ({"action_space": Call(Name("gym.spaces.multi_discrete", "MultiDiscrete"))}, UnsupportedError, "MultiDiscrete"),
+        (
+            {"action_space": Call(Name("gym.spaces.multi_discrete", "MultiDiscrete"))},
+            QuarlError,
+            "MultiDiscrete whose nvec",
+        ),
         ({"action_space": discrete(5)}, QuarlError, "5 actions"),
         ({"observation_space": box(7, 1.0)}, QuarlError, "model/pi_fc0"),
         ({"noptepochs": 4, "cliprange": 0.2}, QuarlError, "no Stable-Baselines 2 algorithm"),

@@ -26,8 +26,12 @@ VALUES = ("dqn", "qrdqn")
 def loss_of(policy: Policy, teacher: Tensor) -> Loss:
     """The loss for a policy's head. teacher: outputs [N, n] on its own states, for the scale of what differs there."""
     head = policy.head
+    if head.segments:
+        return _segmented(list(head.segments))
     if head.kind == "argmax":
         return _greedy(_lead(teacher).median().clamp(min=1e-6)) if policy.provenance.algo in VALUES else _kl
+    if head.kind == "binary":
+        return _bits
     if head.kind == "clip":
         return _clipped(head)
     return _squashed if head.kind == "tanh" else _gaussian
@@ -52,6 +56,21 @@ def _greedy(median: Tensor) -> Loss:
 def _kl(y: Tensor, t: Tensor) -> Tensor:
     """Kullback-Leibler divergence of the distributions over actions."""
     return functional.kl_div(y.log_softmax(1), t.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+def _segmented(widths: list[int]) -> Loss:
+    """The divergence of each number's distribution, summed: those of a MultiDiscrete action are independent."""
+
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        parts = zip(torch.split(y, widths, dim=1), torch.split(t, widths, dim=1), strict=True)
+        return torch.stack([_kl(*part) for part in parts]).sum()
+
+    return loss
+
+
+def _bits(y: Tensor, t: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of the distributions over bits, summed."""
+    return (functional.softplus(y) - functional.softplus(t) - torch.sigmoid(t) * (y - t)).sum(1).mean()
 
 
 def _clipped(head: ActionHead) -> Loss:

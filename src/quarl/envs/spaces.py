@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from quarl.envs.checked import name_of
 from quarl.envs.wrappers import FrameStack
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import ActionHead, Policy, shapes
 from quarl.readers.actor import DQN, LAYOUTS
 from quarl.readers.spaces import Box, Discrete, action_head, from_live, observation_box
@@ -28,13 +28,13 @@ WAYS = (
 def fits(algo: str, action_space: Any) -> str | None:
     """None where `algo` can learn in gymnasium's `action_space`; else the reason, which makes the cell n/a."""
     layout = LAYOUTS[algo]
-    if isinstance(action_space, spaces.Discrete) and action_space.start:
+    if np.any(getattr(action_space, "start", 0)):
         return f"Stable-Baselines3 counts actions from 0, this space from {action_space.start}: wrap the environment"
     try:
         actions = from_live(action_space, "the action space")
-        if layout is DQN and isinstance(actions, Box):
-            return f"{algo} needs a discrete action space"
-        if layout.tanh and isinstance(actions, Discrete):
+        if layout is DQN and not isinstance(actions, Discrete):
+            return f"{algo} needs a discrete action space{'' if isinstance(actions, Box) else ', of one number'}"
+        if layout.tanh and not isinstance(actions, Box):
             return f"{algo} needs a continuous action space"
         action_head(actions, "the action space", squashed=layout.tanh)
     except QuarlError as error:
@@ -67,6 +67,11 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
         raise _mismatch("observations", ours, name, env.observation_space, way)
     if not _actions_fit(policy, env.action_space):
         raise _mismatch("actions", _actions(policy), name, env.action_space, WAYS)
+    if policy.head.zero_based:
+        note_once(
+            f"the actions of {name} begin at {policy.head.start}, Stable-Baselines3 counts them from 0: it is handed "
+            "numbers from 0, as when the agent was trained"
+        )
 
 
 def _frames(shape: tuple[int, ...], env: gymnasium.Env[Any, Any]) -> int:
@@ -93,8 +98,14 @@ def _observations_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
 
 def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
     head = policy.head
-    if head.kind == "argmax":
-        return isinstance(space, spaces.Discrete) and (int(space.n), int(space.start)) == (_num(policy), head.start)
+    if head.is_discrete:
+        try:
+            actions = from_live(space, "the action space")
+            theirs = action_head(actions, "the action space")
+        except QuarlError:
+            return False
+        same = (theirs.kind, theirs.segments, theirs.start) == (head.kind, head.segments, head.start)
+        return same and actions.width == _num(policy)
     # a bound written in float64 and read in float32 is still the same bound
     return (
         isinstance(space, spaces.Box)
@@ -109,10 +120,12 @@ def _num(policy: Policy) -> int:
 
 
 def _actions(policy: Policy) -> str:
-    if policy.head.kind == "argmax":
-        return f"{_num(policy)} discrete ones from {policy.head.start}"
-    low, high = float(policy.head.low.min()), float(policy.head.high.max())
-    return f"{policy.head.low.size} numbers in [{low:g}, {high:g}]"
+    head = policy.head
+    if head.segments:
+        return f"{len(head.segments)} numbers, each one of {', '.join(map(str, head.segments))}"
+    if head.is_discrete:
+        return f"{_num(policy)} bits" if head.kind == "binary" else f"{_num(policy)} discrete ones from {head.start}"
+    return f"{head.low.size} numbers in [{float(head.low.min()):g}, {float(head.high.max()):g}]"
 
 
 def _mismatch(what: str, ours: str, name: str, theirs: spaces.Space[Any], way: str) -> QuarlError:

@@ -32,9 +32,12 @@ from quarl.quant.packing import pack, packed_size, storage_dtype, unpack
 from quarl.quant.spec import QuantSpec
 
 HEAD_ARRAYS = ("low", "high", "log_std")
+HEAD_SETTINGS = ("segments", "zero_based")
+"""Written where a head has them."""
 FORMAT = "quarl-policy"
-VERSION = 2
-"""Of what is written where it holds grids without a level at 0, which older versions would read otherwise; else 1."""
+VERSION = 3
+"""Of what is written where older versions would read it otherwise: 3 for heads that divide the scores or hand over
+numbers from 0, 2 for grids without a level at 0, else 1."""
 SMALL = 2**20
 """Bytes of tensors below which starting threads takes longer than hashing."""
 
@@ -58,9 +61,10 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
             tensors[f"head/{field}"] = np.asarray(array, np.float32)
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION if any(getattr(op.weight, "mid_rise", False) for op in policy.linear) else 1,
+        "version": _version(policy),
         "observation": {"shape": policy.observation_shape, "dtype": policy.observation_dtype},
-        "head": {"kind": policy.head.kind, "start": policy.head.start},
+        "head": {"kind": policy.head.kind, "start": policy.head.start}
+        | {name: value for name in HEAD_SETTINGS if (value := getattr(policy.head, name))},
         "ops": ops,
         "provenance": _provenance_to_json(policy.provenance),
     }
@@ -76,6 +80,13 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
         with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock alone
             manifest["sha256"] = dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
     return tensors, sealed(json.dumps(manifest, separators=(",", ":"), default=_plain))
+
+
+def _version(policy: Policy) -> int:
+    """The oldest version that reads the policy as it is."""
+    if any(getattr(policy.head, name) for name in HEAD_SETTINGS):
+        return VERSION
+    return 2 if any(getattr(op.weight, "mid_rise", False) for op in policy.linear) else 1
 
 
 def _plain(value: Any) -> Any:
@@ -109,7 +120,7 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
     """Checked tensors and manifest."""
     members, metadata = parse(data)
     manifest: dict[str, Any] = unsealed(metadata, FORMAT)
-    if manifest["version"] not in (1, VERSION):
+    if manifest["version"] not in range(1, VERSION + 1):
         raise QuarlError(
             f"format version {manifest['version']} is not the version {VERSION} that this QuaRL reads; update"
         )
@@ -125,8 +136,10 @@ def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[st
 
 def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     head = ActionHead(
-        kind=_one_of(manifest["head"]["kind"], ("argmax", "clip", "tanh", "gaussian")),
+        kind=_one_of(manifest["head"]["kind"], ("argmax", "binary", "clip", "tanh", "gaussian")),
         start=_size(manifest["head"]["start"], -(2**31)),
+        zero_based=manifest["head"].get("zero_based", False) is True,
+        segments=tuple(_size(n) for n in manifest["head"].get("segments", ())),
         **{field: _reals(f"head/{field}", tensors) for field in HEAD_ARRAYS if f"head/{field}" in tensors},
     )
     inputs = manifest["observation"].get("inputs", ())

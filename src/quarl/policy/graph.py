@@ -28,32 +28,51 @@ LOG_STD_RANGE = (-20.0, 2.0)
 class ActionHead:
     """What the output means.
 
-    argmax: the output scores discrete actions; the greedy one is its argmax.
+    argmax: the output scores discrete actions; the greedy one is its argmax, or that of each of its `segments`.
+    binary: the output has a logit for each bit, which is 1 where that is above 0.
     clip: the output is an action, clipped to [low, high].
     tanh: tanh of the output, mapped from [-1, 1] to [low, high]; numpy's tanh, whatever engine made the output.
     gaussian: the output is [mean, log_std], both [A]: tanh of a sample of that Gaussian, mapped as above (SAC); the
     greedy action is tanh of the mean.
     """
 
-    kind: Literal["argmax", "clip", "tanh", "gaussian"]
+    kind: Literal["argmax", "binary", "clip", "tanh", "gaussian"]
     low: Array = field(default_factory=lambda: np.zeros(0, np.float32))
-    """float32 [A]; empty for argmax."""
+    """float32 [A]; empty for discrete actions."""
     high: Array = field(default_factory=lambda: np.zeros(0, np.float32))
     start: int = 0
     """The first discrete action's number (gymnasium's Discrete.start)."""
+    zero_based: bool = False
+    """Whether the environment is handed numbers from 0 all the same, as Stable-Baselines3 does in training."""
+    segments: tuple[int, ...] = ()
+    """Of MultiDiscrete actions: how many of the scores, in order, are each number's; empty: all are of one number."""
     log_std: Array | None = None
     """float32 [A]: state-independent Gaussian exploration, for stochastic evaluation of clip heads."""
 
+    @property
+    def is_discrete(self) -> bool:
+        """Whether actions are whole numbers, which have no bounds."""
+        return self.kind in ("argmax", "binary")
+
     def __call__(self, output: Array, generators: list[np.random.Generator] | None = None) -> Array:
-        """Environment actions of network outputs [B, n]; int64 [B], or [B, A] in float32 or a wider type of the bounds.
+        """Environment actions of network outputs [B, n].
+
+        int64 [B], or [B, segments]; float32 [B, n], bits as Stable-Baselines3 hands them over included; a wider type
+        where bounds have one.
 
         generators: one per row makes the actions samples (Gumbel-max over logits, Gaussian with log_std), each row
         from its own stream, so that a sample never depends on the batch.
         """
-        if self.kind == "argmax":
-            if generators is not None:
-                output = output + np.stack([g.gumbel(size=output.shape[1]) for g in generators])
-            numbers: Array = output.argmax(axis=1) + self.start
+        if self.is_discrete:
+            if generators is not None:  # of two Gumbel numbers the difference is logistic
+                draws = [g.logistic if self.kind == "binary" else g.gumbel for g in generators]
+                output = output + np.stack([draw(size=output.shape[1]) for draw in draws])
+            if self.kind == "binary":
+                return (output > 0).astype(np.float32)
+            if self.segments:
+                parts = np.split(output, np.cumsum(self.segments)[:-1], axis=1)
+                return np.stack([part.argmax(axis=1) for part in parts], axis=1)
+            numbers: Array = output.argmax(axis=1) + (0 if self.zero_based else self.start)
             return numbers
         log_std = self.log_std
         if self.kind == "gaussian":
@@ -77,8 +96,8 @@ class ActionHead:
 
         Where actions have no bounds, their range is that of the exact ones.
         """
-        if self.kind == "argmax":
-            return np.asarray(exact != actions, np.float64)[:, None]
+        if self.is_discrete:
+            return np.asarray(exact != actions, np.float64).reshape(len(exact), -1)
         span = self.high - self.low
         away: Array = np.abs(exact - actions)
         return away / np.maximum(np.where(np.isfinite(span), span, np.ptp(exact, axis=0)), TINY)
@@ -311,10 +330,12 @@ def check(policy: Policy) -> None:
         op.check()
     _check_inputs(policy)
     out = shapes_of[policy.output]
-    expected = tuple(n * 2 for n in policy.head.low.shape) if policy.head.kind == "gaussian" else policy.head.low.shape
-    if len(out) != 1 or (policy.head.kind != "argmax" and expected != out):
+    head = policy.head
+    expected = (sum(head.segments),) if head.segments else out if head.is_discrete else head.low.shape
+    expected = tuple(n * 2 for n in expected) if head.kind == "gaussian" else expected
+    if len(out) != 1 or expected != out:
         raise QuarlError(f"the network's output is {out}, but the action head expects {expected}")
-    _check_head(policy.head)
+    _check_head(head)
 
 
 def _check_inputs(policy: Policy) -> None:
@@ -327,8 +348,10 @@ def _check_inputs(policy: Policy) -> None:
 
 
 def _check_head(head: ActionHead) -> None:
-    """Refuses bounds that no action satisfies, and noise of another number of actions."""
-    if head.kind != "argmax":
+    """Refuses segments without scores, bounds that no action satisfies, and noise of another number of actions."""
+    if head.segments and (head.kind != "argmax" or min(head.segments) < 1):
+        raise QuarlError(f"the action head's segments {head.segments} are not each of one score or more")
+    if not head.is_discrete:
         if head.low.shape != head.high.shape or not (head.low <= head.high).all():
             raise QuarlError("the action head's bounds are not a lower and an upper one for every action")
         if head.kind != "clip" and not np.isfinite([head.low, head.high]).all():

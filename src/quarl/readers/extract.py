@@ -161,8 +161,9 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box) -
     with evaluating(model.policy), torch.no_grad():
         expected, _ = model.policy.predict(rows, deterministic=True)
         output = actor(torch.as_tensor(rows, device=model.device)).cpu().numpy()
-    if head.kind == "argmax" and output.shape[1:] != (int(model.action_space.n),):
-        raise QuarlError(f"the network scores {output.shape[1:]} actions, the action space has {model.action_space.n}")
+    width = from_live(model.action_space, "action_space").width
+    if head.is_discrete and output.shape[1:] != (width,):
+        raise QuarlError(f"the network scores {output.shape[1:]} actions, the action space has {width}")
     if not np.allclose(head(output), expected, rtol=1e-4, atol=1e-4):
         raise UnsupportedError(
             f"{type(model.policy).__name__}.predict does not do what its networks compute; "

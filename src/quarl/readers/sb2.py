@@ -26,7 +26,7 @@ from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.operators import Normalize
 from quarl.readers import sb2_network, zoo
 from quarl.readers.normalizer import check_shape
-from quarl.readers.spaces import Box, Discrete, action_head, from_inert, observation_box
+from quarl.readers.spaces import Box, Discrete, Space, action_head, from_inert, observation_box
 
 MEMBERS = ("data", "parameters", "parameter_list")
 MARKS = {
@@ -125,9 +125,9 @@ def _policy(
     activation = _activation(data.get("policy"), kwargs, algo)
     observed = observation_box(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_inert(data.get("action_space"), "action_space")
-    if algo in (ACTORS if isinstance(actions, Discrete) else ("acer", "dqn")):
+    if not isinstance(actions, Box if algo in ACTORS else Discrete if algo in ("acer", "dqn") else Space):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
-    width = actions.n if isinstance(actions, Discrete) else actions.low.size
+    width = actions.width
     named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, observed, actions, width)
     image = observed.is_image and any(name.endswith("/c1/w") for name in named)
     network = sb2_network.Network(named, observed.low.shape, image=image)
@@ -165,7 +165,7 @@ def _policy(
 
 
 def _named(
-    arrays: list[Array], algo: str, kwargs: Mapping[str, Any], observed: Box, actions: Box | Discrete, width: int
+    arrays: list[Array], algo: str, kwargs: Mapping[str, Any], observed: Box, actions: Space, width: int
 ) -> dict[str, Array]:
     shape = observed.low.shape
     if algo == "dqn":

@@ -20,7 +20,7 @@ from quarl.policy.operators import Normalize
 from quarl.readers import zoo
 from quarl.readers.actor import DQN, LAYOUTS, Parameters, network
 from quarl.readers.normalizer import check_shape
-from quarl.readers.spaces import Box, Discrete, action_head, from_blob, observation_box
+from quarl.readers.spaces import Box, Discrete, Space, action_head, from_blob, observation_box
 from quarl.readers.torch_file import read_tensors
 
 
@@ -64,7 +64,7 @@ def _policy(
     layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
     observed = observation_box(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_blob(data.get("action_space"), "action_space")
-    if (layout is DQN and isinstance(actions, Box)) or (layout.tanh and isinstance(actions, Discrete)):
+    if not isinstance(actions, Discrete if layout is DQN else Box if layout.tanh else Space):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     squashed = layout.tanh or (gsde and kwargs.get("squash_output") is True)
     head = action_head(actions, "action_space", squashed=squashed)
@@ -72,11 +72,13 @@ def _policy(
     if statistics is not None:
         check_shape(statistics, observed.low.shape, environment.statistics)
     ops = network(parameters, layout, observed, statistics, kwargs, gsde=gsde)
-    if isinstance(actions, Discrete):
-        if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.n:
-            raise QuarlError(f"the network scores {scores} actions, action_space has {actions.n}; the file is damaged")
+    if head.is_discrete:
+        if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.width:
+            raise QuarlError(
+                f"the network scores {scores} actions, action_space has {actions.width}; the file is damaged"
+            )
     elif not squashed and not gsde:
-        head = replace(head, log_std=parameters.take("log_std", (actions.low.size,)))
+        head = replace(head, log_std=parameters.take("log_std", (actions.width,)))
     parameters.refuse_others(layout.ignored)
     return Policy(
         observation_shape=observed.low.shape,

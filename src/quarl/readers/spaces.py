@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,9 @@ from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_base64
 from quarl.policy.graph import ActionHead
 
+LARGEST = 2**31 - 1
+"""Of the numbers that a discrete space may have or begin at."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Box:
@@ -21,6 +25,11 @@ class Box:
 
     low: Array
     high: Array
+
+    @property
+    def width(self) -> int:
+        """Numbers of an element; of a space of actions, what a network puts out to choose one."""
+        return self.low.size
 
     @property
     def is_image(self) -> bool:
@@ -36,12 +45,45 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Discrete:
-    """Whole numbers; Stable-Baselines3 counts actions from 0 whatever the space's start is."""
+    """The `n` whole numbers from `start` on."""
 
     n: int
+    start: int = 0
+
+    @property
+    def width(self) -> int:
+        """As of Box: a score for every number."""
+        return self.n
 
 
-def from_blob(entry: Any, where: str) -> Box | Discrete:
+@dataclass(frozen=True, slots=True)
+class MultiDiscrete:
+    """Several whole numbers: each is one of so many from 0 on."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """As of Box: the scores of each number, one after the other."""
+        return sum(self.nvec)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiBinary:
+    """An array of bits."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """As of Box: a logit for every bit."""
+        return math.prod(self.shape)
+
+
+Space = Box | Discrete | MultiDiscrete | MultiBinary
+
+
+def from_blob(entry: Any, where: str) -> Space:
     """The space of a Stable-Baselines3 `data` entry: its ":serialized:" pickle, read as data.
 
     The JSON beside the pickle is for human eyes: it rounds, and abbreviates long arrays with "...".
@@ -52,7 +94,7 @@ def from_blob(entry: Any, where: str) -> Box | Discrete:
     return from_inert(read_base64(text, where), where)
 
 
-def from_inert(space: Any, where: str) -> Box | Discrete:
+def from_inert(space: Any, where: str) -> Space:
     """The numbers of a space that `read_pickle` gave."""
     if not isinstance(space, Inert):
         raise QuarlError(f"{where} is a {type(space).__name__}, not a space")
@@ -61,12 +103,12 @@ def from_inert(space: Any, where: str) -> Box | Discrete:
     return _space(space.name, space.attributes, where)
 
 
-def from_live(space: Any, where: str) -> Box | Discrete:
+def from_live(space: Any, where: str) -> Space:
     """The numbers of a gymnasium space."""
     return _space(type(space).__name__, vars(space), where)
 
 
-def _space(kind: str, attributes: Mapping[Any, Any], where: str) -> Box | Discrete:
+def _space(kind: str, attributes: Mapping[Any, Any], where: str) -> Space:
     if kind == "Box":
         low, high = attributes.get("low"), attributes.get("high")
         if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or low.shape != high.shape:
@@ -77,31 +119,57 @@ def _space(kind: str, attributes: Mapping[Any, Any], where: str) -> Box | Discre
             raise QuarlError(f"{where} has bounds that no number satisfies (NaN, or low above high)")
         return Box(low, high)
     if kind == "Discrete":
-        n = attributes.get("n")
-        if not isinstance(n, int | np.integer) or n < 1:
-            raise QuarlError(f"{where} is a Discrete space without a number of values; the file is damaged")
-        return Discrete(int(n))
-    raise UnsupportedError(f"{where} is a {kind[:80]}; only Box and Discrete spaces are supported")
+        return Discrete(*(_counts(attributes, name, where, kind)[0] for name in ("n", "start")))
+    if kind == "MultiDiscrete":
+        nvec = _counts(attributes, "nvec", where, kind)
+        if any(_counts(attributes, "start", where, kind)):
+            raise UnsupportedError(f"{where} is a MultiDiscrete that does not count from 0, as it has to; wrap it")
+        return MultiDiscrete(nvec)
+    if kind == "MultiBinary":
+        return MultiBinary(_counts(attributes, "n", where, kind))
+    raise UnsupportedError(
+        f"{where} is a {kind[:80]}; only Box, Discrete, MultiDiscrete and MultiBinary spaces are supported"
+    )
 
 
-def observation_box(space: Box | Discrete, where: str) -> Box:
+def _counts(attributes: Mapping[Any, Any], name: str, where: str, kind: str) -> tuple[int, ...]:
+    """The whole numbers of a space's attribute: one, or several along one axis; older spaces have no `start`: (0,)."""
+    value = attributes.get(name, 0 if name == "start" else None)
+    numbers = value.tolist() if isinstance(value, np.ndarray | np.integer) else value
+    counts = tuple(numbers) if isinstance(numbers, list | tuple) else (numbers,)
+    least, single = -LARGEST if name == "start" else 1, kind != "Discrete" or len(counts) == 1
+    if not counts or not single or not all(type(n) is int and least <= n <= LARGEST for n in counts):
+        raise QuarlError(f"{where} is a {kind} whose {name} is not made of sound numbers along one axis")
+    return counts
+
+
+def observation_box(space: Space, where: str) -> Box:
     """The space, if a network can read its observations as they come."""
-    if isinstance(space, Discrete):
-        raise UnsupportedError(f"{where} is Discrete, which needs one-hot encoding; only Box is supported")
+    if not isinstance(space, Box):
+        raise UnsupportedError(
+            f"{where} is {type(space).__name__}, which needs one-hot encoding; only Box is supported"
+        )
     if not space.low.ndim or not space.low.size:
         raise QuarlError(f"{where} has shape {space.low.shape}; an observation needs at least one number")
     return space
 
 
 def action_head(
-    space: Box | Discrete, where: str, *, squashed: bool = False, log_std: Array | None = None
+    space: Space, where: str, *, squashed: bool = False, log_std: Array | None = None, zero_based: bool = True
 ) -> ActionHead:
     """The head for actions of `space`.
 
-    squashed: actions are tanh of the output, mapped to the bounds. log_std: of state-independent noise.
+    squashed: actions are tanh of the output, mapped to the bounds. log_std: of state-independent noise. zero_based:
+    discrete actions count from 0 wherever the space begins, as Stable-Baselines3's do.
     """
     if isinstance(space, Discrete):
-        return ActionHead("argmax")
+        return ActionHead("argmax", start=space.start, zero_based=zero_based and space.start != 0)
+    if isinstance(space, MultiDiscrete):
+        return ActionHead("argmax", segments=space.nvec)
+    if isinstance(space, MultiBinary):
+        if len(space.shape) > 1:
+            raise UnsupportedError(f"{where} has bits of shape {space.shape}; only one axis is supported: flatten it")
+        return ActionHead("binary")
     if space.low.ndim != 1:
         raise UnsupportedError(f"{where} has shape {space.low.shape}; only vectors of actions are supported")
     with np.errstate(over="ignore"):  # bounds beyond float32 become infinite, which bounds nothing either

@@ -155,7 +155,7 @@ def flat_order(shape: Shape) -> Array:
 
 def action(model: Model, head: ActionHead, output: int) -> int:
     """What the head makes of the network's output: the greedy action; the scores as they are of discrete ones."""
-    if head.kind == "argmax":
+    if head.is_discrete:
         return output
     if head.kind == "gaussian":
         output = gathered(model, output, range(head.low.size))

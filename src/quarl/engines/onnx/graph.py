@@ -109,7 +109,7 @@ class _Translation:
         batch: list[Any] = ["batch" if self.batch is None else self.batch]
         shape, width = (batch + list(self.shapes[name]) for name in (OBSERVATION, self.policy.output))
         output, head = self.real(self.policy.output), self.policy.head
-        if acts and head.kind != "argmax":
+        if acts and not head.is_discrete:
             output, width = elementwise.action(self.file, head, output), [*batch, head.low.size]
         return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, output, width)
 
