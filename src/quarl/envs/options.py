@@ -6,6 +6,7 @@ from these, processes of evaluations, calibration and saved policies among them,
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,7 +123,8 @@ class EnvironmentOptions:
     def _over(self, wrappers: Wrappers) -> Wrappers:
         stacks: Sequence[tuple[str, Mapping[str, Any]]] = [entry for entry in wrappers if entry[0] == VEC_FRAME_STACK]
         if self.frame_stack is not None:
-            stacks = [(VEC_FRAME_STACK, {"n_stack": self.frame_stack})][: self.frame_stack > 1]
+            options = stacks[-1][1] if stacks else {}
+            stacks = [(VEC_FRAME_STACK, {**options, "n_stack": self.frame_stack})][: self.frame_stack > 1]
         others = [entry for entry in wrappers if entry[0] != VEC_FRAME_STACK]
         return (*(others if self.wrappers is None else self.wrappers), *stacks)
 
@@ -140,7 +142,7 @@ def described(source: Provenance) -> str:
     """The environment in a line: its id, arguments, wrappers and limit."""
     parts = [source.env_id, *(f"{name}={value}" for name, value in source.env_kwargs.items())]
     for name, arguments in source.wrappers:
-        inside = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        inside = ", ".join(f"{k}={reprlib.repr(v) if isinstance(v, list) else v}" for k, v in arguments.items())
         parts.append(f"{name.rpartition('.')[2]}{f'({inside})' if inside else ''}")
     if source.max_episode_steps is not None:
         parts.append(f"episodes of at most {source.max_episode_steps:,} steps")

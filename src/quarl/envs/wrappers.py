@@ -159,15 +159,23 @@ class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
-    """The last `n_stack` observations as one, oldest first; zeros stand for what was before an episode's start.
+    """The last `n_stack` observations as one, oldest first; zeros stand for what was before an episode's start, or what
+    `before` says.
 
     Images are stacked along their channels and come out as [channels, height, width], whatever order they came in;
     everything else is stacked along its last axis. The stack belongs to one environment, so that the last observation
     of an episode is whole without any help from what steps several of them.
     """
 
-    def __init__(self, env: gymnasium.Env[Array, Any], n_stack: int, channels_order: str | None = None) -> None:
-        """channels_order: first or last; None: by the smallest axis of an image, last for everything else."""
+    def __init__(
+        self,
+        env: gymnasium.Env[Array, Any],
+        n_stack: int,
+        channels_order: str | None = None,
+        before: Sequence[float] | None = None,
+    ) -> None:
+        """channels_order: first or last; None: by the smallest axis of an image, last for everything else. before: an
+        observation that is a vector."""
         space = env.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or not space.shape:
             raise ValueError(f"only a Box with axes can be stacked, not {type(space).__name__}")
@@ -184,6 +192,10 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         assert isinstance(space, gymnasium.spaces.Box)
         low, high = (np.concatenate([bound] * n_stack, self._axis) for bound in (space.low, space.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+        start = np.zeros(space.shape) if before is None else np.array(before, np.float64)
+        if start.shape != space.shape or not np.isfinite(start).all():
+            raise ValueError(f"before is no observation of shape {space.shape}")
+        self._before = np.concatenate([start] * n_stack, self._axis)
         self._stack: Array = np.zeros(low.shape, space.dtype)
         self._frames: Array = np.moveaxis(self._stack, self._axis, 0)
         """The same memory, the axis that frames follow each other on in front."""
@@ -191,7 +203,7 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        self._stack[...] = 0
+        self._stack[...] = self._before
         return self._push(observation), info
 
     def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:

@@ -20,10 +20,10 @@ from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import OBSERVATION, Normalize, Op
 from quarl.readers.actor import LAYOUTS, ON_POLICY
-from quarl.readers.normalizer import check_shape, from_vecnormalize
+from quarl.readers.normalizer import from_vecnormalize
 from quarl.readers.spaces import Box, action_head, from_live, observation_box
 from quarl.readers.trace import evaluating, trace
-from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
+from quarl.readers.zoo import VEC_FRAME_STACK, of_observation, samples_actions
 
 PROBES = 8
 """Random observations on which a model's own `predict` must agree with the network that was extracted."""
@@ -72,8 +72,9 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     actions = from_live(policy.action_space, "action_space")
     normalize = _normalize(model)
     ops: list[Op] = []
+    home = Provenance(**environment(model, say))
     if normalize is not None:
-        check_shape(normalize, observed.low.shape)
+        normalize, home = of_observation(normalize, observed.low.shape, home)
         ops.append(normalize)
     actor = _Actor(policy, algo, gaussian=gaussian)
     source = ops[-1].name if ops else OBSERVATION
@@ -85,18 +86,17 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     head = action_head(actions, "action_space", squashed=policy.squash_output, log_std=log_std)
     if gaussian:
         head = replace(head, kind="gaussian")
-    home = environment(model, say)
     extracted = Policy(
         observation_shape=observed.low.shape,
         observation_dtype=observed.observation_dtype,
         ops=tuple(ops),
         head=head,
-        provenance=Provenance(
+        provenance=replace(
+            home,
             algo=algo,
             statistics="" if normalize is None else "the model's VecNormalize",
-            stochastic=samples_actions(algo, home.get("env_id", "")),
+            stochastic=samples_actions(algo, home.env_id),
             origin="sb3-live",
-            **home,
         ),
     )
     _check_predict(model, actor, head, observed)

@@ -80,15 +80,6 @@ def _attributes(value: Any) -> Mapping[Any, Any]:
     return value.attributes if isinstance(value, Inert) else getattr(value, "__dict__", {})
 
 
-def check_shape(normalize: Normalize, shape: tuple[int, ...], where: str = "VecNormalize") -> None:
-    """Refuses statistics of something else than the policy's observation; `where` says whose they are."""
-    if normalize.mean.shape != shape:
-        raise QuarlError(
-            f"the statistics of {where} have shape {normalize.mean.shape}, but the policy observes {shape}: they are "
-            "another's, or a wrapper such as frame stacking lies between, which is not supported"
-        )
-
-
 def sentence(policy: Policy) -> str:
     """What is said of every agent that is read: with which statistics its observations are normalised."""
     source = policy.provenance.statistics

@@ -25,7 +25,6 @@ from quarl.inert.zip import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.operators import Normalize
 from quarl.readers import sb2_network, zoo
-from quarl.readers.normalizer import check_shape
 from quarl.readers.spaces import Box, Discrete, Space, action_head, from_inert, observation_box
 
 MEMBERS = ("data", "parameters", "parameter_list")
@@ -132,7 +131,7 @@ def _policy(
     image = observed.is_image and any(name.endswith("/c1/w") for name in named)
     network = sb2_network.Network(named, observed.low.shape, image=image)
     if statistics is not None:
-        check_shape(statistics, network.shape, environment.statistics)
+        statistics, environment = zoo.of_observation(statistics, network.shape, environment)
         network.append(statistics)
     if algo == "ddpg" and _flag(data, "normalize_observations", default=False):
         network.running_normalize(*_observation_range(data))

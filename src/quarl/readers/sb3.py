@@ -19,7 +19,6 @@ from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Normalize
 from quarl.readers import zoo
 from quarl.readers.actor import DQN, LAYOUTS, Parameters, network
-from quarl.readers.normalizer import check_shape
 from quarl.readers.spaces import Box, Discrete, Space, action_head, from_blob, observation_box
 from quarl.readers.torch_file import read_tensors
 
@@ -70,7 +69,7 @@ def _policy(
     head = action_head(actions, "action_space", squashed=squashed)
     parameters = Parameters(state)
     if statistics is not None:
-        check_shape(statistics, observed.low.shape, environment.statistics)
+        statistics, environment = zoo.of_observation(statistics, observed.low.shape, environment)
     ops = network(parameters, layout, observed, statistics, kwargs, gsde=gsde)
     if head.is_discrete:
         if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.width:

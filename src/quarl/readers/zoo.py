@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from quarl import literals
 from quarl.errors import QuarlError, printable
@@ -53,6 +56,28 @@ def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Pro
         statistics=reason,
     )
     return environment, operator
+
+
+def of_observation(
+    normalize: Normalize, shape: tuple[int, ...], environment: Provenance
+) -> tuple[Normalize, Provenance]:
+    """(the statistics of an observation of `shape`, the environment in which they hold).
+
+    RL Zoo stacks frames that are normalised already: a vector of frames has the statistics of one for each, and what
+    stands for frames before an episode, 0 there, is their mean here. QuarlError for statistics of anything else.
+    """
+    mean, (*inside, (last, options)) = normalize.mean, environment.wrappers or (("", {}),)
+    if mean.shape == shape:
+        return normalize, environment
+    frames = options.get("n_stack") if last == VEC_FRAME_STACK else None
+    if type(frames) is not int or mean.ndim != 1 or shape != (frames * mean.size,):
+        raise QuarlError(
+            f"the statistics of {environment.statistics or 'VecNormalize'} have shape {mean.shape}, but the policy "
+            f"observes {shape}: they are another's, or its config.yml does not say how many frames are stacked"
+        )
+    stack = (VEC_FRAME_STACK, {**options, "before": mean.tolist()})
+    tiled = replace(normalize, mean=np.tile(mean, frames), variance=np.tile(normalize.variance, frames))
+    return tiled, replace(environment, wrappers=(*inside, stack))
 
 
 def find_statistics(model: Path, normalize: str | Path | None = None) -> tuple[Path | None, str]:
