@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
-from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.graph import ActionHead, Policy, shapes
 from quarl.policy.inputs import Input
-from quarl.policy.operators import Activation, Add, Concat, Conv2d, Flatten, LayerNorm, Normalize, Op, Scale, Slice, mlp
+from quarl.policy.operators import (
+    Activation,
+    Add,
+    Concat,
+    Conv2d,
+    Flatten,
+    LayerNorm,
+    Normalize,
+    Op,
+    Pool2d,
+    Scale,
+    Slice,
+    Softmax,
+    mlp,
+)
 
 
 def layers(rng: np.random.Generator, widths: list[int], prefix: str = "net"):
@@ -102,6 +118,48 @@ def sliced(seed: int = 0) -> Policy:
     return Policy(observation_shape=(136,), inputs=inputs, ops=tuple(ops), head=action_head("argmax", 4))
 
 
+def pooled(kind: str, padding: int = 0, seed: int = 0) -> Policy:
+    """Two convolutions over uint8 images, windows of the first pooled and bent, those of the second once more."""
+    rng = np.random.default_rng(seed)
+    first = rng.normal(size=(6, 3, 3, 3)).astype(np.float32) / 5
+    second = rng.normal(size=(5, 6, 3, 3)).astype(np.float32) / 7
+    bias = np.float32(rng.normal(size=6) * 0.1)
+    ops: list[Op] = [
+        Scale("scaled", ("observation",), np.array(1 / 255, np.float32)),
+        Conv2d("conv.0", ("scaled",), first, bias, (1, 1), (1, 1)),
+        Pool2d("pool.0", ("conv.0",), kind, (3, 3), (2, 2), (padding, padding)),
+        Activation("pool.0.relu", ("pool.0",), "relu"),
+        Conv2d("conv.1", ("pool.0.relu",), second, bias[:5], (1, 1), (1, 1)),
+        Activation("conv.1.relu", ("conv.1",), "relu"),
+        Pool2d("pool.1", ("conv.1.relu",), kind, (2, 3), (2, 1)),
+        Flatten("flat", ("pool.1",)),
+    ]
+    flat = Policy(
+        observation_shape=(3, 14, 14), observation_dtype="uint8", ops=tuple(ops), head=action_head("argmax", 4)
+    )
+    ops += mlp(layers(rng, [shapes(flat)["flat"][0], 16, 4]), "relu", "flat")
+    return replace(flat, ops=tuple(ops))
+
+
+def distributional(seed: int = 0) -> Policy:
+    """Three actions of a distribution over five atoms each, whose expectations are the scores (C51)."""
+    rng = np.random.default_rng(seed)
+    ops = mlp(layers(rng, [6, 16, 15]), "relu")
+    support = np.kron(np.eye(3), np.linspace(-2, 2, 5)).astype(np.float32)
+    ops.append(Softmax("shares", ("net.1",), 5))
+    ops += mlp([("q", support, np.zeros(3, np.float32))], "relu", "shares")
+    return Policy(observation_shape=(6,), ops=tuple(ops), head=action_head("argmax", 3))
+
+
+def composed(kind: str, *settings: float, seed: int = 0) -> Policy:
+    """A dense network bent by a function that is a formula of others."""
+    policy = dense([5, 16, 16, 3], "relu", seed)
+    return replace(
+        policy,
+        ops=tuple(replace(op, kind=kind, settings=settings) if isinstance(op, Activation) else op for op in policy.ops),
+    )
+
+
 def action_head(kind: str, size: int) -> ActionHead:
     """A head of the given kind; continuous ones are bounded by -1 and 2."""
     if kind == "argmax":
@@ -130,5 +188,18 @@ EVERY = {
     "dueling": dueling,
     "residual": residual,
     "sliced": sliced,
+    "max-pool": lambda: pooled("max"),
+    "max-pool-padded": lambda: pooled("max", 1),
+    "average-pool": lambda: pooled("average"),
+    "average-pool-padded": lambda: pooled("average", 1),
+    "softmax": distributional,
+    "clip": lambda: composed("clip", -0.5, 1.0),
+    "one-sided": lambda: composed("clip", -0.25, np.inf),
+    "prelu": lambda: composed("prelu", 0.25),
+    "selu": lambda: composed("selu", 1.67, 1.05),
+    **{
+        kind: partial(composed, kind)
+        for kind in ("silu", "gelu", "gelu_tanh", "mish", "softplus", "hardsigmoid", "hardswish")
+    },
 }
 """A network for every operator and every way they are joined."""

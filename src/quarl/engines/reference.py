@@ -15,6 +15,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.engines.sums import requantisation, unit
 from quarl.policy import operators
+from quarl.policy.formulas import FORMULAS
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.quant.affine import TINY, dequantize, fake_quantize, quantize, quantize_rows, requantize
@@ -27,7 +28,16 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0)))),
     "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(LEAKY_SLOPE)),
 }
-
+ARITHMETIC: Mapping[str, Callable[..., Array]] = {
+    **FUNCTIONS,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": np.minimum,
+    "max": np.maximum,
+    "log": np.log,
+}
 
 MAX_EXACT_NORM = 1024
 """Features over which a sum of squared distances of int8 codes from their mean stays exact in float32."""
@@ -70,6 +80,10 @@ class Reference:
             grid = self.policy.grids[op.inputs[0]]
             integers = quantize(inputs[0], grid.qparams) - np.float32(grid.zero_point)
             return layer_norm_of_codes(op, integers, grid)
+        if averages_codes(op, self.policy.grids):
+            grid = self.policy.grids[op.inputs[0]]
+            integers = quantize(inputs[0], grid.qparams) - np.float32(grid.zero_point)
+            return np.asarray(apply(op, [integers]) * np.float32(grid.scale))
         value = apply(op, inputs)
         # Static mode: a function of codes is a table whose entries are codes again.
         on_codes = (
@@ -136,6 +150,32 @@ def _linear(op: Linear, x: Array) -> Array:
     return fold(op, sums, x.shape[1:])
 
 
+def _activation(op: operators.Activation, x: Array) -> Array:
+    if op.kind in FUNCTIONS:
+        value = FUNCTIONS[op.kind](x)
+    else:
+        value = FORMULAS[op.kind](lambda kind, *values: ARITHMETIC[kind](*values), x, *op.settings)
+    return value.astype(np.float32, copy=False)
+
+
+def _softmax(op: operators.Softmax, x: Array) -> Array:
+    rows = x.reshape(len(x), -1, op.size)
+    powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
+    shares: Array = powers / powers.sum(axis=-1, keepdims=True)
+    return shares.reshape(x.shape)
+
+
+def _pool(op: operators.Pool2d, x: Array) -> Array:
+    """Averages are sums times the reciprocal of the window's size."""
+    (ph, pw), (sh, sw) = op.padding, op.stride
+    padding = ((0, 0), (0, 0), (ph, ph), (pw, pw))
+    padded = np.pad(x, padding, constant_values=-np.inf if op.kind == "max" else 0)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, op.kernel, axis=(2, 3))[:, :, ::sh, ::sw]
+    if op.kind == "max":
+        return np.asarray(windows.max(axis=(-2, -1)))
+    return np.asarray(windows.sum(axis=(-2, -1), dtype=np.float32) * np.float32(1 / math.prod(op.kernel)))
+
+
 def _layer_norm(op: operators.LayerNorm, x: Array) -> Array:
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = np.square(centred).mean(axis=-1, keepdims=True)
@@ -146,7 +186,9 @@ def _layer_norm(op: operators.LayerNorm, x: Array) -> Array:
 LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
     operators.Dense: _linear,
     operators.Conv2d: _linear,
-    operators.Activation: lambda op, x: FUNCTIONS[op.kind](x).astype(np.float32, copy=False),
+    operators.Activation: _activation,
+    operators.Softmax: _softmax,
+    operators.Pool2d: _pool,
     operators.LayerNorm: _layer_norm,
     operators.Normalize: operators.Normalize.__call__,
     operators.Scale: lambda op, x: x * op.factor,
@@ -164,6 +206,11 @@ def norms_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operat
     return (
         isinstance(op, operators.LayerNorm) and grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
     )
+
+
+def averages_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.Pool2d]:
+    """Whether it averages integers: their sums are exact in float32."""
+    return isinstance(op, operators.Pool2d) and op.kind == "average" and op.inputs[0] in grids
 
 
 def norm_constants(op: operators.LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:

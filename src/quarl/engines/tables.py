@@ -6,6 +6,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.reference import apply
+from quarl.policy.formulas import EXACT
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Activation
 from quarl.quant.affine import QParams, dequantize, quantize
@@ -50,7 +51,7 @@ def _every_code(q: QParams) -> Array:
 
 
 def _is_exact(kind: str, x: Array) -> Array:
-    """Where the activation is at most one float32 product, which every runtime rounds alike."""
-    if kind in ("relu", "leaky_relu"):
+    """Where the activation is of float32 sums and products alone, which every runtime rounds alike."""
+    if kind in ("relu", "leaky_relu", *EXACT):
         return np.ones(x.shape, bool)
     return x >= 0 if kind == "elu" else np.zeros(x.shape, bool)

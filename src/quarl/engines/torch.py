@@ -19,6 +19,7 @@ from torch.nn import functional
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy import operators
+from quarl.policy.formulas import FORMULAS
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear
 from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.quant.affine import dequantize, fake_quantize, quantize_rows
@@ -31,6 +32,16 @@ ACTIVATIONS: dict[str, Function] = {
     "sigmoid": torch.sigmoid,
     "elu": functional.elu,
     "leaky_relu": lambda x: functional.leaky_relu(x, LEAKY_SLOPE),
+}
+ARITHMETIC: dict[str, Function] = {
+    **ACTIVATIONS,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "min": lambda x, y: torch.minimum(x, torch.as_tensor(y)),
+    "max": lambda x, y: torch.maximum(x, torch.as_tensor(y)),
+    "log": torch.log,
 }
 
 
@@ -129,10 +140,23 @@ def _layer_norm(op: operators.LayerNorm) -> Function:
     return lambda x: functional.layer_norm(x, weight.shape, weight, bias, op.epsilon)
 
 
+def _activation(op: operators.Activation) -> Function:
+    if op.kind in ACTIVATIONS:
+        return ACTIVATIONS[op.kind]
+    return lambda x: FORMULAS[op.kind](lambda kind, *values: ARITHMETIC[kind](*values), x, *op.settings)
+
+
+def _pool(op: operators.Pool2d) -> Function:
+    pool = functional.max_pool2d if op.kind == "max" else functional.avg_pool2d
+    return lambda x: pool(x, op.kernel, op.stride, op.padding)
+
+
 LOWERINGS: Mapping[type[Op], Callable[[Any], Function]] = {
     operators.Dense: _linear,
     operators.Conv2d: _linear,
-    operators.Activation: lambda op: ACTIVATIONS[op.kind],
+    operators.Activation: _activation,
+    operators.Softmax: lambda op: lambda x: x.unflatten(1, (-1, op.size)).softmax(-1).flatten(1),
+    operators.Pool2d: _pool,
     operators.LayerNorm: _layer_norm,
     operators.Normalize: _normalize,
     operators.Scale: _scale,

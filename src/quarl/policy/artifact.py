@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import Field, astuple, fields
+from dataclasses import MISSING, Field, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,8 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
 
 def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": type(op).__name__, "name": op.name, "inputs": op.inputs}
-    entry |= {field.name: getattr(op, field.name) for field in _fields(type(op)) if field.type in SETTINGS}
+    settings = (field.name for field in _fields(type(op)) if field.type in SETTINGS)
+    entry |= {name: getattr(op, name) for name in settings if getattr(op, name) != ()}
     for field, value in op.arrays.items():
         key = f"{op.name}/{field}"
         if not isinstance(value, QuantizedTensor):
@@ -196,7 +197,8 @@ def _op_from_json(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Op:
     for field in _fields(kind):
         key = f"{name}/{field.name}"
         if field.type in SETTINGS:
-            values[field.name] = SETTINGS[field.type](entry[field.name])
+            given = entry[field.name] if field.default is MISSING else entry.get(field.name, field.default)
+            values[field.name] = SETTINGS[field.type](given)
         elif field.type == "Weight" and "codes" in entry:
             values[field.name] = _codes(entry["codes"], key, tensors)
         else:
@@ -283,6 +285,11 @@ def _pair(value: Any) -> tuple[int, int]:
     return _size(value[0], 0), _size(value[1], 0)
 
 
+def _numbers(value: Any) -> tuple[float, ...]:
+    """The value's entries, if they are numbers."""
+    return tuple(map(_number, value))
+
+
 def _word(value: Any) -> str:
     """The value, if it is text that a terminal shows and does not obey."""
     if not isinstance(value, str) or not value.isprintable():
@@ -301,6 +308,7 @@ SETTINGS: Mapping[Any, Callable[[Any], Any]] = {
     "float": _number,
     "str": _word,
     "int": lambda value: _size(value, 0),
+    "tuple[float, ...]": _numbers,
     "tuple[int, int]": _pair,
     "tuple[int, ...]": _sizes,
 }

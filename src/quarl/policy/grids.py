@@ -14,7 +14,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, behind_linear, final_linear, readers
-from quarl.policy.operators import OBSERVATION, Activation, Dense, Flatten, Linear, Scale
+from quarl.policy.operators import OBSERVATION, Activation, Dense, Flatten, Linear, Op, Pool2d, Scale
 from quarl.quant.affine import TINY
 from quarl.quant.spec import integer_range
 
@@ -63,11 +63,16 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
                 reader, *others = readers_of[op.name]
                 function = reader.kind if isinstance(reader, Activation) and not others else ""
                 rules[op.name] = GridRule("layer", function=function)
-        elif source in rules and (isinstance(op, Flatten) or (isinstance(op, Activation) and op.kind == "relu")):
+        elif source in rules and _keeps_grid(op):
             rules[op.name] = GridRule("same", source=rules[source].source or source)
         elif source in rules and isinstance(op, Activation):
             rules[op.name] = GridRule("fixed" if op.kind in RANGES else "function", function=op.kind)
     return rules
+
+
+def _keeps_grid(op: Op) -> bool:
+    """Whether the value has the codes that its input has."""
+    return isinstance(op, Flatten) or (isinstance(op, Activation | Pool2d) and op.kind in ("relu", "max"))
 
 
 def _input_rule(policy: Policy, source: str, *, made_by_layers: bool) -> GridRule:

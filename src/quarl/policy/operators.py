@@ -15,12 +15,13 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.formulas import FORMULAS, SETTINGS
 
 Shape = tuple[int, ...]
 OBSERVATION = "observation"
-ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu")
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu", *FORMULAS)
 LEAKY_SLOPE = 0.01
-"""torch's default negative slope; another one is refused by the readers."""
+"""torch's default negative slope; with another one, a leaky_relu is a prelu."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -156,12 +157,16 @@ class Conv2d(Linear):
             raise _MisfitError("[channels, height, width]")
         if min(self.stride) < 1 or min(self.padding) < 0:
             raise QuarlError(f"operator {self.name!r} has stride {self.stride} and padding {self.padding}")
-        kernel = self.weight.shape[2:]
-        axes = zip(first[1:], kernel, self.stride, self.padding, strict=True)
-        size = [(n + 2 * p - k) // s + 1 for n, k, s, p in axes]
-        if min(size) < 1:
-            raise _MisfitError(f"at least {kernel}")
-        return (self.weight.shape[0], *size)
+        return self.weight.shape[0], *windows(first, self.weight.shape[2:], self.stride, self.padding)
+
+
+def windows(first: Shape, kernel: Shape, stride: Shape, padding: Shape) -> tuple[int, ...]:
+    """(rows, columns) of the windows of an image [C, H, W]."""
+    axes = zip(first[1:], kernel, stride, padding, strict=True)
+    size = tuple((n + 2 * p - k) // s + 1 for n, k, s, p in axes)
+    if min(size) < 1:
+        raise _MisfitError(f"at least {kernel}")
+    return size
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,11 +174,61 @@ class Activation(Op):
     """An elementwise function: one of ACTIVATIONS."""
 
     kind: str
+    settings: tuple[float, ...] = ()
+    """The numbers that its formula takes, as SETTINGS names them."""
 
     def check(self) -> None:
-        """Refuses other functions."""
+        """Refuses other functions, and settings that are not the function's."""
         if self.kind not in ACTIVATIONS:
             raise UnsupportedError(f"activation {self.kind!r} of {self.name!r} is not one of {', '.join(ACTIVATIONS)}")
+        names = SETTINGS.get(self.kind, ())
+        beyond = [s for s in self.settings if not (abs(s) < 3e38 or (self.kind == "clip" and abs(s) == math.inf))]
+        misordered = self.kind == "clip" and not beyond and sorted(set(self.settings)) != list(self.settings)
+        if len(names) != len(self.settings) or beyond or misordered:
+            wanted = ", ".join(names) or "no settings"
+            raise QuarlError(f"activation {self.kind!r} of {self.name!r} takes {wanted}, got {self.settings}")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Softmax(Op):
+    """exp(x) / sum(exp(x)) over each `size` numbers of [B, n] that lie side by side."""
+
+    size: int
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if len(first) != 1 or self.size < 1 or first[0] % self.size:
+            raise _MisfitError(f"a row of a multiple of {self.size}")
+        return first
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pool2d(Op):
+    """The largest number, or the average, of each window of [C, H, W] values; zeros around it count in averages."""
+
+    kind: str
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
+
+    def padded_size(self, first: Shape) -> int:
+        """Numbers of the image with its margin, as often as windows read them."""
+        size = (n + 2 * p for n, p in zip(first[1:], self.padding, strict=True))
+        return first[0] * math.prod(size) * math.prod(self.kernel)
+
+    def check(self) -> None:
+        """Refuses other kinds."""
+        if self.kind not in ("max", "average"):
+            raise UnsupportedError(f"pooling {self.kind!r} of {self.name!r} is not one of max, average")
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if len(first) != 3:
+            raise _MisfitError("[channels, height, width]")
+        margins = zip(self.padding, self.kernel, strict=True)
+        if min(*self.kernel, *self.stride) < 1 or any(not 0 <= 2 * p <= k for p, k in margins):
+            raise QuarlError(
+                f"operator {self.name!r} has kernel {self.kernel}, stride {self.stride}, padding {self.padding}"
+            )
+        return first[0], *windows(first, self.kernel, self.stride, self.padding)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -311,7 +366,20 @@ class Add(Op):
 
 OPERATORS: Mapping[str, type[Op]] = {
     kind.__name__: kind
-    for kind in (Dense, Conv2d, Activation, LayerNorm, Normalize, Scale, Flatten, Slice, Concat, Add)
+    for kind in (
+        Dense,
+        Conv2d,
+        Activation,
+        Softmax,
+        Pool2d,
+        LayerNorm,
+        Normalize,
+        Scale,
+        Flatten,
+        Slice,
+        Concat,
+        Add,
+    )
 }
 """All there are, by name; readers refuse what is not among them, and every engine has a rule for each."""
 

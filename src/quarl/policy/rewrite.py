@@ -12,7 +12,7 @@ from quarl.arrays import Array
 from quarl.policy.graph import Policy, behind_linear, readers
 from quarl.policy.operators import Activation, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
 
-HOMOGENEOUS = ("relu", "leaky_relu")
+HOMOGENEOUS = ("relu", "leaky_relu", "prelu")
 """f(s x) = s f(x) for s > 0: what lets a channel's scale pass through."""
 NEGLIGIBLE = 2.0**-10
 """Of the largest channel: a quarter of an int8 step of it. A channel that in calibration stayed below, both itself and

@@ -10,12 +10,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
 from quarl.engines.litert.file import Model, Operator
 from quarl.engines.reference import norm_constants
+from quarl.policy.formulas import FORMULAS
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Shape, Slice
+from quarl.policy.operators import (
+    LEAKY_SLOPE,
+    Activation,
+    LayerNorm,
+    Normalize,
+    Pool2d,
+    Shape,
+    Slice,
+    Softmax,
+    windows,
+)
 
 KERNELS = {
     "relu": Operator.RELU,
@@ -23,6 +35,15 @@ KERNELS = {
     "sigmoid": Operator.LOGISTIC,
     "elu": Operator.ELU,
     "leaky_relu": Operator.LEAKY_RELU,
+    "log": Operator.LOG,
+}
+BINARY = {
+    "add": Operator.ADD,
+    "sub": Operator.SUB,
+    "mul": Operator.MUL,
+    "div": Operator.DIV,
+    "min": Operator.MINIMUM,
+    "max": Operator.MAXIMUM,
 }
 
 
@@ -37,8 +58,9 @@ def each(model: Model, code: int, x: int, numbers: Any) -> int:
 
 
 def clip(model: Model, x: int, low: float, high: float) -> int:
-    """x between low and high."""
-    return each(model, Operator.MAXIMUM, each(model, Operator.MINIMUM, x, high), low)
+    """x between low and high; an end that is infinite takes nothing away."""
+    x = each(model, Operator.MINIMUM, x, high) if np.isfinite(high) else x
+    return each(model, Operator.MAXIMUM, x, low) if np.isfinite(low) else x
 
 
 def quantized(model: Model, x: int, grid: ActivationGrid) -> int:
@@ -64,8 +86,38 @@ def centred(model: Model, codes: int) -> int:
 
 def activation(model: Model, op: Activation, x: int) -> int:
     """The function of float32 x."""
-    options = {"alpha": LEAKY_SLOPE} if op.kind == "leaky_relu" else {}
-    return model.add(KERNELS[op.kind], [x], model.value(model.shape(x)), **options)
+
+    def computed(kind: str, x: int, *y: float) -> int:
+        if kind in BINARY:
+            return (each if isinstance(y[0], float) else binary)(model, BINARY[kind], x, *y)
+        options = {"alpha": LEAKY_SLOPE} if kind == "leaky_relu" else {}
+        return model.add(KERNELS[kind], [x], model.value(model.shape(x)), **options)
+
+    return computed(op.kind, x) if op.kind in KERNELS else FORMULAS[op.kind](computed, x, *op.settings)
+
+
+def softmax(model: Model, op: Softmax, x: int) -> int:
+    """Shares of each `size` numbers of rows x."""
+    rows = reshape(model, x, (model.shape(x)[1] // op.size, op.size))
+    shares = model.add(Operator.SOFTMAX, [rows], model.value(model.shape(rows)), beta=1.0)
+    return reshape(model, shares, model.shape(x)[1:])
+
+
+def pool(model: Model, op: Pool2d, x: int) -> int:
+    """The windows of images x [B, H, W, C], float32, or int8 codes of which each window gives its largest."""
+    batch, height, width, channels = model.shape(x)
+    if any(op.padding):
+        margin = [(0, 0), *((n, n) for n in op.padding), (0, 0)]
+        padded = model.like(x, (batch, height + 2 * op.padding[0], width + 2 * op.padding[1], channels))
+        tensors = [x, model.constant(np.array(margin, np.int32))]
+        if op.kind == "max":
+            tensors.append(model.lowest(x))
+        x = model.add(Operator.PADV2 if op.kind == "max" else Operator.PAD, tensors, padded)
+    size = windows((channels, *model.shape(x)[1:3]), op.kernel, op.stride, (0, 0))
+    options = {"strideH": op.stride[0], "strideW": op.stride[1], "filterHeight": op.kernel[0]}
+    code = Operator.MAX_POOL_2D if op.kind == "max" else Operator.AVERAGE_POOL_2D
+    output = model.like(x, (batch, *size, channels))
+    return model.add(code, [x], output, padding=schema.Padding.VALID, filterWidth=op.kernel[1], **options)
 
 
 def looked_up(model: Model, entries: Array, codes: int, grid: ActivationGrid) -> int:

@@ -35,7 +35,9 @@ TYPES = {
 VERSIONS = {Operator.FULLY_CONNECTED: 9, Operator.CONV_2D: 5, Operator.DEQUANTIZE: 2, Operator.PAD: 2}
 """Operator versions above 1: the ones that the runtime writes for the types used here."""
 LINEAR = (Operator.FULLY_CONNECTED, Operator.CONV_2D)
-NAMED_ALIKE = "add cast concatenation dequantize div fully_connected gather leaky_relu mul pad quantize reshape sub"
+NAMED_ALIKE = (
+    "add cast concatenation dequantize div fully_connected gather leaky_relu mul pad quantize reshape softmax sub"
+)
 OPTIONS = {
     **{
         getattr(Operator, n.upper()): getattr(schema, f"{n.title().replace('_', '')}OptionsT")
@@ -43,6 +45,8 @@ OPTIONS = {
     },
     **dict.fromkeys((Operator.MAXIMUM, Operator.MINIMUM), schema.MaximumMinimumOptionsT),
     **dict.fromkeys((Operator.MEAN, Operator.SUM), schema.ReducerOptionsT),
+    **dict.fromkeys((Operator.MAX_POOL_2D, Operator.AVERAGE_POOL_2D), schema.Pool2DOptionsT),
+    Operator.PADV2: schema.PadV2OptionsT,
     Operator.CONV_2D: schema.Conv2DOptionsT,
     Operator.TRANSPOSE: schema.TransposeOptionsT,
 }
@@ -131,6 +135,14 @@ class Model:
     def nibbles(self, packed: Array, shape: Sequence[int], scale: Array) -> int:
         """A weight of 4-bit codes, two in each byte of `packed` (uint8), low nibble first."""
         return self._constant(packed, shape, TensorType.INT4, scale, "weight")
+
+    def lowest(self, tensor: int) -> int:
+        """A constant below all that a tensor of this type can hold."""
+        if self._tensors[tensor].kind == TensorType.FLOAT32:
+            return self.constant(np.array([-np.inf], np.float32))
+        lowest = self.constant(np.array([-128], np.int8), np.ones(1, np.float32))
+        self._tensors[lowest] = self._tensors[lowest]._replace(zero_point=self._tensors[tensor].zero_point)
+        return lowest
 
     def shape(self, tensor: int) -> tuple[int, ...]:
         """Axes of a tensor, batch first."""

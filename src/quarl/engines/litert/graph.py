@@ -17,7 +17,7 @@ from quarl.arrays import Array
 from quarl.engines.litert import elementwise
 from quarl.engines.litert.file import Model, Operator
 from quarl.engines.litert.linear import dynamic, floating, hidden, last, turned, wide, wider_than_a_pixel, with_weight
-from quarl.engines.reference import norms_codes
+from quarl.engines.reference import averages_codes, norms_codes
 from quarl.engines.tables import steady_scale, table
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
@@ -141,6 +141,20 @@ class Lowering:
             )
         return Value(real=elementwise.layer_norm(self.model, op, self.plain(op.inputs[0])))
 
+    def _pool(self, op: operators.Pool2d) -> Value:
+        source, name = self.values[op.inputs[0]], op.inputs[0]
+        if averages_codes(op, self.policy.grids):
+            x = elementwise.centred(self.model, self.codes(name))
+        else:
+            x = self.real(name) if source.grid is None else self.codes(name)
+        if not source.turned:
+            x = elementwise.transpose(self.model, x, (0, 2, 3, 1))
+        pooled = elementwise.pool(self.model, op, x)
+        if op.kind == "max" and source.grid is not None:
+            return Value(codes=pooled, grid=source.grid, turned=True)
+        grid = self.policy.grids.get(name) if op.kind == "average" else None
+        return Value(real=pooled if grid is None else self.times(pooled, grid.scale), turned=True)
+
     def _add(self, op: operators.Add) -> Value:
         long, short = sorted(map(self.plain, op.inputs), key=self.model.shape, reverse=True)
         return Value(real=elementwise.binary(self.model, Operator.ADD, long, short))
@@ -237,6 +251,8 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Dense: Lowering._linear,
     operators.Conv2d: Lowering._linear,
     operators.Activation: Lowering._activation,
+    operators.Softmax: lambda into, op: Value(real=elementwise.softmax(into.model, op, into.plain(op.inputs[0]))),
+    operators.Pool2d: Lowering._pool,
     operators.LayerNorm: Lowering._layer_norm,
     operators.Normalize: lambda into, op: Value(real=elementwise.normalize(into.model, op, into.plain(op.inputs[0]))),
     operators.Scale: lambda into, op: Value(scaled=op),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from quarl.engines.onnx.file import File
 from quarl.engines.reference import norm_constants
+from quarl.policy.formulas import FORMULAS
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import LEAKY_SLOPE, LayerNorm, Normalize
+from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Softmax
 from quarl.quant.affine import TINY
 
 NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
@@ -32,11 +34,37 @@ def action(file: File, head: ActionHead, output: str) -> str:
     return file.node("Max", file.node("Min", output, high), low)
 
 
-def activation(file: File, kind: str, x: str) -> str:
+def activation(file: File, op: Activation, x: str) -> str:
     """The function of the tensor x."""
-    if kind == "elu":
-        return _elu(file, x)
-    return file.node("LeakyRelu", x, alpha=LEAKY_SLOPE) if kind == "leaky_relu" else file.node(NODES[kind], x)
+
+    def computed(kind: str, *values: str | float) -> str:
+        tensors = [file.number(value) if isinstance(value, float) else value for value in values]
+        if kind == "elu":
+            return _elu(file, *tensors)
+        if kind == "leaky_relu":
+            return file.node("LeakyRelu", *tensors, alpha=LEAKY_SLOPE)
+        return file.node(NODES.get(kind, kind.title()), *tensors)
+
+    formula = FORMULAS.get(op.kind)
+    return computed(op.kind, x) if formula is None else formula(computed, x, *op.settings)
+
+
+def softmax(file: File, op: Softmax, x: str) -> str:
+    """Shares of each `size` numbers of rows x."""
+    rows = file.node("Reshape", x, file.constant(np.array([0, -1, op.size])))
+    return file.node("Reshape", file.node("Softmax", rows, axis=-1), file.constant(np.array([0, -1])))
+
+
+def pool(file: File, op: Pool2d, x: str, channels: int) -> str:
+    """The largest numbers of the windows of images x, or their sums times the reciprocal of the window's size.
+
+    Sums by a convolution with ones, which no runtime divides in a way of its own.
+    """
+    if op.kind == "max":
+        return file.node("MaxPool", x, kernel_shape=op.kernel, strides=op.stride, pads=op.padding * 2)
+    ones = file.constant(np.ones((channels, 1, *op.kernel), np.float32))
+    sums = file.node("Conv", x, ones, strides=op.stride, pads=op.padding * 2, group=channels)
+    return file.node("Mul", sums, file.number(1 / math.prod(op.kernel)))
 
 
 def normalize(file: File, op: Normalize, x: str) -> str:
@@ -44,6 +72,8 @@ def normalize(file: File, op: Normalize, x: str) -> str:
     for index, part in enumerate(filter(np.any, op.mean_parts)):
         x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
     scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
+    if op.clip == math.inf:
+        return scaled
     return file.node("Clip", scaled, file.number(-op.clip), file.number(op.clip))
 
 

@@ -18,7 +18,7 @@ from quarl.arrays import Array
 from quarl.engines.onnx import elementwise
 from quarl.engines.onnx.elementwise import SHIFT, Rows
 from quarl.engines.onnx.file import File
-from quarl.engines.reference import norms_codes
+from quarl.engines.reference import averages_codes, norms_codes
 from quarl.engines.sums import check_int32, fits, requantisation, unit
 from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
@@ -242,21 +242,34 @@ class _Translation:
     def activation(self, op: operators.Activation) -> str | _Codes:
         first, grid = self.values[op.inputs[0]], self.policy.grids.get(op.name)
         if grid is None or op.inputs[0] not in self.policy.grids:
-            return elementwise.activation(self.file, op.kind, self.real(op.inputs[0]))
+            return elementwise.activation(self.file, op, self.real(op.inputs[0]))
         if grid.bits <= 8 and isinstance(first, _Codes):
             return self.tabled(op, first, grid)
-        real = elementwise.activation(self.file, op.kind, self.real(op.inputs[0]))
+        real = elementwise.activation(self.file, op, self.real(op.inputs[0]))
         if grid.bits <= 8:
             return self.quantized(real, grid)
         return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
+
+    def pool(self, op: operators.Pool2d) -> str | _Codes:
+        first, channels = self.values[op.inputs[0]], self.shapes[op.name][0]
+        if isinstance(first, _Codes) and op.kind == "max":
+            return _Codes(elementwise.pool(self.file, op, first.tensor, channels), first.grid)
+        if not averages_codes(op, self.policy.grids):
+            return elementwise.pool(self.file, op, self.real(op.inputs[0]), channels)
+        grid = self.policy.grids[op.inputs[0]]
+        sums = elementwise.pool(self.file, op, self.integers(op.inputs[0], grid), channels)
+        return self.file.node("Mul", sums, self.file.number(grid.scale))
+
+    def integers(self, name: str, grid: ActivationGrid) -> str:
+        """The codes of a value on an int8 grid, as float32 integers counted from the zero point."""
+        shifted = self.file.cast(self.on_grid(name, grid).tensor, np.float32)
+        return self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
 
     def layer_norm(self, op: operators.LayerNorm) -> str:
         if not norms_codes(op, self.policy.grids):
             return elementwise.layer_norm(self.file, op, self.real(op.inputs[0]))
         grid = self.policy.grids[op.inputs[0]]
-        shifted = self.file.cast(self.on_grid(op.inputs[0], grid).tensor, np.float32)
-        integers = self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
-        return elementwise.layer_norm_of_codes(self.file, op, integers, grid)
+        return elementwise.layer_norm_of_codes(self.file, op, self.integers(op.inputs[0], grid), grid)
 
     def flatten(self, op: operators.Flatten) -> str | _Codes:
         first = self.values[op.inputs[0]]
@@ -288,6 +301,8 @@ LOWERINGS: Mapping[type[Op], Callable[[_Translation, Any], str | _Codes]] = {
     operators.Dense: _Translation.linear,
     operators.Conv2d: _Translation.linear,
     operators.Activation: _Translation.activation,
+    operators.Softmax: lambda into, op: elementwise.softmax(into.file, op, into.real(op.inputs[0])),
+    operators.Pool2d: _Translation.pool,
     operators.LayerNorm: _Translation.layer_norm,
     operators.Normalize: lambda into, op: elementwise.normalize(into.file, op, into.real(op.inputs[0])),
     operators.Scale: _Translation.scale,

@@ -1,0 +1,68 @@
+"""Activation functions that are formulas of others: every engine computes the same float32 operations in this order.
+
+A formula takes `f`, an engine's arithmetic: f("mul", x, y) is its value of one operation, of which y may be a number;
+and x, and the settings of the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Arithmetic = Callable[..., Any]
+GELU = (1.59577049, 0.072664274, -6.34383438e-05, -1.11275803e-04, 8.04383585e-06, -2.73330278e-07, 3.75484086e-09)
+"""2 artanh(erf(x / sqrt(2))) as an odd polynomial: a least-squares fit up to GELU_REACH, beyond which x decides alone.
+
+In float32 x sigmoid(polynomial) then is within 6.1e-7 of x times the normal distribution's integral."""
+GELU_REACH = 5.5
+GELU_TANH = (1.59576912, 0.07135481627)
+"""2 sqrt(2 / pi) (1, 0.044715): the approximation of Hendrycks and Gimpel 2016, whose tanh(x) is 2 sigmoid(2 x) - 1."""
+SETTINGS = {"clip": ("low", "high"), "prelu": ("slope",), "selu": ("alpha", "scale")}
+"""What the numbers are that a function takes."""
+
+
+def _clip(f: Arithmetic, x: Any, low: float, high: float) -> Any:
+    x = x if low == -float("inf") else f("max", x, low)
+    return x if high == float("inf") else f("min", x, high)
+
+
+def _gated(f: Arithmetic, x: Any, within: Any, coefficients: tuple[float, ...]) -> Any:
+    """x sigmoid(p(within)), p an odd polynomial."""
+    square = f("mul", within, within)
+    polynomial = f("add", f("mul", square, coefficients[-1]), coefficients[-2])
+    for coefficient in reversed(coefficients[:-2]):
+        polynomial = f("add", f("mul", square, polynomial), coefficient)
+    return f("mul", x, f("sigmoid", f("mul", within, polynomial)))
+
+
+def _mish(f: Arithmetic, x: Any) -> Any:
+    """x tanh(log(1 + exp(x))), by s = sigmoid(x) and c = sigmoid(-x) = 1 - s: tanh is s (1 + c) / (1 + c c)."""
+    s, c = f("sigmoid", x), f("sigmoid", f("mul", x, -1.0))
+    above, below = f("mul", s, f("add", c, 1.0)), f("add", f("mul", c, c), 1.0)
+    return f("mul", x, f("div", above, below))
+
+
+def _softplus(f: Arithmetic, x: Any) -> Any:
+    """log(1 + exp(x)), as max(x, 0) - log(sigmoid(|x|))."""
+    return f("sub", f("relu", x), f("log", f("sigmoid", f("max", x, f("mul", x, -1.0)))))
+
+
+def _selu(f: Arithmetic, x: Any, alpha: float, scale: float) -> Any:
+    below = f("mul", f("elu", f("min", x, 0.0)), alpha)
+    return f("mul", f("add", f("relu", x), below), scale)
+
+
+FORMULAS: Mapping[str, Callable[..., Any]] = {
+    "clip": _clip,
+    "prelu": lambda f, x, slope: f("add", f("relu", x), f("mul", f("min", x, 0.0), slope)),
+    "selu": _selu,
+    "silu": lambda f, x: f("mul", x, f("sigmoid", x)),
+    "gelu": lambda f, x: _gated(f, x, _clip(f, x, -GELU_REACH, GELU_REACH), GELU),
+    "gelu_tanh": lambda f, x: _gated(f, x, x, GELU_TANH),
+    "mish": _mish,
+    "softplus": _softplus,
+    "hardsigmoid": lambda f, x: f("div", _clip(f, f("add", x, 3.0), 0.0, 6.0), 6.0),
+    "hardswish": lambda f, x: f("div", f("mul", x, _clip(f, f("add", x, 3.0), 0.0, 6.0)), 6.0),
+}
+EXACT = ("clip", "prelu", "hardsigmoid", "hardswish")
+"""Of sums, products and comparisons alone, which every runtime rounds alike."""
