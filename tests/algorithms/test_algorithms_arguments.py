@@ -7,7 +7,8 @@ import inspect
 import pytest
 
 from quarl.algorithms.arguments import CODE, OURS, checked
-from quarl.algorithms.learners import CLASSES, learner_class
+from quarl.algorithms.learners import learner_class
+from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError
 
 EVERYWHERE = [
@@ -24,7 +25,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("algo", CLASSES)
+@pytest.mark.parametrize("algo", LEARNERS)
 def test_every_default_passes_unchanged(algo):
     cls = learner_class(algo)
     defaults = {
@@ -36,7 +37,7 @@ def test_every_default_passes_unchanged(algo):
     assert checked(cls, defaults) == defaults
 
 
-@pytest.mark.parametrize("algo", CLASSES)
+@pytest.mark.parametrize("algo", LEARNERS)
 @pytest.mark.parametrize(("given", "said"), EVERYWHERE)
 def test_numbers_are_numbers_in_every_learner(algo, given, said):
     cls = learner_class(algo)

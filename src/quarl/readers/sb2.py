@@ -43,6 +43,8 @@ MARKS = {
 ACTORS = {"ddpg": "pi", "sac": "dense", "td3": "dense"}
 """Algorithms whose actions are tanh of an actor's output, mapped to the bounds, and what the actor's last layer is
 called. All others but DQN are actor-critics of one kind, which act by a distribution and are tanh inside."""
+SPACES = {**dict.fromkeys(ACTORS, Box), "acer": Discrete, "dqn": Discrete}
+"""Of actions, for algorithms that cannot have every kind."""
 HER = "n_sampled_goal"
 """What hindsight experience replay adds to the attributes of the algorithm that learnt from it."""
 FUNCTIONS = ("relu", "tanh", "sigmoid", "elu")
@@ -124,7 +126,7 @@ def _policy(
     activation = _activation(data.get("policy"), kwargs, algo)
     observed = observation_box(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_inert(data.get("action_space"), "action_space")
-    if not isinstance(actions, Box if algo in ACTORS else Discrete if algo in ("acer", "dqn") else Space):
+    if not isinstance(actions, SPACES.get(algo, Space)):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     width = actions.width
     named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, observed, actions, width)
