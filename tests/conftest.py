@@ -24,6 +24,14 @@ def agents() -> Path:
     return AGENTS
 
 
+@pytest.fixture(scope="session")
+def more_agents() -> Path:
+    """Folder of one trained agent of each further kind, beside that of `agents`."""
+    if not (folder := AGENTS.with_name("agents-more")).is_dir():
+        pytest.skip(f"trained agents are not at hand: no folder {folder.name!r} beside the checkout")
+    return folder
+
+
 NEEDS = """
 import gymnasium, numpy as np
 

@@ -276,8 +276,11 @@ def test_statistics_beside_the_file_normalise_the_observation(tmp_path: Path):
     x = observations(OBSERVED)
     wanted = expected("ppo2", named, np.clip((x - 2) / np.sqrt(4 + 1e-8), -10, 10))
     np.testing.assert_allclose(output(read_sb2(path), x), wanted, rtol=1e-5, atol=1e-5)
-    (tmp_path / "Env-v0/config.yml").write_text("normalize: false\n")
-    np.testing.assert_allclose(output(read_sb2(path), x), expected("ppo2", named, x), rtol=1e-5, atol=1e-5)
+    for config, reason in ("normalize: false\n", "says normalize: false"), ("policy: MlpPolicy\n", "does not say norm"):
+        (tmp_path / "Env-v0/config.yml").write_text(config)
+        policy = read_sb2(path)
+        np.testing.assert_allclose(output(policy, x), expected("ppo2", named, x), rtol=1e-5, atol=1e-5)
+        assert reason in policy.provenance.statistics
 
 
 def test_wrappers_of_the_zoo_are_kept(tmp_path: Path):

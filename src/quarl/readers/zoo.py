@@ -98,6 +98,9 @@ def find_statistics(model: Path, normalize: str | Path | None = None) -> tuple[P
             f"no file {missing}, but {document.name} says that observations were normalised; copy it there, or say "
             "--normalize FILE"
         )
+    # The zoo of Stable-Baselines 2 saved them always, and applies them where its document says so or is not there.
+    if chosen and chosen.name == statistics.RUNNING and wanted is None and (chosen.parent / "config.yml").is_file():
+        return None, f"{chosen.parent / 'config.yml'} does not say normalize, so {chosen.name} beside it is not applied"
     return chosen, ""
 
 
