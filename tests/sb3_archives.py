@@ -18,6 +18,8 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from quarl.policy.graph import Policy
+
 Change = Callable[[dict[str, bytes]], None]
 
 
@@ -107,3 +109,13 @@ def edit(run: Path, change: Change) -> None:
     members = unzipped(path.read_bytes())
     change(members)
     path.write_bytes(zipped(members))
+
+
+def assert_same(first: Policy, second: Policy) -> None:
+    """The policies have the same operators, arrays and heads, bit for bit."""
+    assert [(type(op), op.name, op.inputs) for op in first.ops] == [(type(op), op.name, op.inputs) for op in second.ops]
+    for a, b in [*zip(first.ops, second.ops, strict=True), (first.head, second.head)]:
+        for field in type(a).__dataclass_fields__:
+            np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
+    assert first.observation_shape == second.observation_shape
+    assert first.observation_dtype == second.observation_dtype

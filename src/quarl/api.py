@@ -82,7 +82,7 @@ class Agent:
 
     @classmethod
     def from_model(cls, model: BaseAlgorithm) -> Agent:
-        """The agent of a live PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model, as it is now: training may go on.
+        """The agent of a live model of Stable-Baselines3, sb3-contrib or D4PG, as it is now: training may go on.
 
         Statistics of its VecNormalize and its environment come along. UnsupportedError names what has no counterpart.
 

@@ -30,6 +30,7 @@ from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, detail, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
+from quarl.readers.actor import SCORING
 
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
 """Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a
@@ -147,8 +148,8 @@ def evaluate(
     if env_id is not None and not isinstance(env_id, str):
         raise QuarlError(f"env_id is a {type(env_id).__name__}: give a Gymnasium id, as in 'CartPole-v1'")
     policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
-    if stochastic and policy.provenance.algo == "dqn":
-        raise UnsupportedError("dqn has values of actions and no distribution of them; drop --stochastic")
+    if stochastic and policy.head.kind == "argmax" and (algo := policy.provenance.algo) in SCORING:
+        raise UnsupportedError(f"{algo} has values of actions and no distribution of them; drop --stochastic")
     num_workers = min(num_workers, episodes)
     living_id, where = world(policy, env_id, env)
     job = Job(

@@ -7,7 +7,8 @@ import pytest
 from gymnasium import spaces
 
 from quarl.algorithms.learners import learner_class
-from quarl.envs.spaces import ALGORITHMS, fits, fitting
+from quarl.config.train import LEARNERS
+from quarl.envs.spaces import fits, fitting
 
 CHOICE = spaces.Discrete(3)
 VECTOR = spaces.Box(-1, 1, (2,), np.float32)
@@ -18,7 +19,7 @@ def test_every_algorithm_either_fits_or_says_why_not():
     assert fitting(CHOICE) == ("ppo", "a2c", "dqn")
     assert fitting(VECTOR) == ("ppo", "a2c", "ddpg", "td3", "sac", "d4pg")
     assert fitting(UNBOUNDED) == ("ppo", "a2c")
-    for algo in ALGORITHMS:
+    for algo in LEARNERS:
         for space in (CHOICE, VECTOR, UNBOUNDED):
             assert (fits(algo, space) is None) == (algo in fitting(space))
 
@@ -34,11 +35,11 @@ def test_the_reasons_are_one_line_and_name_what_is_missing():
     assert fitting(spaces.MultiDiscrete([2, 3])) == fitting(spaces.MultiBinary(3)) == ("ppo", "a2c")
     for space in (spaces.MultiDiscrete([2, 3], start=[0, 1]), spaces.Dict({"a": CHOICE}), spaces.Box(0, 1, (2, 2))):
         assert fitting(space) == ()
-        for algo in ALGORITHMS:
+        for algo in LEARNERS:
             assert "\n" not in str(fits(algo, space))
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", LEARNERS)
 def test_what_does_not_fit_is_refused_by_the_learner_itself(algo: str):
     for env_id, space in (("CartPole-v1", spaces.Discrete(2)), ("Pendulum-v1", spaces.Box(-2, 2, (1,)))):
         if fits(algo, space) is None:

@@ -28,6 +28,7 @@ from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense, Normalize
 from quarl.readers import load
 from quarl.readers.extract import from_model
+from sb3_archives import assert_same
 
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 VECTOR = spaces.Box(-3, 3, (5,), np.float32)
@@ -104,15 +105,6 @@ def build(
 
 def actions(policy: Policy, observations: np.ndarray) -> np.ndarray:
     return policy.head(as_float(policy, observations)[policy.output])
-
-
-def assert_same(first: Policy, second: Policy) -> None:
-    assert [(type(op), op.name, op.inputs) for op in first.ops] == [(type(op), op.name, op.inputs) for op in second.ops]
-    for a, b in [*zip(first.ops, second.ops, strict=True), (first.head, second.head)]:
-        for field in type(a).__dataclass_fields__:
-            np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
-    assert first.observation_shape == second.observation_shape
-    assert first.observation_dtype == second.observation_dtype
 
 
 def identify(case: tuple[Any, ...]) -> str:
@@ -252,7 +244,7 @@ def test_a_policy_class_that_does_more_than_its_networks_is_refused(tmp_path: Pa
 
 
 def test_other_models_and_spaces_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match="ActorCriticPolicy is not a PPO"):
+    with pytest.raises(UnsupportedError, match="ActorCriticPolicy is no model of ppo"):
         from_model(PPO("MlpPolicy", Drift(VECTOR, BOX), device="cpu").policy)
     with pytest.raises(UnsupportedError, match="MultiDiscrete that does not count from 0"):
         from_model(PPO("MlpPolicy", Drift(VECTOR, spaces.MultiDiscrete([2, 2], start=[1, 1])), device="cpu"))

@@ -11,12 +11,13 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.commands import terminal
 from quarl.config import EnvsConfig
+from quarl.config.train import LEARNERS
 from quarl.envs import make
 from quarl.envs.bound import EPISODE_FRAMES
 from quarl.envs.checked import held
 from quarl.envs.names import LQR_STEPS, resolve
 from quarl.envs.options import EnvironmentOptions
-from quarl.envs.spaces import ALGORITHMS, fits, fitting, unreadable
+from quarl.envs.spaces import fits, fitting, unreadable
 from quarl.envs.suites import LISTED, SUITES, TASKS, Suite, suite_of
 from quarl.errors import QuarlError, did_you_mean
 from quarl.machine import version
@@ -111,7 +112,7 @@ def describe(env_id: str, options: EnvironmentOptions) -> list[FitRow]:
     living = resolve(env_id, trusted=True)
     with held(partial(make, env_id, trusted=True, **options.making)) as env:
         spec, observed = env.spec, unreadable(env.observation_space)
-        reasons = {algo: observed or fits(algo, env.action_space) or "" for algo in ALGORITHMS}
+        reasons = {algo: observed or fits(algo, env.action_space) or "" for algo in LEARNERS}
         return [
             FitRow(
                 env_id=living,

@@ -24,7 +24,7 @@ COUNTS = (
     *("min_actors", "learner_threads", "updates", "max_times_sampled", "batch_size", "n_steps"),
 )
 """Options from 1 on."""
-ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars")
+ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars", "maskableppo")
 
 
 @dataclass(frozen=True, kw_only=True)

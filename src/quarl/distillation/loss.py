@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from quarl.policy.graph import ActionHead, Policy
+from quarl.readers.actor import SCORING
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of outputs [B, n] and the teacher's: their mean cost."""
 MOST = 2.0
 """Weight of a state whose best action leads by far, in that of one where it leads by the median."""
-VALUES = ("dqn", "qrdqn")
-"""Algorithms whose scores are values: only the greedy action counts."""
 
 
 def loss_of(policy: Policy, teacher: Tensor) -> Loss:
@@ -29,7 +28,7 @@ def loss_of(policy: Policy, teacher: Tensor) -> Loss:
     if head.segments:
         return _segmented(list(head.segments))
     if head.kind == "argmax":
-        return _greedy(_lead(teacher).median().clamp(min=1e-6)) if policy.provenance.algo in VALUES else _kl
+        return _greedy(_lead(teacher).median().clamp(min=1e-6)) if policy.provenance.algo in SCORING else _kl
     if head.kind == "binary":
         return _bits
     if head.kind == "clip":

@@ -10,15 +10,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from quarl.config.train import LEARNERS
 from quarl.envs.checked import name_of
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import ActionHead, Policy, shapes
-from quarl.readers.actor import DQN, LAYOUTS
+from quarl.readers.actor import LAYOUTS
 from quarl.readers.spaces import Box, Discrete, action_head, from_live, observation_box
 
-ALGORITHMS = tuple(LAYOUTS)
-"""In the order in which they are shown."""
 WAYS = (
     "choose the environment it was trained on with --env, or say how that was made: --env-kwargs, --wrapper, "
     "--frame-stack"
@@ -32,7 +31,7 @@ def fits(algo: str, action_space: Any) -> str | None:
         return f"Stable-Baselines3 counts actions from 0, this space from {action_space.start}: wrap the environment"
     try:
         actions = from_live(action_space, "the action space")
-        if layout is DQN and not isinstance(actions, Discrete):
+        if layout.values and not isinstance(actions, Discrete):
             return f"{algo} needs a discrete action space{'' if isinstance(actions, Box) else ', of one number'}"
         if layout.tanh and not isinstance(actions, Box):
             return f"{algo} needs a continuous action space"
@@ -44,7 +43,7 @@ def fits(algo: str, action_space: Any) -> str | None:
 
 def fitting(action_space: Any) -> tuple[str, ...]:
     """The algorithms that can learn in the space."""
-    return tuple(algo for algo in ALGORITHMS if fits(algo, action_space) is None)
+    return tuple(algo for algo in LEARNERS if fits(algo, action_space) is None)
 
 
 def unreadable(observation_space: Any) -> str:

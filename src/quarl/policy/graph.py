@@ -81,8 +81,8 @@ class ActionHead:
         if generators is not None:
             if log_std is None:
                 raise UnsupportedError(
-                    "no action distribution: DDPG, TD3 and D4PG have none, and those of SAC and gSDE are not read "
-                    "from files; drop --stochastic"
+                    "no action distribution: DDPG, TD3, D4PG and ARS have none, and those of SAC, TQC, CrossQ and gSDE "
+                    "are not read from files; drop --stochastic"
                 )
             noise = np.stack([g.standard_normal(output.shape[1]) for g in generators]).astype(np.float32)
             output = output + np.exp(log_std) * noise
@@ -108,7 +108,7 @@ class Provenance:
     """Where a policy comes from, and the environment it was trained on: what evaluation needs besides the graph."""
 
     algo: str = ""
-    """SB3's or SB2's name, lower case: ppo, a2c, dqn, ddpg, td3, sac, ppo2; d4pg is ours."""
+    """SB3's, sb3-contrib's or SB2's name, lower case, as in ppo, qrdqn and ppo2; d4pg is ours."""
     env_id: str = ""
     """The id it was trained on; `envs.make` maps retired versions to living ones."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -9,7 +9,8 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import get_parameters_by_name
 
-from quarl.errors import QuarlError, did_you_mean
+from quarl.config.train import LEARNERS
+from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.layers import layers_of
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
@@ -17,6 +18,7 @@ from quarl.qat.plan import layer_name, plan_network
 from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
 from quarl.qat.start import Moved, remembered, start
 from quarl.quant.spec import QatSpec, covers
+from quarl.readers.extract import algorithm
 
 RUNNING = ("running_",)
 COPIED = {
@@ -45,6 +47,10 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
     policy: Any = model.policy
     if isinstance(policy, QatPolicy):
         raise QuarlError(f"the model is prepared already, for {policy.spec.precision}; load or build it anew")
+    if (algo := algorithm(model)) not in LEARNERS:
+        raise UnsupportedError(
+            f"quantisation-aware training takes {', '.join(LEARNERS)}, not {algo}: distil the trained agent instead"
+        )
     carrier = carrying(policy)
     graphs = graphs_of(model, critic=spec.critic)
     _check_skip(spec, graphs)

@@ -42,6 +42,10 @@ class Layout:
     """Prefixes of parameters that do not act."""
     tanh: bool = False
     """Actions are tanh of the output, mapped to the bounds."""
+    values: bool = False
+    """The output has the values of discrete actions."""
+    distribution: bool = True
+    """Scores of discrete actions are those of a distribution, which can be sampled."""
 
 
 ON_POLICY = Layout(
@@ -55,18 +59,30 @@ ON_POLICY = Layout(
 CRITICS = ("critic.", "critic_target.")
 TD3 = Layout("relu", "actor.features_extractor", ("actor.mu",), None, (*CRITICS, "actor_target."), tanh=True)
 SAC = Layout("relu", "actor.features_extractor", ("actor.latent_pi",), "actor.mu", (*CRITICS, "actor.log_std"), True)
-DQN = Layout("relu", "q_net.features_extractor", ("q_net.q_net",), None, ("q_net_target.",))
-LAYOUTS = {"ppo": ON_POLICY, "a2c": ON_POLICY, "dqn": DQN, "ddpg": TD3, "td3": TD3, "sac": SAC, "d4pg": TD3}
+_VALUES: Any = {"output": None, "values": True, "distribution": False}
+DQN = Layout("relu", "q_net.features_extractor", ("q_net.q_net",), ignored=("q_net_target.",), **_VALUES)
+QRDQN = Layout(
+    *("relu", "quantile_net.features_extractor", ("quantile_net.quantile_net",)),
+    ignored=("quantile_net_target.",),
+    **_VALUES,
+)
+ARS = Layout("relu", "features_extractor", ("action_net",), None, (), distribution=False)
+LAYOUTS = {
+    **{"ppo": ON_POLICY, "a2c": ON_POLICY, "dqn": DQN, "ddpg": TD3, "td3": TD3, "sac": SAC, "d4pg": TD3},
+    **{"trpo": ON_POLICY, "maskableppo": ON_POLICY, "tqc": SAC, "crossq": SAC, "qrdqn": QRDQN, "ars": ARS},
+}
+SCORING = frozenset(algo for algo, layout in LAYOUTS.items() if not layout.distribution)
+"""Algorithms whose scores of discrete actions are no distribution: only the greedy action counts."""
 
 
 class Parameters:
     """A policy's tensors by name; every one that is not taken must be known to be unused."""
 
-    def __init__(self, state: Mapping[str, Array]) -> None:
+    def __init__(self, state: Mapping[str, Array], *, biased: bool = True) -> None:
+        """biased: False where no layer has a bias, as in linear policies of ARS."""
+        self.biased = biased
         self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
         self.taken: set[str] = set()
-        self.last = ""
-        """The layer that was read last; the output layer, once the network is built."""
 
     def take(self, name: str, shape: tuple[int, ...] | int) -> Array:
         """The float32 tensor of that name; shape: its sizes, or the number of them."""
@@ -84,15 +100,19 @@ class Parameters:
 
     def layer(self, name: str, axes: int) -> tuple[str, Array, Array]:
         """(name, weight, bias) of one layer."""
-        self.last = name
         weight = self.take(f"{name}.weight", axes)
-        return name, weight, self.take(f"{name}.bias", weight.shape[:1])
+        bias = self.take(f"{name}.bias", weight.shape[:1]) if self.biased else np.zeros(len(weight), np.float32)
+        return name, weight, bias
 
     def chain(self, prefix: str) -> list[tuple[str, Array, Array]]:
-        """The dense layers of a Sequential module, which are every second one of its modules."""
+        """The dense layers of a Sequential module, which are every second one of its modules; CrossQ has a batch
+        renormalisation in front of each. Linear policies of ARS once had a layer of the module's name."""
+        if f"{prefix}.weight" in self.state:
+            return [self.layer(prefix, 2)]
         pattern = re.compile(rf"{re.escape(prefix)}\.([0-9]{{1,6}})\.weight")
         places = sorted(int(match[1]) for match in map(pattern.fullmatch, self.state) if match)
-        if places != list(range(0, 2 * len(places), 2)):
+        first = int(f"{prefix}.1.weight" in self.state)
+        if places != list(range(first, (2 + first) * len(places), 2 + first)):
             raise UnsupportedError(
                 f"{prefix} has layers at places {places[:8]}; only dense layers with one activation are known"
             )

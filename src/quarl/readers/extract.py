@@ -19,9 +19,10 @@ from torch import nn
 from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import OBSERVATION, Normalize, Op
-from quarl.readers.actor import LAYOUTS, ON_POLICY
+from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
+from quarl.readers.fold import fold_renorm, mean_over_quantiles
 from quarl.readers.normalizer import from_vecnormalize
-from quarl.readers.spaces import Box, action_head, from_live, observation_box
+from quarl.readers.spaces import Box, Discrete, action_head, from_live, observation_box
 from quarl.readers.trace import evaluating, trace
 from quarl.readers.zoo import VEC_FRAME_STACK, of_observation, samples_actions
 
@@ -55,7 +56,7 @@ def from_module(
 
 
 def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], None] = note_once) -> Policy:
-    """The policy of a live SB3 PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model, with the statistics of its VecNormalize.
+    """The policy of a live model of Stable-Baselines3, sb3-contrib or D4PG, with the statistics of its VecNormalize.
 
     Everything is copied: training may go on. Operators have the names that the zip reader gives them.
 
@@ -76,10 +77,15 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     if normalize is not None:
         normalize, home = of_observation(normalize, observed.low.shape, home)
         ops.append(normalize)
-    actor = _Actor(policy, algo, gaussian=gaussian)
+    actor = _Actor(policy, algo, gaussian=gaussian, folded=True)
     source = ops[-1].name if ops else OBSERVATION
     # Names are relative to the policy, as in its state dict, not to the wrapper around it.
     ops += trace(actor, observed.low.shape, observed.observation_dtype, source, named_by=policy)
+    if epsilons := {module.eps for module in policy.modules() if hasattr(module, "ra_mean")}:
+        state = {name: tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
+        ops = fold_renorm(ops, Parameters(state), *epsilons)
+    if algo == "qrdqn" and isinstance(actions, Discrete):
+        ops = mean_over_quantiles(ops, actions.n)
     log_std = None
     if LAYOUTS[algo] is ON_POLICY and isinstance(actions, Box) and not model.use_sde:
         log_std = policy.log_std.detach().to("cpu", torch.float32, copy=True).numpy()
@@ -99,7 +105,7 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
             origin="sb3-live",
         ),
     )
-    _check_predict(model, actor, head, observed)
+    _check_predict(model, _Actor(policy, algo, gaussian=gaussian), head, observed)
     return extracted
 
 
@@ -107,23 +113,27 @@ def algorithm(model: Any) -> str:
     """The algorithm of SB3, or of this package, that the model is, or is derived from."""
     for cls in type(model).__mro__:
         name = cls.__name__.lower()
-        if cls.__module__.startswith(("stable_baselines3.", "quarl.algorithms.")) and name in LAYOUTS:
+        if cls.__module__.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.")) and name in LAYOUTS:
             return name
     raise UnsupportedError(
-        f"{type(model).__name__} is not a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model; "
+        f"{type(model).__name__} is no model of {', '.join(LAYOUTS)}; "
         "give its network to quarl.from_module, with an action head"
     )
 
 
 class _Actor(nn.Module):
-    """The deterministic way from a (normalised) observation to the network's output, before any tanh of the head."""
+    """The deterministic way from a (normalised) observation to the network's output, before any tanh of the head.
 
-    def __init__(self, policy: Any, algo: str, *, gaussian: bool) -> None:
+    folded: without what `fold` puts into the weights of the layers.
+    """
+
+    def __init__(self, policy: Any, algo: str, *, gaussian: bool, folded: bool = False) -> None:
         super().__init__()
         self.gaussian = gaussian
         self.policy = policy
         self.layout = LAYOUTS[algo]
         self.algo = algo
+        self.folded = folded
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         from stable_baselines3.common.policies import BaseModel  # here: modules without SB3 models need not load it
@@ -132,10 +142,15 @@ class _Actor(nn.Module):
         output: torch.Tensor
         if self.algo == "dqn":
             output = policy.q_net(observation)
-        elif self.algo == "sac":  # its distribution code cannot be exported; this is its mode
+        elif self.algo == "qrdqn":
+            net = policy.quantile_net
+            features = net.extract_features(observation, net.features_extractor)
+            output = net.quantile_net(features) if self.folded else net(observation).mean(dim=1)
+        elif self.layout is SAC:  # its distribution code cannot be exported; this is its mode
             actor = policy.actor
-            features = actor.extract_features(observation, actor.features_extractor)
-            latent = actor.latent_pi(features)
+            latent = actor.extract_features(observation, actor.features_extractor)
+            for layer in actor.latent_pi:
+                latent = latent if self.folded and hasattr(layer, "ra_mean") else layer(latent)
             output = actor.mu(latent)
             if self.gaussian:  # the clamp of log_std is the head's part
                 output = torch.cat([output, actor.log_std(latent)], dim=1)
@@ -144,10 +159,9 @@ class _Actor(nn.Module):
             features = BaseModel.extract_features(policy, observation, policy.pi_features_extractor)
             output = policy.action_net(policy.mlp_extractor.forward_actor(features))
         else:
-            *layers, tanh = policy.actor.mu
-            assert isinstance(tanh, torch.nn.Tanh)  # the head's part
-            output = policy.actor.extract_features(observation, policy.actor.features_extractor)
-            for layer in layers:
+            owner, net = (policy, policy.action_net) if self.algo == "ars" else (policy.actor, policy.actor.mu)
+            output = owner.extract_features(observation, owner.features_extractor)
+            for layer in net[: len(net) - policy.squash_output]:  # the last Tanh is the head's part
                 output = layer(output)
         return output
 

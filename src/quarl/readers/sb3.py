@@ -6,6 +6,7 @@ algorithm it is and how its layers follow each other; only the activation functi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.budget import read_json
+from quarl.inert.objects import Inert
+from quarl.inert.pickle import read_base64
 from quarl.inert.zip import read_members
 from quarl.policy.graph import Policy, Provenance
-from quarl.policy.operators import Normalize
+from quarl.policy.operators import Dense, Normalize
 from quarl.readers import zoo
-from quarl.readers.actor import DQN, LAYOUTS, Parameters, network
+from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, Parameters, network
+from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
 from quarl.readers.spaces import Box, Discrete, Space, action_head, from_blob, observation_box
 from quarl.readers.torch_file import read_tensors
 
@@ -53,30 +57,39 @@ def _policy(
     statistics: Normalize | None,
     asked: str,
 ) -> Policy:
-    module = data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None
-    if not str(module).startswith(("stable_baselines3.", "quarl.algorithms.", "quarl.qat.")):
+    module = _module(data)
+    if not module.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.", "quarl.qat.")):
         raise UnsupportedError(
-            f"the policy class is from {str(module)[:80]}; only Stable-Baselines3's and D4PG's own are known"
+            f"the policy class is from {module[:80]}; only Stable-Baselines3's, sb3-contrib's and D4PG's own are known"
         )
     kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
     algo = algorithm(data, state, asked)
     layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
     observed = observation_box(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_blob(data.get("action_space"), "action_space")
-    if not isinstance(actions, Discrete if layout is DQN else Box if layout.tanh else Space):
+    if not isinstance(actions, Discrete if layout.values else Box if layout.tanh else Space):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
-    squashed = layout.tanh or (gsde and kwargs.get("squash_output") is True)
+    biased, squashed = True, layout.tanh or (gsde and kwargs.get("squash_output") is True)
+    if layout is ARS:  # a linear policy has other defaults
+        mlp = not _is_linear(data["policy_class"])
+        biased, squashed = (kwargs.get(name, mlp) is True for name in ("with_bias", "squash_output"))
     head = action_head(actions, "action_space", squashed=squashed)
-    parameters = Parameters(state)
+    parameters = Parameters(state, biased=biased)
     if statistics is not None:
         statistics, environment = zoo.of_observation(statistics, observed.low.shape, environment)
     ops = network(parameters, layout, observed, statistics, kwargs, gsde=gsde)
+    if algo == "crossq":
+        ops = fold_renorm(ops, parameters, kwargs.get("batch_norm_eps", RENORM_EPSILON))
+    if layout is QRDQN:
+        ops = mean_over_quantiles(ops, actions.width, data.get("n_quantiles"))
     if head.is_discrete:
-        if (scores := parameters.take(f"{parameters.last}.bias", 1).size) != actions.width:
+        last = ops[-1]
+        assert isinstance(last, Dense)
+        if (scores := last.bias.size) != actions.width:
             raise QuarlError(
                 f"the network scores {scores} actions, action_space has {actions.width}; the file is damaged"
             )
-    elif not squashed and not gsde:
+    elif layout is ON_POLICY and not squashed and not gsde:
         head = replace(head, log_std=parameters.take("log_std", (actions.width,)))
     parameters.refuse_others(layout.ignored)
     return Policy(
@@ -90,12 +103,25 @@ def _policy(
     )
 
 
+def _module(data: Mapping[str, Any]) -> str:
+    """Of the policy class."""
+    return str(data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None)
+
+
+def _is_linear(entry: Mapping[str, Any]) -> bool:
+    """Whether the policy class of an ARS agent is the linear one, which only its pickle tells."""
+    named = read_base64(str(entry.get(":serialized:")), "policy_class")
+    return isinstance(named, Inert) and named.name == "ARSLinearPolicy"
+
+
 def algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str = "") -> str:
-    """The algorithm, from parameter names and, where two share them, from the model's attributes."""
-    if "action_net.weight" in state:
-        if "cg_max_steps" in data:
-            raise UnsupportedError("it is a trpo agent; only ppo, a2c, dqn, ddpg, td3, sac and d4pg are supported")
-        algo = "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
+    """The algorithm, from the module of its policy class, from parameter names and, where two share them, from the
+    model's attributes."""
+    contrib = re.match(r"sb3_contrib\.(?:common\.)?(\w+)\.", _module(data))
+    if contrib:
+        algo = {"maskable": "maskableppo", "recurrent": "recurrentppo"}.get(contrib[1], contrib[1])
+    elif "action_net.weight" in state:
+        algo = "trpo" if "cg_max_steps" in data else "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
     elif any(name.startswith("q_net.q_net.") for name in state):
         algo = "dqn"
     elif any(name.startswith("actor.log_std") for name in state):
@@ -107,9 +133,9 @@ def algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str = 
         algo = asked if asked in ("ddpg", "td3") else algo  # one network; they differ in how it was trained
     else:
         first = min(state, default="nothing")
-        raise UnsupportedError(
-            f"its parameters ({first[:60]}, ...) are those of no ppo, a2c, dqn, ddpg, td3, sac or d4pg agent"
-        )
+        raise UnsupportedError(f"its parameters ({first[:60]}, ...) are those of no agent of {', '.join(LAYOUTS)}")
+    if algo not in LAYOUTS:
+        raise UnsupportedError(f"it is a {algo[:40]} agent; only {', '.join(LAYOUTS)} are supported")
     if asked not in ("", algo):
         raise QuarlError(f"it is a {algo} agent, not {asked}; name the algorithm that trained it")
     return algo

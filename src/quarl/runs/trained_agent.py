@@ -18,6 +18,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
 from quarl.algorithms.learners import learner_class
+from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError
 from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes, read_members
@@ -55,9 +56,9 @@ class TrainedAgent:
         self.statistics, _ = zoo.find_statistics(path, normalize)
         data, state = sb3.contents(path)
         if (trained_by := sb3.algorithm(data, state)) != algo:
-            raise QuarlError(
-                f"{path} is a {trained_by} agent, not {algo}; name the algorithm that trained it with --algo"
-            )
+            trains = trained_by in LEARNERS
+            way = "name the algorithm that trained it with --algo" if trains else "quarl ptq and quarl distill take it"
+            raise QuarlError(f"{path} is a {trained_by} agent, not {algo}; {way}")
         self.algo = algo
         self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
         self.gsde = bool(data.get("use_sde"))

@@ -1,0 +1,115 @@
+"""Agents of sb3-contrib, and of Stable-Baselines3 beside them: the live model, its zip and its own predict agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from sb3_contrib import ARS, QRDQN, TQC, TRPO, CrossQ, MaskablePPO
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from quarl import engines
+from quarl.calibration import quantize
+from quarl.quant.spec import EXACT
+from quarl.readers import load
+from quarl.readers.extract import from_model
+from sb3_archives import assert_same
+
+STEPS = 2_000
+BOX, CHOICE = "Pendulum-v1", "Acrobot-v1"
+OFF_POLICY = {"buffer_size": 1_000, "learning_starts": 50}
+SMALL = {"net_arch": [16, 16]}
+CONTRIB: list[tuple[type[Any], str, dict[str, Any], dict[str, Any]]] = [
+    (TRPO, BOX, SMALL, {"n_steps": 128}),
+    (TRPO, CHOICE, SMALL | {"activation_fn": torch.nn.ReLU}, {"n_steps": 128}),
+    (TQC, BOX, SMALL, OFF_POLICY),
+    (TQC, BOX, SMALL | {"clip_mean": 0.5}, OFF_POLICY | {"use_sde": True}),
+    (QRDQN, CHOICE, SMALL | {"n_quantiles": 7}, OFF_POLICY),
+    (ARS, BOX, SMALL, {"n_delta": 1, "zero_policy": False}),
+    (ARS, BOX, SMALL | {"squash_output": False, "with_bias": False}, {"n_delta": 1, "zero_policy": False}),
+    (ARS, BOX, {}, {"n_delta": 1, "zero_policy": False, "policy": "LinearPolicy"}),
+    (
+        ARS,
+        BOX,
+        {"with_bias": True, "squash_output": True},
+        {"n_delta": 1, "zero_policy": False, "policy": "LinearPolicy"},
+    ),
+    (ARS, CHOICE, SMALL, {"n_delta": 1, "zero_policy": False}),
+    (ARS, CHOICE, {}, {"n_delta": 1, "zero_policy": False, "policy": "LinearPolicy"}),
+    (MaskablePPO, CHOICE, SMALL, {"n_steps": 128}),
+    (CrossQ, BOX, SMALL, OFF_POLICY),
+    (CrossQ, BOX, {"net_arch": {"pi": [], "qf": [16]}}, OFF_POLICY),
+    (CrossQ, BOX, SMALL | {"batch_norm": False}, OFF_POLICY),
+    (CrossQ, BOX, SMALL | {"batch_norm_eps": 0.5, "activation_fn": torch.nn.Tanh}, OFF_POLICY | {"use_sde": True}),
+]
+
+
+class Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Forbids the action of the number of steps so far."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.env.step(action)
+
+    def action_masks(self) -> np.ndarray:
+        return np.arange(3) != self.steps % 3
+
+
+def identify(case: tuple[Any, ...]) -> str:
+    words = (f"{key}={value}" for key, value in (case[2] | case[3]).items() if key not in ("net_arch", *OFF_POLICY))
+    return "-".join((case[0].__name__, case[1], *words))
+
+
+@pytest.fixture(scope="module", params=CONTRIB, ids=identify)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, np.ndarray]:
+    """(a model that was trained for a moment, its zip, observations of its own episodes)."""
+    algorithm, env_id, policy_kwargs, options = request.param
+    env: Any = DummyVecEnv([lambda: Masked(gymnasium.make(env_id))])
+    model = algorithm(
+        **({"policy": "MlpPolicy", "seed": 1, "device": "cpu"} | options),
+        env=VecNormalize(env, clip_obs=2.0, norm_reward=False),
+        policy_kwargs=dict(policy_kwargs),
+    )
+    model.learn(150)
+    with torch.no_grad():  # after so short a training outputs are almost 0, where a missing tanh would not show
+        for layer in (module for module in model.policy.modules() if isinstance(module, torch.nn.Linear)):
+            layer.weight.mul_(2.0)
+    folder = tmp_path_factory.mktemp("agent") / f"{env_id}_1"
+    (folder / env_id).mkdir(parents=True)
+    model.save(folder / f"{env_id}.zip")
+    model.get_env().save(str(folder / env_id / "vecnormalize.pkl"))
+    model.get_env().training = False
+    return model, folder / f"{env_id}.zip", np.concatenate([*rollout(model)])
+
+
+def rollout(model: Any) -> Any:
+    """Raw observations [1, n] of STEPS steps."""
+    env = model.get_env()
+    observation = env.reset()
+    for _ in range(STEPS):
+        yield env.get_original_obs().astype(np.float32)
+        observation = env.step(model.predict(observation, deterministic=True)[0])[0]
+
+
+@pytest.mark.parametrize("engine", ["reference", "litert"])
+def test_zip_live_model_and_predict_agree_on_a_rollout(trained: tuple[Any, Path, np.ndarray], engine: str):
+    model, path, observations = trained
+    read, live = load.read(path), from_model(model)
+    assert_same(read, live)
+    algo = type(model).__name__.lower()
+    assert (read.provenance.algo, live.provenance.algo) == (algo, algo)
+    expected, _ = model.predict(model.get_env().normalize_obs(observations), deterministic=True)
+    policy = quantize(read, EXACT)
+    outputs = engines.run_all(engines.load(policy, engine, batch=100), observations)
+    assert (np.ptp(outputs, axis=0) > 1e-3).all()  # not saturated: the comparison means something
+    if policy.head.kind == "argmax":
+        np.testing.assert_array_equal(policy.head(outputs), expected)
+    else:
+        away = np.abs(policy.head(outputs) - expected)
+        assert away.max() < 1e-5 * (policy.head.high - policy.head.low).min()
