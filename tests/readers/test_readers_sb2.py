@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import Policy
+from quarl.policy.inputs import flatten
 from quarl.policy.operators import Dense, Normalize
 from quarl.readers.load import read
-from quarl.readers.sb2 import read_sb2
+from quarl.readers.sb2 import GOALS, read_sb2
 from stress.fuzz.pickles import Call, Name, pickled
 from stress.fuzz.seeds import SB2_ACTORS as ACTORS
 from stress.fuzz.seeds import SB2_ALGORITHMS as ALGORITHMS
-from stress.fuzz.seeds import box, discrete, npy, running_mean_std, sb2_arrays, sb2_data, serialized, zipped
+from stress.fuzz.seeds import box, discrete, goals, npy, running_mean_std, sb2_arrays, sb2_data, serialized, zipped
 
 Array = NDArray[Any]
 Named = dict[str, Array]
@@ -358,16 +359,40 @@ def as_named_pickle(folder: Path, data: dict[str, Any], named: Named) -> Path:
 
 def test_hindsight_replay_holds_the_algorithm_that_learnt_from_it(tmp_path: Path):
     named = drawn(sb2_arrays("sac"))
-    replay = as_named_pickle(tmp_path, {**sb2_data("sac"), "n_sampled_goal": 4}, named)
+    path = as_named_pickle(tmp_path, sb2_data("her"), named)
     x = observations(OBSERVED)
     for asked in (None, "her", "SAC"):
-        policy = read_sb2(replay, asked)
+        policy = read_sb2(path, asked)
         assert policy.provenance.algo == "sac"
         np.testing.assert_allclose(output(policy, x), expected("sac", named, x), rtol=2e-5, atol=2e-5)
     with pytest.raises(QuarlError, match="holds sac, not ddpg"):
-        read_sb2(replay, "ddpg")
+        read_sb2(path, "ddpg")
     with pytest.raises(QuarlError, match="holds sac, not her"):
         read_sb2(as_named_pickle(tmp_path, sb2_data("sac"), named), "her")
+
+
+@pytest.mark.parametrize("write", [as_named_pickle, as_zip, as_pickle])
+def test_goals_follow_the_observation_in_the_row_whatever_the_space_s_order(write: Any, tmp_path: Path):
+    named = drawn(sb2_arrays("sac"))
+    inputs = read_sb2(write(tmp_path, sb2_data("her"), named)).inputs
+    shown = {"desired_goal": np.array([3.0]), "achieved_goal": np.array([2.0]), "observation": np.array([1.0])}
+    assert flatten(inputs, shown)[0].tolist() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("space", "cause"),
+    [
+        (None, "her_obs_space has not observation, achieved_goal, desired_goal"),
+        (goals(observation=2, achieved_goal=1), "her_obs_space has not observation"),
+        (goals(observation=2, achieved_goal=1, desired_goal=1), "4 numbers"),
+        (box(3, 1.0), "her_obs_space has not"),
+        (Call(Name("gym.spaces.dict", "Dict"), (), {"spaces": dict.fromkeys(GOALS, 1)}, pickle.NEWOBJ), "is a int"),
+    ],
+)
+def test_goals_that_are_not_the_row_are_one_line(space: Any, cause: str, tmp_path: Path):
+    with pytest.raises(QuarlError, match=cause) as caught:
+        read_sb2(as_pickle(tmp_path, {**sb2_data("her"), "her_obs_space": space}, sb2_arrays("sac")))
+    assert str(caught.value).isprintable()
 
 
 def test_an_actor_as_wide_as_its_actions_ends_where_its_layers_do(tmp_path: Path):

@@ -15,7 +15,11 @@ from numpy.typing import NDArray
 
 import quarl
 from quarl import stats
+from quarl.calibration import quantize
+from quarl.engines import greedy
 from quarl.engines.reference import as_float
+from quarl.policy.graph import Policy
+from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.sb2 import contents
 
@@ -85,14 +89,17 @@ def visited(agent: str, forward: Callable[[Array], Array]) -> Array:
 def test_outputs_and_actions_are_those_of_the_formula_in_float64(agent: str, more_agents: Path):
     folder = more_agents / "sb2"
     policy, forward = read(folder / f"{agent}.pkl"), formula(agent, folder)
+    assert type(policy) is Policy
     x = visited(agent, forward)
     outputs = forward(x)
     np.testing.assert_allclose(as_float(policy, x)[policy.output], outputs, rtol=0, atol=1e-5 * np.abs(outputs).max())
-    actions, mine = acted(agent, outputs), quarl.load(folder / f"{agent}.pkl").predict(x)[0]
-    if actions.dtype == np.int64:
-        assert (mine == actions).all()
-    else:
-        np.testing.assert_allclose(mine, actions, rtol=0, atol=1e-5 * (actions.max() - actions.min()))
+    actions = acted(agent, outputs)
+    for engine in ("reference", "litert"):
+        mine = greedy(quantize(policy, EXACT), x, engine)
+        if actions.dtype == np.int64:
+            assert (mine == actions).all()
+        else:
+            np.testing.assert_allclose(mine, actions, rtol=0, atol=1e-5 * (actions.max() - actions.min()))
 
 
 @pytest.mark.parametrize("agent", [*ACTOR_CRITICS, "sac/Pendulum-v0", "td3/Pendulum-v0"])
@@ -113,8 +120,8 @@ def test_eight_bits_act_almost_as_the_formula_does(agent: str, mode: Any, more_a
     forward = formula(agent, folder)
     x = visited(agent, forward)
     actions = acted(agent, forward(x))
-    quantized = quarl.load(folder / f"{agent}.pkl").quantize("int8", observations=x, mode=mode)
-    mine = quantized.predict(x)[0]
+    policy = read(folder / f"{agent}.pkl")
+    mine = greedy(quantize(policy, QuantSpec.parse("int8", mode=mode), x), x)
     if actions.dtype == np.int64:
         assert (mine == actions).mean() > 0.97
     else:

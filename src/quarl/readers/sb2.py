@@ -23,6 +23,7 @@ from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_base64, read_pickle
 from quarl.inert.zip import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
+from quarl.policy.inputs import Input
 from quarl.policy.operators import Normalize
 from quarl.readers import sb2_network, zoo
 from quarl.readers.spaces import Box, Discrete, Space, action_head, from_inert, observation_box
@@ -47,6 +48,8 @@ SPACES = {**dict.fromkeys(ACTORS, Box), "acer": Discrete, "dqn": Discrete}
 """Of actions, for algorithms that cannot have every kind."""
 HER = "n_sampled_goal"
 """What hindsight experience replay adds to the attributes of the algorithm that learnt from it."""
+GOALS = ("observation", "achieved_goal", "desired_goal")
+"""Keys of the Dict observation that it learns in, in the order in which HERGoalEnvWrapper puts them into a row."""
 FUNCTIONS = ("relu", "tanh", "sigmoid", "elu")
 """TensorFlow's names, which are ours. Its leaky_relu has another slope."""
 ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
@@ -151,6 +154,7 @@ def _policy(
     policy = Policy(
         observation_shape=network.shape,
         observation_dtype="uint8" if image else "float32",
+        inputs=_goals(data.get("her_obs_space")) if HER in data else (),
         ops=tuple(network.ops),
         head=action_head(actions, "action_space", squashed=algo in ACTORS, log_std=log_std),
         provenance=replace(
@@ -177,6 +181,15 @@ def _named(
         sizes, half = [array.shape for array in arrays], len(arrays) // 2
         arrays = arrays[:half] if sizes == 2 * sizes[:half] else arrays
     return sb2_network.name_actor_critic(arrays, width, kwargs, gaussian=isinstance(actions, Box))
+
+
+def _goals(space: Any) -> tuple[Input, ...]:
+    """How the row divides that an agent of hindsight experience replay reads; space: of its environment."""
+    spaces = space.attributes.get("spaces") if isinstance(space, Inert) else None
+    if not isinstance(spaces, dict) or not spaces.keys() >= set(GOALS):
+        raise QuarlError(f"her_obs_space has not {', '.join(GOALS)}; the file is damaged")
+    boxes = [observation_box(from_inert(spaces[key], f"her_obs_space: {key}"), key) for key in GOALS]
+    return tuple(Input(key, "Box", box.low.shape) for key, box in zip(GOALS, boxes, strict=True))
 
 
 def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:

@@ -51,7 +51,7 @@ class Parser:
 
 def parsers() -> dict[str, Parser]:
     """Every reader of a file that somebody else wrote, by name."""
-    old = seeds.SB2_ALGORITHMS
+    old = (*seeds.SB2_ALGORITHMS, "her")
     pickles = tuple(seeds.sb2_pickle(algo, protocol) for algo in old for protocol in (0, 2, 4))
     statistics = tuple(seeds.pickled(seeds.vecnormalize(), protocol) for protocol in (0, 2, 3, 4, 5))
     zips = (seeds.sb3_zip(), seeds.sb3_zip(continuous=True))

@@ -99,12 +99,21 @@ def sb3_zip(*, continuous: bool = False) -> bytes:
     return zipped({"data": data, "policy.pth": sb3_weights(continuous=continuous)})
 
 
+def goals(**sizes: int) -> Call:
+    """The gym Dict space of an environment with goals, its keys sorted."""
+    spaces = {key: box(size, np.inf) for key, size in sorted(sizes.items())}
+    return Call(Name("gym.spaces.dict", "Dict"), (), {"spaces": spaces, "shape": None}, pickle.NEWOBJ)
+
+
 SB2_ACTORS = ("ddpg", "sac", "td3")
 SB2_ALGORITHMS = ("a2c", "acer", "acktr", "dqn", "ppo2", "trpo", *SB2_ACTORS)
 
 
 def sb2_data(algo: str) -> dict[str, Any]:
-    """Attributes of a Stable-Baselines 2 model; values may be Names and Calls."""
+    """Attributes of a Stable-Baselines 2 model; values may be Names and Calls. her: SAC's that learnt by hindsight."""
+    if algo == "her":
+        space = goals(observation=1, achieved_goal=1, desired_goal=1)
+        return {**sb2_data("sac"), "n_sampled_goal": 4, "her_obs_space": space}
     family = {"dqn": "deepq"}.get(algo, algo if algo in SB2_ACTORS else "common")
     own = {
         "a2c": {"alpha": 0.99, "lr_schedule": "linear"},
@@ -128,6 +137,7 @@ def sb2_data(algo: str) -> dict[str, Any]:
 
 def sb2_arrays(algo: str) -> dict[str, Array]:
     """Variables of its model in creation order."""
+    algo = "sac" if algo == "her" else algo
 
     def layer(name: str, inputs: int, outputs: int, kinds: tuple[str, str]) -> dict[str, Array]:
         return {
