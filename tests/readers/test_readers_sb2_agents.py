@@ -19,6 +19,7 @@ from quarl.calibration import quantize
 from quarl.engines import greedy
 from quarl.engines.reference import as_float
 from quarl.policy.graph import Policy
+from quarl.policy.inputs import flatten
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.sb2 import contents
@@ -126,3 +127,21 @@ def test_eight_bits_act_almost_as_the_formula_does(agent: str, mode: Any, more_a
         assert (mine == actions).mean() > 0.97
     else:
         assert np.abs(mine - actions).mean() < 0.05 * (actions.max() - actions.min())
+
+
+def test_the_agent_that_learnt_by_hindsight_reaches_every_goal(more_agents: Path):
+    needed = "FetchReach needs a package: pip install gymnasium-robotics"
+    gymnasium.register_envs(pytest.importorskip("gymnasium_robotics", reason=needed))
+    policy = read(more_agents / "sb2" / "her/FetchReach-v1.pkl")
+    assert type(policy) is Policy
+    env, reached, shown = gymnasium.make("FetchReach-v4"), [], []
+    for precision in ("fp32", "int8"):
+        quantized = quantize(policy, QuantSpec.parse(precision), np.concatenate(shown) if shown else None)
+        for seed in range(10):
+            (observation, _), over = env.reset(seed=seed), False
+            while not over:
+                shown.append(flatten(policy.inputs, observation)[0].astype(np.float32))
+                observation, _, _, over, info = env.step(greedy(quantized, shown[-1])[0])
+            reached.append(info["is_success"])
+    assert len(reached) == 20
+    assert all(reached)
