@@ -21,6 +21,7 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.config import DistillConfig
 from quarl.engines import Engine
+from quarl.envs.masks import allowed, is_masked
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.files import write_bytes
@@ -223,6 +224,7 @@ class Agent:
         episode_start: Array | None = None,
         deterministic: bool = True,
         *,
+        action_masks: ArrayLike | None = None,
         engine: str = "litert",
     ) -> tuple[Array, None]:
         """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
@@ -232,6 +234,7 @@ class Agent:
 
         observation: one, or B of them [B, ...].
         state, episode_start: accepted for that signature and not used, as policies here have no memory.
+        action_masks: of MaskablePPO: truths, one for each score, of the discrete actions that are allowed.
 
         >>> agent.predict([[0.0, 0.1, 0.02, -0.1], [0.0, 0.0, -0.1, -0.5]])
         (array([1, 0]), None)
@@ -241,7 +244,15 @@ class Agent:
         rows, single = policy_rows(self.policy, observation)
         with self._lock:  # an engine has one set of buffers
             outputs = self._engine(engine, len(rows)).run(rows)
-        actions = self.policy.head(engines.sound(self.policy, rows, outputs))
+        outputs = engines.sound(self.policy, rows, outputs)
+        if action_masks is not None:
+            if not self.policy.head.is_discrete:
+                raise QuarlError("action_masks are of discrete actions, the policy's are numbers: drop them")
+            try:
+                outputs = allowed(outputs, action_masks)
+            except ValueError as error:
+                raise QuarlError(str(error)) from None
+        actions = self.policy.head(outputs)
         return (actions[0] if single else actions), None
 
     evaluate = _of_agent(checks_keywords(evaluation.evaluate))
@@ -274,6 +285,8 @@ class Agent:
             except UnsupportedError as error:
                 raise UnsupportedError(f"{error}; save it as .safetensors") from None
             write_bytes(content, target)
+            if is_masked(self.policy):
+                say("its scores are unmasked: choose the largest among those of the actions that are allowed")
         else:
             raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .quarl, .tflite or .onnx")
         say(sentence(self.policy))

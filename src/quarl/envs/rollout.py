@@ -19,6 +19,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.envs.bound import LONGEST, endless, is_limited
 from quarl.envs.checked import NOT_FINITE, OddError, broken, check_observation
+from quarl.envs.masks import allowed_in, masks_of
 from quarl.envs.seeds import Stream, action_generator, episode_seed
 from quarl.envs.spaces import head_in
 from quarl.errors import QuarlError, note_once
@@ -96,6 +97,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
             slot.close()
             slot.env = setting.make()
             slot.step = slot.env.step
+            slot.masks = masks_of(policy, slot.env)
             head = head_in(policy.head, slot.env.action_space)
         slot.total, slot.start, slot.trace = 0.0, tick, []
         slot.seed = episode_seed(stream, seed, index)
@@ -134,7 +136,11 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
             if numbers is not None and not math.isfinite(numbers.dot(numbers)):
                 _check_finite(live, observations)
             # one call of the network: a new array each time, whose rows environments may keep and change
-            actions = head(run(observations), generators)
+            outputs = run(observations)
+            for slot in live:
+                if slot.masks is not None:
+                    outputs[slot.row] = allowed_in(slot.env, slot.masks, outputs[slot.row])
+            actions = head(outputs, generators)
             tick += 1
             # one step of each environment
             ended: list[tuple[_Slot, bool]] = []
@@ -192,12 +198,13 @@ def _check_finite(live: list[_Slot], observations: Array) -> None:
 class _Slot:
     """A row of the batch and the environment behind it."""
 
-    __slots__ = ("env", "index", "row", "seed", "start", "step", "total", "trace")
+    __slots__ = ("env", "index", "masks", "row", "seed", "start", "step", "total", "trace")
 
     def __init__(self, row: int) -> None:
         self.row = row
         self.env: Any = None
         self.step: Callable[[Any], Any]
+        self.masks: Callable[[], Any] | None = None
         self.index = self.seed = self.start = 0
         self.total = 0.0
         self.trace: list[Array] = []

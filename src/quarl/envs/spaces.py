@@ -12,11 +12,12 @@ from gymnasium import spaces
 
 from quarl.config.train import LEARNERS
 from quarl.envs.checked import name_of
+from quarl.envs.masks import is_masked, masks_of
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import ActionHead, Policy, shapes
 from quarl.readers.actor import LAYOUTS
-from quarl.readers.spaces import Box, Discrete, action_head, from_live, observation_box
+from quarl.readers.spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
 
 WAYS = (
     "choose the environment it was trained on with --env, or say how that was made: --env-kwargs, --wrapper, "
@@ -66,6 +67,10 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
         raise _mismatch("observations", ours, name, env.observation_space, way)
     if not _actions_fit(policy, env.action_space):
         raise _mismatch("actions", _actions(policy), name, env.action_space, WAYS)
+    if is_masked(policy) and masks_of(policy, env) is None:
+        note_once(
+            f"{name} has no action_masks(): the policy, which was trained with masks, may choose any action there"
+        )
     if policy.head.zero_based:
         note_once(
             f"the actions of {name} begin at {policy.head.start}, Stable-Baselines3 counts them from 0: it is handed "
@@ -100,6 +105,7 @@ def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
     if head.is_discrete:
         try:
             actions = from_live(space, "the action space")
+            actions = as_pairs(actions) if head.segments else actions  # of a masked policy
             theirs = action_head(actions, "the action space")
         except QuarlError:
             return False

@@ -22,7 +22,7 @@ from quarl.policy.operators import OBSERVATION, Normalize, Op
 from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
 from quarl.readers.fold import fold_renorm, mean_over_quantiles
 from quarl.readers.normalizer import from_vecnormalize
-from quarl.readers.spaces import Box, Discrete, action_head, from_live, observation_box
+from quarl.readers.spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
 from quarl.readers.trace import evaluating, trace
 from quarl.readers.zoo import VEC_FRAME_STACK, of_observation, samples_actions
 
@@ -71,6 +71,7 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
         raise UnsupportedError("the noise of gSDE depends on more than its actor's output; train with use_sde=False")
     observed = observation_box(from_live(policy.observation_space, "observation_space"), "observation_space")
     actions = from_live(policy.action_space, "action_space")
+    actions = as_pairs(actions) if algo == "maskableppo" else actions
     normalize = _normalize(model)
     ops: list[Op] = []
     home = Provenance(**environment(model, say))
@@ -105,7 +106,7 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
             origin="sb3-live",
         ),
     )
-    _check_predict(model, _Actor(policy, algo, gaussian=gaussian), head, observed)
+    _check_predict(model, _Actor(policy, algo, gaussian=gaussian), head, observed, actions.width)
     return extracted
 
 
@@ -166,7 +167,7 @@ class _Actor(nn.Module):
         return output
 
 
-def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box) -> None:
+def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box, width: int) -> None:
     """Refuses a policy whose class does more than its networks: a subclass may override anything."""
     rng = np.random.default_rng(0)
     shape = (PROBES, *observed.low.shape)
@@ -175,7 +176,6 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box) -
     with evaluating(model.policy), torch.no_grad():
         expected, _ = model.policy.predict(rows, deterministic=True)
         output = actor(torch.as_tensor(rows, device=model.device)).cpu().numpy()
-    width = from_live(model.action_space, "action_space").width
     if head.is_discrete and output.shape[1:] != (width,):
         raise QuarlError(f"the network scores {output.shape[1:]} actions, the action space has {width}")
     if not np.allclose(head(output), expected, rtol=1e-4, atol=1e-4):

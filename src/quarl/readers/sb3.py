@@ -23,7 +23,7 @@ from quarl.policy.operators import Dense, Normalize
 from quarl.readers import zoo
 from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, Parameters, network
 from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
-from quarl.readers.spaces import Box, Discrete, Space, action_head, from_blob, observation_box
+from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, from_blob, observation_box
 from quarl.readers.torch_file import read_tensors
 
 
@@ -67,6 +67,7 @@ def _policy(
     layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
     observed = observation_box(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_blob(data.get("action_space"), "action_space")
+    actions = as_pairs(actions) if algo == "maskableppo" else actions
     if not isinstance(actions, Discrete if layout.values else Box if layout.tanh else Space):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     biased, squashed = True, layout.tanh or (gsde and kwargs.get("squash_output") is True)

@@ -154,6 +154,11 @@ def observation_box(space: Space, where: str) -> Box:
     return space
 
 
+def as_pairs(space: Space) -> Space:
+    """The space with bits as numbers of two scores each, which is how MaskablePPO scores them."""
+    return MultiDiscrete((2,) * space.width) if isinstance(space, MultiBinary) and len(space.shape) == 1 else space
+
+
 def action_head(
     space: Space, where: str, *, squashed: bool = False, log_std: Array | None = None, zero_based: bool = True
 ) -> ActionHead:
