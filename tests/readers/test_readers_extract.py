@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
@@ -241,6 +243,43 @@ def test_a_policy_class_that_does_more_than_its_networks_is_refused(tmp_path: Pa
     model.save(tmp_path / "agent.zip")
     with pytest.raises(UnsupportedError, match="policy class is from"):
         load.read(tmp_path / "agent.zip")
+
+
+class Squares(BaseFeaturesExtractor):
+    """A features extractor of the author's own, of operators that are known."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space, 5)
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 5), nn.Tanh())
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.layers(observations)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(("learner", "called"), [(PPO, "PPO"), (SAC, "SAC"), (MaskablePPO, "MaskablePPO")])
+def test_the_two_lines_that_the_refusal_of_a_custom_extractor_names_read_the_agent(
+    learner: Any, called: str, normalized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    venv: Any = DummyVecEnv([lambda: Drift(VECTOR, BOX if learner is SAC else CHOICE)])
+    env = VecNormalize(venv) if normalized else venv
+    model = learner("MlpPolicy", env, policy_kwargs={"features_extractor_class": Squares}, device="cpu")
+    model.save(tmp_path / "agent.zip")
+    if normalized:
+        env.obs_rms.mean += 0.25
+        env.save(tmp_path / "vecnormalize.pkl")
+    with pytest.raises(UnsupportedError) as refused:
+        load.read(tmp_path / "agent.zip")
+    said = str(refused.value)
+    first, second = re.fullmatch(r".*; its own code reads it: (model = .*); (quarl\.from_sb3.*)", said).groups()
+    assert f"model = {called}.load(path" in first
+    assert ("VecNormalize" in first) == normalized
+    monkeypatch.chdir(tmp_path)
+    names = {"quarl": quarl, called: learner, "VecNormalize": VecNormalize, "venv": venv, "path": "agent.zip"}
+    exec(f"{first}\n{second}", names)
+    rows = venv.observation_space.sample()[None]
+    expected, _ = model.predict(env.normalize_obs(rows) if normalized else rows, deterministic=True)
+    np.testing.assert_allclose(quarl.load("policy.quarl").predict(rows)[0], expected, atol=1e-5)
 
 
 def test_other_models_and_spaces_are_refused_by_name():

@@ -27,6 +27,10 @@ EXTRACTORS_IN = r"(?:stable_baselines3\.common\.torch_layers|quarl\.algorithms\.
 _VALUE = r"<class '{}\.(\w+)'>"
 
 
+class CustomError(UnsupportedError):
+    """Only code of the model's author computes what it does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where an algorithm's actor lies among the parameters."""
@@ -122,7 +126,7 @@ class Parameters:
         """Raises for a parameter that was not taken and whose prefix is not among `ignored`."""
         for name in self.state:
             if name not in self.taken and not name.startswith(ignored):
-                raise UnsupportedError(
+                raise CustomError(
                     f"parameter {name[:80]!r} belongs to no network that is known; the policy is a custom one"
                 )
 
@@ -151,7 +155,7 @@ def network(
         source = ops[-1].name
     extractor = _class(kwargs, "features_extractor_class", EXTRACTORS_IN)
     if extractor not in (None, "FlattenExtractor", "NatureCNN", "WideCNN"):
-        raise UnsupportedError(
+        raise CustomError(
             f"features extractor {extractor} is not supported; NatureCNN, WideCNN and FlattenExtractor are"
         )
     if f"{layout.extractor}.cnn.0.weight" in parameters.state:

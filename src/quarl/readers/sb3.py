@@ -21,7 +21,7 @@ from quarl.inert.zip import read_members
 from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense, Normalize
 from quarl.readers import zoo
-from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, Parameters, network
+from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, network
 from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
 from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, from_blob, observation_box
 from quarl.readers.torch_file import read_tensors
@@ -37,6 +37,10 @@ def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None =
     environment, statistics = zoo.read_settings(path, normalize)
     try:
         return _policy(data, state, environment, statistics, algo)
+    except CustomError as error:
+        raise CustomError(
+            f"{path}: {error}; {_way(data, state, Path(environment.statistics).name if statistics else '')}"
+        ) from None
     except QuarlError as error:
         raise type(error)(f"{path}: {error}") from None
 
@@ -59,7 +63,7 @@ def _policy(
 ) -> Policy:
     module = _module(data)
     if not module.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.", "quarl.qat.")):
-        raise UnsupportedError(
+        raise CustomError(
             f"the policy class is from {module[:80]}; only Stable-Baselines3's, sb3-contrib's and D4PG's own are known"
         )
     kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
@@ -102,6 +106,17 @@ def _policy(
             environment, algo=algo, stochastic=zoo.samples_actions(algo, environment.env_id), origin="sb3-zip"
         ),
     )
+
+
+def _way(data: Mapping[str, Any], state: Mapping[str, Array], statistics: str) -> str:
+    """How an agent is read that only its own code can compute: live, by whoever trusts that code."""
+    try:
+        algo = algorithm(data, state)
+    except QuarlError:  # its networks are called otherwise
+        algo = "ppo"
+    name = {"maskableppo": "MaskablePPO", "crossq": "CrossQ"}.get(algo, algo.upper())
+    env = f", env=VecNormalize.load({statistics!r}, venv)" if statistics else ""
+    return f'its own code reads it: model = {name}.load(path{env}); quarl.from_sb3(model).save("policy.quarl")'
 
 
 def _module(data: Mapping[str, Any]) -> str:
