@@ -229,8 +229,8 @@ class Agent:
     ) -> tuple[Array, None]:
         """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
 
-        An action is int64, or float32 [A], with B before that for a batch. QuarlError for a dict or another shape, and
-        for NaN or infinity (in float32), for which quantised kernels have no code.
+        An action is int64, or int64 or float32 [A], with B before that for a batch. QuarlError for a dict or another
+        shape, and for NaN or infinity (in float32), for which quantised kernels have no code.
 
         observation: one, or B of them [B, ...].
         state, episode_start: accepted for that signature and not used, as policies here have no memory.
@@ -261,9 +261,10 @@ class Agent:
         """Writes QuaRL's artefact (.safetensors, .quarl or no suffix), or a .tflite or .onnx file for other runtimes.
 
         Such a file reads the raw observation, an image with its channels first. Its output is the greedy action,
-        within its bounds; of discrete actions it is their scores, and the action is the number of the largest. What it
-        makes of NaN and infinity is the runtime's affair: `predict` refuses them, a file cannot. What of a .tflite file
-        TFLite Micro cannot run is said on stderr, and with which statistics the file normalises observations.
+        within its bounds; of discrete actions it is their scores, and the action is the number of the largest: of
+        MultiDiscrete ones in each part, of MultiBinary ones a bit is 1 above 0. What it makes of NaN and infinity is
+        the runtime's affair: `predict` refuses them, a file cannot. What of a .tflite file TFLite Micro cannot run is
+        said on stderr, how scores divide, and with which statistics the file normalises observations.
         QuarlError for another suffix, and where the runtime has no kernels for the precision.
 
         >>> agent.quantize("int8", mode="static").save("policy.tflite")
@@ -285,6 +286,8 @@ class Agent:
             except UnsupportedError as error:
                 raise UnsupportedError(f"{error}; save it as .safetensors") from None
             write_bytes(content, target)
+            if self.policy.head.reading:
+                say(self.policy.head.reading)
             if is_masked(self.policy):
                 say("its scores are unmasked: choose the largest among those of the actions that are allowed")
         else:

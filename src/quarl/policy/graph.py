@@ -54,6 +54,16 @@ class ActionHead:
         """Whether actions are whole numbers, which have no bounds."""
         return self.kind in ("argmax", "binary")
 
+    @property
+    def reading(self) -> str:
+        """What a file's output means where it is neither the action nor scores of the numbers from 0; else empty."""
+        if self.kind == "binary":
+            return "its output is a number for each bit, which is 1 where that is above 0"
+        if self.segments:
+            widths = ", ".join(map(str, self.segments))
+            return f"its output is scores, {widths} of them for each number of the action: that of the largest, from 0"
+        return f"its output's first score is that of action {self.start}" if self.start and not self.zero_based else ""
+
     def __call__(self, output: Array, generators: list[np.random.Generator] | None = None) -> Array:
         """Environment actions of network outputs [B, n].
 
