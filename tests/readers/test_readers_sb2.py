@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.graph import Policy
+from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.inputs import flatten
 from quarl.policy.operators import Dense, Normalize
 from quarl.readers.load import read
@@ -259,6 +259,23 @@ def test_actions_of_ddpg_fill_the_bounds(tmp_path: Path):
     policy = read_sb2(as_pickle(tmp_path, data, drawn(sb2_arrays("ddpg"))))
     actions = policy.head(np.array([[-99.0, np.arctanh(0.5)]], np.float32))
     np.testing.assert_allclose(actions, [[-4.0, 2.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("write", [as_pickle, as_zip])
+def test_actions_of_several_numbers_and_of_bits_are_those_of_their_scores(write: Any, tmp_path: Path):
+    sizes = {"pi_fc0": (OBSERVED, 6), "vf_fc0": (OBSERVED, 4)}
+    named, arch = mlp_arrays(list(sizes), sizes, 5, (6, 4)), {"net_arch": [{"pi": [6], "vf": [4]}]}
+    for kind, state, head in [
+        ("MultiDiscrete", {"nvec": np.array([2, 3], np.uint32), "shape": (2,)}, ActionHead("argmax", segments=(2, 3))),
+        ("MultiBinary", {"n": 5, "shape": (5,)}, ActionHead("binary")),
+    ]:
+        space = Call(Name("gym.spaces", kind), (), state, pickle.NEWOBJ)
+        data = {**sb2_data("a2c"), "action_space": space, "policy_kwargs": arch}
+        policy = read_sb2(write(tmp_path, data, named))
+        assert (policy.head.kind, policy.head.segments) == (head.kind, head.segments)
+        scores = output(policy, observations(OBSERVED))
+        split = np.stack([scores[:, :2].argmax(1), scores[:, 2:].argmax(1)], 1) if head.segments else scores > 0
+        assert np.array_equal(policy.head(scores), split)
 
 
 def test_ppo2_keeps_its_deviation_for_sampling(tmp_path: Path):
