@@ -91,7 +91,7 @@ class _Value(nn.Module):
 def _value(policy: Any) -> Graph:
     observed = observation_box(from_live(policy.observation_space, "observation_space"), "observation_space")
     shape, dtype = observed.low.shape, observed.observation_dtype
-    ops = trace(_Value(policy), shape, dtype, OBSERVATION, named_by=policy)
+    ops = trace(_Value(policy), [(OBSERVATION, shape)], dtype, named_by=policy)
     head = ActionHead(kind="argmax")
     return Graph(policy=Policy(observation_shape=shape, observation_dtype=dtype, ops=tuple(ops), head=head))
 

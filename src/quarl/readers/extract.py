@@ -18,7 +18,7 @@ from torch import nn
 
 from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import ActionHead, Policy, Provenance
-from quarl.policy.operators import OBSERVATION, Normalize, Op
+from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
 from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
 from quarl.readers.fold import fold_renorm, mean_over_quantiles
 from quarl.readers.normalizer import from_vecnormalize
@@ -45,7 +45,9 @@ def from_module(
 
     Raises UnsupportedError naming the first operator outside the set and the module that calls it.
     """
-    ops = trace(module, observation_shape, observation_dtype, OBSERVATION)
+    scores = head.kind == "argmax"
+    ops = trace(module, [(OBSERVATION, tuple(observation_shape))], observation_dtype, scores=scores)
+    ops, head = _into_head(ops, head)
     return Policy(
         observation_shape=tuple(observation_shape),
         observation_dtype=observation_dtype,
@@ -53,6 +55,22 @@ def from_module(
         head=head,
         provenance=Provenance(origin="module"),
     )
+
+
+def _into_head(ops: list[Op], head: ActionHead) -> tuple[list[Op], ActionHead]:
+    """The network and its head, which takes over a last tanh that is mapped to exactly its bounds."""
+    last = len(ops) - 1
+    while last > 0 and isinstance(ops[last], Scale | Normalize):
+        last -= 1
+    bounded = head.kind == "clip" and head.log_std is None and np.isfinite([head.low, head.high]).all()
+    if last < 1 or not bounded or getattr(ops[last], "kind", "") != "tanh":
+        return ops, head
+    ends = np.stack([np.full(head.low.shape, end, np.float32) for end in (-1, 1)])
+    for op in ops[last + 1 :]:
+        ends = op(ends) if isinstance(op, Normalize) else ends * op.factor  # type: ignore[attr-defined]
+    if not np.allclose(ends, [head.low, head.high], rtol=1e-6, atol=1e-6):
+        return ops, head
+    return ops[:last], replace(head, kind="tanh")
 
 
 def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], None] = note_once) -> Policy:
@@ -81,7 +99,7 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     actor = _Actor(policy, algo, gaussian=gaussian, folded=True)
     source = ops[-1].name if ops else OBSERVATION
     # Names are relative to the policy, as in its state dict, not to the wrapper around it.
-    ops += trace(actor, observed.low.shape, observed.observation_dtype, source, named_by=policy)
+    ops += trace(actor, [(source, observed.low.shape)], observed.observation_dtype, named_by=policy)
     if epsilons := {module.eps for module in policy.modules() if hasattr(module, "ra_mean")}:
         state = {name: tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
         ops = fold_renorm(ops, Parameters(state), *epsilons)

@@ -1,10 +1,12 @@
-"""Operators of an nn.Module, through torch.export: each ATen call becomes one operator of the closed set."""
+"""Operators of an nn.Module, through torch.export: each ATen call becomes one operator of the closed set, or a part of
+one: what constants do to a layer's output goes into the layer."""
 
 from __future__ import annotations
 
 import math
+import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,59 +17,89 @@ from torch import nn
 
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError, first_line
-from quarl.policy.operators import LEAKY_SLOPE, Activation, Add, Concat, Conv2d, Dense, Flatten, LayerNorm, Op, Scale
-from quarl.readers.normalizer import clamp
+from quarl.policy.operators import (
+    LEAKY_SLOPE,
+    Activation,
+    Add,
+    Concat,
+    Conv2d,
+    Dense,
+    Flatten,
+    LayerNorm,
+    Linear,
+    Op,
+    Pool2d,
+    Shape,
+    Slice,
+    Softmax,
+)
+from quarl.readers.affine import Elementwise, Layer, aligned
 
 BATCH = 2
 """Rows of the example: more than one, so that an operator that mixes rows shows in its output's shape."""
 PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])
 CASTS = frozenset(["to", "_to_copy", "float"])
-RESHAPES = frozenset(["flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
-FUNCTIONS: Mapping[str, Mapping[str, float]] = {
-    **{name: {} for name in ("relu", "tanh", "sigmoid")},
-    "elu": {"alpha": 1, "scale": 1, "input_scale": 1},
-    "leaky_relu": {"negative_slope": LEAKY_SLOPE},
-}
-"""Activations, and the only values that their options may have."""
-BOUNDS = {"hardtanh": ("min_val", "max_val"), "clamp": ("min", "max")}
+RESHAPES = frozenset(["flatten", "unflatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
+PARTS = frozenset(["slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "permute", "transpose"])
+REDUCTIONS = frozenset(["mean", "sum"])
+ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div"])
+FOLDED = PASSING | RESHAPES | PARTS | REDUCTIONS | ARITHMETIC | {"neg", "batch_norm", "output", "getitem"}
+"""What can become a part of the layer before it."""
+FUNCTIONS = frozenset(["relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "hardsigmoid"])
+"""Activations without options."""
+SELU = (1.6732632423543772, 1.0507009873554805)
+"""alpha and scale of Klambauer et al. 2017."""
+BOUNDS = {"hardtanh": ("min_val", "max_val"), "clamp_min": ("min", ""), "clamp_max": ("", "max")}
+BOUNDS |= dict.fromkeys(("clamp", "clip"), ("min", "max"))
 """Of functions that clip: what their bounds are called."""
+MAX_REDUCED = 2048
+"""Numbers of a value whose sum or mean becomes a layer."""
 WAYS: Mapping[tuple[str, ...], str] = {
-    ("batch_norm", "instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm, or fold a trained BatchNorm into the "
-    "layer before it (torch.nn.utils.fuse_linear_bn_eval, fuse_conv_bn_eval)",
-    ("gelu", "mish", "silu", "softplus", "hardswish", "hardsigmoid", "prelu", "log_sigmoid", "celu"): "use nn.ReLU, "
-    "nn.LeakyReLU, nn.ELU, nn.Tanh or nn.Sigmoid",
-    ("pool",): "use nn.Conv2d with a stride",
-    ("softmax",): "leave it out: the largest score is the same without",
+    ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
+    ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
+    ("log_softmax",): "leave it out: the largest score is the same without",
 }
 """What to do instead, by words in the name of an ATen operator."""
-OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, and ReLU, LeakyReLU, ELU, Tanh or Sigmoid"
+OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and activations such as ReLU, Tanh or SiLU"
+
+Value = str | Elementwise | Layer
+"""A value's name in the graph, or what it is of one, as long as no operator reads it."""
 
 
 def trace(
-    module: nn.Module, shape: tuple[int, ...], dtype: str, source: str, *, named_by: nn.Module | None = None
+    module: nn.Module,
+    values: Iterable[tuple[str, Shape]],
+    dtype: str = "float32",
+    *,
+    named_by: nn.Module | None = None,
+    scores: bool = False,
 ) -> list[Op]:
-    """The operators that compute `module(x)` for x [B, *shape] of the given dtype; `source` is the name of x.
+    """The operators that compute `module(x, ...)` for values x [B, *shape] of the given dtype.
+
+    values: (name, shape) of each.
 
     Layers are named after the module that owns their weight ("q_net.q_net.0"), other operators after the value they
     read ("q_net.q_net.0.relu"). named_by: the part of `module` from which names start, if not from `module` itself.
+    scores: the output scores actions, so that a softmax at the end is left out.
     The module is traced in evaluation mode and left as it was found; weights are copied.
 
     Raises UnsupportedError naming the first operator outside the set and the module that calls it.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    example = torch.zeros(BATCH, *shape, dtype=getattr(torch, dtype), device=device)
-    exported = _export(module, example)
+    names, shapes = zip(*values, strict=True)
+    examples = tuple(torch.zeros(BATCH, *shape, dtype=getattr(torch, dtype), device=device) for shape in shapes)
+    exported = _export(module, examples)
     named = module if named_by is None else named_by
     # A shared module has several names and torch.export picks one; its first name is the one for every reader.
     first = {id(tensor): name for name, tensor in [*named.named_parameters(), *named.named_buffers()]}
-    return _Translation(exported, first, source).ops()
+    return _Translation(exported, first, dict(zip(names, shapes, strict=True)), scores=scores).ops()
 
 
-def _export(module: nn.Module, example: torch.Tensor) -> torch.export.ExportedProgram:
+def _export(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
     with evaluating(module), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns about itself
         try:
-            return torch.export.export(module, (example,), strict=False)
+            return torch.export.export(module, examples, strict=False)
         except Exception as error:  # its errors have no common base; all of them mean the same here
             reason = first_line(error)[:200]
     raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason}")
@@ -88,150 +120,378 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 class _Translation:
     """One pass over an exported graph."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, first: Mapping[int, str], source: str) -> None:
+    def __init__(
+        self,
+        exported: torch.export.ExportedProgram,
+        first: Mapping[int, str],
+        sources: Mapping[str, Shape],
+        *,
+        scores: bool,
+    ) -> None:
         self.nodes = list(exported.graph.nodes)
-        self.values: dict[str, str] = {}
-        """Names of our values by torch's node names."""
+        self.values: dict[str, Value | tuple[Value, ...]] = {}
+        """Ours by torch's node names."""
         self.operators: dict[str, Op] = {}
-        self.source = source
+        self.shapes = dict(sources)
+        """Of values in the graph, by name; torch's may have other axes around the same numbers."""
+        self.behind: set[str] = set()
+        """Names of values that layers have a part in."""
+        self.sources, self.scores = iter(sources), scores
         signature = exported.graph_signature
         stored: Mapping[str, Any] = {**exported.state_dict, **exported.constants}
         weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         targets = {**weights, **signature.inputs_to_lifted_tensor_constants}
         self.tensors = {node: (first.get(id(stored[name]), name), stored[name]) for node, name in targets.items()}
-        """(dotted name, tensor) of parameters, buffers and constants by node name."""
+        """(dotted name, tensor) of parameters, buffers and constants, and what is computed of them, by node name."""
 
     def ops(self) -> list[Op]:
         """The operators on the way to the module's output, in order."""
         result: Any = ()
         for node in self.nodes:
             if node.op == "placeholder" and node.name not in self.tensors:
-                self.values[node.name] = self.source
+                self.values[node.name] = next(self.sources)
             elif node.op == "call_function":
                 self.call(node)
             elif node.op == "output":
                 result = node.args[0]
         if len(result) != 1 or getattr(result[0], "name", None) not in self.values:
             raise UnsupportedError(f"the module returns {len(result)} values; a policy returns one tensor")
-        needed = {self.values[result[0].name]}
+        shape = _shape(result[0])
+        if len(shape) > 1:
+            raise UnsupportedError(f"the module returns {shape} for each observation; a policy returns one row")
+        output = self.shaped(self.value(result[0], result[0]), shape or (1,))
+        needed = {output}
         for op in reversed(self.operators.values()):
             needed.update(op.inputs if op.name in needed else ())
         return [op for op in self.operators.values() if op.name in needed]
 
     def call(self, node: torch.fx.Node) -> None:
-        """Adds the operator that `node` calls."""
-        kind = str(node.target).removeprefix("aten.").split(".")[0]
-        if kind.startswith("_assert"):
+        """Adds the operator that `node` calls, or keeps what becomes a part of one."""
+        kind = _kind(node)
+        if kind.startswith("_assert") or self.computes_constant(node, kind):
             return
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[0] != BATCH:
-            raise self.refusal(node, "its result is not one row per observation")
+        results = node.meta.get("val")
+        for value in results if isinstance(results, list | tuple) else [results]:
+            if not isinstance(value, torch.Tensor) or value.ndim < 1 or value.shape[0] != BATCH:
+                raise self.refusal(node, "its result is not one row per observation")
         if kind.endswith("_"):
             self.check_overwrites(node)
             kind = kind[:-1]
-        op = self.translate(node, kind, tuple(value.shape[1:]))
-        if isinstance(op, str):
-            self.values[node.name] = op
-            return
-        name, number = op.name, 2
-        while name in self.operators:  # one layer called twice
-            name, number = f"{op.name}.{number}", number + 1
-        self.operators[name] = replace(op, name=name)
-        self.values[node.name] = name
+        self.values[node.name] = self.translate(node, kind)
 
-    def translate(self, node: torch.fx.Node, kind: str, shape: tuple[int, ...]) -> Op | str:
-        """The operator, or the name of the value that the call only passes on."""
-        given = _arguments(node)
+    def computes_constant(self, node: torch.fx.Node, kind: str) -> bool:
+        """Whether the call is of constants alone, which are then computed; random numbers are none."""
+        tags = getattr(node.target, "tags", ())
+        inputs = [source.name for source in node.all_input_nodes]
+        if torch.Tag.nondeterministic_seeded in tags or any(name not in self.tensors for name in inputs):
+            return False
+        if not isinstance(node.meta.get("val"), torch.Tensor) or (kind.endswith("_") and kind != "detach_"):
+            return False
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda source: self.tensors[source.name][1].detach())
+        self.tensors[node.name] = node.name, node.target(*given[0], **given[1])  # type: ignore[operator]
+        return True
+
+    def add(self, *ops: Op) -> str:
+        """The name of the value that a chain of operators ends in."""
+        name = ""
+        for op in ops:
+            made, number = replace(op, inputs=(name,)) if name else op, 2
+            name = op.name
+            while name in self.operators:  # one layer called twice
+                name, number = f"{op.name}.{number}", number + 1
+            self.operators[name] = replace(made, name=name)
+            self.shapes[name] = made.shape([self.shapes[source] for source in made.inputs])
+            if isinstance(made, Linear) or self.behind.intersection(made.inputs):
+                self.behind.add(name)
+        return name
+
+    def translate(self, node: torch.fx.Node, kind: str) -> Value | tuple[Value, ...]:
+        """What the call makes."""
+        given, dtype = _arguments(node), _tensors(node)[0].dtype
+        if kind == "getitem":
+            pieces: Any = self.values[node.args[0].name]  # type: ignore[union-attr,index]
+            return pieces[node.args[1]]  # type: ignore[no-any-return]
         if kind == "cat":
-            return self.concat(node, given, shape)
-        x, dtype = self.value(node, next(iter(given.values()), None)), node.meta["val"].dtype
+            return self.concat(node, given)
+        argument, shape = next(iter(given.values()), None), _shape(node)
+        x = self.read(node, argument) if kind not in ARITHMETIC else ""
         drops = kind in ("dropout", "feature_dropout") and given["train"]
         if (kind in PASSING and not drops) or (kind in CASTS and dtype == torch.float32):
             return x
+        if kind in RESHAPES and isinstance(x, Layer) and not isinstance(x.op, Conv2d):
+            return replace(x, rows=x.rows.reshape(-1, *shape))
         if kind in RESHAPES:
-            return self.reshape(node, x, shape)
+            return self.value(node, argument)
         if dtype != torch.float32:
             raise self.refusal(node, f"it computes in {dtype}; convert to float32 before it")
-        if kind in FUNCTIONS:
-            for name, only in FUNCTIONS[kind].items():
-                if given[name] != only:
-                    why = f"its {name} is {given[name]}; the operator set has {kind} with {name} {only}"
-                    raise self.refusal(node, why)
-            return Activation(f"{x}.{kind}", (x,), kind)
-        if kind in BOUNDS:
-            low, high = (given[name] for name in BOUNDS[kind])
-            if isinstance(high, int | float) and high > 0 and low == -high:
-                return clamp(x, shape, float(high))
-            raise self.refusal(node, f"its bounds {low} and {high} are not opposite numbers")
-        if kind in ("mul", "div") and given.get("rounding_mode") is None:
-            factor = self.factor(node, given["other"], shape)
-            return Scale(f"{x}.scale", (x,), (factor if kind == "mul" else 1 / factor).astype(np.float32))
-        if kind == "add" and given["alpha"] == 1:
-            return Add(f"{x}.add", (x, self.value(node, given["other"])))
-        if kind in ("linear", "conv2d", "layer_norm"):
+        if kind in ARITHMETIC:
+            return self.arithmetic(node, kind, given)
+        if kind in PARTS or kind in REDUCTIONS:
+            return self.part(node, kind, x, given)
+        if kind == "neg":
+            return self.affine(node, x, -np.ones(()), np.zeros(()))
+        if kind == "batch_norm":
+            return self.batch_norm(node, x, given)
+        if kind in BOUNDS or kind == "relu6":
+            return self.clip(node, x, [given.get(name) for name in BOUNDS.get(kind, ())] or [0, 6])
+        if kind in ("linear", "conv1d", "conv2d"):
             return self.layer(node, kind, x, given)
+        if (function := self.function(kind, given)) is not None:
+            name = self.value(node, argument)
+            return self.add(Activation(f"{name}.{kind}", (name,), *function))
+        if kind in ("softmax", "log_softmax") and given["dim"] in (-1, len(shape)):
+            if self.scores and [user.op for user in node.users] == ["output"]:
+                return x
+            if kind == "softmax":
+                name = self.shaped(self.value(node, argument), (math.prod(shape),))
+                return self.add(Softmax(f"{name}.softmax", (name,), shape[-1]))
+        if kind == "layer_norm":
+            return self.layer_norm(node, given)
+        if kind in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d") and len(shape) == 3:
+            return self.pool(node, kind, given)
         ways = (way for kinds, way in WAYS.items() if any(word in kind for word in kinds))
         raise self.refusal(node, f"it is not in the operator set; {next(ways, OTHERWISE)}")
 
-    def reshape(self, node: torch.fx.Node, x: str, shape: tuple[int, ...]) -> Flatten | str:
-        """Flatten, or x where its shape stays."""
-        before = tuple(node.all_input_nodes[0].meta["val"].shape[1:])
-        if shape == before:
-            return x
-        if shape != (math.prod(before),):
-            raise self.refusal(node, f"it reshapes {before} to {shape}; only flattening is supported")
-        return Flatten(f"{x}.flatten", (x,))
+    def function(self, kind: str, given: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Kind and settings of an activation."""
+        if kind == "gelu":
+            return ("gelu" if given["approximate"] == "none" else "gelu_tanh",)
+        if kind in FUNCTIONS or (kind == "softplus" and given["beta"] == 1):
+            return (kind,)
+        if kind == "selu" or (kind == "elu" and given["input_scale"] == 1):
+            settings = SELU if kind == "selu" else (float(given["alpha"]), float(given["scale"]))
+            return ("elu",) if settings == (1, 1) else ("selu", settings)
+        slope = given.get("negative_slope")
+        if kind == "prelu" and (stored := self.tensor(given["weight"])) is not None and stored[1].size == 1:
+            slope = stored[1].item()
+        if slope is None:
+            return None
+        return ("leaky_relu",) if slope == LEAKY_SLOPE else ("prelu", (float(slope),))
 
-    def layer(self, node: torch.fx.Node, kind: str, x: str, given: Mapping[str, Any]) -> Op:
-        """Dense, Conv2d or LayerNorm."""
+    def arithmetic(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> Value:
+        """A sum, difference, product or quotient of a value and a constant, or the sum of two values."""
+        left, right, alpha = given["self"], given["other"], given.get("alpha", 1)
+        if kind == "rsub":
+            left, right, kind = right, left, "sub"
+        a, b = self.constant(node, left), self.constant(node, right)
+        sign = np.full((), float(alpha if kind == "add" else -alpha))
+        if given.get("rounding_mode") is not None or (kind == "div" and b is None):
+            raise self.refusal(node, "it rounds, or divides by a value")
+        if a is None and b is None:
+            if kind == "mul":
+                raise self.refusal(node, "only a constant can scale a value")
+            return self.sum(node, left, right, sign)
+        x, constant = self.read(node, right if b is None else left), np.asarray(a if b is None else b)
+        if not np.isfinite(constant).all() or (kind == "div" and not constant.all()):
+            raise self.refusal(node, "its constant is not finite, or it divides by 0")
+        if kind in ("mul", "div"):
+            return self.affine(node, x, constant if kind == "mul" else 1 / constant, np.zeros(()))
+        return self.affine(node, x, *((sign, constant) if b is None else (np.ones(()), sign * constant)))
+
+    def affine(self, node: torch.fx.Node, x: Value, factor: Array, offset: Array) -> Value:
+        """The value times `factor`, plus `offset`; numbers, or of the result's shape."""
+        if isinstance(x, Layer):
+            if (changed := x.affine(factor, offset, _shape(node))) is not None:
+                return changed
+            x = self.made(x)
+        x = Elementwise(x) if isinstance(x, str) else x
+        if math.prod(self.shapes[x.source]) != math.prod(_shape(node)):
+            raise self.refusal(node, "it repeats a value along an axis")
+        return x.affine(factor, offset)
+
+    def sum(self, node: torch.fx.Node, left: Any, right: Any, sign: Array) -> Value:
+        """left + sign * right; of what one dense layer makes, another layer."""
+        a, b, shape = self.read(node, left), self.read(node, right), _shape(node)
+        if isinstance(a, Layer) and isinstance(b, Layer) and isinstance(a.op, Dense) and _call(a) == _call(b):
+            return replace(a, rows=aligned(a.rows, shape) + sign * aligned(b.rows, shape))
+        sizes = [math.prod(_shape(argument)) for argument in (left, right)]
+        if max(sizes) != math.prod(shape) or min(sizes) not in (1, max(sizes)):
+            raise self.refusal(node, "it adds values of two shapes")
+        second = self.value(node, right) if sign == 1 else self.made(self.affine(right, b, sign, np.zeros(())))
+        axes = [shape or (1,) if size == max(sizes) else (1,) * len(shape) for size in sizes]
+        names = self.shaped(self.value(node, left), axes[0]), self.shaped(second, axes[1])
+        return self.add(Add(f"{names[0]}.add", names))
+
+    def part(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value | tuple[Value, ...]:
+        """Parts, sums and means of a value: of a dense layer's rows they are rows of another layer."""
+        before = _shape(node.args[0])
+        if isinstance(x, Layer) and not isinstance(x.op, Conv2d):
+            layer, rows = x, x.rows
+        elif kind in PARTS:
+            return self.slices(node, before)
+        elif (size := math.prod(before)) > MAX_REDUCED:
+            raise self.refusal(node, f"it adds more than {MAX_REDUCED:,} numbers that no layer makes")
+        else:
+            read = x if isinstance(x, Elementwise) else Elementwise(self.made(x))
+            name = self.shaped(read.source, (size,))
+            layer = Layer(Dense(f"{name}.{kind}", (name,), np.eye(size, dtype="f4"), np.zeros(size, "f4")), np.zeros(0))
+            rows = np.eye(size + 1, size).reshape(-1, *before) * read.factor
+            rows[-1] += read.offset
+        pieces = [replace(layer, rows=piece) for piece in self.applied(node, rows)]
+        return tuple(pieces) if isinstance(node.meta["val"], list | tuple) else pieces[0]
+
+    def slices(self, node: torch.fx.Node, before: Shape) -> str | tuple[str, ...]:
+        """Numbers of a value that follow each other."""
+        pieces = []
+        for places in self.applied(node, np.arange(math.prod(before), dtype=np.float64).reshape(1, *before)):
+            flat = places.reshape(-1).astype(int)
+            if (np.diff(flat) != 1).any():
+                raise self.refusal(node, "it rearranges the numbers of a value")
+            if flat.size == math.prod(before):
+                return self.value(node, node.args[0])
+            row = self.shaped(self.value(node, node.args[0]), (math.prod(before),))
+            pieces.append(self.add(Slice(f"{row}.{flat[0]}", (row,), int(flat[0]), (flat.size,))))
+        return tuple(pieces) if isinstance(node.meta["val"], list | tuple) else pieces[0]
+
+    def applied(self, node: torch.fx.Node, rows: Array) -> list[Array]:
+        """What the call makes of other rows than the module's [N, *shape], each of its results."""
+        target: Any = node.target
+        made = target(torch.from_numpy(np.ascontiguousarray(rows)), *node.args[1:], **node.kwargs)
+        results = [made] if isinstance(made, torch.Tensor) else list(made)
+        for result, value in zip(results, _tensors(node), strict=True):
+            if tuple(result.shape) != (len(rows), *value.shape[1:]):
+                raise self.refusal(node, "it mixes observations")
+        return [result.numpy() for result in results]
+
+    def batch_norm(self, node: torch.fx.Node, x: Value, given: Mapping[str, Any]) -> Value:
+        """The statistics of training, as factors and offsets of channels."""
+        stored = [self.tensor(given[name]) for name in ("running_mean", "running_var", "weight", "bias")]
+        if given["training"] or stored[0] is None or stored[1] is None:
+            raise self.refusal(node, "it normalises by the rows of a batch; a policy sees one: use running statistics")
+        mean, variance, weight, bias = (entry and entry[1].astype(np.float64) for entry in stored)
+        factor = (1.0 if weight is None else weight) / np.sqrt(variance + given["eps"])
+        offset = (0.0 if bias is None else bias) - mean * factor
+        along = (-1, *(1,) * (len(_shape(node)) - 1))
+        return self.affine(node, x, *(np.broadcast_to(n.reshape(along), _shape(node)) for n in (factor, offset)))
+
+    def clip(self, node: torch.fx.Node, x: Value, ends: list[Any]) -> str:
+        """A value between two numbers; statistics before it clip themselves."""
+        numbers = []
+        for end, missing in zip(ends, (-math.inf, math.inf), strict=True):
+            constant = np.asarray(missing) if end is None else self.constant(node, end)
+            if constant is None or (constant != constant.flat[0]).any():
+                raise self.refusal(node, "its bounds are not two numbers")
+            numbers.append(float(constant.flat[0]))
+        low, high = numbers
+        if not low < high:
+            raise self.refusal(node, f"nothing is between its bounds {low} and {high}")
+        if 0 < high == -low < math.inf:
+            read = x if isinstance(x, Elementwise) else Elementwise(self.value(node, node.args[0]))
+            if np.all(np.asarray(read.factor) > 0):
+                return self.add(*read.ops(self.shapes[read.source], high))
+        name = self.value(node, node.args[0])
+        return self.add(Activation(f"{name}.clip", (name,), "clip", (low, high)))
+
+    def layer(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value:
+        """Dense or Conv2d; a convolution along one axis is one of images of one row."""
         stored, stored_bias = self.tensor(given["weight"]), self.tensor(given["bias"])
         if stored is None or (stored_bias is None and given["bias"] is not None):
             raise self.refusal(node, "its weight or bias is no parameter of the module")
         name, weight = stored[0].removesuffix(".weight"), stored[1]
         bias = np.zeros(weight.shape[0], np.float32) if stored_bias is None else stored_bias[1]
-        if kind == "linear":
-            return Dense(name, (x,), weight, bias)
-        if kind == "layer_norm":
-            if weight.ndim != 1:
-                raise self.refusal(node, f"it normalises over {weight.ndim} axes; only the last one is supported")
-            return LayerNorm(name, (x,), weight, bias, float(given["eps"]))
-        stride, padding, dilation = (_pair(given[key]) for key in ("stride", "padding", "dilation"))
-        if stride is None or padding is None or dilation != (1, 1) or given["groups"] != 1:
-            raise self.refusal(node, "dilation, groups and padding by name are not supported")
-        return Conv2d(name, (x,), weight, bias, stride, padding)
+        shape = _shape(node.args[0])
+        op: Linear = Dense(name, (), weight, bias)
+        if kind == "linear" and len(shape) != 1:
+            raise self.refusal(node, f"it reads {shape} for each observation; flatten it before")
+        if kind != "linear":
+            stride, padding, dilation = (_pair(given[key]) for key in ("stride", "padding", "dilation"))
+            if stride is None or padding is None or dilation != (1, 1) or given["groups"] != 1:
+                raise self.refusal(node, "dilation, groups and padding by name are not supported")
+            if kind == "conv1d":
+                weight, shape = weight[:, :, None], (shape[0], 1, shape[1])
+                stride, padding = (1, stride[1]), (0, padding[1])
+            op = Conv2d(name, (), weight, bias, stride, padding)
+        layer = None
+        if isinstance(x, Elementwise) and x.source in self.behind and self.shapes[x.source] == shape:
+            layer = Layer.of(op).reading(x, shape)
+        if layer is None:
+            layer = Layer.of(replace(op, inputs=(self.shaped(self.value(node, node.args[0]), shape),)))
+        folds = len(node.users) == 1 or all(_kind(user).removesuffix("_") in FOLDED for user in node.users)
+        return layer if folds else self.made(layer)
 
-    def concat(self, node: torch.fx.Node, given: Mapping[str, Any], shape: tuple[int, ...]) -> Concat:
+    def layer_norm(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
+        """LayerNorm over the last axis, whose gain and offset may be missing."""
+        shape = _shape(node)
+        if len(given["normalized_shape"]) != 1:
+            raise self.refusal(node, "it normalises over several axes; only the last one is supported")
+        x = self.shaped(self.value(node, node.args[0]), shape)
+        gain, offset = self.tensor(given["weight"]), self.tensor(given["bias"])
+        name = f"{x}.norm" if gain is None else gain[0].removesuffix(".weight")
+        weight = np.ones(shape[-1:], np.float32) if gain is None else gain[1]
+        bias = np.zeros(shape[-1:], np.float32) if offset is None else offset[1]
+        return self.add(LayerNorm(name, (x,), weight, bias, float(given["eps"])))
+
+    def pool(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> str:
+        """Pool2d of an image."""
+        image = _shape(node.args[0])
+        whole = kind == "adaptive_avg_pool2d" and _shape(node)[1:] == (1, 1)
+        options = {"kernel_size": image[1:], "stride": (1, 1), "padding": (0, 0)} if whole else given
+        kernel, stride, padding = (_pair(options.get(key)) for key in ("kernel_size", "stride", "padding"))
+        uncounted = any(padding or ()) and given.get("count_include_pad") is False
+        unlike = _pair(given.get("dilation", 1)) != (1, 1) or given.get("ceil_mode") or given.get("divisor_override")
+        if kernel is None or padding is None or uncounted or unlike:
+            raise self.refusal(node, "its dilation, ceil_mode, divisor, margin or output size is not supported")
+        x, name = self.shaped(self.value(node, node.args[0]), image), "max" if kind == "max_pool2d" else "average"
+        return self.add(Pool2d(f"{x}.{name}", (x,), name, kernel, stride or kernel, padding))
+
+    def concat(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
         """The values side by side."""
-        if given["dim"] not in (-1, len(shape)):
+        if given["dim"] not in (-1, len(_shape(node))):
             raise self.refusal(node, "it does not join along the last axis")
-        names = tuple(self.values.get(getattr(part, "name", ""), "") for part in given["tensors"])
-        if "" in names:
+        if any(getattr(part, "name", "") not in self.values for part in given["tensors"]):
             raise self.refusal(node, "it joins constants")
-        return Concat(f"{names[0]}.concat", names)
+        names = tuple(self.shaped(self.value(node, part), _shape(part)) for part in given["tensors"])
+        return self.add(Concat(f"{names[0]}.concat", names))
+
+    def read(self, node: torch.fx.Node, argument: Any) -> Value:
+        """The value in an argument."""
+        value = self.values.get(getattr(argument, "name", ""))
+        if value is None or isinstance(value, tuple):
+            raise self.refusal(node, "one of its inputs is a constant, or made by an operator that is not followed")
+        return value
 
     def value(self, node: torch.fx.Node, argument: Any) -> str:
-        """The name of the value in an argument."""
-        name = self.values.get(getattr(argument, "name", ""))
-        if name is None:
-            raise self.refusal(node, "one of its inputs is a constant, or made by an operator that is not followed")
+        """The name of the value in an argument, whose operator is made now if it was not."""
+        value = self.read(node, argument)
+        self.values[argument.name] = name = self.made(value)
         return name
 
+    def made(self, value: Value) -> str:
+        """The name of a value."""
+        if isinstance(value, str):
+            return value
+        if isinstance(value, Layer):
+            return self.add(value.made())
+        return self.add(*value.ops(self.shapes[value.source])) or value.source
+
+    def shaped(self, x: str, shape: Shape) -> str:
+        """The name of the value x with its numbers in these axes."""
+        if len(self.shapes[x]) > 1 and self.shapes[x] != shape:
+            x = self.add(Flatten(f"{x}.flatten", (x,)))
+        return x if self.shapes[x] == shape else self.add(Slice(f"{x}.shaped", (x,), 0, shape))
+
     def tensor(self, argument: Any) -> tuple[str, Array] | None:
-        """(dotted name, copy in float32) of the parameter or buffer in an argument; None where it is none."""
+        """(dotted name, copy in float32) of the parameter, buffer or constant in an argument; None where it is none."""
         if not isinstance(argument, torch.fx.Node) or argument.name not in self.tensors:
             return None
         name, tensor = self.tensors[argument.name]
         return name, tensor.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
 
-    def factor(self, node: torch.fx.Node, argument: Any, shape: tuple[int, ...]) -> Array:
-        """float64 [] or [*shape]: the argument, if it is a constant other than 0."""
-        stored = self.tensor(argument)
-        if stored is None and not isinstance(argument, int | float):
-            raise self.refusal(node, "only a constant can scale a value")
-        factor = np.asarray(argument if stored is None else stored[1], np.float64)
-        if not np.isfinite(factor).all() or not factor.all() or factor.size not in (1, math.prod(shape)):
-            raise self.refusal(node, "the constant that scales is 0, not finite or of another shape than the value")
-        return factor.reshape(() if factor.size == 1 else shape)
+    def constant(self, node: torch.fx.Node, argument: Any) -> Array | None:
+        """float64 [] or [*shape of the node's result]: the constant in an argument; None where it is a value."""
+        if isinstance(argument, int | float):
+            return np.asarray(argument, np.float64)
+        if not isinstance(argument, torch.fx.Node) or argument.name not in self.tensors:
+            return None
+        shape, numbers = _shape(node), self.tensors[argument.name][1].detach().cpu().double().numpy()
+        if numbers.size == 1:
+            return np.asarray(numbers.reshape(()))
+        if numbers.ndim > len(shape) and len(numbers) == BATCH and (numbers == numbers[:1]).all():
+            numbers = numbers[:1]  # repeated for each row
+        try:
+            return np.asarray(np.broadcast_to(numbers, (1, *shape))[0])
+        except ValueError:
+            raise self.refusal(node, "its constant is of another shape than the value") from None
 
     def check_overwrites(self, node: torch.fx.Node) -> None:
         """Refuses to follow an in-place operator whose input, or what that is a view of, is read again."""
@@ -239,7 +499,7 @@ class _Translation:
         while isinstance(overwritten, torch.fx.Node):
             if len(overwritten.users) > 1:
                 raise self.refusal(node, "it overwrites a value that is read elsewhere; use inplace=False")
-            view = str(overwritten.target).removeprefix("aten.").split(".")[0] in RESHAPES | PASSING | CASTS
+            view = _kind(overwritten) in RESHAPES | PASSING | CASTS | PARTS
             overwritten = overwritten.args[0] if view else None
 
     def refusal(self, node: torch.fx.Node, why: str) -> UnsupportedError:
@@ -250,6 +510,29 @@ class _Translation:
         return UnsupportedError(f"{place} calls {node.target}: {why}")
 
 
+def _kind(node: torch.fx.Node) -> str:
+    """The name of the ATen operator that a node calls."""
+    if node.target is operator.getitem:
+        return "getitem"
+    return str(node.target).removeprefix("aten.").split(".")[0]
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    """Examples of what a node makes."""
+    results = node.meta["val"]
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def _shape(node: Any) -> Shape:
+    """The shape of a node's value for one observation; of several values, the first one's."""
+    return tuple(_tensors(node)[0].shape[1:])
+
+
+def _call(layer: Layer) -> tuple[Any, ...]:
+    """Which layer reads what."""
+    return layer.op.name, layer.op.inputs
+
+
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:
     """The arguments of a call by name, in order; those that it leaves out are what the operator's schema says."""
     schema = getattr(node.target, "_schema", None)  # Python's own operators have none
@@ -258,7 +541,7 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
-    """(rows, columns) of a convolution's option; None where it is not one or two whole numbers."""
+    """(rows, columns) of a layer's option; None where it is not one or two whole numbers."""
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     if not all(isinstance(n, int) for n in numbers) or len(numbers) not in (1, 2):
         return None

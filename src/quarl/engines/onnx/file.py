@@ -77,7 +77,7 @@ class File:
         """The file, from the input `source` of `dtype` and `shape` to the tensor `output`, float32, named `target`."""
         self._nodes.append(helper.make_node("Identity", [output], [target]))
         types = (constant.data_type for constant in self._constants.values())
-        opset = max(OLDEST_OPSET, *(TYPES_SINCE.get(kind, 0) for kind in types))
+        opset = max((OLDEST_OPSET, *(TYPES_SINCE.get(kind, 0) for kind in types)))
         self._place_axes(opset)
         model = helper.make_model(
             helper.make_graph(
