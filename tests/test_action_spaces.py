@@ -25,6 +25,7 @@ from quarl.api import Agent
 from quarl.cli import main
 from quarl.distillation.loss import loss_of
 from quarl.errors import QuarlError
+from quarl.experiments.precisions import agreement
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
 from runs.training_runs import Threads, train
@@ -120,6 +121,18 @@ def test_eight_bits_in_both_modes_play_nearly_as_well_and_come_back_from_their_f
         assert back.evaluate(episodes=20, env_id=env_id, stochastic=False).returns.mean() > 0.95 * exact
 
 
+def test_precisions_are_compared_by_the_actions_that_are_wholly_equal(trained: Any, tmp_path: Path):
+    model, env_id, agent, _ = trained
+    model.save(tmp_path / f"{env_id}.zip")
+    words = ["ptq", str(tmp_path / f"{env_id}.zip"), "--env", env_id, "--bits", "fp32", "8", "--episodes", "4"]
+    assert main([*words, "--json", str(tmp_path / "rows.json"), "-o", str(tmp_path / "out")]) == 0
+    exact, eight = (row["agreement"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"])
+    assert exact == 1
+    assert eight > 0.9
+    actions = np.array([[1, 0, 2], [0, 1, 1]])
+    assert agreement(agent.policy, actions, np.array([[1, 0, 2], [0, 0, 1]])) == 0.5
+
+
 def test_a_saved_file_says_how_its_scores_divide(trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model, env_id, agent, _ = trained
     observations = np.random.default_rng(0).uniform(-1, 1, (64, 3)).astype(np.float32)
@@ -189,12 +202,12 @@ def test_two_bits_learn_what_the_float_policy_does(trained: Any):
     observations, fresh = (rng.uniform(-1, 1, (size, 3)).astype(np.float32) for size in (2_000, 500))
     expected = model.predict(fresh, deterministic=True)[0]
 
-    def agreement(small: Agent) -> float:
+    def equal(small: Agent) -> float:
         return float((small.predict(fresh)[0] == expected).mean())
 
     taught = agent.distill(2, rounds=1, updates=300, observations=observations).agent
-    assert agreement(taught) >= agreement(agent.quantize("int2e8", observations=observations))
-    assert agreement(taught) > 0.8
+    assert equal(taught) >= equal(agent.quantize("int2e8", observations=observations))
+    assert equal(taught) > 0.8
 
 
 @pytest.mark.parametrize(("head", "message"), [
