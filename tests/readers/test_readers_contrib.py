@@ -9,15 +9,21 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from sb3_contrib import ARS, QRDQN, TQC, TRPO, CrossQ, MaskablePPO
+from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+import quarl
 from quarl import engines
 from quarl.calibration import quantize
+from quarl.policy.operators import OBSERVATION, Dense, as_float32
 from quarl.quant.spec import EXACT
 from quarl.readers import load
+from quarl.readers.actor import Parameters
 from quarl.readers.extract import from_model
-from sb3_archives import assert_same
+from quarl.readers.fold import fold_renorm, mean_over_quantiles
+from sb3_archives import Still, assert_same
 
 STEPS = 2_000
 BOX, CHOICE = "Pendulum-v1", "Acrobot-v1"
@@ -113,3 +119,71 @@ def test_zip_live_model_and_predict_agree_on_a_rollout(trained: tuple[Any, Path,
     else:
         away = np.abs(policy.head(outputs) - expected)
         assert away.max() < 1e-5 * (policy.head.high - policy.head.low).min()
+
+
+def test_twenty_paired_episodes_have_the_returns_of_the_library_s_own(trained: tuple[Any, Path, np.ndarray]):
+    model, path, _ = trained
+    env = gymnasium.make(path.stem, max_episode_steps=100)
+    played = quarl.evaluate(path, episodes=20, max_episode_steps=100)
+    returns = []
+    for seed in played.seeds:
+        observation, total, ended = env.reset(seed=int(seed))[0], 0.0, False
+        while not ended:
+            action, _ = model.predict(model.get_env().normalize_obs(observation), deterministic=True)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, ended = total + float(reward), terminated or truncated
+        returns.append(total)
+    np.testing.assert_allclose(played.returns, returns, rtol=0 if path.stem == CHOICE else 1e-4)
+
+
+IMAGES: list[tuple[type[Any], spaces.Space[Any], dict[str, Any]]] = [
+    (QRDQN, spaces.Discrete(3), {"buffer_size": 10}),
+    (MaskablePPO, spaces.Discrete(3), {}),
+    (TQC, spaces.Box(-1, 1, (2,)), {"buffer_size": 10}),
+    (CrossQ, spaces.Box(-1, 1, (2,)), {"buffer_size": 10}),
+]
+
+
+@pytest.mark.parametrize("case", IMAGES, ids=lambda case: case[0].__name__)
+def test_images_are_read_as_the_library_sees_them(case: tuple[Any, ...], tmp_path: Path):
+    algorithm, actions, options = case
+    env = Still(spaces.Box(0, 255, (3, 36, 36), np.uint8), actions)
+    kwargs: dict[str, Any] = {"features_extractor_kwargs": {"features_dim": 16}, "net_arch": [8]}
+    kwargs |= {"features_extractor_class": NatureCNN}  # CrossQ has no policy for images of its own
+    model = algorithm("MlpPolicy", env, policy_kwargs=kwargs, seed=0, device="cpu", **options)
+    with torch.no_grad():
+        for module in model.policy.modules():
+            if hasattr(module, "ra_mean"):  # as if it had been trained
+                module.ra_mean.normal_(0, 0.1)
+                module.ra_var.uniform_(0.001, 0.01)
+    model.save(tmp_path / "agent.zip")
+    read = load.read(tmp_path / "agent.zip")
+    assert_same(read, from_model(model))
+    images = np.random.default_rng(0).integers(0, 256, (100, 3, 36, 36), np.uint8)
+    expected, _ = model.predict(images, deterministic=True)
+    assert read.head.distance(expected, engines.greedy(quantize(read, EXACT), images)).max() < 1e-5
+
+
+def test_the_mean_over_quantiles_is_one_layer_of_mean_weights():
+    layer = Dense("q", (OBSERVATION,), np.float32([[1, 0], [2, 0], [3, 8], [6, 0]]), np.float32([0, 1, 2, 3]))
+    (folded,) = mean_over_quantiles([layer], 2)  # rows are quantile 0's actions, then quantile 1's
+    assert isinstance(folded, Dense)
+    assert as_float32(folded.weight).tolist() == [[2, 4], [4, 0]]
+    assert folded.bias.tolist() == [1, 2]
+
+
+def test_renormalisation_is_an_affine_part_of_the_layer_behind_it():
+    layer = Dense("actor.mu", (OBSERVATION,), np.float32([[1, 2]]), np.float32([0.5]))
+    first = Dense("actor.latent_pi.1", (OBSERVATION,), np.float32([[1], [1]]), np.float32([0, 0]))
+    numbers = {"ra_mean": [2.0, 4], "ra_var": [3.0, 8], "scale": [4.0, 6], "bias": [1.0, 0]}
+    state = {f"actor.latent_pi.3.{name}": np.float32(value) for name, value in numbers.items()}
+    identity = {"ra_mean": [0.0], "ra_var": [0.0], "scale": [1.0], "bias": [0.0]}
+    state |= {f"actor.latent_pi.0.{name}": np.float32(value) for name, value in identity.items()}
+    parameters = Parameters(state | {"actor.latent_pi.1.weight": np.float32([[1], [1]])})
+    same, folded = fold_renorm([first, layer], parameters, 1.0)
+    assert isinstance(same, Dense)
+    assert isinstance(folded, Dense)
+    assert as_float32(same.weight).tolist() == [[1], [1]]
+    # x1 -> (x1 - 2) / 2 * 4 + 1 and x2 -> (x2 - 4) / 3 * 6; the layer adds twice the second to the first
+    assert as_float32(folded.weight).tolist() == [[2, 4]]
+    assert folded.bias.tolist() == [0.5 - 3 - 16]
