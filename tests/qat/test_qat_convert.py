@@ -12,6 +12,7 @@ import torch
 from learners import ALGORITHMS, Pictures, make
 from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
@@ -286,3 +287,20 @@ def test_a_converted_agent_reads_raw_observations_of_a_normalised_environment():
     raw = np.array([[0.1, 0.99, 5.0], [-0.8, 0.6, -2.0]], np.float32)
     expected, _ = model.predict(env.normalize_obs(raw), deterministic=True)
     np.testing.assert_allclose(qat.convert(model).predict(raw)[0], expected, atol=0.04)  # 1 % of the range
+
+
+def test_layers_that_constants_change_are_refused_by_name_before_training():
+    """Fake quantisation is of a layer's own weight; what integers would run is another, with BatchNorm in it."""
+
+    class Extractor(BaseFeaturesExtractor):
+        def __init__(self, space):
+            super().__init__(space, 8)
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+
+        def forward(self, x):
+            return self.net(x)
+
+    model = PPO("MlpPolicy", "CartPole-v1", policy_kwargs={"features_extractor_class": Extractor}, n_steps=64)
+    with pytest.raises(UnsupportedError, match=r"layer 'features_extractor\.net\.0' gives is normalised"):
+        qat.prepare(model, "int8")
+    assert type(model.policy).__name__ == "ActorCriticPolicy"

@@ -28,16 +28,8 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0)))),
     "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(LEAKY_SLOPE)),
 }
-ARITHMETIC: Mapping[str, Callable[..., Array]] = {
-    **FUNCTIONS,
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "min": np.minimum,
-    "max": np.maximum,
-    "log": np.log,
-}
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum, "max": np.maximum}
+ARITHMETIC: Mapping[str, Callable[..., Array]] = {**FUNCTIONS, **BINARY, "log": np.log}
 
 MAX_EXACT_NORM = 1024
 """Features over which a sum of squared distances of int8 codes from their mean stays exact in float32."""

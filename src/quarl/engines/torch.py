@@ -35,13 +35,9 @@ ACTIVATIONS: dict[str, Function] = {
 }
 ARITHMETIC: dict[str, Function] = {
     **ACTIVATIONS,
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
+    **{kind: getattr(torch, kind) for kind in ("add", "sub", "mul", "div", "log")},
     "min": lambda x, y: torch.minimum(x, torch.as_tensor(y)),
     "max": lambda x, y: torch.maximum(x, torch.as_tensor(y)),
-    "log": torch.log,
 }
 
 

@@ -366,20 +366,7 @@ class Add(Op):
 
 OPERATORS: Mapping[str, type[Op]] = {
     kind.__name__: kind
-    for kind in (
-        Dense,
-        Conv2d,
-        Activation,
-        Softmax,
-        Pool2d,
-        LayerNorm,
-        Normalize,
-        Scale,
-        Flatten,
-        Slice,
-        Concat,
-        Add,
-    )
+    for kind in (Dense, Conv2d, Pool2d, Activation, Softmax, LayerNorm, Normalize, Scale, Flatten, Slice, Concat, Add)
 }
 """All there are, by name; readers refuse what is not among them, and every engine has a rule for each."""
 

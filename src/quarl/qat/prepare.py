@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import get_parameters_by_name
 
 from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
+from quarl.policy.operators import as_float32
 from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.layers import layers_of
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
@@ -59,7 +61,15 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
         raise QuarlError(f"skip leaves no layer to quantise: {', '.join(spec.skip)}")
     for name, network in networks_of(policy).items():
         if name in plans:
-            layers_of(network, plans[name], name)
+            weights = {graph.path(op.name): op for graph in graphs[name] for op in graph.policy.linear}
+            for path, layer in layers_of(network, plans[name], name).items():
+                bias = weights[path].bias if layer.bias is None else layer.bias.numpy(force=True)
+                same = np.array_equal(as_float32(weights[path].weight), layer.weight.numpy(force=True))
+                if not (same and np.array_equal(weights[path].bias, bias)):
+                    raise UnsupportedError(
+                        f"what layer {path!r} gives is normalised or changed by constants, which quantisation-aware "
+                        "training does not imitate: leave it out with skip, or distil the trained agent instead"
+                    )
     qat = {"spec": spec.to_json(), "networks": {name: plan.to_json() for name, plan in plans.items()}}
     policy.__class__ = carrier
     policy.carry(qat)

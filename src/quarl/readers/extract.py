@@ -20,9 +20,9 @@ from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
 from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
-from quarl.readers.fold import fold_renorm, mean_over_quantiles
+from quarl.readers.fold import fold_renorm
 from quarl.readers.normalizer import from_vecnormalize
-from quarl.readers.spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
+from quarl.readers.spaces import Box, action_head, as_pairs, from_live, observation_box
 from quarl.readers.trace import evaluating, trace
 from quarl.readers.zoo import VEC_FRAME_STACK, of_observation, samples_actions
 
@@ -103,8 +103,6 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     if epsilons := {module.eps for module in policy.modules() if hasattr(module, "ra_mean")}:
         state = {name: tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
         ops = fold_renorm(ops, Parameters(state), *epsilons)
-    if algo == "qrdqn" and isinstance(actions, Discrete):
-        ops = mean_over_quantiles(ops, actions.n)
     log_std = None
     if LAYOUTS[algo] is ON_POLICY and isinstance(actions, Box) and not model.use_sde:
         log_std = policy.log_std.detach().to("cpu", torch.float32, copy=True).numpy()
@@ -162,9 +160,7 @@ class _Actor(nn.Module):
         if self.algo == "dqn":
             output = policy.q_net(observation)
         elif self.algo == "qrdqn":
-            net = policy.quantile_net
-            features = net.extract_features(observation, net.features_extractor)
-            output = net.quantile_net(features) if self.folded else net(observation).mean(dim=1)
+            output = policy.quantile_net(observation).mean(dim=1)
         elif self.layout is SAC:  # its distribution code cannot be exported; this is its mode
             actor = policy.actor
             latent = actor.extract_features(observation, actor.features_extractor)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.policy.operators import Dense, Op, as_float32
+from quarl.policy.operators import Dense, Op
 from quarl.readers.actor import SAC, Parameters
+from quarl.readers.affine import Elementwise, Layer
 
 RENORM_EPSILON = 0.001
 """CrossQPolicy's default of batch_norm_eps."""
@@ -34,7 +34,7 @@ def fold_renorm(ops: Sequence[Op], parameters: Parameters, epsilon: float) -> li
     ]
 
 
-def _renormed(op: Op, parameters: Parameters, name: str, epsilon: float) -> Dense:
+def _renormed(op: Op, parameters: Parameters, name: str, epsilon: float) -> Op:
     assert isinstance(op, Dense)
     parts = (parameters.take(f"{name}.{part}", op.weight.shape[1:]) for part in ("ra_mean", "ra_var", "scale", "bias"))
     mean, variance, scale, bias = (part.astype(np.float64) for part in parts)
@@ -42,27 +42,22 @@ def _renormed(op: Op, parameters: Parameters, name: str, epsilon: float) -> Dens
         raise QuarlError(f"parameter {name}.ra_var is negative; the file is damaged")
     parameters.taken.add(f"{name}.steps")
     factor = scale / np.sqrt(variance + epsilon)
-    weight = as_float32(op.weight).astype(np.float64)
-    return _dense(op, weight * factor, op.bias + weight @ (bias - mean * factor))
+    folded = Layer.of(op).reading(Elementwise(op.inputs[0], factor, bias - mean * factor), op.weight.shape[1:])
+    assert folded is not None
+    return folded.made()
 
 
-def mean_over_quantiles(ops: Sequence[Op], num_actions: int, num_quantiles: object = None) -> list[Op]:
+def mean_over_quantiles(ops: Sequence[Op], num_actions: int, num_quantiles: object) -> list[Op]:
     """The operators with the values of actions as their output, where it is quantiles of them [quantiles, actions].
 
     The mean over quantiles of a layer's outputs is the output of a layer with the means of its weights (Dabney et al.
-    2018, "Distributional Reinforcement Learning with Quantile Regression"). num_quantiles: None takes as many as there
-    are.
+    2018, "Distributional Reinforcement Learning with Quantile Regression").
     """
     op = ops[-1]
     assert isinstance(op, Dense)
     quantiles, rest = divmod(len(op.bias), num_actions)
-    if rest or num_quantiles not in (None, quantiles):
-        said = "whole quantiles" if num_quantiles is None else f"{str(num_quantiles)[:20]} quantiles"
+    if rest or num_quantiles != quantiles:
+        said = f"{str(num_quantiles)[:20]} quantiles"
         raise QuarlError(f"the network has {len(op.bias)} outputs, not {said} of {num_actions} actions")
-    weight = as_float32(op.weight).astype(np.float64).reshape(quantiles, num_actions, -1)
-    bias = op.bias.astype(np.float64).reshape(quantiles, num_actions)
-    return [*ops[:-1], _dense(op, weight.mean(axis=0), bias.mean(axis=0))]
-
-
-def _dense(op: Dense, weight: Array, bias: Array) -> Dense:
-    return replace(op, weight=weight.astype(np.float32), bias=bias.astype(np.float32))
+    layer = Layer.of(op)
+    return [*ops[:-1], replace(layer, rows=layer.rows.reshape(-1, quantiles, num_actions).mean(axis=1)).made()]

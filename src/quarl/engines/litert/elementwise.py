@@ -17,17 +17,7 @@ from quarl.engines.litert.file import Model, Operator
 from quarl.engines.reference import norm_constants
 from quarl.policy.formulas import FORMULAS
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import (
-    LEAKY_SLOPE,
-    Activation,
-    LayerNorm,
-    Normalize,
-    Pool2d,
-    Shape,
-    Slice,
-    Softmax,
-    windows,
-)
+from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Shape, Slice, Softmax, windows
 
 KERNELS = {
     "relu": Operator.RELU,
@@ -37,14 +27,8 @@ KERNELS = {
     "leaky_relu": Operator.LEAKY_RELU,
     "log": Operator.LOG,
 }
-BINARY = {
-    "add": Operator.ADD,
-    "sub": Operator.SUB,
-    "mul": Operator.MUL,
-    "div": Operator.DIV,
-    "min": Operator.MINIMUM,
-    "max": Operator.MAXIMUM,
-}
+BINARY = {kind: getattr(Operator, kind.upper()) for kind in ("add", "sub", "mul", "div")}
+BINARY |= {"min": Operator.MINIMUM, "max": Operator.MAXIMUM}
 
 
 def binary(model: Model, code: int, a: int, b: int) -> int:
