@@ -37,7 +37,7 @@ def test_every_suite_is_listed_with_its_version_or_the_command_that_installs_it(
             assert row["algorithms"] == []
     by_name = {row["suite"]: row for row in rows}
     assert by_name["classic"]["algorithms"] == ["ppo", "a2c", "dqn"]
-    assert by_name["toy-text"]["algorithms"] == []  # its observations would need one-hot encoding
+    assert by_name["toy-text"]["algorithms"] == []  # nothing is trained on discrete observations
     assert by_name["dm-control"]["ids"] > 40
     assert "learners that fit it" in capsys.readouterr().out
 
@@ -75,7 +75,7 @@ def test_a_retired_id_is_shown_as_the_living_one():
     assert {row["env_id"] for row in document("gym,MountainCar-v0")["rows"]} == {"MountainCar-v0"}
     rows = document("FrozenLake-v1")["rows"]
     assert not any(row["fits"] for row in rows)
-    assert "one-hot" in rows[0]["reason"]
+    assert "nothing is trained here" in rows[0]["reason"]
 
 
 def test_an_atari_game_says_its_frames(capsys):

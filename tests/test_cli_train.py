@@ -29,7 +29,7 @@ def elsewhere(tmp_path, monkeypatch):
         ),
         ("--algo sac", "sac on CartPole-v1 is n/a: sac needs a continuous action space; use ppo, a2c or dqn"),
         ("--algo d4pg", "d4pg on CartPole-v1 is n/a"),
-        ("--env Taxi-v3", " is Discrete, which needs one-hot encoding"),
+        ("--env Taxi-v3", " is Discrete, on which nothing is trained here"),
         ("--qat 1", "2..16, got 1"),
         ("--qat w4a20", "2..16, got 20"),
         ("--qat eight", "unknown precision 'eight'"),

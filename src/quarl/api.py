@@ -16,7 +16,7 @@ import gymnasium
 from numpy.typing import ArrayLike
 
 from quarl import engines, evaluation
-from quarl.arguments import channels_first, check, checks_keywords, numbers, policy_rows
+from quarl.arguments import arranged, check, checks_keywords, policy_rows
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.config import DistillConfig
@@ -30,7 +30,8 @@ from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence
-from quarl.readers.spaces import action_head, from_live, observation_box
+from quarl.readers.observation import observe
+from quarl.readers.spaces import action_head, from_live
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -108,7 +109,8 @@ class Agent:
 
         UnsupportedError names a layer that has no counterpart.
 
-        observation: the space of the observations, or the shape of one, images with their channels first.
+        observation: the space of the observations, or the shape of one, images with their channels first; of spaces
+        other than a Box the module reads rows, as `gymnasium.spaces.flatten` makes them.
         head: the space of the actions, of which the module gives the scores or the values; or an ActionHead.
 
         >>> quarl.from_module(torch.nn.Linear(4, 2), observation=(4,), head=gymnasium.spaces.Discrete(2))
@@ -119,9 +121,10 @@ class Agent:
         if not isinstance(head, ActionHead):
             head = action_head(from_live(head, "head"), "head", zero_based=False)
         if isinstance(observation, gymnasium.Space):
-            box = observation_box(from_live(observation, "observation"), "observation")
-            observation, observation_dtype = box.low.shape, box.observation_dtype
-        return cls(from_module(module, observation, head=head, observation_dtype=observation_dtype))
+            fields = observe(from_live(observation, "observation"), "observation").fields
+        else:
+            fields = {"observation_shape": observation, "observation_dtype": observation_dtype}
+        return cls(from_module(module, **fields, head=head))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.policy,)  # engines and locks are made anew, in whichever process
@@ -165,7 +168,7 @@ class Agent:
         policy = options.at_home(self.policy, env_id)
         if observations is None and spec.needs_observations:
             observations = evaluation.record(policy, seed=seed, env_id=env_id)
-        given = None if observations is None else channels_first(self.policy, numbers(observations))
+        given = None if observations is None else arranged(policy, observations)[0]
         return Agent(quantize(policy, spec, given))
 
     @checks_keywords

@@ -13,7 +13,7 @@ from quarl.arrays import Array
 from quarl.config.base import Config, check_types
 from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.graph import Policy
-from quarl.policy.inputs import has_channels_last
+from quarl.policy.inputs import flatten, has_channels_last
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,16 +76,22 @@ def numbers(observation: Any) -> Array:
     return array
 
 
-def channels_first(policy: Policy, x: Array) -> Array:
-    """Images in the policy's order of axes, as Stable-Baselines3's own `predict` puts them."""
-    return np.moveaxis(x, -1, -3) if has_channels_last(x.shape[-3:], policy.observation_shape) else x
+def arranged(policy: Policy, observation: Any) -> tuple[Array, bool]:
+    """Observations in the policy's order of axes, as Stable-Baselines3's own `predict` puts them, and whether one was
+    given alone. Those of named inputs, or of discrete numbers, become rows; rows may be given, too."""
+    if policy.inputs and isinstance(observation, Mapping):
+        return flatten(policy.inputs, {key: numbers(part) for key, part in observation.items()})
+    x = numbers(observation)
+    if policy.inputs and x.shape[1:] != policy.observation_shape:
+        return flatten(policy.inputs, x)
+    x = np.moveaxis(x, -1, -3) if has_channels_last(x.shape[-3:], policy.observation_shape) else x
+    return x, x.shape == policy.observation_shape
 
 
 def policy_rows(policy: Policy, observation: Any) -> tuple[Array, bool]:
     """Observations [B, *shape] in the policy's dtype, and whether one was given alone; QuarlError for what is none."""
-    x = channels_first(policy, numbers(observation))
-    single = x.shape == policy.observation_shape
-    if not single and x.shape[1:] != policy.observation_shape:
+    x, single = arranged(policy, observation)
+    if policy.observation_shape not in (x.shape, x.shape[1:]):
         raise QuarlError(f"observation is {x.shape}, the policy expects {policy.observation_shape}")
     if policy.observation_dtype == "uint8" and x.dtype != np.uint8:
         raise QuarlError(f"observation is {x.dtype}, the policy expects bytes 0..255 (uint8)")
@@ -95,4 +101,4 @@ def policy_rows(policy: Policy, observation: Any) -> tuple[Array, bool]:
         raise QuarlError("the observation holds NaN or infinity; act without the policy there")
     if x.size == 0:
         raise QuarlError("there is no observation among the 0 that were given; act for at least one")
-    return (x[None] if single else x), single
+    return x.reshape(-1, *policy.observation_shape), single

@@ -277,7 +277,7 @@ def world(policy: Policy, env_id: str | None, env: gymnasium.Env[Any, Any] | Non
     env: where all episodes are played; None: in new ones.
     """
     provenance = policy.provenance
-    make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy.observation_shape)
+    make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy)
     with held(make) as first:  # the user's mistakes come up here, before any process or engine starts
         check_spaces(policy, first)
         if first.has_wrapper_attr("older_observation"):

@@ -7,8 +7,7 @@ import inspect
 import pytest
 
 from quarl.algorithms.arguments import CODE, OURS, checked
-from quarl.algorithms.learners import learner_class
-from quarl.config.train import LEARNERS
+from quarl.algorithms.learners import CLASSES, learner_class
 from quarl.errors import QuarlError
 
 EVERYWHERE = [
@@ -25,7 +24,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("algo", LEARNERS)
+@pytest.mark.parametrize("algo", CLASSES)
 def test_every_default_passes_unchanged(algo):
     cls = learner_class(algo)
     defaults = {
@@ -37,7 +36,7 @@ def test_every_default_passes_unchanged(algo):
     assert checked(cls, defaults) == defaults
 
 
-@pytest.mark.parametrize("algo", LEARNERS)
+@pytest.mark.parametrize("algo", CLASSES)
 @pytest.mark.parametrize(("given", "said"), EVERYWHERE)
 def test_numbers_are_numbers_in_every_learner(algo, given, said):
     cls = learner_class(algo)

@@ -16,7 +16,10 @@ from quarl.readers import hub
 
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
 FP32 = "{method: fp32}"
-UNREADABLE = "the observation space is Discrete, which needs one-hot encoding; only Box is supported"
+UNREADABLE = (
+    "the observation space is Discrete, on which nothing is trained here: agents of Stable-Baselines3 that observe one "
+    "are read, quantised and played; training needs a Box"
+)
 Write = Callable[..., Path]
 
 

@@ -62,6 +62,13 @@ class Evil:
         return open, (str(self.canary), "w")
 
 
+def dict_of(value: Any) -> Any:
+    """A Dict space whose spaces are something else."""
+    tampered = spaces.Dict(a=spaces.Discrete(2))
+    tampered.spaces = value
+    return space(tampered)
+
+
 def refusal(run: Path, change: Change | None = None) -> str:
     if change is not None:
         edit(run, change)
@@ -120,8 +127,25 @@ CHANGES: list[tuple[str, Change, str]] = [
     ("bits of two axes", data_with(action_space=space(spaces.MultiBinary([1, 2]))), "only one axis"),
     ("a table of choices", data_with(action_space=space(spaces.MultiDiscrete([[2, 3]]))), "MultiDiscrete whose nvec"),
     ("segments from 1", data_with(action_space=space(spaces.MultiDiscrete([2], start=[1]))), "does not count from 0"),
-    ("dict", data_with(observation_space=space(spaces.Dict(a=spaces.Discrete(2)))), "Dict"),
-    ("one-hot", data_with(observation_space=space(spaces.Discrete(3))), "one-hot"),
+    (
+        "text in a Dict",
+        data_with(observation_space=space(spaces.Dict(a=spaces.Discrete(2), b=spaces.Text(3)))),
+        "observation_space['b'] is a Text; only Box, Discrete, MultiDiscrete and MultiBinary",
+    ),
+    (
+        "a Dict in a Dict",
+        data_with(observation_space=space(spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))))),
+        "observation_space['a'] is a Dict; only",
+    ),
+    ("an empty Dict", data_with(observation_space=space(spaces.Dict())), "a Dict without spaces by name"),
+    ("a Dict of a number", data_with(observation_space=dict_of({"a": 3})), "observation_space['a'] is a int"),
+    ("a Dict by number", data_with(observation_space=dict_of({3: 3})), "a Dict without spaces by name"),
+    ("a Dict of a list", data_with(observation_space=dict_of([1])), "a Dict without spaces by name"),
+    ("other keys", data_with(observation_space=space(spaces.Dict(a=spaces.Box(0, 1, (4,))))), "(3,)"),
+    ("other values", data_with(observation_space=space(spaces.Discrete(4))), "(3,)"),
+    ("counted from 1", data_with(observation_space=space(spaces.Discrete(3, start=1))), "counts from 1"),
+    ("an action of a Dict", data_with(action_space=space(spaces.Dict(a=spaces.Discrete(2)))), "action_space is"),
+    ("no numbers in a Dict", data_with(observation_space=space(spaces.Dict(a=spaces.Box(0, 1, (0,))))), "one number"),
     ("empty observation", data_with(observation_space=space(spaces.Box(0, 1, (0,)))), "at least one number"),
     ("matrix of actions", data_with(action_space=space(spaces.Box(0, 1, (1, 2)))), "only vectors"),
     ("more actions", data_with(action_space=space(spaces.Box(0, 1, (3,)))), "shape (2,), expected (3,)"),

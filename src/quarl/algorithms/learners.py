@@ -18,10 +18,18 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from quarl.algorithms.arguments import checked
 from quarl.config.learner import LearnerOptions
-from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError, first_line
 from quarl.machine import free_bytes
 
+CLASSES = {
+    "ppo": "stable_baselines3.PPO",
+    "a2c": "stable_baselines3.A2C",
+    "dqn": "stable_baselines3.DQN",
+    "ddpg": "stable_baselines3.DDPG",
+    "td3": "stable_baselines3.TD3",
+    "sac": "stable_baselines3.SAC",
+    "d4pg": "quarl.algorithms.d4pg.D4PG",
+}
 DOUBLE_DQN = "quarl.algorithms.double_dqn.DoubleDQN"
 DOUBLE = "double_q"
 """The hyper-parameter that makes DQN's target that of double DQN."""
@@ -35,7 +43,7 @@ def learner_class(algo: str, *, double: bool = False) -> Any:
     """The class of the algorithm; double: DQN's with another target."""
     if double and algo != "dqn":
         raise QuarlError(f"--params {DOUBLE}: only dqn has it, and the algorithm is {algo}")
-    module, _, name = (DOUBLE_DQN if double else LEARNERS[algo]).rpartition(".")
+    module, _, name = (DOUBLE_DQN if double else CLASSES[algo]).rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 

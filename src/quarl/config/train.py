@@ -12,9 +12,7 @@ from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError
 from quarl.quant.spec import Ranges
 
-LEARNERS = {name: f"stable_baselines3.{name.upper()}" for name in ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")}
-LEARNERS["d4pg"] = "quarl.algorithms.d4pg.D4PG"
-"""The classes of the algorithms."""
+LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
 QAT_OPTIONS = (
     "quant_delay",
     "qat_output_bits",
@@ -35,7 +33,7 @@ class TrainConfig(LearnerOptions):
 
     verb: ClassVar[str] = "train"
     examples = ("quarl train --algo ppo --env CartPole-v1 -n 50000 --qat w4a8", "quarl train --algo ppo --resume")
-    learners: ClassVar[tuple[str, ...]] = tuple(LEARNERS)
+    learners: ClassVar[tuple[str, ...]] = LEARNERS
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "algo", "env", "folder")
     free: ClassVar[tuple[str, ...]] = (*LearnerOptions.free, "vec_env", "threads")
     qat_options: ClassVar[tuple[str, ...]] = (*QAT_OPTIONS, "edge_bits")

@@ -15,7 +15,7 @@ from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, ch
 from quarl.envs.names import MODULE_ID, find, is_same, resolve
 from quarl.envs.spaces import check_spaces
 from quarl.envs.suites import ATARI, missing_extra, suite_of
-from quarl.envs.wrappers import Wrappers, channels_as, older, wrap
+from quarl.envs.wrappers import Wrappers, older, shown_to, wrap
 from quarl.errors import QuarlError, first_line
 from quarl.policy.graph import Policy
 
@@ -102,7 +102,7 @@ def make_for(
     bounded = (partial(Bounded, bound=bound),) if source.wrappers else ()
     refusals = []
     for shown in ((), *older(resolve(chosen, trusted=trusted))):
-        env = channels_as(_make_whole(chosen, options, (*shown, *bounded)), policy.observation_shape)
+        env = shown_to(policy, _make_whole(chosen, options, (*shown, *bounded)))
         try:
             check_spaces(policy, env)
             return env

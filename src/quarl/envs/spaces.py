@@ -13,10 +13,12 @@ from gymnasium import spaces
 from quarl.config.train import LEARNERS
 from quarl.envs.checked import name_of
 from quarl.envs.masks import is_masked, masks_of
-from quarl.envs.wrappers import FrameStack
+from quarl.envs.wrappers import FrameStack, Rows
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import ActionHead, Policy, shapes
+from quarl.policy.inputs import has_channels_last
 from quarl.readers.actor import LAYOUTS
+from quarl.readers.observation import observe
 from quarl.readers.spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
 
 WAYS = (
@@ -60,7 +62,9 @@ def unreadable(observation_space: Any) -> str:
 def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
     """Raises QuarlError, naming both sides, unless every observation and action of one fits the other."""
     name = name_of(env)
-    if not _observations_fit(policy, env.observation_space):
+    if policy.inputs:
+        _check_inputs(policy, env)
+    elif not _observations_fit(policy, env.observation_space):
         ours = f"{policy.observation_dtype} {policy.observation_shape}"
         stack = _frames(policy.observation_shape, env)
         way = f"they are {stack} frames of it: --frame-stack {stack} (frame_stack={stack} in Python)" if stack else WAYS
@@ -76,6 +80,19 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
             f"the actions of {name} begin at {policy.head.start}, Stable-Baselines3 counts them from 0: it is handed "
             "numbers from 0, as when the agent was trained"
         )
+
+
+def _check_inputs(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
+    """Refuses an environment that does not show an input of the policy, which is named, or shows another."""
+    space = env.env.observation_space if isinstance(env, Rows) else env.observation_space
+    shown = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    for each in policy.inputs:
+        if each.key not in shown:
+            raise _mismatch("observations", f"with {each}", name_of(env), space, WAYS)
+        theirs = observe(from_live(shown[each.key], "the observation space"), "the observation space").inputs[0]
+        turned = has_channels_last(theirs.shape, each.shape)
+        if replace(theirs, key=each.key, shape=each.shape if turned else theirs.shape) != each:
+            raise _mismatch("observations", f"with {each}", name_of(env), shown[each.key], WAYS)
 
 
 def _frames(shape: tuple[int, ...], env: gymnasium.Env[Any, Any]) -> int:

@@ -18,7 +18,8 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.envs.bound import check_numbers
 from quarl.errors import QuarlError, first_line
-from quarl.policy.inputs import has_channels_last
+from quarl.policy.graph import Policy
+from quarl.policy.inputs import Input, flatten, has_channels_last
 from quarl.readers.zoo import MAX_FRAMES
 
 Parts = Callable[[Any], tuple[Array, ...]]
@@ -131,9 +132,29 @@ def channels_as(env: gymnasium.Env[Any, Any], wanted: tuple[int, ...]) -> gymnas
     return ChannelsFirst(env) if has_channels_last(env.observation_space.shape or (), wanted) else env
 
 
-def kept(env: gymnasium.Env[Any, Any], wanted: tuple[int, ...]) -> gymnasium.Env[Any, Any]:
-    """`channels_as` of an environment that is somebody else's, who closes it."""
-    return channels_as(Kept(env), wanted)
+def shown_to(policy: Policy, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment, its observations as the policy reads them: one row of its inputs, or images as `channels_as`."""
+    return Rows(env, policy.inputs) if policy.inputs else channels_as(env, policy.observation_shape)
+
+
+def kept(env: gymnasium.Env[Any, Any], policy: Policy) -> gymnasium.Env[Any, Any]:
+    """`shown_to` of an environment that is somebody else's, who closes it."""
+    return shown_to(policy, Kept(env))
+
+
+class Rows(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Observations of a Dict, or of discrete numbers, as the rows of a policy."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], inputs: Sequence[Input]) -> None:
+        super().__init__(env)
+        self._inputs = inputs
+        size = sum(each.size for each in inputs)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def observation(self, observation: Any) -> Array:
+        parts = observation if isinstance(observation, Mapping) else {"": observation}
+        row: Array = flatten(self._inputs, {key: np.asarray(part) for key, part in parts.items()})[0][0]
+        return row
 
 
 class Kept(gymnasium.Wrapper[Any, Any, Any, Any]):

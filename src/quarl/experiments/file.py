@@ -150,7 +150,7 @@ class PolicyEntry:
 def _policy(value: Any, at: Place) -> PolicyEntry:
     entry = PolicyEntry(at=at, **checks.checked(PolicyEntry, value, at, "a policy"))
     if entry.algo not in LEARNERS:
-        raise (at / "algo").wrong(unknown_algorithm(entry.algo, tuple(LEARNERS)))
+        raise (at / "algo").wrong(unknown_algorithm(entry.algo, LEARNERS))
     if not entry.source and not entry.na:
         raise at.wrong("source is missing: train, zoo:FOLDER or hub:ORG/NAME, or na: and a reason")
     try:

@@ -141,12 +141,13 @@ def _of_policy(
 
 def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
     """Why the algorithm cannot act in the environment; empty where it can. Environments are made once."""
-    key = f"{env_id} {entry.world}"
+    trains = entry.source[:1] == ("train",)
+    key = f"{env_id} {entry.world} {trains}"
     if key not in spaces:
         try:
             options = EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {})))
             env = make(env_id, trusted=True, **options.making)  # the plan has resolved it
-            spaces[key] = env.action_space, unreadable(env.observation_space)
+            spaces[key] = env.action_space, unreadable(env.observation_space) if trains else ""
             env.close()
         except QuarlError as error:  # an extra that is not installed
             spaces[key] = None, str(error)

@@ -11,9 +11,8 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy.operators import OBSERVATION, Activation, Conv2d, Dense, Flatten, Normalize, Op, Scale, mlp
+from quarl.policy.operators import Activation, Concat, Conv2d, Dense, Flatten, Op, Shape, mlp
 from quarl.readers.normalizer import clamp
-from quarl.readers.spaces import Box
 
 NATURE_CNN = ((0, 8, 4), (2, 4, 2), (4, 3, 1))
 """(index, kernel size, stride) of the convolutions of NatureCNN (Mnih et al. 2015)."""
@@ -23,6 +22,7 @@ SAC_CLIP_MEAN = 2.0
 """SACPolicy's default for the bound of a gSDE actor's mean."""
 TRAINED_RANGES = "qat_ranges"
 """The part of a network that quantisation-aware training adds, and of the names of its parameters."""
+EXTRACTORS = ("FlattenExtractor", "NatureCNN", "WideCNN", "CombinedExtractor")
 EXTRACTORS_IN = r"(?:stable_baselines3\.common\.torch_layers|quarl\.algorithms\.wide_cnn)"
 _VALUE = r"<class '{}\.(\w+)'>"
 
@@ -134,35 +134,31 @@ class Parameters:
 def network(
     parameters: Parameters,
     layout: Layout,
-    observed: Box,
-    normalize: Normalize | None,
+    parts: Mapping[str, tuple[str, Shape]],
     kwargs: Mapping[str, Any],
     *,
     gsde: bool,
 ) -> list[Op]:
-    """Operators from the raw observation to the actor's output, before any tanh.
+    """Operators from the features extractor to the actor's output, before any tanh.
 
-    kwargs: the policy's keyword arguments, classes as the text that Python prints for them. gsde: state-dependent
-    exploration, which bounds the mean of a SAC actor.
+    parts: what it reads, as of `observation.front`. kwargs: the policy's keyword arguments, classes as the text that
+    Python prints for them. gsde: state-dependent exploration, which bounds the mean of a SAC actor.
     """
     ops: list[Op] = []
-    source = OBSERVATION
-    if normalize is not None:
-        ops.append(normalize)
-        source = normalize.name
-    if observed.is_image and kwargs.get("normalize_images") is not False:
-        ops.append(Scale(f"{source}.scale", (source,), np.array(1 / 255, np.float32)))
-        source = ops[-1].name
     extractor = _class(kwargs, "features_extractor_class", EXTRACTORS_IN)
-    if extractor not in (None, "FlattenExtractor", "NatureCNN", "WideCNN"):
-        raise CustomError(
-            f"features extractor {extractor} is not supported; NatureCNN, WideCNN and FlattenExtractor are"
-        )
-    if f"{layout.extractor}.cnn.0.weight" in parameters.state:
-        ops += _nature_cnn(parameters, layout.extractor, source)
-    elif observed.low.ndim > 1:
-        ops.append(Flatten(f"{source}.flatten", (source,)))
-    source = ops[-1].name if ops else OBSERVATION
+    if extractor not in (None, *EXTRACTORS):
+        raise CustomError(f"features extractor {extractor} is not supported; {', '.join(EXTRACTORS)} are")
+    features = []
+    for key, (source, shape) in parts.items():
+        prefix = f"{layout.extractor}.extractors.{key}" if key else layout.extractor
+        if f"{prefix}.cnn.0.weight" in parameters.state:
+            ops += _nature_cnn(parameters, prefix, source)
+        elif len(shape) > 1:
+            ops.append(Flatten(f"{source}.flatten", (source,)))
+        features.append(ops[-1].name if len(shape) > 1 else source)
+    if len(features) > 1:
+        ops.append(Concat(f"{features[0]}.concat", tuple(features)))
+    source = ops[-1].name if len(features) > 1 else features[0]
     layers = [layer for chain in layout.chains for layer in parameters.chain(chain)]
     # gSDE wraps the mean of a SAC actor in Sequential(Linear, Hardtanh).
     clipped = layout is SAC and gsde and "actor.mu.0.weight" in parameters.state

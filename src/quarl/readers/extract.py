@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import json
@@ -11,20 +12,22 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from gymnasium import Env, Wrapper
+from gymnasium import Env, Wrapper, spaces
 from gymnasium.envs.registration import registry
 from gymnasium.wrappers import TimeLimit
 from torch import nn
 
 from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import ActionHead, Policy, Provenance
+from quarl.policy.inputs import Input
 from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
 from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
 from quarl.readers.fold import fold_renorm
-from quarl.readers.normalizer import from_vecnormalize
-from quarl.readers.spaces import Box, action_head, as_pairs, from_live, observation_box
+from quarl.readers.normalizer import Statistics, from_vecnormalize
+from quarl.readers.observation import front, normalizers, observe
+from quarl.readers.spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.trace import evaluating, trace
-from quarl.readers.zoo import VEC_FRAME_STACK, of_observation, samples_actions
+from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
 
 PROBES = 8
 """Random observations on which a model's own `predict` must agree with the network that was extracted."""
@@ -40,6 +43,7 @@ def from_module(
     *,
     head: ActionHead,
     observation_dtype: Literal["float32", "uint8"] = "float32",
+    inputs: tuple[Input, ...] = (),
 ) -> Policy:
     """The policy that `module` computes: one output row for each observation of `observation_shape`.
 
@@ -51,6 +55,7 @@ def from_module(
     return Policy(
         observation_shape=tuple(observation_shape),
         observation_dtype=observation_dtype,
+        inputs=inputs,
         ops=tuple(ops),
         head=head,
         provenance=Provenance(origin="module"),
@@ -87,19 +92,16 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     gaussian = distribution and algo == "sac"
     if gaussian and model.use_sde:
         raise UnsupportedError("the noise of gSDE depends on more than its actor's output; train with use_sde=False")
-    observed = observation_box(from_live(policy.observation_space, "observation_space"), "observation_space")
+    observed = observe(from_live(policy.observation_space, "observation_space"), "observation_space")
     actions = from_live(policy.action_space, "action_space")
     actions = as_pairs(actions) if algo == "maskableppo" else actions
-    normalize = _normalize(model)
-    ops: list[Op] = []
-    home = Provenance(**environment(model, say))
-    if normalize is not None:
-        normalize, home = of_observation(normalize, observed.low.shape, home)
-        ops.append(normalize)
-    actor = _Actor(policy, algo, gaussian=gaussian, folded=True)
-    source = ops[-1].name if ops else OBSERVATION
+    actor = _Actor(policy, algo, gaussian=gaussian, is_array=observed.is_array, folded=True)
+    scales = policy.normalize_images and not observed.is_array  # the module does it with arrays
+    norms, home = normalizers(observed, _normalize(model), Provenance(**environment(model, say)))
+    ops, parts = front(observed, norms, scales=scales, apart=actor.reads_parts)
+    actor.keys, dtype = tuple(parts), observed.fields.get("observation_dtype", "float32")
     # Names are relative to the policy, as in its state dict, not to the wrapper around it.
-    ops += trace(actor, [(source, observed.low.shape)], observed.observation_dtype, named_by=policy)
+    ops = _read(ops, trace(actor, parts.values(), dtype, named_by=policy))
     if epsilons := {module.eps for module in policy.modules() if hasattr(module, "ra_mean")}:
         state = {name: tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
         ops = fold_renorm(ops, Parameters(state), *epsilons)
@@ -110,19 +112,19 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     if gaussian:
         head = replace(head, kind="gaussian")
     extracted = Policy(
-        observation_shape=observed.low.shape,
-        observation_dtype=observed.observation_dtype,
+        **observed.fields,
         ops=tuple(ops),
         head=head,
         provenance=replace(
             home,
             algo=algo,
-            statistics="" if normalize is None else "the model's VecNormalize",
+            statistics="the model's VecNormalize" if norms else "",
             stochastic=samples_actions(algo, home.env_id),
             origin="sb3-live",
         ),
     )
-    _check_predict(model, _Actor(policy, algo, gaussian=gaussian), head, observed, actions.width)
+    actor.folded = False
+    _check_predict(model, actor, head, actions.width)
     return extracted
 
 
@@ -141,55 +143,104 @@ def algorithm(model: Any) -> str:
 class _Actor(nn.Module):
     """The deterministic way from a (normalised) observation to the network's output, before any tanh of the head.
 
-    folded: without what `fold` puts into the weights of the layers.
+    is_array: it is given the observation as it comes, else values that are prepared, by `keys`. folded: without what
+    `fold` puts into the weights of the layers.
     """
 
-    def __init__(self, policy: Any, algo: str, *, gaussian: bool, folded: bool = False) -> None:
+    def __init__(self, policy: Any, algo: str, *, gaussian: bool, is_array: bool, folded: bool) -> None:
         super().__init__()
         self.gaussian = gaussian
         self.policy = policy
         self.layout = LAYOUTS[algo]
         self.algo = algo
-        self.folded = folded
+        self.is_array, self.folded = is_array, folded
+        self.keys: tuple[str, ...] = ("",)
 
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+    @property
+    def extractor(self) -> Any:
+        """What makes features of an observation that is prepared."""
+        return self.policy.get_submodule(self.layout.extractor)
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the features extractor does more with a Dict than to put its parts side by side."""
+        if type(self.extractor).__name__ != "CombinedExtractor":
+            return True
+        return not all(isinstance(each, nn.Flatten) for each in self.extractor.extractors.values())
+
+    def features(self, values: tuple[torch.Tensor, ...]) -> Any:
+        """Those of the observation."""
         from stable_baselines3.common.policies import BaseModel  # here: modules without SB3 models need not load it
 
+        if self.is_array:
+            # The base class's method: the override warns and returns a pair where the extractor is not shared.
+            return BaseModel.extract_features(self.policy, values[0], self.extractor)
+        if self.keys != ("",):
+            return self.extractor(dict(zip(self.keys, values, strict=True)))
+        is_row = isinstance(self.policy.observation_space, spaces.Dict)  # side by side already
+        return values[0] if is_row else self.extractor(values[0])
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
         policy: Any = self.policy
         output: torch.Tensor
         if self.algo == "dqn":
-            output = policy.q_net(observation)
+            output = policy.q_net(*values) if self.is_array else policy.q_net.q_net(self.features(values))
         elif self.algo == "qrdqn":
-            output = policy.quantile_net(observation).mean(dim=1)
+            quantiles = policy.quantile_net.quantile_net(self.features(values))
+            output = quantiles.view(-1, policy.n_quantiles, int(policy.action_space.n)).mean(dim=1)
         elif self.layout is SAC:  # its distribution code cannot be exported; this is its mode
-            actor = policy.actor
-            latent = actor.extract_features(observation, actor.features_extractor)
-            for layer in actor.latent_pi:
+            latent = self.features(values)
+            for layer in policy.actor.latent_pi:
                 latent = latent if self.folded and hasattr(layer, "ra_mean") else layer(latent)
-            output = actor.mu(latent)
+            output = policy.actor.mu(latent)
             if self.gaussian:  # the clamp of log_std is the head's part
-                output = torch.cat([output, actor.log_std(latent)], dim=1)
+                output = torch.cat([output, policy.actor.log_std(latent)], dim=1)
         elif self.layout is ON_POLICY:
-            # The base class's method: the override warns and returns a pair where the extractor is not shared.
-            features = BaseModel.extract_features(policy, observation, policy.pi_features_extractor)
-            output = policy.action_net(policy.mlp_extractor.forward_actor(features))
+            output = policy.action_net(policy.mlp_extractor.forward_actor(self.features(values)))
         else:
-            owner, net = (policy, policy.action_net) if self.algo == "ars" else (policy.actor, policy.actor.mu)
-            output = owner.extract_features(observation, owner.features_extractor)
+            net = policy.action_net if self.algo == "ars" else policy.actor.mu
+            output = self.features(values)
             for layer in net[: len(net) - policy.squash_output]:  # the last Tanh is the head's part
                 output = layer(output)
         return output
 
 
-def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box, width: int) -> None:
+def _read(ops: list[Op], others: list[Op]) -> list[Op]:
+    """Both, without those of the former that nothing reads: an extractor may leave parts of a Dict alone."""
+    for op in reversed(ops):
+        if any(op.name in other.inputs for other in others):
+            others = [op, *others]
+    return others
+
+
+def _probes(space: Any, rng: np.random.Generator) -> Any:
+    """Random observations of a space, as many as PROBES."""
+    if isinstance(space, spaces.Dict):
+        return {key: _probes(part, rng) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Box):
+        shape = (PROBES, *space.shape)
+        images = space.dtype == np.uint8
+        return rng.integers(0, 256, shape, np.uint8) if images else rng.standard_normal(shape).astype(np.float32)
+    others = copy.deepcopy(space)  # sampling changes it
+    others.seed(0)
+    return np.stack([others.sample() for _ in range(PROBES)])
+
+
+def _check_predict(model: Any, actor: _Actor, head: ActionHead, width: int) -> None:
     """Refuses a policy whose class does more than its networks: a subclass may override anything."""
-    rng = np.random.default_rng(0)
-    shape = (PROBES, *observed.low.shape)
-    images = observed.observation_dtype == "uint8"
-    rows = rng.integers(0, 256, shape, np.uint8) if images else rng.standard_normal(shape).astype(np.float32)
-    with evaluating(model.policy), torch.no_grad():
-        expected, _ = model.policy.predict(rows, deterministic=True)
-        output = actor(torch.as_tensor(rows, device=model.device)).cpu().numpy()
+    from stable_baselines3.common.preprocessing import preprocess_obs
+
+    policy = model.policy
+    probes = _probes(policy.observation_space, np.random.default_rng(0))
+    with evaluating(policy), torch.no_grad():
+        expected, _ = policy.predict(probes, deterministic=True)
+        values: Any = policy.obs_to_tensor(probes)[0]
+        if not actor.is_array:
+            values = preprocess_obs(values, policy.observation_space, policy.normalize_images)
+            parts = values if isinstance(values, dict) else {"": values}
+            rows = torch.cat([part.flatten(1) for part in parts.values()], dim=1)
+            values = rows if actor.keys == ("",) else tuple(parts[key] for key in actor.keys)
+        output = actor(*(values if isinstance(values, tuple) else (values,))).cpu().numpy()
     if head.is_discrete and output.shape[1:] != (width,):
         raise QuarlError(f"the network scores {output.shape[1:]} actions, the action space has {width}")
     if not np.allclose(head(output), expected, rtol=1e-4, atol=1e-4):
@@ -199,7 +250,7 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, observed: Box, w
         )
 
 
-def _normalize(model: Any) -> Normalize | None:
+def _normalize(model: Any) -> Statistics | None:
     """The operator of the model's VecNormalize; UnsupportedError where several normalise one after the other."""
     from stable_baselines3.common.vec_env import VecNormalize  # here: modules without SB3 models need not load it
 

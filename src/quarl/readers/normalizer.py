@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError
 from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_pickle
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy
-from quarl.policy.operators import OBSERVATION, Normalize
+from quarl.policy.operators import OBSERVATION, Normalize, Slice
 
+Statistics = Normalize | Mapping[str, Normalize]
+"""Of one array, or by key of arrays in a Dict, some of which may have none."""
 NAME = f"{OBSERVATION}.normalize"
 FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilon")
 """Arguments of VecNormalize: truths, and numbers."""
@@ -23,8 +25,8 @@ PICKLE_BYTES = 2**28
 """Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
 
 
-def read_vecnormalize(path: Path) -> Normalize | None:
-    """The operator of the statistics in `path`; None where they normalise rewards only.
+def read_vecnormalize(path: Path) -> Statistics | None:
+    """The operator of the statistics in `path`, of a Dict one for each key; None where they normalise rewards only.
 
     Statistics alone, which the zoo of Stable-Baselines 2 saved as obs_rms.pkl, get VecNormalize's defaults.
     """
@@ -70,8 +72,8 @@ def _vecnormalize(path: Path, *others: str) -> Inert:
     return saved
 
 
-def from_vecnormalize(wrapper: Any) -> Normalize | None:
-    """The operator of a live VecNormalize, its statistics copied; None where it normalises rewards only."""
+def from_vecnormalize(wrapper: Any) -> Statistics | None:
+    """As `read_vecnormalize` of a live VecNormalize, its statistics copied."""
     return _normalize(vars(wrapper), "the model's VecNormalize")
 
 
@@ -83,7 +85,8 @@ def _attributes(value: Any) -> Mapping[Any, Any]:
 def sentence(policy: Policy) -> str:
     """What is said of every agent that is read: with which statistics its observations are normalised."""
     source = policy.provenance.statistics
-    if any(isinstance(op, Normalize) and op.inputs == (OBSERVATION,) for op in policy.ops):
+    raw = {OBSERVATION, *(op.name for op in policy.ops if isinstance(op, Slice))}
+    if any(isinstance(op, Normalize) and op.inputs[0] in raw for op in policy.ops):
         return f"observations normalised with {source or 'the statistics inside the file'}"
     return f"no VecNormalize statistics{f' ({source})' if source else ''}: observations are not normalised"
 
@@ -93,13 +96,19 @@ def clamp(source: str, shape: tuple[int, ...], bound: float) -> Normalize:
     return Normalize(f"{source}.clamp", (source,), np.zeros(shape), np.ones(shape), 0.0, bound)
 
 
-def _normalize(wrapper: Mapping[Any, Any], where: str) -> Normalize | None:
+def _normalize(wrapper: Mapping[Any, Any], where: str) -> Statistics | None:
     """wrapper: its attributes by name."""
     if wrapper.get("norm_obs") is False:
         return None
-    if isinstance(wrapper.get("obs_rms"), dict):
-        raise UnsupportedError(f"{where} normalises a Dict observation; only Box observations are supported")
-    statistics = _attributes(wrapper.get("obs_rms"))
+    statistics = wrapper.get("obs_rms")
+    if isinstance(statistics, dict):
+        return {str(key): _operator(wrapper, rms, f"{where}: {str(key)[:60]!r}") for key, rms in statistics.items()}
+    return _operator(wrapper, statistics, where)
+
+
+def _operator(wrapper: Mapping[Any, Any], running: Any, where: str) -> Normalize:
+    """running: the RunningMeanStd."""
+    statistics = _attributes(running)
     values: list[Any] = [statistics.get("mean"), statistics.get("var"), wrapper.get("epsilon"), wrapper.get("clip_obs")]
     mean, variance, epsilon, clip = values
     if not _real(mean) or not _real(variance) or np.shape(mean) != np.shape(variance):

@@ -24,8 +24,8 @@ from quarl.inert.pickle import read_base64, read_pickle
 from quarl.inert.zip import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.inputs import Input
-from quarl.policy.operators import Normalize
 from quarl.readers import sb2_network, zoo
+from quarl.readers.normalizer import Statistics
 from quarl.readers.spaces import Box, Discrete, Space, action_head, from_inert, observation_box
 
 MEMBERS = ("data", "parameters", "parameter_list")
@@ -44,8 +44,6 @@ MARKS = {
 ACTORS = {"ddpg": "pi", "sac": "dense", "td3": "dense"}
 """Algorithms whose actions are tanh of an actor's output, mapped to the bounds, and what the actor's last layer is
 called. All others but DQN are actor-critics of one kind, which act by a distribution and are tanh inside."""
-SPACES = {**dict.fromkeys(ACTORS, Box), "acer": Discrete, "dqn": Discrete}
-"""Of actions, for algorithms that cannot have every kind."""
 HER = "n_sampled_goal"
 """What hindsight experience replay adds to the attributes of the algorithm that learnt from it."""
 GOALS = ("observation", "achieved_goal", "desired_goal")
@@ -120,7 +118,7 @@ def _policy(
     data: Mapping[Any, Any],
     arrays: list[Array] | dict[str, Array],
     environment: Provenance,
-    statistics: Normalize | None,
+    statistics: Statistics | None,
     asked: str | None,
 ) -> Policy:
     algo = _algorithm(data, asked)
@@ -129,7 +127,7 @@ def _policy(
     activation = _activation(data.get("policy"), kwargs, algo)
     observed = observation_box(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_inert(data.get("action_space"), "action_space")
-    if not isinstance(actions, SPACES.get(algo, Space)):
+    if not isinstance(actions, Box if algo in ACTORS else Discrete if algo in ("acer", "dqn") else Space):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     width = actions.width
     named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, observed, actions, width)

@@ -19,11 +19,13 @@ from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_base64
 from quarl.inert.zip import read_members
 from quarl.policy.graph import Policy, Provenance
-from quarl.policy.operators import Dense, Normalize
+from quarl.policy.operators import Dense
 from quarl.readers import zoo
 from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, network
 from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
-from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, from_blob, observation_box
+from quarl.readers.normalizer import Statistics
+from quarl.readers.observation import front, normalizers, observe
+from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, from_blob
 from quarl.readers.torch_file import read_tensors
 
 
@@ -58,7 +60,7 @@ def _policy(
     data: Mapping[str, Any],
     state: Mapping[str, Array],
     environment: Provenance,
-    statistics: Normalize | None,
+    statistics: Statistics | None,
     asked: str,
 ) -> Policy:
     module = _module(data)
@@ -69,7 +71,7 @@ def _policy(
     kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
     algo = algorithm(data, state, asked)
     layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
-    observed = observation_box(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
+    observed = observe(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
     actions = from_blob(data.get("action_space"), "action_space")
     actions = as_pairs(actions) if algo == "maskableppo" else actions
     if not isinstance(actions, Discrete if layout.values else Box if layout.tanh else Space):
@@ -80,9 +82,11 @@ def _policy(
         biased, squashed = (kwargs.get(name, mlp) is True for name in ("with_bias", "squash_output"))
     head = action_head(actions, "action_space", squashed=squashed)
     parameters = Parameters(state, biased=biased)
-    if statistics is not None:
-        statistics, environment = zoo.of_observation(statistics, observed.low.shape, environment)
-    ops = network(parameters, layout, observed, statistics, kwargs, gsde=gsde)
+    scales = kwargs.get("normalize_images") is not False
+    apart = any(f"{layout.extractor}.extractors.{each.key}.cnn.0.weight" in state for each in observed.inputs)
+    norms, environment = normalizers(observed, statistics, environment)
+    ops, parts = front(observed, norms, scales=scales, apart=apart)
+    ops += network(parameters, layout, parts, kwargs, gsde=gsde)
     if algo == "crossq":
         ops = fold_renorm(ops, parameters, kwargs.get("batch_norm_eps", RENORM_EPSILON))
     if layout is QRDQN:
@@ -98,8 +102,7 @@ def _policy(
         head = replace(head, log_std=parameters.take("log_std", (actions.width,)))
     parameters.refuse_others(layout.ignored)
     return Policy(
-        observation_shape=observed.low.shape,
-        observation_dtype=observed.observation_dtype,
+        **observed.fields,
         ops=tuple(ops),
         head=head,
         provenance=replace(

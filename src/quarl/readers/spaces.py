@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,7 +80,19 @@ class MultiBinary:
         return math.prod(self.shape)
 
 
-Space = Box | Discrete | MultiDiscrete | MultiBinary
+@dataclass(frozen=True, eq=False, slots=True)
+class Dict:
+    """Spaces by name, none of which is a Dict."""
+
+    spaces: Mapping[str, Box | Discrete | MultiDiscrete | MultiBinary]
+
+    @property
+    def width(self) -> int:
+        """As of Box."""
+        return sum(space.width for space in self.spaces.values())
+
+
+Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict
 
 
 def from_blob(entry: Any, where: str) -> Space:
@@ -91,24 +103,31 @@ def from_blob(entry: Any, where: str) -> Space:
     text = entry.get(":serialized:") if isinstance(entry, Mapping) else None
     if not isinstance(text, str):
         raise QuarlError(f"{where} is missing or malformed; the file is no Stable-Baselines3 model")
-    return from_inert(read_base64(text, where), where)
+    space: Space = from_inert(read_base64(text, where), where)
+    return space
 
 
-def from_inert(space: Any, where: str) -> Space:
-    """The numbers of a space that `read_pickle` gave."""
+def from_inert(space: Any, where: str, *, nested: bool = False) -> Any:
+    """The numbers of a space that `read_pickle` gave, a Space; nested: no Dict is taken."""
     if not isinstance(space, Inert):
         raise QuarlError(f"{where} is a {type(space).__name__}, not a space")
     if space.module.split(".")[0] not in ("gym", "gymnasium"):
         raise UnsupportedError(f"{where} is a {space.path:.80}, not a space of gym or gymnasium")
-    return _space(space.name, space.attributes, where)
+    return _space(space.name, space.attributes, where, None if nested else from_inert)
 
 
-def from_live(space: Any, where: str) -> Space:
-    """The numbers of a gymnasium space."""
-    return _space(type(space).__name__, vars(space), where)
+def from_live(space: Any, where: str, *, nested: bool = False) -> Any:
+    """As `from_inert` of a gymnasium space."""
+    return _space(type(space).__name__, vars(space), where, None if nested else from_live)
 
 
-def _space(kind: str, attributes: Mapping[Any, Any], where: str) -> Space:
+def _space(kind: str, attributes: Mapping[Any, Any], where: str, of_part: Callable[..., Any] | None) -> Space:
+    """of_part: reads the spaces of a Dict."""
+    if kind == "Dict" and of_part is not None:
+        spaces = attributes.get("spaces")
+        if not isinstance(spaces, dict) or not spaces or not all(isinstance(key, str) and key for key in spaces):
+            raise QuarlError(f"{where} is a Dict without spaces by name; the file is damaged")
+        return Dict({key: of_part(each, f"{where}[{key[:60]!r}]", nested=True) for key, each in spaces.items()})
     if kind == "Box":
         low, high = attributes.get("low"), attributes.get("high")
         if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or low.shape != high.shape:
@@ -147,7 +166,8 @@ def observation_box(space: Space, where: str) -> Box:
     """The space, if a network can read its observations as they come."""
     if not isinstance(space, Box):
         raise UnsupportedError(
-            f"{where} is {type(space).__name__}, which needs one-hot encoding; only Box is supported"
+            f"{where} is {type(space).__name__}, on which nothing is trained here: agents of Stable-Baselines3 that "
+            "observe one are read, quantised and played; training needs a Box"
         )
     if not space.low.ndim or not space.low.size:
         raise QuarlError(f"{where} has shape {space.low.shape}; an observation needs at least one number")
@@ -171,6 +191,8 @@ def action_head(
         return ActionHead("argmax", start=space.start, zero_based=zero_based and space.start != 0)
     if isinstance(space, MultiDiscrete):
         return ActionHead("argmax", segments=space.nvec)
+    if isinstance(space, Dict):
+        raise UnsupportedError(f"{where} is a Dict; only Box, Discrete, MultiDiscrete and MultiBinary are supported")
     if isinstance(space, MultiBinary):
         if len(space.shape) > 1:
             raise UnsupportedError(f"{where} has bits of shape {space.shape}; only one axis is supported: flatten it")

@@ -18,7 +18,7 @@ from quarl.policy.graph import Provenance
 from quarl.policy.operators import Normalize
 from quarl.readers import find, statistics
 from quarl.readers.actor import LAYOUTS, ON_POLICY
-from quarl.readers.normalizer import read_vecnormalize
+from quarl.readers.normalizer import Statistics, read_vecnormalize
 
 NONE = "none"
 """What stands for no statistics where a file of them may be named."""
@@ -33,7 +33,7 @@ PREPROCESSING: dict[str, Any] = {
 """Of Atari games, whatever is tuned for them."""
 
 
-def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Provenance, Normalize | None]:
+def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Provenance, Statistics | None]:
     """(the training environment of the agent `model`, as far as files beside it tell; the statistics that it observed
     with, of the wrapped environment's raw observation before frame stacking).
 
@@ -59,13 +59,17 @@ def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Pro
 
 
 def of_observation(
-    normalize: Normalize, shape: tuple[int, ...], environment: Provenance
+    normalize: Statistics, shape: tuple[int, ...], environment: Provenance
 ) -> tuple[Normalize, Provenance]:
     """(the statistics of an observation of `shape`, the environment in which they hold).
 
     RL Zoo stacks frames that are normalised already: a vector of frames has the statistics of one for each, and what
     stands for frames before an episode, 0 there, is their mean here. QuarlError for statistics of anything else.
     """
+    if not isinstance(normalize, Normalize):
+        raise QuarlError(
+            f"the statistics of {environment.statistics or 'VecNormalize'} are of a Dict, not of one array"
+        )
     mean, (*inside, (last, options)) = normalize.mean, environment.wrappers or (("", {}),)
     if mean.shape == shape:
         return normalize, environment
