@@ -46,6 +46,8 @@ PACKAGES = (
     "dm-control",
     "pybullet",
     "pybullet-envs-gymnasium",
+    "gymnasium-robotics",
+    "panda-gym",
     "box2d",
     "ale-py",
 )

@@ -21,6 +21,8 @@ EXTRAS = {
     "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
     "atari": ("ale-py", "opencv-python-headless"),
     "dm-control": ("dm-control",),
+    "robotics": ("gymnasium-robotics", "mujoco"),
+    "panda": ("panda-gym", "pybullet"),
     "zoo": ("rl-zoo3",),
     "energy": ("codecarbon",),
     "hub": ("huggingface-hub",),

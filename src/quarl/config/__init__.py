@@ -146,7 +146,7 @@ class EnvsConfig(EnvironmentConfig):
     env: Positional[Annotated[tuple[str, ...], shown("[ID]")]] = ()
     """Gymnasium id of an environment; without it all suites."""
     suite: Annotated[str | None, shown("NAME", default="all")] = None
-    """List the ids of this suite: classic, toy-text, box2d, mujoco, atari, pybullet or dm-control."""
+    """List the ids of this suite: classic, toy-text, box2d, mujoco, atari, pybullet, robotics, panda or dm-control."""
 
     def check(self) -> None:
         super().check()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
@@ -43,6 +44,14 @@ BULLET_ROBOTS = (
     *("InvertedPendulum", "InvertedDoublePendulum", "InvertedPendulumSwingup", "Reacher", "Pusher", "Thrower"),
     *("Walker2D", "HalfCheetah", "Ant", "Hopper", "Humanoid", "HumanoidFlagrun", "HumanoidFlagrunHarder"),
 )
+ROBOTICS = (
+    *(f"Fetch{task}{{}}-v4" for task in ("Reach", "Push", "Slide", "PickAndPlace")),
+    *("HandReach{}-v3", "HandManipulateBlock{}-v1", "HandManipulateEgg{}-v1", "HandManipulatePen{}-v1"),
+    *(f"PointMaze_{maze}{{}}-v3" for maze in ("Open", "UMaze", "Medium", "Large")),
+    *(f"AntMaze_{maze}{{}}-v5" for maze in ("Open", "UMaze", "Medium", "Large")),
+)
+"""Tasks with a goal of Gymnasium-Robotics 1.4, with a dense reward as well; it registers variants of them, too."""
+PANDA_TASKS = ("Reach", "Push", "Slide", "PickAndPlace", "Stack", "Flip")
 PREFIX = "dm_control/"
 DOMAINS: Mapping[str, tuple[str, ...]] = {
     "acrobot": ("swingup", "swingup_sparse"),
@@ -106,6 +115,21 @@ def mujoco_muted() -> Iterator[None]:
         yield
     finally:
         mujoco.set_mju_user_warning(saved)
+
+
+@contextmanager
+def robotics_muted() -> Iterator[None]:
+    """Gymnasium-Robotics is imported without a word, and reads joints as current versions of MuJoCo have them.
+
+    It looks for a joint's type, a number, among members of MuJoCo's enumeration, which equal no number of numpy's now.
+    """
+    mujoco: Any = importlib.import_module("mujoco")
+    with descriptors_muted():
+        joints: Any = importlib.import_module("gymnasium_robotics.utils.mujoco_utils")  # an extra
+    types = SimpleNamespace(**{name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()})
+    joints.mujoco = SimpleNamespace(**{**vars(mujoco), "mjtJoint": types})
+    with mujoco_muted():
+        yield
 
 
 @contextmanager
@@ -185,6 +209,22 @@ SUITES = (
         ids=tuple(f"{robot}BulletEnv-v0" for robot in BULLET_ROBOTS),
     ),
     Suite(
+        "robotics",
+        "gymnasium_robotics",
+        "gymnasium-robotics",
+        "FetchReach-v4",
+        robotics_muted,
+        ids=tuple(task.format(reward) for task in ROBOTICS for reward in ("", "Dense")),
+    ),
+    Suite(
+        "panda",
+        "panda_gym",
+        "panda-gym",
+        "PandaReach-v3",
+        descriptors_muted,
+        ids=tuple(f"Panda{task}{kind}-v3" for task in PANDA_TASKS for kind in ("", "Dense", "Joints", "JointsDense")),
+    ),
+    Suite(
         "dm-control",
         "quarl.envs.dm_control",
         "dm-control",
@@ -227,5 +267,6 @@ def missing_extra(env_id: str, suite: Suite) -> QuarlError:
 
 
 def is_tombstone(spec: EnvSpec) -> bool:
-    # gymnasium keeps the ids of dead versions, with functions of its own that only raise
-    return callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "") == "gymnasium.envs"
+    # gymnasium keeps the ids of dead versions, with functions of its own that only raise; robotics its own of mujoco-py
+    dead = callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "") == "gymnasium.envs"
+    return dead or ":MujocoPy" in str(spec.entry_point)
