@@ -20,6 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 import networks
 import quarl
+from quarl.commands.model import observations
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
@@ -415,3 +416,21 @@ def test_a_module_is_told_what_it_observes_by_a_shape_or_by_the_space_and_the_na
         quarl.from_module(network, observations=(12,), head=head)
     with pytest.raises(QuarlError, match="observation"):
         quarl.from_module(network, gymnasium.spaces.Sequence(head), head)
+
+
+def test_saving_says_where_the_parts_of_an_observation_lie_in_the_row(tmp_path, capsys):
+    quarl.Agent(networks.sliced()).save(tmp_path / "p.onnx")
+    said = capsys.readouterr().err
+    row = "image (Box (2, 8, 8)) from 0, goal (Box (3,)) from 128, one (Discrete () of 5 values) from 131"
+    assert f"p.onnx: it reads one row, as gymnasium flattens it: {row}\n" in said
+
+
+def test_recorded_parts_of_an_observation_are_arrays_of_one_file(tmp_path):
+    policy = networks.sliced()
+    parts = {"image": np.ones((4, 2, 8, 8)), "goal": np.zeros((4, 3)), "one": np.array([0, 1, 4, 4])}
+    np.savez(tmp_path / "o.npz", **parts)
+    rows = observations(tmp_path / "o.npz", policy)
+    assert rows.shape == (4, 136)
+    assert rows[2, 128:].tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
+    again = quarl.Agent(policy).predict(parts)[0]
+    np.testing.assert_array_equal(quarl.Agent(policy).predict(rows)[0], again)

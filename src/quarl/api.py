@@ -27,6 +27,7 @@ from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is_quantized
+from quarl.policy.inputs import layout
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence
@@ -137,7 +138,7 @@ class Agent:
         self,
         precision: str | int = "int8",
         *,
-        observations: ArrayLike | None = None,
+        observations: ArrayLike | dict[str, Array] | None = None,
         env_id: str | None = None,
         scheme: str = "default",
         mode: Mode = "dynamic",
@@ -176,7 +177,7 @@ class Agent:
         agent: Agent | str | os.PathLike[str],
         precision: str | int = 4,
         *,
-        observations: ArrayLike | None = None,
+        observations: ArrayLike | dict[str, Array] | None = None,
         env_id: str | None = None,
         mode: Mode = "dynamic",
         rounds: int = DistillConfig.rounds,
@@ -232,8 +233,8 @@ class Agent:
     ) -> tuple[Array, None]:
         """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
 
-        An action is int64, or int64 or float32 [A], with B before that for a batch. QuarlError for a dict or another
-        shape, and for NaN or infinity (in float32), for which quantised kernels have no code.
+        An action is int64, or int64 or float32 [A], with B before that for a batch. QuarlError for another shape or
+        key, and for NaN or infinity (in float32), for which quantised kernels have no code.
 
         observation: one, or B of them [B, ...].
         state, episode_start: accepted for that signature and not used, as policies here have no memory.
@@ -293,6 +294,8 @@ class Agent:
                 say(self.policy.head.reading)
             if is_masked(self.policy):
                 say("its scores are unmasked: choose the largest among those of the actions that are allowed")
+            if self.policy.inputs:
+                say(f"it reads one row, as gymnasium flattens it: {layout(self.policy.inputs)}")
         else:
             raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .quarl, .tflite or .onnx")
         say(sentence(self.policy))

@@ -42,10 +42,13 @@ def at_home(policy: Policy, config: ModelConfig) -> Policy:
 
 
 def observations(file: Path, policy: Policy) -> Array:
-    """The recorded observations [N, *shape] in an .npy file, or the one array of an .npz, in the policy's dtype."""
+    """The recorded observations [N, *shape] in an .npy file, or the one array of an .npz, or one for each
+    key of a Dict, in the policy's dtype."""
     with reading(file):
         data = read_bytes(file)
         arrays = read_npz(data, str(file)) if data[:2] == b"PK" else {"": read_npy(data, str(file))}
+    if policy.inputs and len(arrays) > 1:
+        return policy_rows(policy, arrays)[0]
     if len(arrays) != 1:
         raise QuarlError(f"{file} holds {len(arrays)} arrays: save the observations alone")
     return policy_rows(policy, *arrays.values())[0]

@@ -91,6 +91,11 @@ def places(inputs: Sequence[Input]) -> dict[str, int]:
     return {each.key: int(start) for each, start in zip(inputs, starts, strict=False)}
 
 
+def layout(inputs: Sequence[Input]) -> str:
+    """Where in the row each lies, in words."""
+    return ", ".join(f"{each} from {start}" for each, start in zip(inputs, places(inputs).values(), strict=True))
+
+
 def has_channels_last(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     """Whether images of `shape` are those of `wanted` [C, H, W] in the other order of axes."""
     return len(shape) == 3 and shape != wanted == (shape[2], *shape[:2])
