@@ -47,17 +47,18 @@ def _renormed(op: Op, parameters: Parameters, name: str, epsilon: float) -> Op:
     return folded.made()
 
 
-def mean_over_quantiles(ops: Sequence[Op], num_actions: int, num_quantiles: object) -> list[Op]:
+def mean_over_quantiles(ops: Sequence[Op], num_actions: int, num_quantiles: object = None) -> list[Op]:
     """The operators with the values of actions as their output, where it is quantiles of them [quantiles, actions].
 
     The mean over quantiles of a layer's outputs is the output of a layer with the means of its weights (Dabney et al.
-    2018, "Distributional Reinforcement Learning with Quantile Regression").
+    2018, "Distributional Reinforcement Learning with Quantile Regression"). num_quantiles: None takes as many as there
+    are.
     """
     op = ops[-1]
     assert isinstance(op, Dense)
     quantiles, rest = divmod(len(op.bias), num_actions)
-    if rest or num_quantiles != quantiles:
-        said = f"{str(num_quantiles)[:20]} quantiles"
-        raise QuarlError(f"the network has {len(op.bias)} outputs, not {said} of {num_actions} actions")
+    if rest or num_quantiles not in (None, quantiles):
+        said = str(num_quantiles or "whole")[:20]
+        raise QuarlError(f"the network has {len(op.bias)} outputs, not {said} quantiles of {num_actions} actions")
     layer = Layer.of(op)
     return [*ops[:-1], replace(layer, rows=layer.rows.reshape(-1, quantiles, num_actions).mean(axis=1)).made()]
