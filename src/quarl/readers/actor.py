@@ -17,6 +17,7 @@ from quarl.readers.normalizer import clamp
 NATURE_CNN = ((0, 8, 4), (2, 4, 2), (4, 3, 1))
 """(index, kernel size, stride) of the convolutions of NatureCNN (Mnih et al. 2015)."""
 FUNCTIONS = {"ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "ELU": "elu", "LeakyReLU": "leaky_relu"}
+FUNCTIONS |= {name: name.lower() for name in ("SiLU", "GELU", "Mish", "Softplus", "Hardswish", "Hardsigmoid")}
 """Torch's class names to the graph's; Stable-Baselines3 makes them with default arguments."""
 SAC_CLIP_MEAN = 2.0
 """SACPolicy's default for the bound of a gSDE actor's mean."""
