@@ -15,9 +15,12 @@ import onnxruntime
 import pytest
 import torch
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO
+from sb3_contrib.common.envs import InvalidActionEnvMultiBinary, InvalidActionEnvMultiDiscrete
 from scipy.special import expit, softmax
 from scipy.stats import chisquare
 from stable_baselines3 import A2C, PPO
+from stable_baselines3.common import envs
 
 import networks
 import quarl
@@ -338,3 +341,43 @@ def test_an_agent_whose_numbers_begin_elsewhere_is_handed_to_its_environment_as_
         assert set(played[-60:]) == {5, 6, 7}
     finally:
         del gymnasium.registry["Shifted-v0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [
+        (PPO, envs.IdentityEnvMultiDiscrete(3)),
+        (PPO, envs.IdentityEnvMultiBinary(3)),
+        (MaskablePPO, InvalidActionEnvMultiDiscrete([2, 4, 3], n_invalid_actions=4)),
+        (MaskablePPO, InvalidActionEnvMultiBinary(3, n_invalid_actions=2)),
+    ],
+)
+def test_agents_of_the_libraries_own_environments_act_and_play_as_there(kind: Any, world: Any, tmp_path: Path):
+    gymnasium.register("World-v0", lambda: world)
+    world.action_space.seed(0)
+    with Threads():
+        model = kind("MlpPolicy", world, n_steps=64, n_epochs=5, learning_rate=3e-3, seed=0, device="cpu")
+        model.learn(1_500).save(tmp_path / "agent.zip")
+    world.action_space.seed(1)
+    states = np.array([world.observation_space.sample() for _ in range(2_000)])
+    expected = model.predict(states, deterministic=True)[0]
+    for agent in (quarl.load(tmp_path / "agent.zip"), quarl.from_sb3(model)):
+        for engine in ("reference", "litert"):
+            assert np.array_equal(agent.predict(states, engine=engine)[0], expected)
+        # what an action is worth is random here: so is which state follows
+        world.action_space.seed(2)
+        np.random.seed(2)
+        ours = agent.evaluate(episodes=2, env=world, env_id="World-v0", stochastic=False).returns
+        world.action_space.seed(2)
+        np.random.seed(2)
+        theirs = []
+        for _ in range(2):
+            state, total = world.reset()[0], 0.0
+            for _ in range(100):
+                masks = {"action_masks": world.action_masks()} if kind is MaskablePPO else {}
+                state, reward, *_ = world.step(model.predict(state, deterministic=True, **masks)[0])
+                total += reward
+            theirs.append(total)
+        assert ours.tolist() == theirs
+    assert len(np.unique(expected, axis=0)) > 2
+    del gymnasium.registry["World-v0"]
