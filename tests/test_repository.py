@@ -95,10 +95,10 @@ def test_classifiers_name_pythons_on_which_the_package_is_tried():
     assert set(named) <= set(re.findall(r"[\d.]+", tried[1]))
 
 
-def test_all_is_every_extra_but_those_for_development_and_for_services_elsewhere():
+def test_all_is_every_extra_but_those_for_development_for_services_elsewhere_and_for_robots():
     extras = PROJECT["project"]["optional-dependencies"]
     (together,) = extras["all"]
-    others = {"all", "dev", "docs", "wandb", "trackio"}
+    others = {"all", "dev", "docs", "wandb", "trackio", "robotics", "panda"}
     assert set(re.findall(r"[\w-]+", together.partition("[")[2])) == set(extras) - others
 
 

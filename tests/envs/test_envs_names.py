@@ -76,7 +76,7 @@ def test_a_name_far_from_every_id_gets_no_suggestion() -> None:
         resolve("xyzzy")
 
 
-@pytest.mark.parametrize("asked", ["Point-v0", "FetchReach-v4", "MyCartPole-v0", "AntMaze-v3", "CartPoleCustom-v0"])
+@pytest.mark.parametrize("asked", ["Point-v0", "FetchBall-v4", "MyCartPole-v0", "AntMaze-v3", "CartPoleCustom-v0"])
 def test_an_environment_of_somebody_elses_is_no_misspelt_one(asked: str) -> None:
     with pytest.raises(QuarlError) as caught:
         resolve(asked, trusted=True)
