@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= quarl-demo
 HOSTILE ?= quarl-hostile
-STRESS := PYTHONPATH=tests:benchmarks $(BIN)/python -m stress
+STRESS := PYTHONPATH=tests:benchmarks:docs $(BIN)/python -m stress
 # Every install reads the constraints: `torch==2.13.0` and the rest are pinned there and nowhere else.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 

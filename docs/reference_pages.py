@@ -1,4 +1,4 @@
-"""The generated parts of docs/reference: keys of rows, options of verbs, keys of study files, each from its class."""
+"""The generated parts of README and docs/reference: agents that are taken, rows, options of verbs, study files."""
 
 from __future__ import annotations
 
@@ -142,9 +142,32 @@ def write(page: Path, text: str) -> None:
     page.write_text(f"{head}{MARK}\n{text}\n{MARK}{tail}")
 
 
-PAGES: dict[str, Callable[[], str]] = {"json": rows, "cli": verbs, "study-file": study_file}
-"""By name of the page."""
+def agents() -> str:
+    """Markdown: a table of algorithms, one of spaces, one of modules."""
+    import supported  # here: tests that ask for keys of rows need no PyTorch
+
+    lines: list[str] = []
+    for title, (headings, entries) in supported.tables().items():
+        lines += [f"## {title}", "", *_table(headings, entries)]
+    return "\n".join(lines)
+
+
+def front() -> str:
+    """Markdown: the same in one table."""
+    import supported  # here: as above
+
+    return "\n".join(_table(*supported.front()))
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/reference/agents.md": agents,
+    "docs/reference/cli.md": verbs,
+    "docs/reference/json.md": rows,
+    "docs/reference/study-file.md": study_file,
+    "README.md": front,
+}
+"""By their path in the repository."""
 
 if __name__ == "__main__":
     for name, made in PAGES.items():
-        write(Path(__file__).parent / "reference" / f"{name}.md", made())
+        write(Path(__file__).parents[1] / name, made())

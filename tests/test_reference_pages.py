@@ -51,8 +51,8 @@ def test_committed_results_keep_to_their_rows(study):
 
 
 @pytest.mark.parametrize("page", reference.PAGES)
-def test_the_committed_pages_are_made_of_the_classes(page):
-    _, made, _ = (ROOT / f"docs/reference/{page}.md").read_text().split(reference.MARK)
+def test_the_committed_pages_are_made_of_the_code(page):
+    _, made, _ = (ROOT / page).read_text().split(reference.MARK)
     assert made == f"\n{reference.PAGES[page]()}\n", "make reference writes it anew"
 
 

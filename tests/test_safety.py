@@ -122,6 +122,8 @@ def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_broken_files_load_cleanly_or_are_refused_in_one_line(name: str, tmp_path: Path):
+    if not PARSERS[name].files:
+        pytest.skip("agents of more kinds are not at hand: no folder 'agents-more' beside the checkout")
     row = campaign.run_parser(PARSERS[name], 400, 20, tmp_path)
     assert row["failures"] == []
     assert row["clean"] + row["refused"] == 400

@@ -244,7 +244,7 @@ def main() -> int:
     cli.add_argument("--inputs", type=int, default=100_000, help="inputs of each parser")
     cli.add_argument("--costly", type=int, default=500, help="files of each costly kind")
     cli.add_argument("--seed", type=int, default=0)
-    every = [*known, *KINDS]
+    every = [*(name for name, parser in known.items() if parser.files), *KINDS]
     cli.add_argument("--only", nargs="+", choices=every, default=every, metavar="PARSER")
     cli.add_argument("--replay", metavar="PARSER:NUMBER", help="read one input again, without catching anything")
     cli.add_argument("--out", type=Path, default=RESULTS, help="where the rows are written")

@@ -29,8 +29,8 @@ from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
 from quarl.readers.weights_only import read_model
 from quarl.report import schema, tables, weight_figures
 from quarl.runs import checkpoint
+from stress.fuzz import agents, mutate, seeds
 from stress.fuzz import foreign as other
-from stress.fuzz import mutate, seeds
 
 ENV = "CartPole-v1"
 SPEC = QuantSpec.parse("int8", scheme="per-channel")
@@ -50,7 +50,7 @@ class Parser:
 
 
 def parsers() -> dict[str, Parser]:
-    """Every reader of a file that somebody else wrote, by name."""
+    """Every reader of a file that somebody else wrote, by name; without files where those lie beside the checkout."""
     old = (*seeds.SB2_ALGORITHMS, "her")
     pickles = tuple(seeds.sb2_pickle(algo, protocol) for algo in old for protocol in (0, 2, 4))
     statistics = tuple(seeds.pickled(seeds.vecnormalize(), protocol) for protocol in (0, 2, 3, 4, 5))
@@ -104,6 +104,16 @@ def parsers() -> dict[str, Parser]:
             mutate.member,
             zip_file,
             tuple(map(seeds.sb2_zip, old)),
+        ),
+        Parser(
+            "sb3-kinds", lambda d, f: sb3.read_zip(_put(d, f, "agent.zip")), mutate.member, zip_file, agents.saved()
+        ),
+        *(
+            Parser(f"{name}-beside", lambda d, f: load.read(_put(d, f, "agent")), inside, opens, agents.beside(suffix))
+            for name, suffix, inside, opens in (
+                ("sb3", ".zip", mutate.member, zip_file),
+                ("sb2", ".pkl", mutate.pickle_opcodes, opcodes),
+            )
         ),
         Parser("npy", lambda d, _: npz.read_npy(d, "f"), mutate.npy_header, frame, arrays),
         Parser("artefact", lambda d, _: artifact.from_bytes(d, "f"), mutate.safetensors, artifact._open, artefacts),

@@ -30,7 +30,9 @@ class Call:
 
 class _Writer(pickle._Pickler):  # the C pickler cannot be taught to write names it does not import
     def save(self, value: Any, save_persistent_id: bool = True) -> None:
-        if isinstance(value, Name):
+        if isinstance(value, Name | Call) and id(value) in self.memo:
+            self.write(self.get(self.memo[id(value)][0]))
+        elif isinstance(value, Name):
             self.write(pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode())
             self.memoize(value)
         elif isinstance(value, Call):
@@ -40,6 +42,7 @@ class _Writer(pickle._Pickler):  # the C pickler cannot be taught to write names
             if value.state is not None:
                 self.save(value.state)
                 self.write(pickle.BUILD)
+            self.memoize(value)
         else:
             super().save(value, save_persistent_id)
 

@@ -27,7 +27,7 @@ from stress.fuzz import seeds
 from stress.fuzz.campaign import outcome
 from stress.fuzz.pickles import pickled
 from stress.fuzz.seeds import ENV, sb3_agent, zipped, zoo_run
-from stress.hostile import foreign, sizes
+from stress.hostile import foreign, kinds, sizes
 from stress.hostile.pickles import payloads, system
 
 MEMORY = 2**31
@@ -94,6 +94,7 @@ def _rows(canary: Path) -> Iterator[Row]:
     yield from _archives(canary)
     yield from sizes.rows(canary)
     yield from foreign.rows(canary)
+    yield from kinds.rows(canary)
 
 
 def _blob(payload: bytes) -> dict[str, str]:
