@@ -106,7 +106,7 @@ class Agent:
         *,
         observation_dtype: Literal["float32", "uint8"] = "float32",
     ) -> Agent:
-        """The agent whose network is `module`, of dense, convolution, LayerNorm and activation layers.
+        """The agent whose network is `module`, of dense, convolution, pooling, norm and activation layers.
 
         UnsupportedError names a layer that has no counterpart.
 

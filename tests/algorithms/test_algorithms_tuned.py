@@ -16,7 +16,6 @@ from quarl.runs.hyperparameters import interpret
 
 ALGORITHMS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac")
 NOT_DATA = {
-    ("ppo", "CarRacing-v3"): "nn.GELU",
     ("sac", "FetchReach-v1"): "replay_buffer_class",
 }
 """Entries that ask for more than quarl train does, and what it names in refusing them."""

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from stable_baselines3 import PPO
 from torch import nn
 
 import quarl
@@ -489,3 +490,14 @@ def test_artefacts_keep_what_is_new(tmp_path: Any):
     np.testing.assert_array_equal(*runs)
     assert isinstance(again.ops[0], Conv2d)
     assert isinstance(again.ops[-1], Dense)
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.GELU, nn.Mish, nn.Softplus, nn.Hardswish, nn.Hardsigmoid])
+def test_activations_of_stable_baselines3_are_read_from_zips_and_models(activation: type[nn.Module], tmp_path: Any):
+    model = PPO("MlpPolicy", "Pendulum-v1", policy_kwargs={"activation_fn": activation, "net_arch": [8, 8]}, n_steps=64)
+    model.save(tmp_path / "a.zip")
+    x = 2 * rows(200, 3)
+    expected, _ = model.predict(x, deterministic=True)
+    for policy in (quarl.load(tmp_path / "a.zip").policy, quarl.Agent.from_model(model).policy):
+        actions = policy.head(computed(policy, x, "litert"))
+        np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-5)

@@ -396,10 +396,31 @@ def test_goals_follow_the_observation_in_the_row_whatever_the_space_s_order(writ
     assert flatten(inputs, shown)[0].tolist() == [[1, 2, 3]]
 
 
+def gym_space(kind: str, **state: Any) -> Call:
+    return Call(Name(f"gym.spaces.{kind.lower()}", kind), (), state, pickle.NEWOBJ)
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "row"),
+    [
+        (discrete(3), 2, [0, 0, 1]),
+        (gym_space("MultiDiscrete", nvec=np.array([2, 1])), [1, 0], [0, 1, 1]),
+        (gym_space("MultiBinary", n=3), [1, 0, 1], [1, 0, 1]),
+    ],
+)
+@pytest.mark.parametrize("write", [as_pickle, as_zip])
+def test_whole_numbers_are_observed_one_hot(space: Call, shown: Any, row: list[int], write: Any, tmp_path: Path):
+    named = drawn(sb2_arrays("a2c"))
+    policy = read_sb2(write(tmp_path, {**sb2_data("a2c"), "observation_space": space}, named))
+    x = flatten(policy.inputs, np.array(shown))[0]
+    assert x.tolist() == [row]
+    np.testing.assert_allclose(output(policy, x), expected("a2c", named, x), rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("space", "cause"),
     [
-        (None, "her_obs_space has not observation, achieved_goal, desired_goal"),
+        (None, "her_obs_space is a NoneType, not a space"),
         (goals(observation=2, achieved_goal=1), "her_obs_space has not observation"),
         (goals(observation=2, achieved_goal=1, desired_goal=1), "4 numbers"),
         (box(3, 1.0), "her_obs_space has not"),

@@ -107,7 +107,7 @@ CHANGES: list[tuple[str, Change, str]] = [
         tensors_with(lambda s: (s.clear(), s.update({"quantile_net.0.weight": torch.ones(1)}))),
         "quantile_net",
     ),
-    ("function", kwargs_with(activation_fn="<class 'torch.nn.modules.activation.SiLU'>"), "SiLU"),
+    ("function", kwargs_with(activation_fn="<class 'torch.nn.modules.activation.Softsign'>"), "Softsign"),
     ("own function", kwargs_with(activation_fn="<class '__main__.ReLU'>"), "__main__.ReLU"),
     ("lambda", kwargs_with(activation_fn="<function <lambda> at 0x7f>"), "lambda"),
     ("extractor", kwargs_with(features_extractor_class="<class 'mine.Resnet'>"), "mine.Resnet"),

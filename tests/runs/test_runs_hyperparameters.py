@@ -94,7 +94,7 @@ def test_none_takes_an_entry_away():
         ({"env": "x"}, "env is no hyper-parameter"),
         ({"device": "cuda"}, "device is no hyper-parameter"),
         ({"policy_kwargs": "dict(activation_fn=os.system)"}, "os.system, which is not supported; ReLU, Tanh"),
-        ({"policy_kwargs": "dict(activation_fn=nn.GELU)"}, "nn.GELU"),
+        ({"policy_kwargs": "dict(activation_fn=nn.Softsign)"}, "nn.Softsign"),
         ({"policy_kwargs": "__import__('os').system('true')"}, "policy_kwargs"),
         ({"policy_kwargs": "[64]"}, "policy_kwargs"),
         ({"replay_buffer_kwargs": "dict(a=nn.ReLU)"}, "replay_buffer_kwargs"),

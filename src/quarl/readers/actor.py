@@ -17,6 +17,7 @@ from quarl.readers.normalizer import clamp
 NATURE_CNN = ((0, 8, 4), (2, 4, 2), (4, 3, 1))
 """(index, kernel size, stride) of the convolutions of NatureCNN (Mnih et al. 2015)."""
 FUNCTIONS = {"ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "ELU": "elu", "LeakyReLU": "leaky_relu"}
+FUNCTIONS |= {name: name.lower() for name in ("SiLU", "GELU", "Mish", "Softplus", "Hardswish", "Hardsigmoid")}
 """Torch's class names to the graph's; Stable-Baselines3 makes them with default arguments."""
 SAC_CLIP_MEAN = 2.0
 """SACPolicy's default for the bound of a gSDE actor's mean."""
@@ -166,7 +167,7 @@ def network(
         layers.append(parameters.layer(f"{layout.output}.0" if clipped else layout.output, 2))
     name = _class(kwargs, "activation_fn", r"torch\.nn\.modules\.activation")
     if name is not None and name not in FUNCTIONS:
-        raise CustomError(f"activation function {name} is not supported; {', '.join(FUNCTIONS)} are")
+        raise UnsupportedError(f"activation function {name} is not supported; {', '.join(FUNCTIONS)} are")
     ops += mlp(layers, layout.activation if name is None else FUNCTIONS[name], source)
     if clipped:
         bound = kwargs.get("clip_mean", SAC_CLIP_MEAN)

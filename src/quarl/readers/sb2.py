@@ -24,9 +24,11 @@ from quarl.inert.pickle import read_base64, read_pickle
 from quarl.inert.zip import read_bytes, unpack
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.inputs import Input
+from quarl.policy.operators import Shape
 from quarl.readers import sb2_network, zoo
 from quarl.readers.normalizer import Statistics
-from quarl.readers.spaces import Box, Discrete, Space, action_head, from_inert, observation_box
+from quarl.readers.observation import observe
+from quarl.readers.spaces import Box, Dict, Discrete, Space, action_head, from_inert
 
 MEMBERS = ("data", "parameters", "parameter_list")
 MARKS = {
@@ -127,14 +129,15 @@ def _policy(
     kwargs = data.get("policy_kwargs")
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     activation = _activation(data.get("policy"), kwargs, algo)
-    observed = observation_box(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
+    observed = observe(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
+    shape: Shape = observed.fields["observation_shape"]
     actions: Space = from_inert(data.get("action_space"), "action_space")
     if not isinstance(actions, SPACES.get(algo, Space)):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     width = actions.width
-    named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, observed, actions, width)
-    image = observed.is_image and any(name.endswith("/c1/w") for name in named)
-    network = sb2_network.Network(named, observed.low.shape, image=image)
+    named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, shape, actions, width)
+    image = bool(observed.images) and any(name.endswith("/c1/w") for name in named)
+    network = sb2_network.Network(named, shape, image=image)
     if statistics is not None:
         statistics, environment = zoo.of_observation(statistics, network.shape, environment)
         network.append(statistics)
@@ -154,7 +157,7 @@ def _policy(
     policy = Policy(
         observation_shape=network.shape,
         observation_dtype="uint8" if image else "float32",
-        inputs=_goals(data.get("her_obs_space")) if HER in data else (),
+        inputs=_goals(data.get("her_obs_space")) if HER in data else observed.fields.get("inputs", ()),
         ops=tuple(network.ops),
         head=action_head(actions, "action_space", squashed=algo in ACTORS, log_std=log_std),
         provenance=replace(
@@ -170,9 +173,8 @@ def _policy(
 
 
 def _named(
-    arrays: list[Array], algo: str, kwargs: Mapping[str, Any], observed: Box, actions: Space, width: int
+    arrays: list[Array], algo: str, kwargs: Mapping[str, Any], shape: Shape, actions: Space, width: int
 ) -> dict[str, Array]:
-    shape = observed.low.shape
     if algo == "dqn":
         return sb2_network.name_dqn(arrays, width, math.prod(shape), dueling=_flag(kwargs, "dueling", default=True))
     if algo in ACTORS:
@@ -185,11 +187,10 @@ def _named(
 
 def _goals(space: Any) -> tuple[Input, ...]:
     """How the row divides that an agent of hindsight experience replay reads; space: of its environment."""
-    spaces = space.attributes.get("spaces") if isinstance(space, Inert) else None
-    if not isinstance(spaces, dict) or not spaces.keys() >= set(GOALS):
+    goals = from_inert(space, "her_obs_space")
+    if not isinstance(goals, Dict) or not goals.spaces.keys() >= set(GOALS):
         raise QuarlError(f"her_obs_space has not {', '.join(GOALS)}; the file is damaged")
-    boxes = [observation_box(from_inert(spaces[key], f"her_obs_space: {key}"), key) for key in GOALS]
-    return tuple(Input(key, "Box", box.low.shape) for key, box in zip(GOALS, boxes, strict=True))
+    return observe(Dict({key: goals.spaces[key] for key in GOALS}), "her_obs_space").inputs
 
 
 def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:
