@@ -35,7 +35,6 @@ PAGES = ROOT / "docs" / "results"
 MARK = "<!-- generated: make pages -->\n"
 NUMERIC = re.compile(r"(≥ |> |[±×\[])?[−+-]?\d|–$")
 TARGETS = {
-    "distill": "bench-low-bits",
     "chaos": "chaos",
     "chaos-checkpoint": "chaos",
     "fuzz": "fuzz",
