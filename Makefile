@@ -14,7 +14,7 @@ STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(ad
 VERBS := actorq-throughput actorq-time-to-reward actorq-breakdown actorq-staleness actorq-final-return \
 	mixed-precision mixed-precision-learning
 SCRIPTS := latency eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts
-BENCHES := $(addprefix bench-,$(STUDIES) auto paper-ptq $(VERBS) $(SCRIPTS))
+BENCHES := $(addprefix bench-,$(STUDIES) auto distill-pong paper-ptq $(VERBS) $(SCRIPTS))
 # Trained agents in the zoo's layout; jobs and minutes of a call, and the learner's type (fp32 without bf16 in hardware).
 AGENTS ?= ../shared/agents
 JOBS ?= 2
@@ -107,6 +107,12 @@ bench-auto: $(VENV)/.dev
 		$(BIN)/quarl eval $$out/$$chosen.safetensors --seed 1000 --json $$out-chosen.json; \
 	done
 	$(BIN)/python benchmarks/results.py runs/auto --command 'make bench-auto'
+
+# an agent that plays from pixels, trained elsewhere
+PONG ?= runs/pong/model.zip
+bench-distill-pong: $(VENV)/.dev
+	$(BIN)/quarl distill $(PONG) --env PongNoFrameskip-v4 --bits 4 2 --validation 10 --episodes 20 -o runs/distill-pong
+	$(BIN)/python benchmarks/results.py runs/distill-pong --command 'make bench-distill-pong'
 
 $(SCRIPTS:%=bench-%): bench-%: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$*).py
