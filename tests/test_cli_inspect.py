@@ -165,12 +165,13 @@ def test_verbs_that_need_a_policy_say_which_one_looks_at_weights(files: Path, ca
 
 
 def test_a_model_that_cannot_be_run_shows_all_its_weights(files: Path, capsys, tmp_path: Path):
-    from sb3_contrib import QRDQN
+    from sb3_contrib import RecurrentPPO
 
-    QRDQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, device="cpu").save("qrdqn.zip")
-    document = inspected("qrdqn.zip")
+    kwargs = {"net_arch": [], "lstm_hidden_size": 8}
+    RecurrentPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu").save("recurrent.zip")
+    document = inspected("recurrent.zip")
     assert "Not a policy that QuaRL runs" in capsys.readouterr().out
-    assert {tuple(row["shape"]) for row in document["rows"]} == {(8, 4), (400, 8)}
+    assert {tuple(row["shape"]) for row in document["rows"]} == {(32, 4), (32, 8), (2, 8), (1, 8)}
 
 
 def test_a_policy_with_nowhere_to_play_is_rounded_by_its_weights_alone(capsys, tmp_path: Path):
