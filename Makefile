@@ -14,7 +14,7 @@ STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(ad
 VERBS := actorq-throughput actorq-time-to-reward actorq-breakdown actorq-staleness actorq-final-return \
 	mixed-precision mixed-precision-learning
 SCRIPTS := latency eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts
-BENCHES := $(addprefix bench-,$(STUDIES) auto distill-pong paper-ptq $(VERBS) $(SCRIPTS))
+BENCHES := $(addprefix bench-,$(STUDIES) auto distill-pong kinds paper-ptq $(VERBS) $(SCRIPTS))
 # Trained agents in the zoo's layout; jobs and minutes of a call, and the learner's type (fp32 without bf16 in hardware).
 AGENTS ?= ../shared/agents
 JOBS ?= 2
@@ -107,6 +107,22 @@ bench-auto: $(VENV)/.dev
 		$(BIN)/quarl eval $$out/$$chosen.safetensors --seed 1000 --json $$out-chosen.json; \
 	done
 	$(BIN)/python benchmarks/results.py runs/auto --command 'make bench-auto'
+
+# one agent of each kind that QuaRL reads and does not train, as RL Zoo trains it; MODULE:ID is a task of benchmarks/kinds.py
+KINDS := maskableppo/kinds:MaskedCliff-v0 ppo/kinds:Identity-v0 qrdqn/CartPole-v1 ars/CartPole-v1 trpo/CartPole-v1 \
+	crossq/Pendulum-v1 tqc/Pendulum-v1 sac/FetchReach-v4
+bench-kinds: export PYTHONPATH = benchmarks
+bench-kinds: $(VENV)/.dev
+	$(BIN)/pip install -q -c constraints.txt -e '.[robotics]'
+	$(BIN)/python benchmarks/kinds.py runs/kinds/agents
+	for kind in $(KINDS); do \
+		set -- $$(echo $$kind | tr / ' '); env=$${2#kinds:}; out=runs/kinds/$$1-$$env; test -f $$out.json && continue; \
+		test -d runs/kinds/agents/$$1 || $(BIN)/python -m rl_zoo3.train --algo $$1 --env $$env -f runs/kinds/agents \
+			--gym-packages kinds --seed 0 --eval-freq -1 --num-threads 1 \
+			$$(grep -q "^$$env:" benchmarks/kinds.yml && echo --conf-file benchmarks/kinds.yml); \
+		$(BIN)/quarl ptq $$1 $$env -f runs/kinds/agents --env $$2 --bits fp32 8 6 4 -o $$out --json $$out.json; \
+	done
+	$(BIN)/python benchmarks/results.py runs/kinds --command 'make bench-kinds'
 
 # an agent that plays from pixels, trained elsewhere
 PONG ?= runs/pong/model.zip
