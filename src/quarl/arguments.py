@@ -34,7 +34,7 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
-        given = {FORMER.get(name, name): value for name, value in given.items()}  # type: ignore[assignment]
+        given = {FORMER.get(name, name): value for name, value in given.items()}  # type: ignore[assignment]  # no P.kwargs
         for name in given:
             if name not in names:
                 near = CALLED.get(name)

@@ -141,7 +141,8 @@ def run(config: DistillConfig) -> None:
         said += map(_sentence, rows)
         about = model.told(config, policy, exact, meter.cost)
         document = schema.document(DistillRow, rows, **about)
-        title, command = model.title(policy, document["env_id"]), replace(config, resume=False)
+        env_id = document["env_id"]
+        title, command = model.title(policy, env_id), replace(config, resume=False)
         heading = "Returns on fresh episodes" if played else "Errors of actions on observations that were held out"
         shown = [(heading, tables.cells(DistillRow, document["rows"]))]
         if tried:
@@ -156,10 +157,9 @@ def run(config: DistillConfig) -> None:
             curve = learning(points, [], {"updates": "updates"}, f"{title}: return of the snapshots, in validation")
             style.save(curve, folder / "curve.png")
             figures = [("Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)]
-        about_it = {"model": document["model"], "environment": document["env_id"], "observations": sentence(policy)}
         text = page.render(
             title=f"{title}: distillation",
-            facts={name: str(fact) for name, fact in about_it.items()},
+            facts={"model": str(document["model"]), "environment": str(env_id), "observations": sentence(policy)},
             sentences=said,
             tables=shown,
             figures=figures,

@@ -75,7 +75,12 @@ class PrecisionsConfig(ModelConfig, MeteredConfig):
 
     def specs(self) -> list[QuantSpec]:
         """Every precision once, in order; with --auto int8, which the search begins at."""
-        raise NotImplementedError
+        return list(dict.fromkeys(self._parsed("default")))
+
+    def _parsed(self, scheme: str) -> list[QuantSpec]:
+        """What --bits names, under a scheme."""
+        words = ("8",) if self.auto else self.bits
+        return [QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=self.edge_bits) for bits in words]
 
     @property
     def most_episodes(self) -> int:
@@ -117,12 +122,9 @@ class PtqConfig(PrecisionsConfig):
 
     def specs(self) -> list[QuantSpec]:
         """Every precision under every scheme once, in order; float precisions, which have none, under the first."""
-        parsed = (self._spec(bits, name) for name in self.scheme for bits in (("8",) if self.auto else self.bits))
+        parsed = (spec for name in self.scheme for spec in self._parsed(name))
         specs = dict.fromkeys(spec for spec in parsed if spec.float_type is None or spec.scheme.name == self.scheme[0])
         return list(specs)
-
-    def _spec(self, bits: str, scheme: str) -> QuantSpec:
-        return QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=self.edge_bits)
 
     @property
     def num_episodes(self) -> int | None:
@@ -182,10 +184,9 @@ class DistillConfig(PrecisionsConfig):
             f"--budget is {self.budget[:60]!r}; use a round of {self.updates:,} updates or more, or minutes, as in 10m"
         )
 
-    def specs(self) -> list[QuantSpec]:
-        words = ("8",) if self.auto else self.bits
-        specs = [QuantSpec.parse(bits, mode=self.mode, edges=self.edge_bits) for bits in words]
-        for bits, spec in zip(words, specs, strict=True):
+    def _parsed(self, scheme: str) -> list[QuantSpec]:
+        specs = super()._parsed(scheme)
+        for bits, spec in zip(self.bits, specs, strict=False):  # int8 alone with --auto
             if spec.float_type is not None or spec.weight_bits > 8 or spec.activation_bits is None:
                 raise QuarlError(f"--bits {bits}: distillation is for weights of 2 to 8 bits with integer activations")
-        return list(dict.fromkeys(specs))
+        return specs

@@ -19,7 +19,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.envs.bound import LONGEST, endless, is_limited
 from quarl.envs.checked import NOT_FINITE, OddError, broken, check_observation
-from quarl.envs.masks import allowed_in, masks_of
+from quarl.envs.masks import allowed_in, is_masked, masks_of
 from quarl.envs.seeds import Stream, action_generator, episode_seed
 from quarl.envs.spaces import head_in
 from quarl.errors import QuarlError, note_once
@@ -83,7 +83,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
     slots: list[_Slot] = []
     live: list[_Slot] = []
     generators = [action_generator(stream, seed, 0)] * batch if setting.stochastic else None
-    head = policy.head
+    head, masked = policy.head, is_masked(policy)
     tick = 0
 
     def begin(slot: _Slot) -> bool:
@@ -137,7 +137,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
                 _check_finite(live, observations)
             # one call of the network: a new array each time, whose rows environments may keep and change
             outputs = run(observations)
-            for slot in live:
+            for slot in live if masked else ():
                 if slot.masks is not None:
                     outputs[slot.row] = allowed_in(slot.env, slot.masks, outputs[slot.row])
             actions = head(outputs, generators)

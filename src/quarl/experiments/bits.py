@@ -23,7 +23,7 @@ from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments import precisions
 from quarl.experiments.methods.latency import time_engines
-from quarl.experiments.precisions import Cell
+from quarl.experiments.precisions import Cell, Make
 from quarl.experiments.rows import judged
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
@@ -33,7 +33,6 @@ from quarl.stats import FEWEST_EPISODES
 NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
 """Widths that are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
 TRIED = "Bits of layers in the order in which they were tried"
-Make = Callable[[Calibrated, QuantSpec], QuantizedPolicy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ class _Search:
         where |= {"progress": lambda episode: progress("validation", 1), "num_workers": config.workers}
         play: Callable[..., Evaluation] = partial(evaluate, stream="validation", **where)
         self.quantize, self.distilled = cache(self.calibrated.quantize), distilled
-        self.made: dict[QuantSpec, QuantizedPolicy] = {}
+        self.made = {EXACT: self.quantize(EXACT)}
         """What validation looked at last."""
         self.returns = cache(lambda policy, episodes: play(policy, episodes=episodes).returns)
         self.rows: list[AssignmentRow] = []
@@ -163,7 +162,7 @@ class _Search:
 
     def _look(self, spec: QuantSpec, policy: QuantizedPolicy, episodes: int, method: str = "ptq") -> AssignmentRow:
         self.made[spec] = policy
-        returns, exact = self.returns(policy, episodes), self.returns(self.quantize(EXACT), episodes)
+        returns, exact = self.returns(policy, episodes), self.returns(self.made[EXACT], episodes)
         row = self._keep("validation", policy, judged(returns, exact, self.config.margin, self.config.seed), method)
         share = max(0.5, math.sqrt(self.needed(row) / self.planned(row)))
         self.rows[-1] = replace(row, accepted=bool(row.difference >= (share - 1) * self.allowed(row)))
@@ -173,9 +172,8 @@ class _Search:
         """Cells on fresh episodes, others in each attempt, as many as validation's look asks for."""
         fresh = replace(self.config, seed=(self.config.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
         specs = list(dict.fromkeys((self.int8, spec)))
-        made = {EXACT: self.quantize(EXACT), **self.made}
         cells = precisions.measure(
-            self.calibrated.policy, specs, fresh, self.progress, self.calibrated, lambda _, spec: made[spec]
+            self.calibrated.policy, specs, fresh, self.progress, self.calibrated, lambda _, spec: self.made[spec]
         )
         self._keep("evaluation", cells[-1].policy, asdict(cells[-1].row), look.method)
         return cells

@@ -98,13 +98,16 @@ class Cell:
     evaluation: Evaluation
 
 
+Make = Callable[[Calibrated, QuantSpec], QuantizedPolicy]
+
+
 def measure(
     policy: Policy,
     specs: Sequence[QuantSpec],
     config: PtqConfig,
     progress: Callable[[str, int], None] = lambda label, done: None,
     calibrated: Calibrated | None = None,
-    make: Callable[[Calibrated, QuantSpec], QuantizedPolicy] = quantised,
+    make: Make = quantised,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 

@@ -131,7 +131,7 @@ def _policy(
     activation = _activation(data.get("policy"), kwargs, algo)
     observed = observe(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
     shape: Shape = observed.fields["observation_shape"]
-    actions: Space = from_inert(data.get("action_space"), "action_space")
+    actions = from_inert(data.get("action_space"), "action_space")
     if not isinstance(actions, SPACES.get(algo, Space)):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     width = actions.width

@@ -103,12 +103,11 @@ def from_blob(entry: Any, where: str) -> Space:
     text = entry.get(":serialized:") if isinstance(entry, Mapping) else None
     if not isinstance(text, str):
         raise QuarlError(f"{where} is missing or malformed; the file is no Stable-Baselines3 model")
-    space: Space = from_inert(read_base64(text, where), where)
-    return space
+    return from_inert(read_base64(text, where), where)
 
 
-def from_inert(space: Any, where: str, *, nested: bool = False) -> Any:
-    """The numbers of a space that `read_pickle` gave, a Space; nested: no Dict is taken."""
+def from_inert(space: Any, where: str, *, nested: bool = False) -> Space:
+    """The numbers of a space that `read_pickle` gave; nested: no Dict is taken."""
     if not isinstance(space, Inert):
         raise QuarlError(f"{where} is a {type(space).__name__}, not a space")
     if space.module.split(".")[0] not in ("gym", "gymnasium"):
@@ -116,7 +115,7 @@ def from_inert(space: Any, where: str, *, nested: bool = False) -> Any:
     return _space(space.name, space.attributes, where, None if nested else from_inert)
 
 
-def from_live(space: Any, where: str, *, nested: bool = False) -> Any:
+def from_live(space: Any, where: str, *, nested: bool = False) -> Space:
     """As `from_inert` of a gymnasium space."""
     return _space(type(space).__name__, vars(space), where, None if nested else from_live)
 
