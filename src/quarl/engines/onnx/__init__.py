@@ -27,7 +27,7 @@ class Onnx:
         self.measured = measured
         self.batch = batch
         self.file_bytes = len(data)
-        self._session = onnxruntime.InferenceSession(data, _options(), providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(data, on_one_thread(), providers=["CPUExecutionProvider"])
         shape_of = shapes(policy)
         self._observation = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
         self._output = np.zeros((batch, *shape_of[policy.output]), np.float32)
@@ -51,7 +51,8 @@ def load(policy: QuantizedPolicy, batch: int) -> Onnx:
     return Onnx(policy, write(policy, batch), batch, measured=measured)
 
 
-def _options() -> Any:
+def on_one_thread() -> Any:
+    """Options of a session that computes what the file spells out, and says nothing but errors."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY

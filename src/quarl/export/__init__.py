@@ -1,0 +1,1 @@
+"""Policies as files for other runtimes and small boards, with what proves that they act alike."""

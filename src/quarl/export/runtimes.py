@@ -1,0 +1,187 @@
+"""Runtimes that exported files are for: raw observations in, what the file gives out, one row at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, UnsupportedError, did_you_mean, first_line
+
+ARENA = 2**24
+"""Bytes that TFLite Micro may take here; boards have less, which `arena` is for."""
+
+
+class Runtime(Protocol):
+    """A file that is ready to run."""
+
+    name: str
+    """One of RUNTIMES."""
+    arithmetic: str
+    """What its results are compared with: "f32-rne", "q31-double" or "qdq"."""
+    version: str
+
+    def run(self, observations: Array) -> Array:
+        """float32 [B, n]: what the file gives for raw observations [B, *shape], each row on its own.
+
+        QuarlError where the runtime refuses them.
+        """
+        ...
+
+
+Row = Callable[[Array], Any]
+"""What the file gives, of any shape, for one observation [1, *shape]."""
+
+
+class Kind(NamedTuple):
+    """How a runtime is had."""
+
+    suffixes: tuple[str, ...]
+    """Of the files that it runs."""
+    module: str
+    """What has to be installed for it, as it is imported."""
+    fix: str
+    """The line that installs it."""
+    load: str
+    """Module and function, with a colon between, that make a Runtime of (name, path)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowByRow:
+    """A Runtime made of a function of one row."""
+
+    name: str
+    arithmetic: str
+    version: str
+    row: Row
+
+    def run(self, observations: Array) -> Array:
+        """float32 [B, n] of raw observations [B, *shape]."""
+        with _refusals(f"{self.name} does not run the file"):
+            return np.stack([np.array(self.row(x[None]), np.float32).reshape(-1) for x in np.asarray(observations)])
+
+
+def load(name: str, file: Path) -> Runtime:
+    """The file ready to run in the runtime `name`.
+
+    QuarlError where that is not installed, with the line that installs it, and where it refuses the file;
+    UnsupportedError where it runs files of another kind.
+    """
+    if (kind := RUNTIMES.get(name)) is None:
+        raise QuarlError(f"no runtime {name!r}; choose of {', '.join(RUNTIMES)}{did_you_mean(name, RUNTIMES)}")
+    if file.suffix.lower() not in kind.suffixes:
+        raise UnsupportedError(f"{name} runs {' and '.join(kind.suffixes)} files, not {file.name}")
+    try:
+        importlib.import_module(kind.module)
+    except ImportError:
+        raise QuarlError(f"runtime {name} is not installed: {kind.fix}") from None
+    module, _, function = kind.load.partition(":")
+    loader: Callable[[str, Path], Runtime] = getattr(importlib.import_module(module), function)
+    with _refusals(f"{name} does not run {file.name}"):
+        return loader(name, file)
+
+
+def for_file(file: Path) -> list[str]:
+    """The names of the runtimes that run files of its suffix, whether or not they are installed."""
+    return [name for name, kind in RUNTIMES.items() if file.suffix.lower() in kind.suffixes]
+
+
+def _litert(name: str, file: Path) -> RowByRow:
+    from quarl.engines.litert import LiteRT
+
+    engine = LiteRT(file.read_bytes(), 1, measured=True)
+    return RowByRow(name, "f32-rne", _version("ai-edge-litert"), engine.run)
+
+
+def _ort(name: str, file: Path) -> RowByRow:
+    import onnxruntime
+
+    from quarl.engines.onnx import on_one_thread
+
+    content = file.read_bytes()
+    session = onnxruntime.InferenceSession(content, on_one_thread(), providers=["CPUExecutionProvider"])
+    (source,) = session.get_inputs()
+    return RowByRow(
+        name, _onnx_arithmetic(content), onnxruntime.__version__, lambda x: session.run(None, {source.name: x})[0]
+    )
+
+
+def _openvino(name: str, file: Path) -> RowByRow:
+    """With its float32 hint: it computes in bfloat16 where the processor can, and other actions come of that."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    arithmetic = _onnx_arithmetic(file.read_bytes()) if file.suffix.lower() == ".onnx" else "f32-rne"
+    return RowByRow(name, arithmetic, _version(name), lambda x: compiled([x])[0])
+
+
+def _tract(name: str, file: Path) -> RowByRow:
+    import tract
+
+    model = tract.onnx().load(file).into_model()
+    model.transform(tract.SetSymbols({"batch": 1}))
+    state = model.into_runnable().spawn_state()
+    return RowByRow(name, _onnx_arithmetic(file.read_bytes()), _version(name), lambda x: state.run([x])[0].to_numpy())
+
+
+def _tflm(name: str, file: Path) -> RowByRow:
+    """TFLite Micro's reference kernels, as its Python package has them."""
+    from tflite_micro.python.tflite_micro import runtime
+
+    interpreter = runtime.Interpreter.from_bytes(file.read_bytes(), arena_size=ARENA)
+
+    def row(x: Array) -> Any:
+        interpreter.set_input(x, 0)
+        interpreter.invoke()
+        return interpreter.get_output(0)
+
+    return RowByRow(name, "q31-double", _version("tflite-micro"), row)
+
+
+RUNTIMES: Mapping[str, Kind] = {
+    "litert": Kind((".tflite",), "ai_edge_litert", "pip install 'ai-edge-litert>=2.3,<3'", f"{__name__}:_litert"),
+    "ort": Kind((".onnx",), "onnxruntime", "pip install 'quarl[onnx]'", f"{__name__}:_ort"),
+    "openvino": Kind((".tflite", ".onnx"), "openvino", "pip install 'openvino>=2026.4,<2027'", f"{__name__}:_openvino"),
+    "tract": Kind((".onnx",), "tract", "pip install 'tract>=0.23.9,<0.24'", f"{__name__}:_tract"),
+    "tflm": Kind((".tflite",), "tflite_micro", "pip install tflite-micro", f"{__name__}:_tflm"),
+}
+"""By name: what runs an exported file."""
+
+
+def _onnx_arithmetic(content: bytes) -> str:
+    """Only files of the target onnx-qdq widen codes to what they stand for."""
+    return "qdq" if b"DequantizeLinear" in content else "f32-rne"
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Makes one line of what a runtime raises inside, while what it prints to stderr is kept from it."""
+    with tempfile.TemporaryFile() as printed:
+        kept = os.dup(2)
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield
+        except QuarlError:
+            raise
+        except Exception as error:  # of another library: of any kind
+            printed.seek(0)
+            said = printed.read(4096).decode("utf-8", "replace").strip()
+            # TFLite Micro raises that something failed, and prints what; others print more than is asked for.
+            reason = said.splitlines()[0].strip() if said and type(error) is RuntimeError else first_line(error)
+            raise QuarlError(f"{what}: {reason}") from None
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -1,0 +1,85 @@
+"""Exported files in the runtimes that they are for."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import networks
+from quarl import engines
+from quarl.calibration import quantize
+from quarl.engines import litert, onnx
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.export import runtimes
+from quarl.quant.spec import QuantSpec
+
+WRITERS = {".tflite": litert.write, ".onnx": onnx.write}
+
+
+def exported(tmp_path, policy, suffix, precision="int8", mode="static"):
+    """The quantised policy, its observations, and its file."""
+    x = networks.observations(policy, 32)
+    made = quantize(policy, QuantSpec.parse(precision, scheme="per-channel", mode=mode), x)
+    path = tmp_path / f"policy{suffix}"
+    path.write_bytes(WRITERS[suffix](made, acts=True))
+    return made, x, path
+
+
+def given(policy, x):
+    """What a file of the policy is to give: actions, or the scores of discrete ones."""
+    outputs = engines.run_all(engines.load(policy, "reference", batch=len(x)), x)
+    return outputs if policy.head.is_discrete else policy.head(outputs)
+
+
+def loaded(name, path):
+    """The file in a runtime; the test is skipped where that is not installed."""
+    pytest.importorskip(runtimes.RUNTIMES[name].module, reason=runtimes.RUNTIMES[name].fix)
+    return runtimes.load(name, path)
+
+
+@pytest.mark.parametrize("network", ["relu", "tanh-normalized", "squashed", "convolutional", "dueling", "sliced"])
+@pytest.mark.parametrize(("name", "suffix"), [("litert", ".tflite"), ("openvino", ".tflite"), ("ort", ".onnx")])
+def test_runtimes_of_our_arithmetic_give_what_the_reference_gives(tmp_path, network, name, suffix):
+    policy, x, path = exported(tmp_path, networks.EVERY[network](), suffix)
+    runtime = loaded(name, path)
+    assert (runtime.name, runtime.arithmetic) == (name, "f32-rne")
+    np.testing.assert_allclose(runtime.run(x), given(policy, x), rtol=0, atol=1e-6)
+
+
+def test_rows_are_each_run_alone(tmp_path):
+    _, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite", mode="dynamic")
+    runtime = runtimes.load("litert", path)
+    np.testing.assert_array_equal(runtime.run(x)[7], runtime.run(x[7:8])[0])
+
+
+def test_what_a_runtime_does_not_take_is_refused_in_a_line(tmp_path, capfd):
+    _, _, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite", mode="dynamic")
+    with pytest.raises(UnsupportedError, match=r"^ort runs \.onnx files, not policy\.tflite$"):
+        runtimes.load("ort", path)
+    with pytest.raises(QuarlError, match=r"no runtime 'litter'; choose of litert, ort, .*; did you mean 'litert'"):
+        runtimes.load("litter", path)
+    with pytest.raises(
+        QuarlError,
+        match=r"^tflm does not run policy\.tflite: Input type: FLOAT32 with filter type: INT8 not supported\.$",
+    ):
+        loaded("tflm", path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", list(runtimes.RUNTIMES))
+def test_a_broken_file_is_refused_in_a_line(tmp_path, name, capfd):
+    path = tmp_path / f"broken{runtimes.RUNTIMES[name].suffixes[0]}"
+    path.write_bytes(b"hello" * 10)
+    with pytest.raises(QuarlError, match=re.escape(f"{name} does not run {path.name}: ") + ".{4,250}$"):
+        loaded(name, path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", list(runtimes.RUNTIMES))
+def test_a_missing_runtime_names_the_line_that_installs_it(tmp_path, name, monkeypatch):
+    kind = runtimes.RUNTIMES[name]
+    monkeypatch.setitem(runtimes.RUNTIMES, name, kind._replace(module="quarl_knows_no_such_module"))
+    with pytest.raises(QuarlError, match=re.escape(f"runtime {name} is not installed: {kind.fix}")):
+        runtimes.load(name, tmp_path / f"x{kind.suffixes[0]}")
