@@ -218,7 +218,9 @@ def tables() -> Mapping[str, Table]:
         for algo, (library, actions, trains, goals) in algorithms().items()
     ]
     for algo in sorted(sb2.MARKS):
-        entries.append((f"`{algo}`", SB2, ", ".join(sb2_actions(algo)), *(NO,) * 4))
+        entries.append(
+            (f"`{algo}`", SB2, ", ".join(sb2_actions(algo)), *_marks(algo in (*sb2.ACTORS, "dqn")), *(NO,) * 3)
+        )
     groups: dict[Outcome, list[str]] = {}
     for name, uses in modules().items():
         groups.setdefault(uses, []).append(f"`{name}`")

@@ -21,7 +21,10 @@ def elsewhere(tmp_path, monkeypatch):
     ("words", "said"),
     [
         ("--algo pppo", "unknown algorithm 'pppo'; did you mean 'ppo'"),
-        ("--algo trpo", "unknown algorithm 'trpo'"),
+        (
+            "--algo trpo",
+            "trpo is not trained here (what is: ppo, a2c, dqn, ddpg, td3, sac, d4pg): train it",
+        ),
         ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
         (
             "--algo dqn --env Pendulum-v1",

@@ -75,6 +75,11 @@ def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tm
         ("fine_tune: 0.1", "fine_tune: 5000", "line 18: fine_tune is a share .* as in 0.1, got 5000"),
         ("method: qat", "method: awq", "line 18: unknown method 'awq'; use fp32, ptq, distill, qat, actorq"),
         ("algo: dqn", "algo: dqm", r"line 8: unknown algorithm 'dqm'; did you mean 'dqn'\?"),
+        (
+            'algo: dqn, env: CartPole-v1, source: "zoo:sb3"',
+            "algo: tqc, env: A, source: train",
+            "line 8: tqc is not trained here",
+        ),
         ("algo: dqn, ", "", "line 8: algo must be a word"),
         ('source: "zoo:sb3"}', "source: zoo}", "line 8: source 'zoo' is none of train, zoo:FOLDER, hub:"),
         (', source: "zoo:sb3"}', "}", "line 8: source is missing"),

@@ -14,6 +14,7 @@ from torch import nn
 import quarl
 from quarl import engines
 from quarl.calibration import quantize
+from quarl.errors import note_once
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Activation, Conv2d, Dense, Normalize, Pool2d, Scale, Slice, Softmax
 from quarl.quant.spec import QuantSpec
@@ -346,10 +347,12 @@ def test_a_last_tanh_to_other_bounds_stays():
     assert policy.head.kind == "clip"
 
 
-def test_a_last_softmax_is_left_out_of_scores_and_stays_elsewhere():
+def test_a_last_softmax_is_left_out_of_scores_which_is_said_and_stays_elsewhere(capsys):
+    note_once.cache_clear()
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.Softmax(dim=-1))
     policy = from_module(net, (4,), head=SCORES)
     assert kinds(policy) == ["Dense", "tanh", "Dense"]
+    assert "the module's last softmax is left out" in capsys.readouterr().err
     x = rows(64, 4)
     assert np.array_equal(policy.head(computed(policy, x)), net(torch.as_tensor(x)).argmax(1).numpy())
     assert kinds(from_module(nn.Sequential(*net[:-1], nn.LogSoftmax(dim=-1)), (4,), head=SCORES))[-1] == "Dense"

@@ -17,10 +17,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 import quarl
 from quarl import engines
 from quarl.calibration import quantize
+from quarl.config import learner
+from quarl.config.train import LEARNERS
 from quarl.policy.operators import OBSERVATION, Dense, as_float32
 from quarl.quant.spec import EXACT
 from quarl.readers import load
-from quarl.readers.actor import Parameters
+from quarl.readers.actor import LAYOUTS, Parameters
 from quarl.readers.extract import from_model
 from quarl.readers.fold import fold_renorm, mean_over_quantiles
 from sb3_archives import Still, assert_same
@@ -187,3 +189,7 @@ def test_renormalisation_is_an_affine_part_of_the_layer_behind_it():
     # x1 -> (x1 - 2) / 2 * 4 + 1 and x2 -> (x2 - 4) / 3 * 6; the layer adds twice the second to the first
     assert as_float32(folded.weight).tolist() == [[2, 4]]
     assert folded.bias.tolist() == [0.5 - 3 - 16]
+
+
+def test_what_is_read_is_trained_here_or_by_sb3_contrib():
+    assert {*LEARNERS, *learner.CONTRIB} == set(LAYOUTS)

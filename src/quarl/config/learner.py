@@ -33,6 +33,8 @@ from quarl.quant.spec import QatSpec
 L = TypeVar("L", bound="LearnerOptions")
 UNSAID = {"edge_bits": "same", "qat_mid_tread": True}
 """What runs had before their files said it."""
+CONTRIB = ("trpo", "maskableppo", "tqc", "crossq", "qrdqn", "ars")
+"""Algorithms of sb3-contrib, whose agents are read and not trained here."""
 SAVE_MINUTES = 5.0
 """What a crash may cost at most where nothing else is said."""
 
@@ -133,7 +135,10 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
 
 
 def unknown_algorithm(algo: str, known: tuple[str, ...]) -> str:
-    """What is said of a name that is none of the `known`."""
+    """What is said of a name that is none of the `known`; of sb3-contrib's, that its agents are read all the same."""
+    if algo.lower() in CONTRIB and algo not in known:
+        trained = "train it with sb3-contrib, whose agents quarl ptq, eval and distill take"
+        return f"{algo} is not trained here (what is: {', '.join(known)}): {trained}"
     return f"unknown algorithm {algo!r}{did_you_mean(algo.lower(), known)} (known: {', '.join(known)})"
 
 

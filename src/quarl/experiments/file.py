@@ -22,7 +22,7 @@ from typing import Any
 from quarl.config import ActorQConfig, DistillConfig
 from quarl.config.base import ASIDE, check_types
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
-from quarl.config.learner import unknown_algorithm
+from quarl.config.learner import CONTRIB, unknown_algorithm
 from quarl.config.train import LEARNERS, QAT_OPTIONS
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions
@@ -149,8 +149,9 @@ class PolicyEntry:
 
 def _policy(value: Any, at: Place) -> PolicyEntry:
     entry = PolicyEntry(at=at, **checks.checked(PolicyEntry, value, at, "a policy"))
-    if entry.algo not in LEARNERS:
-        raise (at / "algo").wrong(unknown_algorithm(entry.algo, LEARNERS))
+    known = LEARNERS if "train" in entry.source else (*LEARNERS, *CONTRIB)
+    if entry.algo not in known:
+        raise (at / "algo").wrong(unknown_algorithm(entry.algo, known))
     if not entry.source and not entry.na:
         raise at.wrong("source is missing: train, zoo:FOLDER or hub:ORG/NAME, or na: and a reason")
     try:

@@ -4,7 +4,6 @@ one: what constants do to a layer's output goes into the layer."""
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +15,8 @@ import torch
 from torch import nn
 
 from quarl.arrays import Array
-from quarl.errors import UnsupportedError, first_line
+from quarl.errors import UnsupportedError, first_line, note_once
 from quarl.policy.operators import (
-    LEAKY_SLOPE,
     Activation,
     Add,
     Concat,
@@ -33,35 +31,13 @@ from quarl.policy.operators import (
     Slice,
     Softmax,
 )
+from quarl.readers import aten
 from quarl.readers.affine import Elementwise, Layer, aligned
 
 BATCH = 2
 """Rows of the example: more than one, so that an operator that mixes rows shows in its output's shape."""
-PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])
-CASTS = frozenset(["to", "_to_copy", "float"])
-RESHAPES = frozenset(["flatten", "unflatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
-PARTS = frozenset(["slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "permute", "transpose"])
-REDUCTIONS = frozenset(["mean", "sum"])
-ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div"])
-FOLDED = PASSING | RESHAPES | PARTS | REDUCTIONS | ARITHMETIC | {"neg", "batch_norm", "output", "getitem"}
-"""What can become a part of the layer before it."""
-FUNCTIONS = frozenset(["relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "hardsigmoid"])
-"""Activations without options."""
-SELU = (1.6732632423543772, 1.0507009873554805)
-"""alpha and scale of Klambauer et al. 2017."""
-BOUNDS = {"hardtanh": ("min_val", "max_val"), "clamp_min": ("min", ""), "clamp_max": ("", "max")}
-BOUNDS |= dict.fromkeys(("clamp", "clip"), ("min", "max"))
-"""Of functions that clip: what their bounds are called."""
 MAX_REDUCED = 2048
 """Numbers of a value whose sum or mean becomes a layer."""
-WAYS: Mapping[tuple[str, ...], str] = {
-    ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
-    ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
-    ("log_softmax",): "leave it out: the largest score is the same without",
-}
-"""What to do instead, by words in the name of an ATen operator."""
-OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and activations such as ReLU, Tanh or SiLU"
-
 Value = str | Elementwise | Layer
 """A value's name in the graph, or what it is of one, as long as no operator reads it."""
 
@@ -156,7 +132,7 @@ class _Translation:
                 result = node.args[0]
         if len(result) != 1 or getattr(result[0], "name", None) not in self.values:
             raise UnsupportedError(f"the module returns {len(result)} values; a policy returns one tensor")
-        shape = _shape(result[0])
+        shape = aten.shape(result[0])
         if len(shape) > 1:
             raise UnsupportedError(f"the module returns {shape} for each observation; a policy returns one row")
         output = self.shaped(self.value(result[0], result[0]), shape or (1,))
@@ -167,13 +143,13 @@ class _Translation:
 
     def call(self, node: torch.fx.Node) -> None:
         """Adds the operator that `node` calls, or keeps what becomes a part of one."""
-        kind = _kind(node)
+        kind = aten.kind(node)
         if kind.startswith("_assert") or self.computes_constant(node, kind):
             return
         results = node.meta.get("val")
         for value in results if isinstance(results, list | tuple) else [results]:
             if not isinstance(value, torch.Tensor) or value.ndim < 1 or value.shape[0] != BATCH:
-                raise self.refusal(node, "its result is not one row per observation")
+                raise aten.refusal(node, "its result is not one row per observation")
         if kind.endswith("_"):
             self.check_overwrites(node)
             kind = kind[:-1]
@@ -207,40 +183,42 @@ class _Translation:
 
     def translate(self, node: torch.fx.Node, kind: str) -> Value | tuple[Value, ...]:
         """What the call makes."""
-        given, dtype = _arguments(node), _tensors(node)[0].dtype
+        given, dtype = aten.arguments(node), aten.tensors(node)[0].dtype
         if kind == "getitem":
             pieces: Any = self.values[node.args[0].name]  # type: ignore[union-attr,index]
             return pieces[node.args[1]]  # type: ignore[no-any-return]
         if kind == "cat":
             return self.concat(node, given)
-        argument, shape = next(iter(given.values()), None), _shape(node)
-        x = self.read(node, argument) if kind not in ARITHMETIC else ""
+        argument, shape = next(iter(given.values()), None), aten.shape(node)
+        x = self.read(node, argument) if kind not in aten.ARITHMETIC else ""
         drops = kind in ("dropout", "feature_dropout") and given["train"]
-        if (kind in PASSING and not drops) or (kind in CASTS and dtype == torch.float32):
+        if (kind in aten.PASSING and not drops) or (kind in aten.CASTS and dtype == torch.float32):
             return x
-        if kind in RESHAPES and isinstance(x, Layer) and not isinstance(x.op, Conv2d):
+        if kind in aten.RESHAPES and isinstance(x, Layer) and not isinstance(x.op, Conv2d):
             return replace(x, rows=x.rows.reshape(-1, *shape))
-        if kind in RESHAPES:
+        if kind in aten.RESHAPES:
             return self.value(node, argument)
         if dtype != torch.float32:
-            raise self.refusal(node, f"it computes in {dtype}; convert to float32 before it")
-        if kind in ARITHMETIC:
+            raise aten.refusal(node, f"it computes in {dtype}; convert to float32 before it")
+        if kind in aten.ARITHMETIC:
             return self.arithmetic(node, kind, given)
-        if kind in PARTS or kind in REDUCTIONS:
+        if kind in aten.PARTS or kind in aten.REDUCTIONS:
             return self.part(node, kind, x, given)
         if kind == "neg":
             return self.affine(node, x, -np.ones(()), np.zeros(()))
         if kind == "batch_norm":
             return self.batch_norm(node, x, given)
-        if kind in BOUNDS or kind == "relu6":
-            return self.clip(node, x, [given.get(name) for name in BOUNDS.get(kind, ())] or [0, 6])
+        if kind in aten.BOUNDS or kind == "relu6":
+            return self.clip(node, x, [given.get(name) for name in aten.BOUNDS.get(kind, ())] or [0, 6])
         if kind in ("linear", "conv1d", "conv2d"):
             return self.layer(node, kind, x, given)
-        if (function := self.function(kind, given)) is not None:
+        weight = self.tensor(given["weight"]) if kind == "prelu" else None
+        if (function := aten.activation(kind, given, None if weight is None else weight[1])) is not None:
             name = self.value(node, argument)
             return self.add(Activation(f"{name}.{kind}", (name,), *function))
         if kind in ("softmax", "log_softmax") and given["dim"] in (-1, len(shape)):
             if self.scores and [user.op for user in node.users] == ["output"]:
+                note_once(f"the module's last {kind} is left out: the largest score is the same without")
                 return x
             if kind == "softmax":
                 name = self.shaped(self.value(node, argument), (math.prod(shape),))
@@ -249,24 +227,7 @@ class _Translation:
             return self.layer_norm(node, given)
         if kind in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d") and len(shape) == 3:
             return self.pool(node, kind, given)
-        ways = (way for kinds, way in WAYS.items() if any(word in kind for word in kinds))
-        raise self.refusal(node, f"it is not in the operator set; {next(ways, OTHERWISE)}")
-
-    def function(self, kind: str, given: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Kind and settings of an activation."""
-        if kind == "gelu":
-            return ("gelu" if given["approximate"] == "none" else "gelu_tanh",)
-        if kind in FUNCTIONS or (kind == "softplus" and given["beta"] == 1):
-            return (kind,)
-        if kind == "selu" or (kind == "elu" and given["input_scale"] == 1):
-            settings = SELU if kind == "selu" else (float(given["alpha"]), float(given["scale"]))
-            return ("elu",) if settings == (1, 1) else ("selu", settings)
-        slope = given.get("negative_slope")
-        if kind == "prelu" and (stored := self.tensor(given["weight"])) is not None and stored[1].size == 1:
-            slope = stored[1].item()
-        if slope is None:
-            return None
-        return ("leaky_relu",) if slope == LEAKY_SLOPE else ("prelu", (float(slope),))
+        raise aten.refusal(node, f"it is not in the operator set; {aten.instead(kind)}")
 
     def arithmetic(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> Value:
         """A sum, difference, product or quotient of a value and a constant, or the sum of two values."""
@@ -276,14 +237,14 @@ class _Translation:
         a, b = self.constant(node, left), self.constant(node, right)
         sign = np.full((), float(alpha if kind == "add" else -alpha))
         if given.get("rounding_mode") is not None or (kind == "div" and b is None):
-            raise self.refusal(node, "it rounds, or divides by a value")
+            raise aten.refusal(node, "it rounds, or divides by a value")
         if a is None and b is None:
             if kind == "mul":
-                raise self.refusal(node, "only a constant can scale a value")
+                raise aten.refusal(node, "only a constant can scale a value")
             return self.sum(node, left, right, sign)
         x, constant = self.read(node, right if b is None else left), np.asarray(a if b is None else b)
         if not np.isfinite(constant).all() or (kind == "div" and not constant.all()):
-            raise self.refusal(node, "its constant is not finite, or it divides by 0")
+            raise aten.refusal(node, "its constant is not finite, or it divides by 0")
         if kind in ("mul", "div"):
             return self.affine(node, x, constant if kind == "mul" else 1 / constant, np.zeros(()))
         return self.affine(node, x, *((sign, constant) if b is None else (np.ones(()), sign * constant)))
@@ -291,22 +252,22 @@ class _Translation:
     def affine(self, node: torch.fx.Node, x: Value, factor: Array, offset: Array) -> Value:
         """The value times `factor`, plus `offset`; numbers, or of the result's shape."""
         if isinstance(x, Layer):
-            if (changed := x.affine(factor, offset, _shape(node))) is not None:
+            if (changed := x.affine(factor, offset, aten.shape(node))) is not None:
                 return changed
             x = self.made(x)
         x = Elementwise(x) if isinstance(x, str) else x
-        if math.prod(self.shapes[x.source]) != math.prod(_shape(node)):
-            raise self.refusal(node, "it repeats a value along an axis")
+        if math.prod(self.shapes[x.source]) != math.prod(aten.shape(node)):
+            raise aten.refusal(node, "it repeats a value along an axis")
         return x.affine(factor, offset)
 
     def sum(self, node: torch.fx.Node, left: Any, right: Any, sign: Array) -> Value:
         """left + sign * right; of what one dense layer makes, another layer."""
-        a, b, shape = self.read(node, left), self.read(node, right), _shape(node)
+        a, b, shape = self.read(node, left), self.read(node, right), aten.shape(node)
         if isinstance(a, Layer) and isinstance(b, Layer) and isinstance(a.op, Dense) and _call(a) == _call(b):
             return replace(a, rows=aligned(a.rows, shape) + sign * aligned(b.rows, shape))
-        sizes = [math.prod(_shape(argument)) for argument in (left, right)]
+        sizes = [math.prod(aten.shape(argument)) for argument in (left, right)]
         if max(sizes) != math.prod(shape) or min(sizes) not in (1, max(sizes)):
-            raise self.refusal(node, "it adds values of two shapes")
+            raise aten.refusal(node, "it adds values of two shapes")
         second = self.value(node, right) if sign == 1 else self.made(self.affine(right, b, sign, np.zeros(())))
         axes = [shape or (1,) if size == max(sizes) else (1,) * len(shape) for size in sizes]
         names = self.shaped(self.value(node, left), axes[0]), self.shaped(second, axes[1])
@@ -314,13 +275,13 @@ class _Translation:
 
     def part(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value | tuple[Value, ...]:
         """Parts, sums and means of a value: of a dense layer's rows they are rows of another layer."""
-        before = _shape(node.args[0])
+        before = aten.shape(node.args[0])
         if isinstance(x, Layer) and not isinstance(x.op, Conv2d):
             layer, rows = x, x.rows
-        elif kind in PARTS:
+        elif kind in aten.PARTS:
             return self.slices(node, before)
         elif (size := math.prod(before)) > MAX_REDUCED:
-            raise self.refusal(node, f"it adds more than {MAX_REDUCED:,} numbers that no layer makes")
+            raise aten.refusal(node, f"it adds more than {MAX_REDUCED:,} numbers that no layer makes")
         else:
             read = x if isinstance(x, Elementwise) else Elementwise(self.made(x))
             name = self.shaped(read.source, (size,))
@@ -336,7 +297,7 @@ class _Translation:
         for places in self.applied(node, np.arange(math.prod(before), dtype=np.float64).reshape(1, *before)):
             flat = places.reshape(-1).astype(int)
             if (np.diff(flat) != 1).any():
-                raise self.refusal(node, "it rearranges the numbers of a value")
+                raise aten.refusal(node, "it rearranges the numbers of a value")
             if flat.size == math.prod(before):
                 return self.value(node, node.args[0])
             row = self.shaped(self.value(node, node.args[0]), (math.prod(before),))
@@ -348,21 +309,21 @@ class _Translation:
         target: Any = node.target
         made = target(torch.from_numpy(np.ascontiguousarray(rows)), *node.args[1:], **node.kwargs)
         results = [made] if isinstance(made, torch.Tensor) else list(made)
-        for result, value in zip(results, _tensors(node), strict=True):
+        for result, value in zip(results, aten.tensors(node), strict=True):
             if tuple(result.shape) != (len(rows), *value.shape[1:]):
-                raise self.refusal(node, "it mixes observations")
+                raise aten.refusal(node, "it mixes observations")
         return [result.numpy() for result in results]
 
     def batch_norm(self, node: torch.fx.Node, x: Value, given: Mapping[str, Any]) -> Value:
         """The statistics of training, as factors and offsets of channels."""
         stored = [self.tensor(given[name]) for name in ("running_mean", "running_var", "weight", "bias")]
         if given["training"] or stored[0] is None or stored[1] is None:
-            raise self.refusal(node, "it normalises by the rows of a batch; a policy sees one: use running statistics")
+            raise aten.refusal(node, "it normalises by the rows of a batch; a policy sees one: use running statistics")
         mean, variance, weight, bias = (entry and entry[1].astype(np.float64) for entry in stored)
         factor = (1.0 if weight is None else weight) / np.sqrt(variance + given["eps"])
         offset = (0.0 if bias is None else bias) - mean * factor
-        along = (-1, *(1,) * (len(_shape(node)) - 1))
-        return self.affine(node, x, *(np.broadcast_to(n.reshape(along), _shape(node)) for n in (factor, offset)))
+        along = (-1, *(1,) * (len(aten.shape(node)) - 1))
+        return self.affine(node, x, *(np.broadcast_to(n.reshape(along), aten.shape(node)) for n in (factor, offset)))
 
     def clip(self, node: torch.fx.Node, x: Value, ends: list[Any]) -> str:
         """A value between two numbers; statistics before it clip themselves."""
@@ -370,11 +331,11 @@ class _Translation:
         for end, missing in zip(ends, (-math.inf, math.inf), strict=True):
             constant = np.asarray(missing) if end is None else self.constant(node, end)
             if constant is None or (constant != constant.flat[0]).any():
-                raise self.refusal(node, "its bounds are not two numbers")
+                raise aten.refusal(node, "its bounds are not two numbers")
             numbers.append(float(constant.flat[0]))
         low, high = numbers
         if not low < high:
-            raise self.refusal(node, f"nothing is between its bounds {low} and {high}")
+            raise aten.refusal(node, f"nothing is between its bounds {low} and {high}")
         if 0 < high == -low < math.inf:
             read = x if isinstance(x, Elementwise) else Elementwise(self.value(node, node.args[0]))
             if np.all(np.asarray(read.factor) > 0):
@@ -386,17 +347,17 @@ class _Translation:
         """Dense or Conv2d; a convolution along one axis is one of images of one row."""
         stored, stored_bias = self.tensor(given["weight"]), self.tensor(given["bias"])
         if stored is None or (stored_bias is None and given["bias"] is not None):
-            raise self.refusal(node, "its weight or bias is no parameter of the module")
+            raise aten.refusal(node, "its weight or bias is no parameter of the module")
         name, weight = stored[0].removesuffix(".weight"), stored[1]
         bias = np.zeros(weight.shape[0], np.float32) if stored_bias is None else stored_bias[1]
-        shape = _shape(node.args[0])
+        shape = aten.shape(node.args[0])
         op: Linear = Dense(name, (), weight, bias)
         if kind == "linear" and len(shape) != 1:
-            raise self.refusal(node, f"it reads {shape} for each observation; flatten it before")
+            raise aten.refusal(node, f"it reads {shape} for each observation; flatten it before")
         if kind != "linear":
-            stride, padding, dilation = (_pair(given[key]) for key in ("stride", "padding", "dilation"))
+            stride, padding, dilation = (aten.pair(given[key]) for key in ("stride", "padding", "dilation"))
             if stride is None or padding is None or dilation != (1, 1) or given["groups"] != 1:
-                raise self.refusal(node, "dilation, groups and padding by name are not supported")
+                raise aten.refusal(node, "dilation, groups and padding by name are not supported")
             if kind == "conv1d":
                 weight, shape = weight[:, :, None], (shape[0], 1, shape[1])
                 stride, padding = (1, stride[1]), (0, padding[1])
@@ -406,14 +367,14 @@ class _Translation:
             layer = Layer.of(op).reading(x, shape)
         if layer is None:
             layer = Layer.of(replace(op, inputs=(self.shaped(self.value(node, node.args[0]), shape),)))
-        folds = len(node.users) == 1 or all(_kind(user).removesuffix("_") in FOLDED for user in node.users)
+        folds = len(node.users) == 1 or all(aten.kind(user).removesuffix("_") in aten.FOLDED for user in node.users)
         return layer if folds else self.made(layer)
 
     def layer_norm(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
         """LayerNorm over the last axis, whose gain and offset may be missing."""
-        shape = _shape(node)
+        shape = aten.shape(node)
         if len(given["normalized_shape"]) != 1:
-            raise self.refusal(node, "it normalises over several axes; only the last one is supported")
+            raise aten.refusal(node, "it normalises over several axes; only the last one is supported")
         x = self.shaped(self.value(node, node.args[0]), shape)
         gain, offset = self.tensor(given["weight"]), self.tensor(given["bias"])
         name = f"{x}.norm" if gain is None else gain[0].removesuffix(".weight")
@@ -423,31 +384,33 @@ class _Translation:
 
     def pool(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> str:
         """Pool2d of an image."""
-        image = _shape(node.args[0])
-        whole = kind == "adaptive_avg_pool2d" and _shape(node)[1:] == (1, 1)
+        image = aten.shape(node.args[0])
+        whole = kind == "adaptive_avg_pool2d" and aten.shape(node)[1:] == (1, 1)
         options = {"kernel_size": image[1:], "stride": (1, 1), "padding": (0, 0)} if whole else given
-        kernel, stride, padding = (_pair(options.get(key)) for key in ("kernel_size", "stride", "padding"))
+        kernel, stride, padding = (aten.pair(options.get(key)) for key in ("kernel_size", "stride", "padding"))
         uncounted = any(padding or ()) and given.get("count_include_pad") is False
-        unlike = _pair(given.get("dilation", 1)) != (1, 1) or given.get("ceil_mode") or given.get("divisor_override")
+        unlike = (
+            aten.pair(given.get("dilation", 1)) != (1, 1) or given.get("ceil_mode") or given.get("divisor_override")
+        )
         if kernel is None or padding is None or uncounted or unlike:
-            raise self.refusal(node, "its dilation, ceil_mode, divisor, margin or output size is not supported")
+            raise aten.refusal(node, "its dilation, ceil_mode, divisor, margin or output size is not supported")
         x, name = self.shaped(self.value(node, node.args[0]), image), "max" if kind == "max_pool2d" else "average"
         return self.add(Pool2d(f"{x}.{name}", (x,), name, kernel, stride or kernel, padding))
 
     def concat(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
         """The values side by side."""
-        if given["dim"] not in (-1, len(_shape(node))):
-            raise self.refusal(node, "it does not join along the last axis")
+        if given["dim"] not in (-1, len(aten.shape(node))):
+            raise aten.refusal(node, "it does not join along the last axis")
         if any(getattr(part, "name", "") not in self.values for part in given["tensors"]):
-            raise self.refusal(node, "it joins constants")
-        names = tuple(self.shaped(self.value(node, part), _shape(part)) for part in given["tensors"])
+            raise aten.refusal(node, "it joins constants")
+        names = tuple(self.shaped(self.value(node, part), aten.shape(part)) for part in given["tensors"])
         return self.add(Concat(f"{names[0]}.concat", names))
 
     def read(self, node: torch.fx.Node, argument: Any) -> Value:
         """The value in an argument."""
         value = self.values.get(getattr(argument, "name", ""))
         if value is None or isinstance(value, tuple):
-            raise self.refusal(node, "one of its inputs is a constant, or made by an operator that is not followed")
+            raise aten.refusal(node, "one of its inputs is a constant, or made by an operator that is not followed")
         return value
 
     def value(self, node: torch.fx.Node, argument: Any) -> str:
@@ -483,7 +446,7 @@ class _Translation:
             return np.asarray(argument, np.float64)
         if not isinstance(argument, torch.fx.Node) or argument.name not in self.tensors:
             return None
-        shape, numbers = _shape(node), self.tensors[argument.name][1].detach().cpu().double().numpy()
+        shape, numbers = aten.shape(node), self.tensors[argument.name][1].detach().cpu().double().numpy()
         if numbers.size == 1:
             return np.asarray(numbers.reshape(()))
         if numbers.ndim > len(shape) and len(numbers) == BATCH and (numbers == numbers[:1]).all():
@@ -491,58 +454,18 @@ class _Translation:
         try:
             return np.asarray(np.broadcast_to(numbers, (1, *shape))[0])
         except ValueError:
-            raise self.refusal(node, "its constant is of another shape than the value") from None
+            raise aten.refusal(node, "its constant is of another shape than the value") from None
 
     def check_overwrites(self, node: torch.fx.Node) -> None:
         """Refuses to follow an in-place operator whose input, or what that is a view of, is read again."""
         overwritten = node.args[0]
         while isinstance(overwritten, torch.fx.Node):
             if len(overwritten.users) > 1:
-                raise self.refusal(node, "it overwrites a value that is read elsewhere; use inplace=False")
-            view = _kind(overwritten) in RESHAPES | PASSING | CASTS | PARTS
+                raise aten.refusal(node, "it overwrites a value that is read elsewhere; use inplace=False")
+            view = aten.kind(overwritten) in aten.RESHAPES | aten.PASSING | aten.CASTS | aten.PARTS
             overwritten = overwritten.args[0] if view else None
-
-    def refusal(self, node: torch.fx.Node, why: str) -> UnsupportedError:
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        path, cls = stack[-1] if stack else ("", "")
-        cls = cls if isinstance(cls, str) else getattr(cls, "__name__", "")
-        place = f"module {path!r} ({cls.rpartition('.')[2]})" if path else "the module's own code"
-        return UnsupportedError(f"{place} calls {node.target}: {why}")
-
-
-def _kind(node: torch.fx.Node) -> str:
-    """The name of the ATen operator that a node calls."""
-    if node.target is operator.getitem:
-        return "getitem"
-    return str(node.target).removeprefix("aten.").split(".")[0]
-
-
-def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """Examples of what a node makes."""
-    results = node.meta["val"]
-    return list(results) if isinstance(results, list | tuple) else [results]
-
-
-def _shape(node: Any) -> Shape:
-    """The shape of a node's value for one observation; of several values, the first one's."""
-    return tuple(_tensors(node)[0].shape[1:])
 
 
 def _call(layer: Layer) -> tuple[Any, ...]:
     """Which layer reads what."""
     return layer.op.name, layer.op.inputs
-
-
-def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """The arguments of a call by name, in order; those that it leaves out are what the operator's schema says."""
-    schema = getattr(node.target, "_schema", None)  # Python's own operators have none
-    defaults = {} if schema is None else {argument.name: argument.default_value for argument in schema.arguments}
-    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    """(rows, columns) of a layer's option; None where it is not one or two whole numbers."""
-    numbers = list(value) if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(n, int) for n in numbers) or len(numbers) not in (1, 2):
-        return None
-    return numbers[0], numbers[-1]

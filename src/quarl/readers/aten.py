@@ -1,0 +1,98 @@
+"""ATen calls in an exported graph: of which kind one is, its arguments and shapes, and how it is refused."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from quarl.arrays import Array
+from quarl.errors import UnsupportedError
+from quarl.policy.operators import LEAKY_SLOPE, Shape
+
+PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])
+CASTS = frozenset(["to", "_to_copy", "float"])
+RESHAPES = frozenset(["flatten", "unflatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
+PARTS = frozenset(["slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "permute", "transpose"])
+REDUCTIONS = frozenset(["mean", "sum"])
+ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div"])
+FOLDED = PASSING | RESHAPES | PARTS | REDUCTIONS | ARITHMETIC | {"neg", "batch_norm", "output", "getitem"}
+"""What can become a part of the layer before it."""
+FUNCTIONS = frozenset(["relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "hardsigmoid"])
+"""Activations without options."""
+SELU = (1.6732632423543772, 1.0507009873554805)
+"""alpha and scale of Klambauer et al. 2017."""
+BOUNDS = {"hardtanh": ("min_val", "max_val"), "clamp_min": ("min", ""), "clamp_max": ("", "max")}
+BOUNDS |= dict.fromkeys(("clamp", "clip"), ("min", "max"))
+"""Of functions that clip: what their bounds are called."""
+WAYS: Mapping[tuple[str, ...], str] = {
+    ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
+    ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
+    ("log_softmax",): "leave it out: the largest score is the same without",
+}
+"""What to do instead, by words in the name of an ATen operator."""
+OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and activations such as ReLU, Tanh or SiLU"
+
+
+def kind(node: torch.fx.Node) -> str:
+    """The name of the ATen operator that a node calls."""
+    if node.target is operator.getitem:
+        return "getitem"
+    return str(node.target).removeprefix("aten.").split(".")[0]
+
+
+def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    """Examples of what a node makes."""
+    results = node.meta["val"]
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def shape(node: Any) -> Shape:
+    """The shape of a node's value for one observation; of several values, the first one's."""
+    return tuple(tensors(node)[0].shape[1:])
+
+
+def arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name, in order; those that it leaves out are what the operator's schema says."""
+    schema = getattr(node.target, "_schema", None)  # Python's own operators have none
+    defaults = {} if schema is None else {argument.name: argument.default_value for argument in schema.arguments}
+    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
+
+
+def pair(value: Any) -> tuple[int, int] | None:
+    """(rows, columns) of a layer's option; None where it is not one or two whole numbers."""
+    numbers = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(n, int) for n in numbers) or len(numbers) not in (1, 2):
+        return None
+    return numbers[0], numbers[-1]
+
+
+def activation(kind: str, given: Mapping[str, Any], slopes: Array | None) -> tuple[Any, ...] | None:
+    """Kind and settings of a graph's Activation; None where it has none. slopes: PReLU's weight."""
+    if kind == "gelu":
+        return ("gelu" if given["approximate"] == "none" else "gelu_tanh",)
+    if kind in FUNCTIONS or (kind == "softplus" and given["beta"] == 1):
+        return (kind,)
+    if kind == "selu" or (kind == "elu" and given["input_scale"] == 1):
+        settings = SELU if kind == "selu" else (float(given["alpha"]), float(given["scale"]))
+        return ("elu",) if settings == (1, 1) else ("selu", settings)
+    slope = slopes.item() if slopes is not None and slopes.size == 1 else given.get("negative_slope")
+    if slope is None:
+        return None
+    return ("leaky_relu",) if slope == LEAKY_SLOPE else ("prelu", (float(slope),))
+
+
+def instead(kind: str) -> str:
+    """What to use in place of an operator that the graph has no counterpart of."""
+    return next((way for words, way in WAYS.items() if any(word in kind for word in words)), OTHERWISE)
+
+
+def refusal(node: torch.fx.Node, why: str) -> UnsupportedError:
+    """The error that names the call and the module that makes it."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path, cls = stack[-1] if stack else ("", "")
+    cls = cls if isinstance(cls, str) else getattr(cls, "__name__", "")
+    place = f"module {path!r} ({cls.rpartition('.')[2]})" if path else "the module's own code"
+    return UnsupportedError(f"{place} calls {node.target}: {why}")
