@@ -1,0 +1,170 @@
+"""Golden vectors: observations with all that a policy makes of them, by which any runtime can be held to it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.engines import check_values, reference
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.inert.npz import read_npz
+from quarl.policy.graph import Policy, QuantizedPolicy, shapes
+from quarl.policy.operators import OBSERVATION, Linear
+from quarl.quant.affine import quantize
+
+NUM_RECORDED = 256
+"""Observations of episodes that are recorded for them."""
+BATCH = 64
+BISECTIONS = 200
+"""Halvings after which two float32 numbers of any size lie side by side."""
+CODES, OUTPUTS = "codes.", "outputs"
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Golden:
+    """N observations and what the reference makes of them."""
+
+    observations: Array
+    """[N, *shape], raw, in the policy's dtype."""
+    outputs: Array
+    """float32 [N, n]: the network's, which the action head reads."""
+    given: Array
+    """float32 [N, m]: what an exported file gives: scores of discrete actions, else the action within its bounds."""
+    codes: Mapping[str, Array]
+    """By value that has a grid, int8 or int16 [N, *shape]; empty but in static mode."""
+
+    def to_bytes(self) -> bytes:
+        """The .npz file, the same bytes for the same vectors."""
+        file = io.BytesIO()
+        arrays: Any = {"observations": self.observations, "outputs": self.outputs, "given": self.given}
+        arrays |= {f"{CODES}{name}": codes for name, codes in self.codes.items()}
+        np.savez_compressed(file, **arrays)
+        return file.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where what a runtime gives leaves the golden vectors."""
+
+    observation: int
+    """Number of the first one."""
+    number: int
+    """Of those that are given for it, the first that differs."""
+    expected: float
+    given: float
+    rows: int
+    """Observations that differ."""
+    largest: float
+    """The largest difference of all."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} observations differ, first number {self.observation}: {self.given:.9g} in place of "
+            f"{self.expected:.9g} at {self.number}; by {self.largest:.2g} at most"
+        )
+
+
+def record(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne") -> Golden:
+    """The golden vectors of observations [N, *shape] that the policy meets, and of those at their edges.
+
+    QuarlError where it makes NaN or infinity of one.
+
+    arithmetic: of the reference that computes them.
+    """
+    x = np.concatenate([observations, _edges(policy, observations)]).astype(policy.observation_dtype)
+    check_values(policy, x)
+    if arithmetic != "f32-rne":
+        raise UnsupportedError(f"golden vectors are of the arithmetic f32-rne, not {arithmetic!r}")
+    engine = reference.load(policy, BATCH)
+    pieces = [_wanted(policy, engine.trace(x[start : start + BATCH])) for start in range(0, len(x), BATCH)]
+    values = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    outputs = values.pop(OUTPUTS)
+    return Golden(observations=x, outputs=outputs, given=given(policy, outputs), codes=values)
+
+
+def given(policy: Policy, outputs: Array) -> Array:
+    """float32 [N, m]: what a file gives where the network's outputs are these [N, n]."""
+    return outputs if policy.head.is_discrete else policy.head(outputs).astype(np.float32)
+
+
+def read(data: bytes, where: str) -> Golden:
+    """The inverse of `Golden.to_bytes`; QuarlError, beginning with `where`, for what is no such file."""
+    arrays = read_npz(data, where)
+    try:
+        observations, outputs, given = (arrays.pop(name) for name in ("observations", "outputs", "given"))
+        codes = {name.removeprefix(CODES): array for name, array in arrays.items() if name.startswith(CODES)}
+        sizes = {len(each) for each in (observations, outputs, given, *codes.values())}
+    except (KeyError, TypeError):
+        raise QuarlError(f"{where} holds no golden vectors; export the policy again") from None
+    if len(sizes) > 1 or 0 in sizes or len(codes) < len(arrays):
+        raise QuarlError(f"{where} holds golden vectors of several numbers of observations; export the policy again")
+    return Golden(observations=observations, outputs=outputs, given=given, codes=codes)
+
+
+def first_difference(expected: Array, got: Array, tolerance: float = 0.0) -> Difference | None:
+    """Where [N, n] numbers first lie further than the tolerance from those that are expected; None where none do."""
+    with np.errstate(invalid="ignore"):
+        away = np.abs(expected.astype(np.float64) - got)
+    wrong = ~(away <= tolerance)  # NaN, too
+    if not wrong.any():
+        return None
+    rows = wrong.reshape(len(wrong), -1).any(axis=1)
+    first = int(rows.argmax())
+    number = int(wrong[first].argmax())
+    pair = float(expected[first].flat[number]), float(got[first].flat[number])
+    return Difference(first, number, *pair, int(rows.sum()), float(np.nan_to_num(away, nan=np.inf).max()))
+
+
+def _wanted(policy: QuantizedPolicy, values: Mapping[str, Array]) -> dict[str, Array]:
+    """The codes of a batch's values that have grids, and its outputs."""
+    codes = {
+        name: quantize(values[name], grid.qparams).astype(np.int8 if grid.bits <= 8 else np.int16)
+        for name, grid in policy.grids.items()
+    }
+    return {**codes, OUTPUTS: values[policy.output]}
+
+
+def _edges(policy: QuantizedPolicy, observations: Array) -> Array:
+    """Observations beside those that were met: the ends of what each number was, alone and together, twice as far, 0,
+    and where the first grid rounds to one side or the other."""
+    low, high = observations.min(axis=0), observations.max(axis=0)
+    if policy.observation_dtype == "uint8":
+        return np.stack([low, high, np.zeros_like(low), np.full_like(high, 255)])
+    width = high - low
+    rows = [low, high, low - width, high + width, np.zeros_like(low)]
+    for row, other in ((low, high), (high, low)):
+        mixed = row.copy()
+        mixed.flat[::2] = other.flat[::2]
+        rows.append(mixed)
+    return np.stack([*rows, *_ties(policy, low, high)])
+
+
+def _ties(policy: QuantizedPolicy, low: Array, high: Array) -> list[Array]:
+    """Two observations side by side in float32, on either side of a tie of the first grid in every number that moves;
+    none where that grid is not of the observation's own numbers."""
+    name = policy.linear[0].inputs[0]
+    if (grid := policy.grids.get(name)) is None or shapes(policy)[name] != low.shape:
+        return []
+    before = tuple(itertools.takewhile(lambda op: not isinstance(op, Linear), policy.ops))
+
+    def codes(x: Array) -> Array:
+        values = {OBSERVATION: x[None].astype(np.float32)}
+        for op in before:
+            values[op.name] = reference.apply(op, [values[source] for source in op.inputs])
+        return np.asarray(quantize(values[name][0], grid.qparams))
+
+    low, high = low.astype(np.float32), high.astype(np.float32)
+    goal = codes((low + high) / 2)
+    rises = codes(high) > goal  # the tie lies above the middle; elsewhere the number does not move, or falls
+    low = np.where(rises, (low + high) / 2, low)
+    for _ in range(BISECTIONS):
+        middle = low + (high - low) / 2
+        above = codes(middle) > goal
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return [low, high]
