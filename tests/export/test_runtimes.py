@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import numpy as np
@@ -14,6 +15,7 @@ from quarl.engines import litert, onnx
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.quant.spec import QuantSpec
+from quarl.readers.weights_only import read_metadata
 
 WRITERS = {".tflite": litert.write, ".onnx": onnx.write}
 
@@ -83,3 +85,27 @@ def test_a_missing_runtime_names_the_line_that_installs_it(tmp_path, name, monke
     monkeypatch.setitem(runtimes.RUNTIMES, name, kind._replace(module="quarl_knows_no_such_module"))
     with pytest.raises(QuarlError, match=re.escape(f"runtime {name} is not installed: {kind.fix}")):
         runtimes.load(name, tmp_path / f"x{kind.suffixes[0]}")
+
+
+@pytest.mark.parametrize("suffix", list(WRITERS))
+def test_metadata_come_back_as_they_were_given_and_change_no_bit(tmp_path, suffix):
+    made, x, path = exported(tmp_path, networks.dense([5, 16, 3]), suffix)
+    name = "litert" if suffix == ".tflite" else "ort"
+    plain, texts = runtimes.load(name, path).run(x), {"quarl.contract": '{"é": [1, 2]}', "other": ""}
+    assert read_metadata(path) == {}
+    path.write_bytes(WRITERS[suffix](made, acts=True, metadata=texts))
+    assert read_metadata(path) == texts
+    np.testing.assert_array_equal(runtimes.load(name, path).run(x), plain)
+
+
+@pytest.mark.parametrize("suffix", list(WRITERS))
+def test_metadata_of_a_damaged_file_are_refused_or_read_as_data(tmp_path, suffix):
+    made, _, path = exported(tmp_path, networks.dense([5, 4, 3]), suffix)
+    content = WRITERS[suffix](made, acts=True, metadata={"quarl.contract": "{}"})
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[rng.integers(8, 300)] = rng.integers(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(QuarlError):
+            assert all(isinstance(text, str) for text in read_metadata(path).values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flatbuffers
@@ -91,6 +91,7 @@ class _Plan(NamedTuple):
     about: str
     inside: bool
     """Whether constants belong to the flatbuffer."""
+    metadata: tuple[tuple[str, str], ...]
 
 
 class _Head(NamedTuple):
@@ -179,16 +180,24 @@ class Model:
         }
         return " and ".join(cause for cause, is_there in causes.items() if is_there)
 
-    def to_bytes(self, source: int, output: int, about: str = "", names: tuple[str, str] | None = None) -> bytes:
+    def to_bytes(
+        self,
+        source: int,
+        output: int,
+        about: str = "",
+        names: tuple[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> bytes:
         """The whole file of a network from tensor `source` to tensor `output`.
 
         names: of these two, in a file for any runtime: its tensors have names, and its constants lie inside.
+        metadata: texts by name, which no runtime looks at.
         """
         sizes = tuple(array.nbytes for array in self._constants)
         inside = names is not None and self._fits_inside()
         network = tuple(self._tensors), tuple(self._operators), sizes, source, output
         named = () if names is None else self._names(dict(zip((source, output), names, strict=True)))
-        layout = _head(_Plan(*network, named, about, inside))
+        layout = _head(_Plan(*network, named, about, inside, tuple((metadata or {}).items())))
         head = bytearray(layout.content)
         for tensor, scale in self._scales.items():
             head[layout.scales[tensor] : layout.scales[tensor] + scale.nbytes] = scale.tobytes()
@@ -248,8 +257,10 @@ def _head(plan: _Plan) -> _Head:
         schema.BufferT(data=nothing) if plan.inside else schema.BufferT(offset=ALIGNMENT, size=size)
         for size in plan.sizes
     ]
-    about = plan.about or None
-    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, description=about)
+    entries = [schema.MetadataT(name, len(buffers) + number) for number, (name, _) in enumerate(plan.metadata)]
+    buffers += [schema.BufferT(data=np.frombuffer(text.encode(), np.uint8)) for _, text in plan.metadata]
+    about = {"description": plan.about or None, "metadata": entries or None}
+    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, **about)
     builder = flatbuffers.Builder(4096)
     builder.Finish(model.Pack(builder), b"TFL3")
     content = bytes(builder.Output())

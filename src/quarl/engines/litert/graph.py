@@ -27,16 +27,22 @@ from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
 from quarl.readers.weights_only.names import MULTIPLIERS
 
 
-def write(policy: QuantizedPolicy, *, acts: bool = False, say: Callable[[str], None] | None = None) -> bytes:
+def write(
+    policy: QuantizedPolicy,
+    *,
+    acts: bool = False,
+    say: Callable[[str], None] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
     """The .tflite file of the policy for one row at a time; a runtime may resize its batch.
 
     Input: the raw observation [1, *shape], float32 or uint8. Output: float32 [1, n], what the policy's head reads; or,
     where it `acts`, as files for other runtimes do, the greedy action itself unless actions are discrete. Raises
     UnsupportedError for precisions and operators that the runtime's kernels do not have. `say` hears of what TFLite
-    Micro has no kernels for, in one line.
+    Micro has no kernels for, in one line. metadata: texts by name that the file carries along.
     """
     lowering = Lowering(policy)
-    content = lowering.to_bytes(acts=acts)
+    content = lowering.to_bytes(acts=acts, metadata=metadata)
     if say is not None and (foreign := lowering.model.foreign_to_micro()):
         say(f"this file is for LiteRT: TFLite Micro has no kernels for {foreign}; it runs fp32 and static int8")
     return content
@@ -82,7 +88,7 @@ class Lowering:
             self.source = real = self.model.value(shape)
         self.values = {OBSERVATION: Value(real=real)}
 
-    def to_bytes(self, *, acts: bool) -> bytes:
+    def to_bytes(self, *, acts: bool, metadata: Mapping[str, str] | None = None) -> bytes:
         """The file."""
         self.acts = acts
         for op in self.policy.ops:
@@ -92,10 +98,10 @@ class Lowering:
         output = self.real(self.policy.output)
         about = MULTIPLIERS if self.policy.grids else ""
         if not acts:
-            return self.model.to_bytes(self.source, output, about)
+            return self.model.to_bytes(self.source, output, about, metadata=metadata)
         self.model.scope = "action"
         output = elementwise.action(self.model, self.policy.head, output)
-        return self.model.to_bytes(self.source, output, about, (OBSERVATION, "output"))
+        return self.model.to_bytes(self.source, output, about, (OBSERVATION, "output"), metadata)
 
     def plain(self, name: str) -> int:
         """The float32 tensor of a value, its axes as in the policy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ AXES_AS_INPUT_SINCE = {"ReduceMax": 18, "ReduceMean": 18, "ReduceMin": 18, "Redu
 class File:
     """A graph under construction; every tensor is known by its name."""
 
-    def __init__(self, about: str) -> None:
-        """about: what is said of the whole file."""
-        self._about = about
+    def __init__(self, about: str, metadata: Mapping[str, str] | None = None) -> None:
+        """about: what is said of the whole file; metadata: texts by name."""
+        self._about, self._metadata = about, metadata or {}
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
 
@@ -92,6 +93,7 @@ class File:
             producer_name="quarl",
             doc_string=self._about,
         )
+        helper.set_model_props(model, dict(self._metadata))
         return bytes(model.SerializeToString())
 
     def _place_axes(self, opset: int) -> None:

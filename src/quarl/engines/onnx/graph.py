@@ -33,18 +33,25 @@ NIBBLE_SHIFT = 8
 """What SHIFT is to int8, for codes that take half a byte."""
 
 
-def write(policy: QuantizedPolicy, batch: int | None = None, *, acts: bool = False) -> bytes:
+def write(
+    policy: QuantizedPolicy,
+    batch: int | None = None,
+    *,
+    acts: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
     """The .onnx file: "observation" [batch, *shape] to "output" float32 [batch, n]; None leaves the batch open.
 
     The output is what the policy's head reads; or, where the file `acts`, the greedy action itself unless actions are
-    discrete. A batch of 1 takes fewer operators per layer, with the same results bit for bit.
+    discrete. A batch of 1 takes fewer operators per layer, with the same results bit for bit. metadata: texts by name
+    that the file carries along.
 
     Weights of 5 to 8 bits are stored in 8, those of 2 to 4 bits in 4 (UINT4, widened by a Cast that a runtime folds
     when it loads the file), fp16 and bf16 as such, and weights without quantised activations as the float32 numbers
     they stand for.
     """
     refuse(policy)
-    return _Translation(policy, batch).run(acts=acts)
+    return _Translation(policy, batch, metadata).run(acts=acts)
 
 
 def refuse(policy: QuantizedPolicy) -> None:
@@ -83,12 +90,12 @@ class _Codes:
 class _Translation:
     """One policy on its way into a file."""
 
-    def __init__(self, policy: QuantizedPolicy, batch: int | None) -> None:
+    def __init__(self, policy: QuantizedPolicy, batch: int | None, metadata: Mapping[str, str] | None) -> None:
         self.policy, self.batch = policy, batch
         self.static = policy.spec.mode == "static"
         self.shapes = shapes(policy)
         self.final = final_linear(policy)
-        self.file = File(MULTIPLIERS if policy.grids else "")
+        self.file = File(MULTIPLIERS if policy.grids else "", metadata)
         self.values: dict[str, str | _Codes] = {OBSERVATION: OBSERVATION}
         self.rows: dict[str, Rows] = {}
         """By tensor: two layers may read the same value."""

@@ -59,20 +59,31 @@ def layers(data: bytes, folder: Path) -> list[LayerWeights]:
         raise Malformed("an offset leads outside it") from None
 
 
+def metadata(data: bytes) -> dict[str, str]:
+    """The texts by name that the file carries along."""
+    file, texts = _File(data), {}
+    for entry in file.tables(file.model, "Metadata"):
+        buffer = file.table(file.model, "Buffers", int(entry.Buffer()), "metadata name buffer")
+        texts[str(entry.Name() or b"", "utf-8", "replace")] = (
+            _vector(buffer, "Data").tobytes().decode("utf-8", "replace")
+        )
+    return texts
+
+
 class _File:
     def __init__(self, data: bytes) -> None:
         self.data, self.budget, self.model = data, current(), schema.Model.GetRootAs(data)
-        codes = self._tables(self.model, "OperatorCodes")  # old files have the deprecated one only
+        codes = self.tables(self.model, "OperatorCodes")  # old files have the deprecated one only
         self.codes = {
             index: max(int(code.BuiltinCode()), int(code.DeprecatedBuiltinCode())) for index, code in enumerate(codes)
         }
 
     def layers(self) -> list[LayerWeights]:
         layers: dict[tuple[int, int], LayerWeights] = {}
-        for number, graph in enumerate(self._tables(self.model, "Subgraphs")):
+        for number, graph in enumerate(self.tables(self.model, "Subgraphs")):
             operators = [
                 (self.codes.get(int(operator.OpcodeIndex()), -1), operator)
-                for operator in self._tables(graph, "Operators")
+                for operator in self.tables(graph, "Operators")
             ]
             widened = {  # by tensor that a DEQUANTIZE makes: what it reads
                 int(operator.Outputs(0)): int(operator.Inputs(0))
@@ -99,7 +110,7 @@ class _File:
         """float32 numbers of a constant; None for a tensor that is left out, computed or holds no numbers of ours."""
         if index < 0:
             return None
-        tensor = self._table(graph, "Tensors", index, "an operator reads tensor")
+        tensor = self.table(graph, "Tensors", index, "an operator reads tensor")
         content, kind = self._content(tensor), int(tensor.Type())
         if not content.size:
             return None
@@ -120,7 +131,7 @@ class _File:
     def _content(self, tensor: Any) -> Array:
         """uint8: the bytes of the tensor's buffer, in the flatbuffer or behind it; none where it is computed."""
         index = int(tensor.Buffer())
-        buffer = self._table(self.model, "Buffers", index, "a tensor names buffer")
+        buffer = self.table(self.model, "Buffers", index, "a tensor names buffer")
         offset, size = int(buffer.Offset()), int(buffer.Size())
         if offset <= 1:  # 0 and 1 say that the bytes are inside
             return _vector(buffer, "Data").view(np.uint8)
@@ -128,13 +139,13 @@ class _File:
             raise Malformed(f"buffer {index} lies beyond its end")
         return np.frombuffer(self.data, np.uint8)[offset : offset + size]
 
-    def _tables(self, parent: Any, name: str) -> list[Any]:
+    def tables(self, parent: Any, name: str) -> list[Any]:
         """A list that is walked through: all together are bounded, since lists can lie in one another."""
         count = self._count(parent, name)
         self.budget.parse(10 * count)  # the schema's accessors take their time
         return [getattr(parent, name)(index) for index in range(count)]
 
-    def _table(self, parent: Any, name: str, index: int, who: str) -> Any:
+    def table(self, parent: Any, name: str, index: int, who: str) -> Any:
         """The entry of that number of a list, which `who` asks for."""
         if index >= self._count(parent, name):
             raise Malformed(f"{who} {index}, which there is not")
