@@ -34,7 +34,7 @@ def signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+z.2f}".replace("-", "−")
 
 
-def size(count: int) -> str:
+def size(count: int | None) -> str:
     """Bytes in decimal units; an en dash for none."""
     if not count:
         return "–"

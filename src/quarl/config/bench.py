@@ -8,14 +8,16 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import ASIDE, MeteredConfig, Output, at_least_one, layer_widths
+from quarl.config.base import ASIDE, Edges, MeteredConfig, Output, at_least_one, layer_widths
 from quarl.config.environment import EnvironmentConfig
 from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
+from quarl.config.model import check_paths
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.quant.spec import Mode, QuantSpec
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
 BESIDE_PROTOCOLS = ("what", "protocol", "only", "minutes", "output", *ASIDE)
@@ -42,11 +44,27 @@ def split_arm(arm: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyConfig(MeteredConfig):
-    """Latency of policies of given sizes, engines side by side, on one thread."""
+    """Latency on one thread: of a policy in several precisions, of exported files, or of policies of given sizes."""
 
     verb: ClassVar[str] = "bench latency"
-    examples = ("quarl bench latency --widths 64,64 2048,2048,2048",)
+    examples = (
+        "quarl bench latency logs/dqn/CartPole-v1_1 --bits fp32 8 4",
+        "quarl bench latency --widths 64,64 2048,2048,2048",
+    )
 
+    model: Positional[Annotated[tuple[str, ...], shown("[MODEL|FILE ...]")]] = ()
+    """Policies as other verbs take them, and exported .tflite and .onnx files; without any, policies of --widths."""
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "8", "4")
+    """Precisions of a MODEL that is not quantised: fp32, fp16, an integer 2..8, or intNeK."""
+    edge_bits: Edges = "8"
+    """Bits of the first and last layers of precisions that ask for fewer, or same: one width in all layers."""
+    mode: Annotated[Mode, QUANTISATION] = "dynamic"
+    """Activations: quantised per row at run time, or on grids calibrated beforehand."""
+    runtime: Annotated[tuple[Literal["litert", "ort", "openvino", "tract", "tflm"], ...], shown("NAME ...")] = (
+        "litert",
+        "ort",
+    )
+    """What runs a MODEL, and a FILE where it is for such."""
     widths: Annotated[tuple[str, ...], shown("W,W,... ...")] = ()
     """Hidden layers of the networks, as in 64,64 256,256; without them the standard sizes and the Nature CNN."""
     seed: int = 0
@@ -55,6 +73,20 @@ class LatencyConfig(MeteredConfig):
     def check(self) -> None:
         super().check()
         self.hidden()
+        self.specs()
+        if not self.model:
+            self.refuse(("bits", "edge_bits", "mode", "runtime"), "is of a MODEL", "name one, or drop it")
+        elif self.widths:
+            raise QuarlError("--widths is of policies that are made up: drop it, or MODEL")
+        if not self.bits or not self.runtime:
+            raise QuarlError("--bits and --runtime need at least one name each")
+
+    def look(self) -> None:
+        check_paths(self.model)
+
+    def specs(self) -> list[QuantSpec]:
+        """Every precision once, in order."""
+        return list(dict.fromkeys(QuantSpec.parse(b, mode=self.mode, edges=self.edge_bits) for b in self.bits))
 
     def hidden(self) -> list[tuple[int, ...]]:
         """`widths` as numbers."""

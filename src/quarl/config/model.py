@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -39,9 +40,7 @@ class ModelConfig(EnvironmentConfig):
         self.check_model()
 
     def look(self) -> None:
-        for path in self.model if self.folder is None else ():
-            if not (path.startswith("hub:") or os.path.exists(path) or os.path.exists(f"{path}.zip")):
-                raise QuarlError(f"no file {path}; check the path")
+        check_paths(self.model if self.folder is None else ())
 
     def check_model(self) -> None:
         """Refuses words that name no model."""
@@ -54,3 +53,10 @@ class ModelConfig(EnvironmentConfig):
             raise QuarlError(
                 f"-f FOLDER goes with two words ALGO ENV, got only {words}: add the environment or drop -f"
             )
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Refuses a path at which there is nothing."""
+    for path in paths:
+        if not (path.startswith("hub:") or os.path.exists(path) or os.path.exists(f"{path}.zip")):
+            raise QuarlError(f"no file {path}; check the path")

@@ -57,6 +57,7 @@ class Timing:
 
     us_p50: float
     us_p99: float
+    us_jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,12 @@ class LatencyRow(Row):
     precision: Precision
     us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
     us_p99: Annotated[float, Column("µs p99", formats.three_digits)]
+    us_jitter: Annotated[float, Column("jitter", formats.three_digits)]
+    """Microseconds by which one call and the next differ, in the mean."""
     bytes: Annotated[int, Column("file", formats.size)]
     """Of the file that the engine loads."""
+    bytes_added: Annotated[int | None, Column("memory", formats.size, optional=True)] = None
+    """What loading the file and its first call add to the peak memory of a process; null where it was not measured."""
 
 
 def measure(
@@ -164,8 +169,8 @@ class _Calls:
         self.position += self.calls
 
     def timing(self) -> Timing:
-        p50, p99 = np.percentile(self.nanoseconds, [50, 99]) / 1e3
-        return Timing(round(float(p50), 2), round(float(p99), 2))
+        p50, p99 = np.percentile(self.nanoseconds, [50, 99])
+        return Timing(*(round(float(each) / 1e3, 2) for each in (p50, p99, np.abs(np.diff(self.nanoseconds)).mean())))
 
 
 def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]], batch: int) -> list[Engine]:

@@ -1,0 +1,118 @@
+"""Latency of files: what is timed on what, the memory that a file adds, and that no slower precision is recommended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import contracts
+import quarl
+from networks import dense
+from quarl.cli import main
+from quarl.experiments.methods import files, latency, memory
+from quarl.policy import artifact
+
+ROW = latency.LatencyRow(
+    network="a", batch=1, engine="litert", precision="fp32", us_p50=10.0, us_p99=11.0, us_jitter=0.1, bytes=9
+)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A folder with a policy of 300 x 300 weights as policy.quarl, exact.tflite and codes.onnx."""
+    folder = tmp_path_factory.mktemp("wide")
+    policy = dense([4, 300, 300, 2])
+    artifact.write(policy, folder / "policy.quarl")
+    agent = quarl.Agent(policy)
+    agent.save(folder / "exact.tflite")
+    observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    agent.quantize("int8", observations=observations).save(folder / "codes.onnx")
+    return folder
+
+
+def test_a_precision_that_is_not_faster_than_fp32_is_named_and_never_recommended():
+    slower = replace(ROW, precision="int8", us_p50=9.9)
+    assert files.verdicts([ROW, slower]) == [
+        "a in int8 is not faster than fp32 on litert: 9.9 \u00b5s, fp32 10.0 \u00b5s."
+    ]
+    faster = replace(ROW, precision="int4e8", us_p50=4.0)
+    assert files.verdicts([ROW, slower, faster])[1:] == [
+        "Fastest against its fp32 on litert: a in int4e8, 2.50 times as fast."
+    ]
+
+
+def test_each_engine_and_network_is_compared_with_its_own_fp32():
+    rows = [
+        ROW,
+        replace(ROW, precision="int8", us_p50=5.0),
+        replace(ROW, engine="ort", us_p50=2.0),
+        replace(ROW, engine="ort", precision="int8", us_p50=5.0),
+        replace(ROW, network="b.onnx", engine="tract", precision=files.AS_IT_IS),
+    ]
+    assert files.verdicts(rows) == [
+        "Fastest against its fp32 on litert: a in int8, 2.00 times as fast.",
+        "a in int8 is not faster than fp32 on ort: 5.0 \u00b5s, fp32 2.0 \u00b5s.",
+        "b.onnx on tract: no fp32 beside it, so nothing is recommended.",
+    ]
+    with_another = [*rows[:2], replace(ROW, network="b"), replace(ROW, network="c", precision=files.AS_IT_IS)]
+    assert files.verdicts(with_another)[-2:] == [
+        "c on litert: no fp32 beside it, so nothing is recommended.",  # of which of the two it might be
+        "Fastest against its fp32 on litert: a in int8, 2.00 times as fast.",
+    ]
+
+
+def test_a_model_and_a_file_are_timed_in_the_runtimes_that_they_are_for(wide, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(latency, "ROUNDS", 2)
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "latency", str(wide / "policy.quarl"), str(wide / "codes.onnx"), "--bits", "fp32", "8"]
+    assert main([*words, "--json", "rows.json"]) == 0
+    document = json.loads((tmp_path / "rows.json").read_text())
+    contracts.check(document)
+    rows = document["rows"]
+    assert [(row["network"], row["engine"], row["precision"]) for row in rows] == [
+        ("policy", "litert", "fp32"),
+        ("policy", "ort", "fp32"),
+        ("policy", "litert", "int8"),
+        ("policy", "ort", "int8"),
+        ("codes.onnx", "ort", files.AS_IT_IS),
+    ]
+    assert rows[-1]["bytes"] == (wide / "codes.onnx").stat().st_size
+    exact, _, codes = (row["bytes_added"] for row in rows[:3])
+    assert exact > 4 * 300 * 300 > codes  # which has a byte a weight
+    assert "fp32 on litert" in capsys.readouterr().out
+
+
+def test_a_quantised_policy_is_timed_as_it_is(tmp_path):
+    policy = dense([4, 8, 2])
+    observations = np.zeros((8, 4), np.float32)
+    quantized = quarl.Agent(policy).quantize("int4", observations=observations).policy
+    assert list(files.in_precisions(quantized, [])) == [quantized]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("policy.quarl --widths 8", "--widths is of policies that are made up"),
+        ("--bits 8", "--bits is of a MODEL"),
+        ("nowhere.tflite", "no file nowhere.tflite"),
+        ("empty.tflite", "litert does not run empty.tflite"),
+        ("policy.quarl --bits int5 --runtime tflm", "tflm"),
+        ("policy.quarl --runtime c", "--runtime"),
+    ],
+)
+def test_what_cannot_be_timed_is_one_line(words, said, wide, monkeypatch, capsys):
+    monkeypatch.chdir(wide)
+    (wide / "empty.tflite").write_bytes(b"TFL3" * 10)
+    assert main(["bench", "latency", *words.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_file_that_brings_its_process_down_is_one_line(wide, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CHILD", "import os; os.abort()")
+    file = memory.File(wide / "exact.tflite", "litert")
+    with pytest.raises(quarl.QuarlError, match=r"exact\.tflite cannot be called in litert: exit code -6"):
+        memory.bytes_added(file, file.path, memory.blank(file.path))
