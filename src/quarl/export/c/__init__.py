@@ -1,0 +1,94 @@
+"""A static policy as integer-only C99: no heap, no float operation on the way, nothing but <stdint.h>."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quarl.export.c.lowering import Lowering
+from quarl.export.c.program import Program, check, numbers
+from quarl.export.golden import Golden
+from quarl.policy.graph import QuantizedPolicy
+
+__all__ = ["check", "header", "write"]
+
+SELFTEST_VECTORS = 64
+SELFTEST_NUMBERS = 2**16
+"""Of all observations in policy_selftest.c: of images there are fewer vectors."""
+HEADER = """#ifndef POLICY_H
+#define POLICY_H
+#include <stdint.h>
+
+{defines}
+/* Observations are {x_are}, raw outputs the bits of float32 numbers, actions {a_are}.
+   Both functions give 0; or -1, and nothing else, where the observation holds NaN or infinity. */
+int policy_raw(const {x} *observation, uint32_t *raw);
+int policy_act(const {x} *observation, {a} *action);
+/* 0, or the number, from 1, of the first vector in policy_selftest.c for which policy_raw gives other bits. */
+int policy_selftest(void);
+
+#ifdef POLICY_FLOAT /* for callers who have floats: their bits, and back */
+typedef union {{
+    float number;
+    uint32_t bits;
+}} policy_float;
+static inline uint32_t policy_bits(float number) {{
+    policy_float value;
+    value.number = number;
+    return value.bits;
+}}
+static inline float policy_number(uint32_t bits) {{
+    policy_float value;
+    value.bits = bits;
+    return value.number;
+}}
+#endif
+#endif
+"""
+SELFTEST = """#include "policy.h"
+
+{tables}
+int policy_selftest(void) {{
+    uint32_t raw[POLICY_RAW];
+    int i, j;
+    for (i = 0; i < {count}; i++) {{
+        if (policy_raw(observations + i * POLICY_OBSERVATION, raw))
+            return i + 1;
+        for (j = 0; j < POLICY_RAW; j++)
+            if (raw[j] != outputs[i * POLICY_RAW + j])
+                return i + 1;
+    }}
+    return 0;
+}}
+"""
+MEANINGS = {"uint8_t": "bytes", "int32_t": "whole numbers", "uint32_t": "the bits of float32 numbers"}
+
+
+def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, bytes]:
+    """policy.h, policy.c and policy_selftest.c, by name.
+
+    comment: what policy.c begins with; in JSON, since asterisks are escaped. golden: where the self-test's vectors are
+    from. UnsupportedError where the policy is not in static integers of at most 8 bits, or C lacks a kernel.
+    """
+    program = Lowering(policy).program(comment.replace("*", "\\u002a").replace("??", "?\\u003f"))
+    program.validate()
+    files = {"policy.h": header(program), "policy.c": program.source(), "policy_selftest.c": _selftest(program, golden)}
+    return {name: text.encode("ascii") for name, text in files.items()}
+
+
+def header(program: Program) -> str:
+    """policy.h."""
+    x, a = program.observation[0], program.action[0]
+    return HEADER.format(defines=program.defines, x=x, a=a, x_are=MEANINGS[x], a_are=MEANINGS[a])
+
+
+def _selftest(program: Program, golden: Golden) -> str:
+    """With vectors from all of the golden ones; whose numbers are finite, as it compares what comes of them."""
+    ctype, size = program.observation
+    rows = golden.observations.reshape(len(golden.observations), -1)
+    usable = np.flatnonzero(np.isfinite(rows).all(axis=1))
+    count = max(1, min(SELFTEST_VECTORS, SELFTEST_NUMBERS // size, len(usable)))
+    chosen = usable[np.linspace(0, len(usable) - 1, count).round().astype(int)]
+    x = rows[chosen].astype(np.uint8) if ctype == "uint8_t" else rows[chosen].astype(np.float32).view(np.uint32)
+    y = golden.outputs[chosen].astype(np.float32).view(np.uint32)
+    tables = numbers("observations", x) + numbers("outputs", y)
+    return SELFTEST.format(tables=tables, count=count)
