@@ -85,7 +85,7 @@ def run(config: EnvsConfig) -> None:
     if not chosen:
         meant = did_you_mean(str(config.suite), names)
         raise QuarlError(f"unknown suite {config.suite!r}{meant} (known: {', '.join(names)})")
-    ids = [] if config.suite is None else [", ".join(ids_of(chosen[0]))]
+    ids = [] if config.suite is None else [", ".join(env_id for suite in chosen for env_id in ids_of(suite))]
     terminal.tell(config, SuiteRow, list(map(_suite_row, chosen)), "Suites of environments", *ids)
 
 

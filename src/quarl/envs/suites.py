@@ -232,6 +232,7 @@ SUITES = (
         dm_control_muted,
         ids=tuple(TASKS),
     ),
+    Suite("mujoco", "quarl.envs.quadrotor", "mujoco", "quarl/Quadrotor-v0", ids=("quarl/Quadrotor-v0",)),
 )
 """Another suite is another row."""
 LISTED: Mapping[str, Suite] = {env_id: suite for suite in SUITES for env_id in suite.ids}
