@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from quarl.errors import QuarlError
 from quarl.stats import (
     bootstrap_interval,
+    drop_interval,
     error_interval,
     error_over_seeds,
     error_pct,
@@ -20,6 +21,7 @@ from quarl.stats import (
     summary,
     verdict,
     verdict_over_seeds,
+    wilson_interval,
 )
 
 
@@ -292,3 +294,26 @@ def test_a_ratio_resamples_each_side_by_itself() -> None:
     assert np.isnan([single.low, single.high]).all()
     medians = ratio_interval(np.array([1.0, 2.0, 9.0]), 2 * ones, [rng(), rng()], statistic=np.median)
     assert (medians.point, medians.low, medians.high) == (1.0, 0.5, 4.5)
+
+
+@pytest.mark.parametrize(("wins", "n", "low", "high"), [(81, 263, 0.2553, 0.3662), (0, 20, 0.0, 0.1611)])
+def test_a_share_of_successes_has_wilsons_interval(wins: int, n: int, low: float, high: float) -> None:
+    interval = wilson_interval(np.arange(n) < wins)  # Newcombe 1998, table I, method 3
+    assert (interval.point, round(interval.low, 4), round(interval.high, 4)) == (wins / n, low, high)
+
+
+def test_a_drop_counts_the_episodes_that_one_alone_wins() -> None:
+    # Agresti 2013, "Categorical Data Analysis", table 11.1: 150 approve at first alone, 86 then alone, of 1,600
+    fp32 = np.repeat([True, True, False, False], [794, 150, 86, 570])
+    q = np.repeat([True, False, True, False], [794, 150, 86, 570])
+    drop = drop_interval(fp32, q)
+    # (151 - 87) / 1602 ± 1.96 * sqrt(((151 + 87) / 1602 - 0.03995²) / 1602)
+    assert (drop.point, round(drop.low, 4), round(drop.high, 4)) == (0.04, 0.0212, 0.0587)
+    gain = drop_interval(q, fp32)
+    assert (gain.point, gain.low, gain.high) == (-drop.point, -drop.high, -drop.low)
+
+
+def test_equal_successes_still_leave_a_doubt() -> None:
+    drop = drop_interval(np.ones(98, bool), np.ones(98, bool))
+    assert drop.point == 0.0
+    assert drop.high == -drop.low == pytest.approx(1.96 * np.sqrt(2 / 100 / 100), rel=1e-4)

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from quarl import engines
+from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine, sound
@@ -64,6 +64,8 @@ class Evaluation:
     """int64 [episodes]: environment steps."""
     seeds: Array
     """int64 [episodes]: what each episode was reset with."""
+    successes: Array | None
+    """bool [episodes]: `info["is_success"]` of each one's last step; None where the environment does not say."""
     wall_s: float
     """From the first action to the end of the last episode, resets in between included."""
     engine_s: float
@@ -77,7 +79,14 @@ class Evaluation:
         """These episodes and after them those of `more`, which begin where these end."""
         arrays = ("returns", "lengths", "seeds")
         joined: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in arrays}
+        both = None if self.successes is None or more.successes is None else [self.successes, more.successes]
+        joined["successes"] = None if both is None else np.concatenate(both)
         return replace(self, **joined, wall_s=self.wall_s + more.wall_s, engine_s=self.engine_s + more.engine_s)
+
+    @property
+    def success(self) -> stats.Interval | None:
+        """The share of episodes that succeeded, with Wilson's 95 % interval; None where that is not said."""
+        return None if self.successes is None else stats.wilson_interval(self.successes)
 
     @property
     def num_steps(self) -> int:
@@ -181,6 +190,7 @@ def evaluate(
             f"{living_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
             "rewards, or play another environment"
         )
+    successes = [episode.success for episode in finished]
     evaluation = Evaluation(
         env_id=living_id,
         engine=engine,
@@ -190,6 +200,7 @@ def evaluate(
         returns=np.array([episode.total for episode in finished]),
         lengths=np.array([episode.length for episode in finished]),
         seeds=np.array([episode.seed for episode in finished]),
+        successes=None if None in successes else np.array(successes),
         wall_s=max(clock.wall_s for clock in clocks),
         engine_s=sum(clock.engine_s for clock in clocks),
     )

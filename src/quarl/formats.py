@@ -57,6 +57,11 @@ def percent(share: float | None) -> str:
     return "100" if share == 1 else "99.9" if text == "100.0" else text
 
 
+def shares(value: float | None, low: float | None, high: float | None) -> str:
+    """A share with its interval, in percent; an en dash where there is none."""
+    return "–" if value is None else estimate(*(100 * share for share in (value, low or 0.0, high or 0.0)))
+
+
 def count(value: int | None) -> str:
     """A count with its thousands; blank where there is nothing to count, as seeds of a mean over agents."""
     return f"{value:,}" if value else ""

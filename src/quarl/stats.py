@@ -26,6 +26,8 @@ FEWEST_EPISODES = 10
 NONINFERIOR, INFERIOR, UNDECIDED = "non-inferior", "inferior", "undecided"
 NO_VERDICT: Mapping[str, Any] = dict.fromkeys(("noninferior", "verdict", "differs"))
 """What rows hold where there is none."""
+Z = 1.959964
+"""Of the normal distribution: 95 % lie between -Z and Z."""
 _CHUNK = 2**22
 """Resampled returns held at once: 32 MB of float64."""
 
@@ -102,6 +104,31 @@ def bootstrap_interval(
         return Interval(point=float(x[0]), low=np.nan, high=np.nan)
     resampled = _resample([x], lambda rows: statistic(rows[0], axis=-1), rng, num_resamples)
     return _interval(float(statistic(x)), resampled)
+
+
+def wilson_interval(successes: Array) -> Interval:
+    """The share of `successes` [n] that are true, 0..1, with Wilson's 95 % score interval (Wilson 1927).
+
+    Source: Agresti and Coull 1998, "Approximate is better than exact for interval estimation of binomial proportions".
+    """
+    n, share = successes.size, float(successes.mean())
+    middle, width = share + Z**2 / (2 * n), Z * math.sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
+    return Interval(point=share, low=(middle - width) / (1 + Z**2 / n), high=(middle + width) / (1 + Z**2 / n))
+
+
+def drop_interval(fp32: Array, q: Array) -> Interval:
+    """The share of successes that q loses to fp32, [n] each and paired by episode, with its 95 % interval.
+
+    As in McNemar's test only episodes count that one of the two wins. One more of either kind keeps the interval from
+    vanishing where there are none (Bonett and Price 2012, "Adjusted Wald confidence interval for a difference of
+    binomial proportions based on paired data").
+    """
+    fp32, q = paired(fp32, q)
+    lost, won = float((fp32 > q).sum()), float((fp32 < q).sum())
+    n = fp32.size + 2
+    middle, spread = (lost - won) / n, (lost + won + 2) / n
+    width = Z * math.sqrt((spread - middle**2) / n)
+    return Interval(point=(lost - won) / fp32.size, low=middle - width, high=middle + width)
 
 
 def ratio_interval(

@@ -85,6 +85,20 @@ def test_totals_lengths_and_ends_are_those_worked_out_by_hand() -> None:
         assert episode.terminated == (seed % 2 == 0)
 
 
+class Goal(Countdown):
+    """Says at every step whether it has lasted four steps, as some environments do."""
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        *step, _ = super().step(action)
+        return *step, {"is_success": np.float64(self.taken == 4)}  # type: ignore[return-value]
+
+
+def test_a_success_is_what_the_last_step_says_and_none_where_it_says_nothing() -> None:
+    lengths = {episode.length: episode.success for episode in play(told(2, Goal), run, range(12))}
+    assert lengths == {2: False, 3: False, 4: True, 5: False, 6: False}
+    assert {episode.success for episode in episodes(2)} == {None}
+
+
 class Dimes(Countdown):
     """Pays a tenth in float32."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from quarl.evaluation import Evaluation
 from quarl.experiments.play import until_judged
-from quarl.experiments.precisions import agreement
+from quarl.experiments.precisions import agreement, drop_of
 from quarl.experiments.rows import judged
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
@@ -33,7 +35,7 @@ def test_each_precision_is_played_until_its_verdict_and_fp32_as_far_as_the_farth
             returns = np.full(episodes, 100.0 - loss)
             about = {"env_id": "E", "engine": "e", "measured": True, "stochastic": False, "seed": 0}
             counts = {"lengths": returns, "seeds": first + np.arange(episodes), "wall_s": 1.0, "engine_s": 1.0}
-            return Evaluation(returns=returns, **about, **counts)
+            return Evaluation(returns=returns, successes=returns > 50, **about, **counts)
 
         return episodes
 
@@ -48,6 +50,11 @@ def test_each_precision_is_played_until_its_verdict_and_fp32_as_far_as_the_farth
         ]
     )
     assert played[0].seeds.tolist() == list(range(120))
+    # 90 less is no success: all that fp32 wins of the 30 episodes that both were played
+    assert [each.success.point for each in played] == [1.0, 0.0, 1.0, 1.0]
+    drops = [drop_of(each, played[0]) for each in played]
+    assert [drop and drop.point for drop in drops] == [None, 1.0, 0.0, 0.0]
+    assert played[0].then(replace(played[0], successes=None)).success is None
     row = judged(played[2].returns, played[0].returns[:60], 5.0, 0, looks)
     assert (row["episodes"], row["max_episodes"], row["verdict"]) == (60, 120, "non-inferior")
     assert judged(played[2].returns, played[0].returns[:60], 5.0, 0)["max_episodes"] is None

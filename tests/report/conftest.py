@@ -34,6 +34,7 @@ def row(precision: str, bits: int, mean: float, **changes: Any) -> dict[str, Any
         "iqm": mean,
         "ci_low": mean - 2.0,
         "ci_high": mean + 2.0,
+        **dict.fromkeys(("success", "success_low", "success_high", "drop", "drop_low", "drop_high")),
         "error_pct": (200.0 - mean) / 2.0,
         "margin_pct": 5.0,
         "noninferior": mean - 2.0 > 190.0,

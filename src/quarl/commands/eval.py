@@ -15,7 +15,7 @@ from quarl.evaluation import evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
-from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps
+from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps, Success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,9 @@ class EvalRow(Row):
     iqm: Annotated[float, Column("IQM", formats.number)]
     ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
     ci_high: float | None
+    success: Success
+    success_low: float | None
+    success_high: float | None
     steps: Steps
     steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
     """Of all environments together."""
@@ -63,6 +66,7 @@ def run(config: EvalConfig) -> None:
         measured=evaluation.measured,
         stochastic=evaluation.stochastic,
         **asdict(stats.summary(evaluation.returns, np.random.default_rng(config.seed))),
+        **stats.as_fields(evaluation.success, "success", "success"),
         steps=evaluation.num_steps,
         steps_per_s=evaluation.num_steps / evaluation.wall_s,
         returns=evaluation.returns.tolist(),

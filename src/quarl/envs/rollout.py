@@ -45,6 +45,8 @@ class Episode:
     """Environment steps."""
     terminated: bool
     """False where only the time limit ended it."""
+    success: bool | None
+    """What the last step's `info["is_success"]` said; None where it says nothing."""
     last_observation: Array
     """What the last step returned: the state that a truncated episode would have gone on from."""
     observations: Array | None
@@ -143,29 +145,31 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
             actions = head(outputs, generators)
             tick += 1
             # one step of each environment
-            ended: list[tuple[_Slot, bool]] = []
+            ended: list[tuple[_Slot, bool, bool | None]] = []
             slot = live[0]
             try:
                 for slot in live:
                     row = slot.row
-                    observation, reward, terminated, truncated, _ = slot.step(actions[row])
+                    observation, reward, terminated, truncated, info = slot.step(actions[row])
                     slot.total += float(reward)  # which some environments give in float32
                     observations[row] = observation
                     if terminated or truncated:
                         take(row, observation, last=True)
-                        ended.append((slot, bool(terminated)))
+                        success = info.get("is_success")
+                        ended.append((slot, bool(terminated), None if success is None else bool(success)))
             except Exception as error:
                 raise broken(slot.env, error) from error
             if tick % LOOK == 0:
                 _look(max(tick - slot.start for slot in live), live[0].env, setting.bound or LONGEST)
             # a slot whose episode has ended takes the next one, where there is one
-            for slot, terminated in ended:
+            for slot, terminated, success in ended:
                 yield Episode(
                     index=slot.index,
                     seed=slot.seed,
                     total=float(slot.total),
                     length=tick - slot.start,
                     terminated=terminated,
+                    success=success,
                     last_observation=observations[slot.row].copy(),
                     observations=np.stack(slot.trace) if record else None,
                 )

@@ -20,7 +20,20 @@ from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
-from quarl.rows import Column, EngineName, Episodes, Error, MaxEpisodes, Measured, Precision, Returns, Row, Scheme
+from quarl.rows import (
+    Column,
+    EngineName,
+    Episodes,
+    Error,
+    MaxEpisodes,
+    Measured,
+    Precision,
+    Returns,
+    Row,
+    Scheme,
+    Success,
+)
+from quarl.stats import Interval, as_fields, drop_interval
 
 AGREE_PCT = 1.0
 """Continuous actions agree where every component differs by at most this share of its range."""
@@ -56,6 +69,14 @@ class PtqRow(Row):
     ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
     """Ends of the 95 % bootstrap interval of the mean return; null of one episode."""
     ci_high: float | None
+    success: Success
+    success_low: float | None
+    success_high: float | None
+    drop: Annotated[float | None, Column("drop", formats.shares, of=("drop", "drop_low", "drop_high"), optional=True)]
+    """Share of the episodes that fp32 wins less that of this precision, paired by episode, with the 95 % interval that
+    belongs to McNemar's test; null of fp32."""
+    drop_low: float | None
+    drop_high: float | None
     error_pct: Error
     margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
     """Loss that is still acceptable, in percent of the return in fp32."""
@@ -152,6 +173,8 @@ def measure(
             engine=engine.name,
             measured=engine.measured,
             **judged(played.returns, evaluations[0].returns[: len(played.returns)], config.margin, config.seed, looks),
+            **as_fields(played.success, "success", "success"),
+            **as_fields(drop_of(played, evaluations[0]), "drop", "drop"),
             bytes=engine.file_bytes,
             bytes_packed=len(artifact.to_bytes(each)),
             latency_us_p50=timing.us_p50,
@@ -162,6 +185,13 @@ def measure(
         )
         cells.append(Cell(row=row, policy=each, calibrated=calibrated, evaluation=played))
     return cells
+
+
+def drop_of(played: Evaluation, exact: Evaluation) -> Interval | None:
+    """The share of successes that is lost to fp32, in the episodes that both played; None of fp32 and where none is."""
+    if played is exact or played.successes is None or exact.successes is None:
+        return None
+    return drop_interval(exact.successes[: len(played.successes)], played.successes)
 
 
 def agreement(policy: Policy, exact: Array, actions: Array) -> float:
