@@ -14,6 +14,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.sums import requantisation, unit
+from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.formulas import FORMULAS
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
@@ -42,7 +43,7 @@ def on_grid(x: Array, grid: ActivationGrid) -> Array:
 
 
 class Reference:
-    """A policy interpreted operator by operator."""
+    """A policy interpreted operator by operator, in the arithmetic "f32-rne"."""
 
     name = "reference"
     measured = False
@@ -70,20 +71,27 @@ class Reference:
     def _other(self, op: Op, inputs: list[Array]) -> Array:
         if norms_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
-            integers = quantize(inputs[0], grid.qparams) - np.float32(grid.zero_point)
-            return layer_norm_of_codes(op, integers, grid)
+            return layer_norm_of_codes(op, self.quantized(inputs[0], grid) - np.float32(grid.zero_point), grid)
         if averages_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
-            integers = quantize(inputs[0], grid.qparams) - np.float32(grid.zero_point)
+            integers = self.quantized(inputs[0], grid) - np.float32(grid.zero_point)
             return np.asarray(apply(op, [integers]) * np.float32(grid.scale))
-        value = apply(op, inputs)
-        # Static mode: a function of codes is a table whose entries are codes again.
-        on_codes = (
-            isinstance(op, operators.Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids
-        )
-        if on_codes:
-            value = on_grid(value, self.policy.grids[op.name])
-        return value
+        if isinstance(op, operators.Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids:
+            return self.bent(op, inputs[0], self.policy.grids[op.name])
+        return apply(op, inputs)
+
+    def quantized(self, x: Array, grid: ActivationGrid) -> Array:
+        """float32 codes of x."""
+        return np.asarray(quantize(x, grid.qparams))
+
+    def bent(self, op: operators.Activation, x: Array, target: ActivationGrid) -> Array:
+        """What a function of codes gives on its own grid, float32: in static mode it is a table of codes."""
+        return on_grid(apply(op, [x]), target)
+
+    def requantized(self, op: Linear, sums: Array, multiplier: Array, source: ActivationGrid) -> Array:
+        """Codes of a hidden layer from its sums of codes of `source` and its bias; multiplier: shaped as the sums."""
+        q = self.policy.grids[op.name].qparams
+        return requantize(sums, multiplier, int(q.zero_point), q.qmin, q.qmax)
 
     def _linear(self, op: Linear, x: Array) -> Array:
         spec = self.policy.spec
@@ -99,15 +107,14 @@ class Reference:
             scaled = product.astype(np.float64) * _channels(op.weight.scale, x.ndim)
             return (scaled + _channels(op.bias, x.ndim)).astype(np.float32)
         source = self.policy.grids[op.inputs[0]]
-        accumulator = self._accumulate(op, x, quantize(flat, source.qparams), np.float32(source.zero_point))
+        accumulator = self._accumulate(op, x, self.quantized(flat, source), np.float32(source.zero_point))
         if op.name in self._final:
             product = accumulator.astype(np.float32) * _channels(unit(op.weight, source).astype(np.float32), x.ndim)
             return product + _channels(op.bias, x.ndim)
         bias, multiplier = requantisation(op, op.weight, source, self.policy.grids[op.name])
-        q_out = self.policy.grids[op.name].qparams
         accumulator = accumulator + _channels(bias, x.ndim)
-        codes = requantize(accumulator, _channels(multiplier, x.ndim), int(q_out.zero_point), q_out.qmin, q_out.qmax)
-        value: Array = dequantize(codes, q_out)
+        codes = self.requantized(op, accumulator, _channels(multiplier, x.ndim), source)
+        value: Array = dequantize(codes, self.policy.grids[op.name].qparams)
         return value.astype(np.float32)
 
     def _accumulate(self, op: Linear, x: Array, codes: Array, zero_point: Any) -> Array:
@@ -115,9 +122,13 @@ class Reference:
         return _per_row(op, centred, self._weights[op.name])
 
 
-def load(policy: QuantizedPolicy, batch: int) -> Reference:
-    """The policy ready to run in numpy."""
-    return Reference(policy, batch)
+def load(policy: QuantizedPolicy, batch: int, arithmetic: str = "f32-rne") -> Reference:
+    """The policy ready to run in numpy, in one of `quarl.engines.q31.ARITHMETICS`; UnsupportedError for another."""
+    from quarl.engines.q31 import ARITHMETICS  # here: one of them is made of this one
+
+    if arithmetic not in ARITHMETICS:
+        raise UnsupportedError(f"no reference computes {arithmetic!r}; choose of {', '.join(ARITHMETICS)}")
+    return ARITHMETICS[arithmetic](policy, batch)
 
 
 def as_float(policy: Policy, observations: Array) -> dict[str, Array]:

@@ -10,9 +10,14 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
+from quarl.policy.grids import EXACT
 from quarl.policy.operators import Linear, QuantizedTensor
 
 INT32 = 2**31 - 1
+LARGEST = 256.0
+"""XNNPACK's bound on input_scale * weight_scale / output_scale."""
+SMALL = 2**14
+"""Weights that float kernels multiply in the time of integer ones."""
 LARGEST_DISTANCE = 255
 """From one int8 code to another: how far a row that is quantised at run time may reach from its zero point."""
 
@@ -30,6 +35,17 @@ def requantisation(
     return np.rint(op.bias.astype(np.float64) / scale), (scale / np.float64(np.float32(target.scale))).astype(
         np.float32
     )
+
+
+def in_floats(
+    weight: QuantizedTensor, source: ActivationGrid, bias: Array, multiplier: Array, *, anywhere: bool
+) -> bool:
+    """Whether LiteRT's float kernels, in which they are exact, sum the codes of a hidden layer, not its integer ones.
+
+    Those take no multiplier of LARGEST; and TFLite Micro's round twice, where codes are to be the same `anywhere`.
+    """
+    small = weight.codes.size <= SMALL and fits(weight.codes, EXACT, source.reach, bias)
+    return source.bits > 8 or (anywhere and small) or bool(multiplier.max() >= LARGEST)
 
 
 def fits(codes: Array, limit: int, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> bool:

@@ -18,7 +18,7 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, first_line
 
 ARENA = 2**24
-"""Bytes that TFLite Micro may take here; boards have less, which `arena` is for."""
+"""Bytes that TFLite Micro may take here; `arena` says how many it does."""
 
 
 class Runtime(Protocol):
@@ -135,9 +135,7 @@ def _tract(name: str, file: Path) -> RowByRow:
 
 def _tflm(name: str, file: Path) -> RowByRow:
     """TFLite Micro's reference kernels, as its Python package has them."""
-    from tflite_micro.python.tflite_micro import runtime
-
-    interpreter = runtime.Interpreter.from_bytes(file.read_bytes(), arena_size=ARENA)
+    interpreter = _micro(file)
 
     def row(x: Array) -> Any:
         interpreter.set_input(x, 0)
@@ -145,6 +143,27 @@ def _tflm(name: str, file: Path) -> RowByRow:
         return interpreter.get_output(0)
 
     return RowByRow(name, "q31-double", _version("tflite-micro"), row)
+
+
+def arena(file: Path) -> int:
+    """Bytes of memory that TFLite Micro takes for the .tflite file, its constants not counted.
+
+    Measured in its Python package, of 64-bit pointers: boards need less. QuarlError as of `load`.
+    """
+    load("tflm", file)
+    with _stderr() as said:
+        interpreter = _micro(file)
+        about = interpreter.get_input_details(0)
+        interpreter.set_input(np.zeros(about["shape"], about["dtype"]), 0)
+        interpreter.invoke()
+        interpreter.print_allocations()
+        return int(said().split("Arena allocation total ")[1].split()[0])
+
+
+def _micro(file: Path) -> Any:
+    from tflite_micro.python.tflite_micro import runtime
+
+    return runtime.Interpreter.from_bytes(file.read_bytes(), arena_size=ARENA)
 
 
 RUNTIMES: Mapping[str, Kind] = {
@@ -169,19 +188,25 @@ def _version(package: str) -> str:
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
     """Makes one line of what a runtime raises inside, while what it prints to stderr is kept from it."""
-    with tempfile.TemporaryFile() as printed:
-        kept = os.dup(2)
-        os.dup2(printed.fileno(), 2)
+    with _stderr() as said:
         try:
             yield
         except QuarlError:
             raise
         except Exception as error:  # of another library: of any kind
-            printed.seek(0)
-            said = printed.read(4096).decode("utf-8", "replace").strip()
             # TFLite Micro raises that something failed, and prints what; others print more than is asked for.
-            reason = said.splitlines()[0].strip() if said and type(error) is RuntimeError else first_line(error)
-            raise QuarlError(f"{what}: {reason}") from None
+            printed = said().strip().splitlines() if type(error) is RuntimeError else []
+            raise QuarlError(f"{what}: {printed[0].strip() if printed else first_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _stderr() -> Iterator[Callable[[], str]]:
+    """Keeps what the process's libraries print to stderr inside, and gives what tells it."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), 2**16, 0).decode("utf-8", "replace")
         finally:
             os.dup2(kept, 2)
             os.close(kept)

@@ -133,6 +133,35 @@ def requantize(accumulator: Array, multiplier: Array, zero_point: int, qmin: int
     return codes.clip(qmin, qmax)
 
 
+def quantize_away(x: Array, q: QParams) -> Array:
+    """`quantize` with ties away from zero, as TensorFlow Lite's reference kernels round numbers: C's round().
+
+    >>> quantize_away(np.float32([0.5, -2.5, 2.4]), QParams(np.float32(1), 0, -127, 127)).tolist()
+    [1.0, -3.0, 2.0]
+    """
+    steps = (x / q.scale).astype(np.float64)  # in which a half is added without rounding
+    codes: Array = np.copysign(np.floor(np.abs(steps) + 0.5), steps) + q.zero_point
+    return codes.clip(q.qmin, q.qmax).astype(np.float32)
+
+
+def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmin: int, qmax: int) -> Array:
+    """`requantize` in integers, as TensorFlow Lite's reference kernels do it (Jacob et al. 2018, section 2.2).
+
+    The multiplier is a fraction of 31 bits and a power of two. The high half of the doubled product is rounded, ties
+    away from zero but for the negative ones, then what the power shifts out of it, ties away from zero.
+    """
+    fraction, exponent = np.frexp(multiplier.astype(np.float64))
+    fixed = np.where(exponent < -31, 0, fraction * 2.0**31).astype(np.int64)  # 24 bits of it: exact
+    product = (accumulator.astype(np.int64) << np.maximum(exponent, 0)) * fixed
+    nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
+    high = np.sign(nudged) * (np.abs(nudged) >> 31)
+    shift = np.clip(-exponent, 0, 31)
+    mask = (1 << shift.astype(np.int64)) - 1
+    rounded_up = (high & mask) > (mask >> 1) + (high < 0)
+    codes: Array = (high >> shift) + rounded_up + zero_point
+    return codes.clip(qmin, qmax).astype(np.float32)
+
+
 def quarl_2020(weights: Array, bits: int) -> tuple[Array, np.float32]:
     """(codes, step) of the original `new_ptq.py` formula; codes * step is its fake-quantised tensor, bit for bit.
 

@@ -53,7 +53,7 @@ def quantized(model: Model, x: int, grid: ActivationGrid) -> int:
 
 
 def rounded(model: Model, steps: int, grid: ActivationGrid) -> int:
-    """int8 codes of float32 steps of the grid: clamp(round(steps) + zero_point), ties to even."""
+    """int8 codes of float32 steps of the grid, or of bytes: clamp(round(steps) + zero_point), ties to even."""
     return model.add(Operator.QUANTIZE, [steps], model.value(model.shape(steps), np.int8, grid.zero_point))
 
 

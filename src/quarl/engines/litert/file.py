@@ -170,12 +170,10 @@ class Model:
         kinds = [
             [self._tensors[tensor].kind for tensor in op.inputs[:2]] for op in self._operators if op.code in LINEAR
         ]
-        turned = (len(self.shape(op.output)) for op in self._operators if op.code == Operator.TRANSPOSE)
         causes = {
             "activations quantised at run time (mode='dynamic')": any(x == TensorType.FLOAT32 != w for x, w in kinds),
             "4-bit weights": any(weight == TensorType.INT4 for _, weight in kinds),
             "half floats": any(tensor.kind == TensorType.FLOAT16 for tensor in self._tensors),
-            "transposing six axes, as before a first convolution of large stride": max(turned, default=0) > 5,
             "weights beyond 2 GB": not self._fits_inside(),
         }
         return " and ".join(cause for cause, is_there in causes.items() if is_there)

@@ -22,7 +22,7 @@ from quarl.engines.tables import steady_scale, table
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes
-from quarl.policy.grids import narrowed
+from quarl.policy.grids import narrowed, pixel_grid
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
 from quarl.readers.weights_only.names import MULTIPLIERS
 
@@ -81,12 +81,11 @@ class Lowering:
         self.readers = readers(policy)
         shape = (1, *policy.observation_shape)
         if policy.observation_dtype == "uint8":
-            # Bytes on a grid of integers: XNNPACK has no cast, but it dequantises.
             self.source = self.model.value(shape, np.uint8, 0)
-            real = self.model.add(Operator.DEQUANTIZE, [self.source], self.model.value(shape))
+            self.values = {OBSERVATION: Value()}
         else:
-            self.source = real = self.model.value(shape)
-        self.values = {OBSERVATION: Value(real=real)}
+            self.source = self.model.value(shape)
+            self.values = {OBSERVATION: Value(real=self.source)}
 
     def to_bytes(self, *, acts: bool, metadata: Mapping[str, str] | None = None) -> bytes:
         """The file."""
@@ -111,6 +110,9 @@ class Lowering:
     def real(self, name: str) -> int:
         """The float32 tensor of a value, its axes as they are."""
         value = self.values[name]
+        if value.real is None and name == OBSERVATION:
+            # Bytes on a grid of integers: XNNPACK has no cast, but it dequantises.
+            value.real = elementwise.centred(self.model, self.source)
         if value.real is None and value.scaled is not None:
             value.real = self.times(self.plain(value.scaled.inputs[0]), value.scaled.factor)
         if value.real is None:
@@ -124,10 +126,19 @@ class Lowering:
 
     def codes(self, name: str) -> int:
         """The int8 tensor of a value on its grid."""
-        value = self.values[name]
+        value, grid = self.values[name], self.policy.grids[name]
+        if value.codes is None and self.acts and self._counts_bytes(value.scaled, grid):
+            # LiteRT's two kernels by way of float32 are faster, but TFLite Micro wants four times the memory for them.
+            value.codes = elementwise.rounded(self.model, self.source, grid)
         if value.codes is None:
-            value.codes = elementwise.quantized(self.model, self.real(name), self.policy.grids[name])
+            value.codes = elementwise.quantized(self.model, self.real(name), grid)
         return value.codes
+
+    def _counts_bytes(self, op: operators.Scale | None, grid: ActivationGrid) -> bool:
+        """Whether codes on the grid of what `op` makes are the bytes of the observation, less 128."""
+        if op is None or op.factor.shape or op.inputs[0] != OBSERVATION or self.policy.observation_dtype != "uint8":
+            return False
+        return grid == pixel_grid(float(op.factor))
 
     def wide_codes(self, name: str) -> int:
         """The codes of a value on a grid of more than 8 bits, as float32 integers."""

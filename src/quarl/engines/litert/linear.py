@@ -16,7 +16,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl.arrays import Array
 from quarl.engines.litert.elementwise import binary, centred, reshape, rounded, transpose
 from quarl.engines.litert.file import Model, Operator
-from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, requantisation, unit
+from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, in_floats, requantisation, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import EXACT
@@ -26,10 +26,6 @@ from quarl.quant.packing import pack
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
 SMALLEST = np.finfo(np.float32).tiny
 """XNNPACK refuses denormal scales; this one rounds every accumulator to 0 as well."""
-LARGEST = 256.0
-"""XNNPACK's bound on input_scale * weight_scale / output_scale."""
-SMALL = 2**14
-"""Weights that float kernels multiply in the time of integer ones."""
 KERNEL_CHANNELS = 8
 """Input channels that XNNPACK's int8 convolutions read at once; fewer are padded with zeros."""
 
@@ -64,14 +60,12 @@ def hidden(
 ) -> int:
     """Codes times codes of `source`, requantised to codes of `target`: int8 in, int8 out, exact in between.
 
-    All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize. Where one is
-    larger than XNNPACK allows, float kernels that sum integers exactly take the layer over; or where the layer is small
-    and its codes are to be the same `anywhere`, since TFLite Micro's integer kernels round twice.
+    All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize. anywhere: its
+    codes are to be the same in TFLite Micro.
     """
     weight = _symmetric(op)
     bias, multiplier = requantisation(op, weight, source, target)
-    in_floats = anywhere and weight.codes.size <= SMALL and fits(weight.codes, EXACT, source.reach, bias)
-    if in_floats or multiplier.max() >= LARGEST:
+    if in_floats(weight, source, bias, multiplier, anywhere=anywhere):
         return wide(model, op, centred(model, x), source, target, relu=relu)
     check_int32(op.name, weight.codes, source.reach, bias)
     multiplier = np.maximum(multiplier, SMALLEST)
@@ -213,13 +207,14 @@ def turned(model: Model, op: Conv2d, x: int) -> tuple[Linear, int]:
     divides = not any((height % sh, width % sw, kh % sh, kw % sw, *op.padding))
     if channels % KERNEL_CHANNELS == 0 or not divides or sh * sw == 1:
         return op, transpose(model, x, (0, 2, 3, 1))
-    blocks = reshape(model, x, (channels, height // sh, sh, width // sw, sw))
-    pixels = transpose(model, blocks, (0, 2, 4, 1, 3, 5))
-    deep = channels * sh * sw
+    # In two steps, of at most five axes: TFLite Micro has no kernel for six, and they are no slower.
+    deep, (rows, columns) = channels * sh * sw, (height // sh, width // sw)
+    bands = transpose(model, reshape(model, x, (channels, rows, sh * width)), (0, 2, 1, 3))
+    pixels = transpose(model, reshape(model, bands, (rows, channels * sh, columns, sw)), (0, 1, 3, 2, 4))
+    image = reshape(model, pixels, (rows, columns, deep))
 
     def in_blocks(weight: Array) -> Array:
         split = weight.reshape(len(weight), channels, kh // sh, sh, kw // sw, sw)
         return split.transpose(0, 1, 3, 5, 2, 4).reshape(len(weight), deep, kh // sh, kw // sw)
 
-    image = reshape(model, pixels, (height // sh, width // sw, deep))
     return with_weight(replace(op, stride=(1, 1)), in_blocks), image
