@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import networks
+from quarl import engines
 from quarl.calibration import quantize
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.export import c, golden
-from quarl.policy.graph import QuantizedPolicy
+from quarl.export import c, golden, runtimes
+from quarl.export.c import boards
+from quarl.policy.graph import ActionHead, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 
 MISSING = [name for name in networks.EVERY if "pool" in name or name == "softmax"]
+FUNCTIONS = ("elu", "sigmoid", "clip", "one-sided", "selu", "silu", "gelu", "gelu_tanh", "mish", "softplus")
+"""Networks that are the same C as "leaky_relu" but for the numbers of a table."""
+KINDS = [name for name in networks.EVERY if name not in (*MISSING, *FUNCTIONS)]
+WEIGHTS = ("odd", "convolutional", "padded", "sliced", "residual")
+"""Networks whose weights lie in all the ways that nibbles do."""
+SOUND = "-std=c99 -O1 -g -Wall -Wextra -Werror -pedantic -fsanitize=undefined,address -fno-sanitize-recover=all"
 
 
 def static(name: str, precision: str = "int8") -> tuple[QuantizedPolicy, np.ndarray]:
     """A network of tests/networks.py on static grids, and observations."""
     policy = networks.EVERY[name]()
-    x = networks.observations(policy, 300)
+    x = networks.observations(policy, 100 if policy.observation_dtype == "uint8" else 300)
     return quantize(policy, QuantSpec.parse(precision, mode="static"), x), x
 
 
@@ -72,3 +85,148 @@ def test_c_that_quarl_did_not_write_is_not_taken(old, new):
     assert changed != text
     with pytest.raises(QuarlError, match=r"policy\.c"):
         c.check(changed)
+
+
+def compiled(policy: QuantizedPolicy, x: np.ndarray, folder: Path, runtime: str = "c") -> boards.Compiled:
+    """Its policy.c in a runtime; skips where the compiler is missing, with what to install."""
+    for name, content in c.write(policy, "{}", golden.record(policy, x)).items():
+        (folder / name).write_bytes(content)
+    try:
+        loaded = runtimes.load(runtime, folder / "policy.c")
+    except QuarlError as error:
+        if "apt install" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert isinstance(loaded, boards.Compiled)
+    return loaded
+
+
+def reference(policy: QuantizedPolicy, x: np.ndarray) -> np.ndarray:
+    """Its outputs."""
+    return engines.run_all(engines.load(policy, "reference", batch=64), x)
+
+
+def assert_same_bits(loaded: boards.Compiled, policy: QuantizedPolicy, x: np.ndarray) -> None:
+    """Raw outputs bit for bit, actions too but for tanh's last places."""
+    outputs = reference(policy, x)
+    raw, action = loaded.both(x)
+    assert (raw.view(np.uint32) == outputs.view(np.uint32)).all()
+    expected = policy.head(outputs).reshape(len(x), -1)
+    if policy.head.kind in ("tanh", "gaussian"):
+        assert (np.abs(action - expected) <= 1e-6 * (policy.head.high - policy.head.low)).all()
+    else:
+        assert (action == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "int8") for name in KINDS), *((name, "int4") for name in WEIGHTS), ("relu", "int2"), ("odd", "int3e8")],
+)
+def test_compiled_c_gives_the_bits_of_the_reference(name, precision, tmp_path):
+    policy, x = static(name, precision)
+    assert_same_bits(compiled(policy, x, tmp_path), policy, x)
+
+
+@pytest.mark.parametrize("board", ["c-aarch64", "c-m4", "c-m0"])
+@pytest.mark.parametrize(("name", "precision"), [("tanh-normalized", "int8"), ("dueling", "int4"), ("padded", "int4")])
+def test_boards_give_the_bits_of_the_reference(board, name, precision, tmp_path):
+    policy, x = static(name, precision)
+    loaded = compiled(policy, x, tmp_path, board)
+    assert_same_bits(loaded, policy, x)
+    if board != "c-aarch64":
+        assert 0 < loaded.stack < loaded.program.ram + 1000
+        assert loaded.instructions > policy.num_weights
+
+
+def test_a_small_policy_fits_a_small_board(tmp_path):
+    policy = networks.dense([4, 64, 64, 2], "tanh")
+    x = networks.observations(policy, 100)
+    loaded = compiled(quantize(policy, QuantSpec.parse("int8", mode="static"), x), x, tmp_path, "c-m4")
+    loaded.both(x)
+    assert loaded.flash() <= 8_500
+    assert loaded.stack <= 600
+    assert loaded.instructions <= 50_000
+    symbols = subprocess.run(
+        ["arm-none-eabi-nm", "-u", loaded.folder / "policy.o"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert set(symbols) - {"U"} <= {"__aeabi_lmul", "__aeabi_uldivmod", "__aeabi_llsl", "__aeabi_llsr"}  # of integers
+
+
+@pytest.mark.parametrize("name", ["squashed", "dueling", "sliced", "padded"])
+def test_c_is_sound_under_sanitizers_and_its_selftest_passes(name, tmp_path):
+    policy, x = static(name, "int4")
+    compiled(policy, x, tmp_path)
+    (tmp_path / "main.c").write_text(
+        f"""#define POLICY_FLOAT
+#include "policy.h"
+static {"uint8_t" if x.dtype == np.uint8 else "uint32_t"} x[POLICY_OBSERVATION];
+int main(void) {{
+    uint32_t y[POLICY_RAW + POLICY_ACTION];
+    int first = policy_selftest();
+    return first ? first : policy_act(x, (void *)y) || policy_number(policy_bits(0.5f)) > 0.5f;
+}}
+"""
+    )
+    command = ["gcc", *SOUND.split(), *sorted(tmp_path.glob("*.c")), "-o", tmp_path / "selftest"]
+    subprocess.run(command, check=True)
+    subprocess.run([tmp_path / "selftest"], check=True)
+
+
+def test_the_selftest_returns_the_first_vector_that_differs(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("apt install gcc libc6-dev")
+    policy, x = static("relu")
+    vectors = golden.record(policy, x)
+    outputs = vectors.outputs.copy()
+    chosen = np.linspace(0, len(outputs) - 1, 64).round().astype(int)
+    outputs[chosen[9:]] += 1
+    for name, content in c.write(policy, "{}", replace(vectors, outputs=outputs)).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "main.c").write_text('#include "policy.h"\nint main(void) { return policy_selftest(); }\n')
+    subprocess.run(["gcc", *sorted(tmp_path.glob("*.c")), "-o", tmp_path / "selftest"], check=True)
+    assert subprocess.run([tmp_path / "selftest"], check=False).returncode == 10
+
+
+def test_an_observation_with_nan_or_infinity_is_refused_and_leaves_the_action_alone(tmp_path):
+    policy, x = static("squashed")
+    loaded = compiled(policy, x, tmp_path)
+    given = loaded.run(np.float32([x[0], [np.nan, 0, 0, 0], [0, 0, 0, -np.inf], x[1]]))
+    assert np.isfinite(given).all(axis=1).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "head", [ActionHead("argmax", start=-3), ActionHead("argmax", segments=(2, 3, 4)), ActionHead("binary")]
+)
+def test_discrete_heads_give_whole_numbers(head, tmp_path):
+    policy = replace(networks.dense([5, 16, 9]), head=head)
+    x = networks.observations(policy, 200)
+    quantized = quantize(policy, QuantSpec.parse("int8", mode="static"), x)
+    loaded = compiled(quantized, x, tmp_path)
+    assert_same_bits(loaded, quantized, x)
+    assert (loaded.run(x) == reference(quantized, x)).all()
+
+
+def test_large_and_tiny_observations_give_the_bits_of_the_reference(tmp_path):
+    policy, x = static("tanh-normalized")
+    extremes = np.float32([3e38, -3e38, 1e-38, -1e-45, 0.0, -0.0, 1e20, 16777217])
+    rows = np.resize(extremes, (8 * 9, 9)).astype(np.float32)
+    assert_same_bits(compiled(policy, x, tmp_path), policy, rows)
+
+
+def test_a_missing_compiler_is_named_with_the_packages_that_have_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(QuarlError, match="apt install gcc-arm-none-eabi qemu-system-arm"):
+        runtimes.load("c-m4", tmp_path / "policy.c")
+
+
+def test_requantisation_rounds_as_float32_does_near_ties_too(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("apt install gcc libc6-dev")
+    here = Path(__file__).parent / "boards" / "requantisation.c"
+    kernels = Path(boards.__file__).parent
+    subprocess.run(["gcc", "-O2", "-I", kernels, here, "-lm", "-o", tmp_path / "test"], check=True)
+    count = os.environ.get("QUARL_REQUANTISATIONS", "1000000")
+    said = subprocess.run([tmp_path / "test", count], capture_output=True, text=True, check=True).stdout
+    wrong, ties = map(int, said.split())
+    assert wrong == 0
+    assert ties > int(count) // 100

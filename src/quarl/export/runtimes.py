@@ -172,6 +172,10 @@ RUNTIMES: Mapping[str, Kind] = {
     "openvino": Kind((".tflite", ".onnx"), "openvino", "pip install 'openvino>=2026.4,<2027'", f"{__name__}:_openvino"),
     "tract": Kind((".onnx",), "tract", "pip install 'tract>=0.23.9,<0.24'", f"{__name__}:_tract"),
     "tflm": Kind((".tflite",), "tflite_micro", "pip install tflite-micro", f"{__name__}:_tflm"),
+    **{
+        name: Kind((".c",), "quarl.export.c.boards", "", "quarl.export.c.boards:load")
+        for name in ("c", "c-aarch64", "c-m4", "c-m0")
+    },
 }
 """By name: what runs an exported file."""
 

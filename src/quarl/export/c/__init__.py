@@ -5,45 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from quarl.export.c.lowering import Lowering
-from quarl.export.c.program import Program, check, numbers
+from quarl.export.c.program import Program, check, header, numbers
 from quarl.export.golden import Golden
 from quarl.policy.graph import QuantizedPolicy
 
-__all__ = ["check", "header", "write"]
+__all__ = ["check", "write"]
 
 SELFTEST_VECTORS = 64
 SELFTEST_NUMBERS = 2**16
 """Of all observations in policy_selftest.c: of images there are fewer vectors."""
-HEADER = """#ifndef POLICY_H
-#define POLICY_H
-#include <stdint.h>
-
-{defines}
-/* Observations are {x_are}, raw outputs the bits of float32 numbers, actions {a_are}.
-   Both functions give 0; or -1, and nothing else, where the observation holds NaN or infinity. */
-int policy_raw(const {x} *observation, uint32_t *raw);
-int policy_act(const {x} *observation, {a} *action);
-/* 0, or the number, from 1, of the first vector in policy_selftest.c for which policy_raw gives other bits. */
-int policy_selftest(void);
-
-#ifdef POLICY_FLOAT /* for callers who have floats: their bits, and back */
-typedef union {{
-    float number;
-    uint32_t bits;
-}} policy_float;
-static inline uint32_t policy_bits(float number) {{
-    policy_float value;
-    value.number = number;
-    return value.bits;
-}}
-static inline float policy_number(uint32_t bits) {{
-    policy_float value;
-    value.bits = bits;
-    return value.number;
-}}
-#endif
-#endif
-"""
 SELFTEST = """#include "policy.h"
 
 {tables}
@@ -60,7 +30,6 @@ int policy_selftest(void) {{
     return 0;
 }}
 """
-MEANINGS = {"uint8_t": "bytes", "int32_t": "whole numbers", "uint32_t": "the bits of float32 numbers"}
 
 
 def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, bytes]:
@@ -73,12 +42,6 @@ def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, by
     program.validate()
     files = {"policy.h": header(program), "policy.c": program.source(), "policy_selftest.c": _selftest(program, golden)}
     return {name: text.encode("ascii") for name, text in files.items()}
-
-
-def header(program: Program) -> str:
-    """policy.h."""
-    x, a = program.observation[0], program.action[0]
-    return HEADER.format(defines=program.defines, x=x, a=a, x_are=MEANINGS[x], a_are=MEANINGS[a])
 
 
 def _selftest(program: Program, golden: Golden) -> str:

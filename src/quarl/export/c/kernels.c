@@ -155,7 +155,7 @@ static int32_t product4(int k, const uint8_t w[(k + 1) / 2], const int16_t x[k])
 }
 
 /* No number is NaN or infinite. */
-static int finite(int n, const real x[n]) {
+static int all_finite(int n, const real x[n]) {
     int i;
     for (i = 0; i < n; i++)
         if (((x[i] >> 23) & 255) == 255)

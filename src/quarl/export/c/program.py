@@ -17,6 +17,37 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 
+HEADER = """#ifndef POLICY_H
+#define POLICY_H
+#include <stdint.h>
+
+{defines}
+/* Observations are {x_are}, raw outputs the bits of float32 numbers, actions {a_are}.
+   Both functions give 0; or -1, and nothing else, where the observation holds NaN or infinity. */
+int policy_raw(const {x} *observation, uint32_t *raw);
+int policy_act(const {x} *observation, {a} *action);
+/* 0, or the number, from 1, of the first vector in policy_selftest.c for which policy_raw gives other bits. */
+int policy_selftest(void);
+
+#ifdef POLICY_FLOAT /* for callers who have floats: their bits, and back */
+typedef union {{
+    float number;
+    uint32_t bits;
+}} policy_float;
+static inline uint32_t policy_bits(float number) {{
+    policy_float value;
+    value.number = number;
+    return value.bits;
+}}
+static inline float policy_number(uint32_t bits) {{
+    policy_float value;
+    value.bits = bits;
+    return value.number;
+}}
+#endif
+#endif
+"""
+MEANINGS = {"uint8_t": "bytes", "int32_t": "whole numbers", "uint32_t": "the bits of float32 numbers"}
 FUNCTION = re.compile(r"(?:/\*[^*]*\*/\n)?static \w+ (\w+)\(([^{]*)\) \{\n.*?\n\}\n", re.S)
 HEAD = re.compile(r'/\* ([^*]*) \*/\n#include "policy.h"\n\n((?:#define POLICY_[A-Z]+ \d+\n){3})')
 TABLE = re.compile(r"static const (u?int(?:8|16|32))_t ([a-z]+\d+)\[\d+\] = \{([^}]*)\};\n")
@@ -91,10 +122,10 @@ class Program:
     def source(self) -> str:
         """policy.c."""
         (x, size), (a, _) = self.observation, self.action
-        check = [f"    if (!finite({size}, x + 0))\n        return -1;"] if x == "uint32_t" else []
+        check = [f"    if (!all_finite({size}, x + 0))\n        return -1;"] if x == "uint32_t" else []
         buffers = [f"    {what}[{n}];" for what, n in (("int16_t c", self.codes), ("real r", self.reals)) if n]
         preamble, kernels = _kernels()
-        used = _closure([call.kernel for call in (*self.network, *self.head)] + ["finite"][: len(check)])
+        used = _closure([call.kernel for call in (*self.network, *self.head)] + ["all_finite"][: len(check)])
         parts = [
             f'/* {self.comment} */\n#include "policy.h"\n\n{self.defines}',
             preamble,
@@ -135,6 +166,12 @@ class Program:
                     raise QuarlError(
                         f"policy.c has a call that reaches beyond its arrays: {_written(call).strip()[:80]}"
                     )
+
+
+def header(program: Program) -> str:
+    """policy.h."""
+    x, a = program.observation[0], program.action[0]
+    return HEADER.format(defines=program.defines, x=x, a=a, x_are=MEANINGS[x], a_are=MEANINGS[a])
 
 
 def check(text: str) -> Program:

@@ -1,0 +1,145 @@
+"""policy.c compiled and run: on this machine, as 64-bit Arm code in qemu, and on a bare Cortex-M in qemu."""
+
+from __future__ import annotations
+
+import importlib.resources
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError, first_line
+from quarl.export.c.program import Program, check, header
+
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
+BARE = ("-mthumb", "-O2", "-fno-tree-loop-distribute-patterns")
+LAYOUT = ("-nostdlib", "-Wl,--section-start=.vectors=0,-Ttext=0x40,-Tdata=0x20000000,-Tbss=0x20000000,-e,0x40", "-lgcc")
+"""Of the machine mps2-an386: code from 0 on, numbers from 0x20000000 on, the stack from 4 MB above that."""
+QEMU = ("qemu-system-arm", "-M", "mps2-an386", "-display", "none", "-monitor", "none", "-serial", "none")
+COUNTING = ("-icount", "shift=0", "-semihosting-config", "enable=on,target=native", "-kernel", "./policy")
+INSTRUCTIONS = 40
+"""In a tick of that machine's clock: 25 MHz, where an instruction counts as a nanosecond."""
+LONGEST = 1200.0
+"""Seconds that a program may run."""
+
+
+class Board(NamedTuple):
+    """How C is compiled, and the program run."""
+
+    compiler: str
+    flags: tuple[str, ...]
+    link: tuple[str, ...]
+    run: tuple[str, ...]
+    packages: str
+    """Debian's."""
+
+
+BOARDS: Mapping[str, Board] = {
+    "c": Board("gcc", ("-O3",), (), ("./policy",), "gcc libc6-dev"),
+    "c-aarch64": Board(
+        "aarch64-linux-gnu-gcc",
+        ("-O3",),
+        ("-static",),
+        ("qemu-aarch64", "./policy"),
+        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
+    ),
+    "c-m4": Board(
+        "arm-none-eabi-gcc",
+        ("-mcpu=cortex-m4", "-mfloat-abi=soft", *BARE),
+        LAYOUT,
+        (*QEMU, *COUNTING),
+        "gcc-arm-none-eabi qemu-system-arm",
+    ),
+    "c-m0": Board(
+        "arm-none-eabi-gcc",
+        ("-mcpu=cortex-m0plus", *BARE),
+        LAYOUT,
+        (*QEMU, *COUNTING),
+        "gcc-arm-none-eabi qemu-system-arm",
+    ),
+}
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Compiled:
+    """A Runtime of a policy.c."""
+
+    name: str
+    version: str
+    program: Program
+    folder: Path
+    arithmetic: str = "f32-rne"
+    stack: int = field(default=0, init=False)
+    """Bytes that the last run took, and instructions of an action in the mean; 0 but on a bare Cortex-M."""
+    instructions: int = field(default=0, init=False)
+
+    def run(self, observations: Array) -> Array:
+        """float32 [B, n] of raw observations [B, *shape]: scores of discrete actions, else actions."""
+        raw, action = self.both(observations)
+        return raw if self.program.action[0] == "int32_t" else action
+
+    def both(self, observations: Array) -> tuple[Array, Array]:
+        """The network's raw outputs, float32 [B, n], and the actions, int32 or float32 [B, m]."""
+        where, program = self.folder, self.program
+        dtype = np.uint8 if program.observation[0] == "uint8_t" else np.float32
+        (where / "in").write_bytes(np.asarray(observations).astype(dtype).tobytes())
+        _ran(list(BOARDS[self.name].run), where)
+        words = np.fromfile(where / "out", np.uint32)
+        rows, width = len(observations), program.raw + program.action[1]
+        if len(words) > rows * width:
+            ticks, self.stack = words[-2:].tolist()
+            self.instructions = ticks * INSTRUCTIONS // max(rows, 1)
+        table = words[: rows * width].reshape(rows, width)
+        raw, action = table[:, : program.raw], table[:, program.raw :]
+        return raw.view(np.float32), action.view(np.int32 if program.action[0] == "int32_t" else np.float32)
+
+    def flash(self) -> int:
+        """Bytes of code and tables; of a Cortex-M with what they need of the compiler's library."""
+        board, where, file = BOARDS[self.name], self.folder, "policy.o"
+        if board.link == LAYOUT:
+            file = "alone"
+            _ran(
+                [board.compiler, *board.flags, "policy.o", "-nostdlib", "-lgcc", "-Wl,-e,policy_act", "-o", file], where
+            )
+        size = board.compiler.removesuffix("gcc") + "size"
+        return int(_ran([size, file], where).splitlines()[1].split()[0])
+
+
+def load(name: str, file: Path) -> Compiled:
+    """The file compiled for the runtime `name`; QuarlError where `write` did not write it, and for missing tools."""
+    board = BOARDS[name]
+    if any(shutil.which(tool) is None for tool in (board.compiler, *board.run[:1]) if tool != "./policy"):
+        raise QuarlError(f"runtime {name} is not installed: apt install {board.packages}")
+    try:
+        program = check(file.read_text("ascii", errors="replace"))
+    except QuarlError as error:
+        raise QuarlError(f"{name} does not run {file.name}: {error}") from None
+    where = Path(tempfile.mkdtemp(prefix="quarl-"))
+    compiled = Compiled(name, f"gcc {_ran([board.compiler, '-dumpfullversion'], where).strip()}", program, where)
+    weakref.finalize(compiled, shutil.rmtree, where, ignore_errors=True)
+    harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
+    for path, text in (("policy.h", header(program)), ("policy.c", program.source()), ("harness.c", harness)):
+        (where / path).write_text(text)
+    types = [f"-DPOLICY_NUMBER={program.observation[0]}", f"-DPOLICY_RESULT={program.action[0]}"]
+    _ran([board.compiler, *STRICT, *board.flags, "-c", "policy.c"], where)
+    _ran([board.compiler, *board.flags, *types, "harness.c", "policy.o", *board.link, "-o", "policy"], where)
+    return compiled
+
+
+def _ran(command: list[str], where: Path) -> str:
+    """What it prints; QuarlError with the first line of its errors where it fails."""
+    try:
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=LONGEST, check=False)
+    except subprocess.TimeoutExpired:
+        raise QuarlError(f"{command[0]} took more than {LONGEST:g} s") from None
+    if done.returncode:
+        reason = first_line(RuntimeError(done.stderr.strip() or f"exit code {done.returncode}"))
+        raise QuarlError(f"{command[0]} does not take policy.c: {reason}")
+    return done.stdout
