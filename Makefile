@@ -152,7 +152,7 @@ $(BIN)/python:
 
 $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 	@echo 'installing into $(VENV); the first time takes a few minutes'
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[train]'
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt

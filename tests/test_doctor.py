@@ -100,9 +100,9 @@ def test_a_missing_extra_is_no_fault_and_names_the_command(installed):
 
 
 def test_a_missing_package_is_a_fault(installed):
-    installed.update({package: "1.0" for package in doctor.REQUIRED if package != "onnxruntime"})
+    installed.update({package: "1.0" for package in doctor.REQUIRED if package != "safetensors"})
     faults = [row for row in doctor._packages() if not row.ok]
-    assert faults == [doctor.Check("onnxruntime", "missing", False, "pip install quarl")]
+    assert faults == [doctor.Check("safetensors", "missing", False, "pip install quarl")]
 
 
 def test_an_engine_that_cannot_be_imported_is_a_fault_in_one_line(monkeypatch):
@@ -111,6 +111,13 @@ def test_an_engine_that_cannot_be_imported_is_a_fault_in_one_line(monkeypatch):
     assert (row.check, row.found) == ("engine onnx", "does not run")
     assert row.advice.startswith("ModuleNotFoundError")
     assert "\n" not in row.advice
+
+
+def test_an_engine_of_an_extra_that_is_not_installed_is_no_fault(monkeypatch):
+    monkeypatch.delitem(sys.modules, "quarl.engines.onnx", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    row = doctor._engines()[1]
+    assert row == doctor.Check("engine onnx", "not installed", True, "pip install 'quarl[onnx]'")
 
 
 def test_versions_are_compared_as_numbers():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stable_baselines3 import DQN
 
+from quarl.errors import EXTRAS
 from quarl.readers.sb3 import contents
 
 SCRIPT = """
@@ -162,3 +166,84 @@ def test_a_game_is_preprocessed_whether_the_zoo_is_there_or_not(ran: Path) -> No
         # three convolutions of 8 filters on 4 stacked frames, which leave 7 x 7, then 16 units and 6 actions
         (row,) = outcome(ran / folder)["u.json"]
         assert row["parameters"] == (4 * 64 + 1) * 8 + (8 * 16 + 1) * 8 + (8 * 9 + 1) * 8 + (49 * 8 + 1) * 16 + 17 * 6
+
+
+LIGHT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import quarl
+from quarl.cli import main
+agent = quarl.load("agent.zip").quantize("int8", env_id="CartPole-v1", mode="static")
+agent.save("agent.tflite")
+agent.save("int8.safetensors")
+print(quarl.ptq("agent.zip", [8], episodes=2, env_id="CartPole-v1")._repr_html_())
+for call in (agent.distill, lambda: agent.save("agent.onnx"), lambda: agent.predict([0.0] * 4, engine="torch")):
+    try:
+        call()
+    except quarl.QuarlError as error:
+        print(error)
+for line in sys.stdin.read().splitlines():
+    print(main(line.split()), flush=True)
+"""
+"""Takes the packages away, and prints what Python says and each command's exit code."""
+PLAIN = ["eval int8.safetensors --episodes 2", "inspect agent.zip int8.safetensors -o look", "doctor", "envs"]
+PLAIN = ["ptq agent.zip --env CartPole-v1 --bits 8 --episodes auto --max-episodes 60 -o table", *PLAIN]
+LEARNING = ["train", "actorq", "study run smoke -o s", "study report s", "sweep", "distill agent.zip", "demo"]
+LEARNING = [*LEARNING, "bench latency", "bench actorq", "bench mixed-precision"]
+NEEDING = {
+    **dict.fromkeys([*LEARNING, "eval int8.safetensors --engine torch"], "train"),
+    **dict.fromkeys(["eval int8.safetensors --engine onnx", "inspect agent.onnx"], "onnx"),
+}
+"""By command, the extra without which there is nothing to do."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an agent.zip of Stable-Baselines3."""
+    folder = tmp_path_factory.mktemp("plain")
+    DQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, buffer_size=1).save(folder / "agent.zip")
+    (folder / "agent.onnx").write_bytes(b"\x08\x07")
+    return folder
+
+
+def test_a_plain_install_plays_quantises_and_inspects_and_names_the_extra_of_the_rest(plain: Path) -> None:
+    command, lines = [sys.executable, "-c", LIGHT, " ".join(EXTRAS)], "\n".join([*PLAIN, *NEEDING])
+    done = subprocess.run(command, cwd=plain, input=lines, capture_output=True, text=True, check=False)
+    codes = [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"\d+", line)]
+    assert codes == [0] * len(PLAIN) + [2] * len(NEEDING), done.stderr
+    said = done.stderr.splitlines()
+    for what, package in (("report", "jinja2"), ("figure", "matplotlib")):
+        why = f"a {what} needs {package}: pip install 'quarl[report]'"
+        assert f"quarl: no {what} was written ({why}); the run is whole" in said
+    assert json.loads((plain / "table" / "rows.json").read_text())["rows"][1]["precision"] == "int8"
+    for line, extra in zip(done.stdout.splitlines()[1:4], ("train", "onnx", "train"), strict=True):  # after no HTML
+        assert line.endswith(f": pip install 'quarl[{extra}]'")
+    refusals = said[-len(NEEDING) :]
+    for refusal, extra in zip(refusals, NEEDING.values(), strict=True):
+        assert refusal.endswith(f": pip install 'quarl[{extra}]'")
+
+
+def test_loading_and_playing_an_agent_imports_no_package_of_an_extra_nor_scipy_stats(plain: Path) -> None:
+    script = """
+import sys, quarl
+from quarl.cli import main
+quarl.load("agent.zip").quantize("int8", env_id="CartPole-v1").evaluate(episodes=2, env_id="CartPole-v1")
+main("eval agent.zip --env CartPole-v1 --episodes 2".split())
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=plain, capture_output=True, text=True, check=True)
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert "quarl.engines.litert" in imported
+    assert not imported & {*EXTRAS, "scipy.stats"}
+
+
+def test_an_extra_brings_each_package_that_its_line_is_said_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    for package, extra in EXTRAS.items():
+        brought = [re.split("[<>=]", each)[0].replace("-", "_") for each in project["optional-dependencies"][extra]]
+        assert package in brought
+        assert not [each for each in project["dependencies"] if each.replace("-", "_").startswith(package)]

@@ -23,7 +23,7 @@ from quarl.config import DistillConfig
 from quarl.engines import Engine
 from quarl.envs.masks import allowed, is_masked
 from quarl.envs.options import EnvironmentOptions
-from quarl.errors import QuarlError, UnsupportedError, note
+from quarl.errors import QuarlError, UnsupportedError, extras, note
 from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is_quantized
@@ -205,8 +205,9 @@ class Agent:
         >>> agent.distill(2, rounds=1, updates=50, validation=10).agent
         Agent(dqn CartPole-v1, int2e8 dynamic, 4-256-256-2, 67,072 weights)
         """
-        from quarl.distillation import rounds as recipes  # here: it needs torch, and Agent
-        from quarl.distillation.validation import Validation
+        with extras("distill"):  # here: it imports Agent, too
+            from quarl.distillation import rounds as recipes
+            from quarl.distillation.validation import Validation
 
         policy = agent_of(agent).policy
         if is_quantized(policy):
@@ -282,8 +283,8 @@ class Agent:
         if suffix in OWN:
             artifact.write(self.policy, target)
         elif suffix in WRITERS:
-            # runtimes' libraries take their time to import
-            writer = importlib.import_module(f"quarl.engines.{WRITERS[suffix]}")
+            with extras(f"a {suffix} file"):  # runtimes' libraries take their time to import
+                writer = importlib.import_module(f"quarl.engines.{WRITERS[suffix]}")
             options = {"say": say} if suffix == ".tflite" else {}
             try:
                 content = writer.write(self._quantized(), acts=True, **options)

@@ -17,7 +17,7 @@ from quarl import __version__
 from quarl.config import completion
 from quarl.config.base import STDOUT, Config, narrow_edges, summary
 from quarl.config.words import parse
-from quarl.errors import LOUDNESS, QuarlError, complain, detail, in_one_line, note
+from quarl.errors import LOUDNESS, QuarlError, complain, detail, extras, in_one_line, note
 from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -62,9 +62,9 @@ def _run(words: list[str]) -> int:
             os.environ[LOUDNESS] = "verbose" if config.verbose else "quiet" if config.quiet else ""
             for line in narrow_edges(config):
                 note(line)
-            command = _load(config)
-            with contextlib.redirect_stdout(sys.stderr if config.json in STDOUT else sys.stdout):
-                code: int | None = command.run(config)
+            shown = sys.stderr if config.json in STDOUT else sys.stdout
+            with extras(f"quarl {config.verb}"), contextlib.redirect_stdout(shown):
+                code: int | None = _load(config).run(config)
     except QuarlError as error:
         complain(in_one_line(error))
         return 2

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 LOUDNESS = "QUARL_LOUDNESS"
 """The environment variable that says how much is said: quiet, verbose, or else what is usual."""
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(("torch", "stable_baselines3", "sb3_contrib"), "train"),
+    **dict.fromkeys(("onnx", "onnxruntime"), "onnx"),
+    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+}
+"""Packages that a plain `pip install quarl` leaves out, by import name, and the extra that brings each."""
 MAX_LINE = 600
 """Characters of a message; names out of a file can be of any length."""
 
@@ -98,3 +105,22 @@ class NothingSavedError(QuarlError):
 
 class UnsupportedError(QuarlError):
     """The request is well formed, but this engine or reader has no way to carry it out."""
+
+
+class MissingPackageError(QuarlError):
+    """A package of an extra is not installed."""
+
+
+@contextlib.contextmanager
+def extras(what: str) -> Iterator[None]:
+    """Makes MissingPackageError, with pip's line, of an import in it that fails for want of an extra.
+
+    what: needs the package.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise MissingPackageError(f"{what} needs {package}: pip install 'quarl[{EXTRAS[package]}]'") from None

@@ -38,10 +38,14 @@ INT8_DOT = ("avx-vnni", "avx512-vnni", "amx-int8", "neon-dotprod", "neon-i8mm")
 """Any of these multiplies and adds four 8-bit integers in one step, without saturation in between."""
 MULTIPLIERS = {"bf16": {"amx-bf16", "avx512-bf16", "neon-bf16"}, "fp16": {"avx512-fp16"}}
 """Any of these multiplies such numbers."""
-CORE = ("numpy", "torch", "onnx", "onnxruntime", "ai-edge-litert", "stable-baselines3", "gymnasium")
-"""What every installation computes with."""
 PACKAGES = (
-    *CORE,
+    "numpy",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "ai-edge-litert",
+    "stable-baselines3",
+    "gymnasium",
     "mujoco",
     "dm-control",
     "pybullet",

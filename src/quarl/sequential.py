@@ -12,9 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.stats import norm
-from scipy.stats import t as student
+import scipy
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
@@ -50,11 +48,12 @@ def boundaries(times: tuple[float, ...], alpha: float = 0.025) -> tuple[float, .
     >>> [round(z, 2) for z in boundaries((1, 2, 3, 4, 5))]
     [4.88, 3.36, 2.68, 2.29, 2.03]
     """
+    norm = scipy.stats.norm  # imported here, on first use: it takes longer than the rest of `quarl eval`
     spent = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(np.arange(1, len(times) + 1) / len(times)))
     sums, mass, z = np.zeros(1), np.ones(1), []  # of what has crossed no boundary yet
     for time, before, spend in zip(times, (0, *times[:-1]), np.diff(spent, prepend=0.0), strict=True):
         step, root = math.sqrt(time - before), math.sqrt(time)
-        bound = brentq(lambda at: mass @ norm.sf((at - sums) / step) - spend, -9 * root, 12 * root)  # noqa: B023
+        bound = scipy.optimize.brentq(lambda at: mass @ norm.sf((at - sums) / step) - spend, -9 * root, 12 * root)  # noqa: B023
         grid, width = np.linspace(-9 * root, bound, 2_001, retstep=True)
         mass = width / step * norm.pdf((grid[:, None] - sums) / step) @ mass
         mass[[0, -1]] /= 2  # trapezoids
@@ -74,7 +73,7 @@ def verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[int, ...]) ->
     mean = float(difference.mean())
     spread = math.sqrt(difference.var(ddof=1) + (FALL * scale) ** 2 / n)
     g = float(((difference - mean) ** 3).mean()) / spread**3 if spread else 0.0
-    t = float(student.isf(norm.sf(boundaries(looks)[looks.index(n)]), n - 1)) / math.sqrt(n)
+    t = float(scipy.stats.t.isf(scipy.stats.norm.sf(boundaries(looks)[looks.index(n)]), n - 1)) / math.sqrt(n)
     hall = [3 / g * (float(np.cbrt(1 + g * (x - g / (6 * n)))) - 1) if abs(g) > 1e-6 else x for x in (t, -t)]
     interval = Interval(point=mean, low=mean - spread * max(t, hall[0]), high=mean - spread * min(-t, hall[1]))
     judged = judge(interval, margin_pct / 100 * scale)

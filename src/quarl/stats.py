@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
-from scipy.stats import trim_mean
+import scipy
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
@@ -89,7 +88,8 @@ def iqm(x: Array) -> float:
     floor(n / 4) values go at either end (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice",
     section 4.3).
     """
-    return float(trim_mean(x, 0.25))
+    cut, kept = x.size // 4, x.size - x.size // 4
+    return float(np.partition(x, (cut, kept - 1))[cut:kept].mean())
 
 
 def bootstrap_interval(
@@ -265,7 +265,7 @@ def _loss_over_seeds(pairs: Sequence[tuple[Array, Array]]) -> Interval:
 def over_few(values: Array) -> Interval:
     """The mean of [n] independent numbers, two or more, with Student's 95 % interval."""
     point = float(values.mean())
-    width = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
+    width = float(scipy.stats.t.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
     return Interval(point=point, low=point - width, high=point + width)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from sb3_contrib.common.wrappers import TimeFeatureWrapper
 
 from quarl.envs import make
-from quarl.envs.wrappers import FAMILIES, wrapper_class
+from quarl.envs.wrappers import FAMILIES, TimeFeature, wrapper_class
 from quarl.errors import QuarlError
 
 
@@ -34,6 +37,44 @@ def test_every_zoo_spelling_of_the_time_feature_counts_down_from_one(dotted: str
     assert (terminated, truncated, observation[3]) == (False, True, 0.0)
 
 
+class Goal(gymnasium.Env[Any, Any]):
+    """Observations of a Dict, as those of tasks with goals, without a time limit."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        parts = {
+            "goal": gymnasium.spaces.Box(-1, 1, (1,)),
+            "observation": gymnasium.spaces.Box(-2, 3, (2,), np.float64),
+        }
+        self.observation_space = gymnasium.spaces.Dict(parts)  # of each its own: sb3-contrib's wrapper changes it
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return {"goal": np.ones(1, np.float32), "observation": np.array([0.5, -1.5])}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.reset()[0], 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 7}, {"test_mode": True}])
+@pytest.mark.parametrize("env", [Goal, partial(gymnasium.make, "Pendulum-v1")])
+def test_the_time_feature_has_the_bits_and_spaces_of_sb3_contrib_s(env: Any, options: dict[str, Any]) -> None:
+    ours, theirs = TimeFeature(env(), **options), TimeFeatureWrapper(env(), **options)
+    assert ours.observation_space == theirs.observation_space
+    for _ in range(2):
+        rows = [[wrapped.reset(seed=3)[0]] for wrapped in (ours, theirs)]
+        for row, wrapped in zip(rows, (ours, theirs), strict=True):
+            row += [wrapped.step(np.zeros(1, np.float32))[0] for _ in range(10)]
+        assert ours.observation_space.contains(rows[0][1])
+        np.testing.assert_equal(*rows)
+        assert len({str(row) for row in rows[0]}) > 1 or options.get("test_mode")
+
+
+def test_what_is_no_vector_of_numbers_gets_no_time_feature() -> None:
+    with pytest.raises(ValueError, match=r"it adds to a vector of numbers, not to Discrete\(16\)"):
+        TimeFeature(gymnasium.make("FrozenLake-v1"))
+
+
 def test_keyword_arguments_of_the_file_are_honoured() -> None:
     env = make("Pendulum-v1", wrappers=[("sb3_contrib.common.wrappers.TimeFeatureWrapper", {"test_mode": True})])
     env.reset(seed=0)
@@ -43,7 +84,7 @@ def test_keyword_arguments_of_the_file_are_honoured() -> None:
 def test_wrappers_are_applied_in_order_the_last_outermost() -> None:
     scale = ("gym.wrappers.RescaleAction", {"min_action": -1, "max_action": 1})
     feature = ("utils.wrappers.TimeFeatureWrapper", {})
-    assert type(make("Pendulum-v1", wrappers=[scale, feature])).__name__ == "TimeFeatureWrapper"
+    assert type(make("Pendulum-v1", wrappers=[scale, feature])) is TimeFeature
     assert type(make("Pendulum-v1", wrappers=[feature, scale])).__name__ == "RescaleAction"
 
 
@@ -85,6 +126,6 @@ def test_arguments_that_a_wrapper_refuses_are_one_line() -> None:
 
 
 def test_a_wrapper_of_a_missing_package_says_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sb3_contrib.common.wrappers", None)
-    with pytest.raises(QuarlError, match="needs a package: pip install sb3-contrib"):
-        wrapper_class("utils.wrappers.TimeFeatureWrapper")
+    monkeypatch.setitem(sys.modules, "rl_zoo3.wrappers", None)
+    with pytest.raises(QuarlError, match="needs a package: pip install rl-zoo3"):
+        wrapper_class("utils.wrappers.FrameSkip")

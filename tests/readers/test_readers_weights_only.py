@@ -76,7 +76,7 @@ def test_an_onnx_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, n
 
 def test_files_of_onnx_runtime_s_own_quantiser_are_on_its_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = []
-    monkeypatch.setattr(latency, "Onnx", lambda policy, data, *_, **__: kept.append(data))
+    monkeypatch.setattr("quarl.engines.onnx.Onnx", lambda policy, data, *_, **__: kept.append(data))
     policy = quantized("relu", "fp32")
     latency.by_onnxruntime(policy, 1)
     layers = weights_only.read(put(tmp_path / "p.onnx", kept[0]))

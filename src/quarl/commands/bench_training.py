@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from quarl import energy
 from quarl.commands import study, terminal
@@ -27,8 +25,11 @@ from quarl.processes.signals import SIGNALLED
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style
 from quarl.rows import Row
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Tables = Mapping[type[Row], Sequence[Row]]
-Figures = Mapping[str, Figure]
+Figures = Mapping[str, "Figure"]
 TITLES: Mapping[type[Row], str] = {
     ThroughputRow: "Throughput of training",
     RewardRow: "Time to reward",
@@ -82,7 +83,7 @@ def _watched(config: BenchActorQConfig, cells: Cells) -> tuple[Tables, Figures]:
 
 def _raced(config: BenchActorQConfig, protocol: Protocol, cells: Cells) -> tuple[Tables, Figures]:
     """(tables, the verb's own first; figures by name) of a protocol's runs."""
-    title, figures = TITLES[RewardRow], dict[str, Figure]()
+    title, figures = TITLES[RewardRow], dict[str, "Figure"]()
     runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
     drawn = [(asdict(row), curve) for row, curve in runs]
     rows = [row for row, _ in drawn]

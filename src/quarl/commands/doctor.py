@@ -10,12 +10,15 @@ from typing import Annotated
 
 from quarl.commands import terminal
 from quarl.config import DoctorConfig
-from quarl.errors import QuarlError
-from quarl.machine import CORE, INT8_DOT, cpu_name, instruction_sets, memory_gib, numbers, usable_cores, version
+from quarl.errors import MissingPackageError, QuarlError
+from quarl.machine import INT8_DOT, cpu_name, instruction_sets, memory_gib, numbers, usable_cores, version
 from quarl.rows import Column, Row
 
-REQUIRED = (*CORE, "safetensors", "matplotlib")
+REQUIRED = ("numpy", "scipy", "ai-edge-litert", "gymnasium", "safetensors")
 EXTRAS = {
+    "train": ("torch", "stable-baselines3", "sb3-contrib"),
+    "onnx": ("onnx", "onnxruntime"),
+    "report": ("matplotlib", "jinja2"),
     "box2d": ("box2d",),
     "mujoco": ("mujoco",),
     "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
@@ -143,6 +146,9 @@ def _engines() -> list[Check]:
     for name in importlib.import_module("quarl.engines").ENGINES:
         try:
             error, measured = _try(name)
+        except MissingPackageError as missing:
+            rows.append(Check(f"engine {name}", "not installed", True, str(missing).partition(": ")[2]))
+            continue
         except Exception as problem:  # whatever a broken installation of a runtime may raise
             advice = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
             rows.append(Check(f"engine {name}", "does not run", False, advice))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from quarl.calibration import Calibrated, quantize, round_layers
 from quarl.commands import model, terminal
@@ -20,7 +19,10 @@ from quarl.policy.layers import LayerWeights, of_policy
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
 from quarl.readers import find, load, weights_only
 from quarl.readers.normalizer import sentence
-from quarl.report import schema, style, weight_figures
+from quarl.report import schema
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLAIN = "per-channel"
 """The scheme that stands in for those that need observations, where there are weights alone."""
@@ -71,7 +73,13 @@ def _one(config: InspectConfig, file: _Model) -> None:
     layers = inspect(*_sides(config, file, alone))
     title = f"{file.path.name}: weights at {layers[0].row.precision}"
     line = weight_bias_line(file.path.name, file.layers)
-    _write(config, weight_figures.weight_distribution(layers, title), [line])
+
+    def draw() -> Figure:
+        from quarl.report.weight_figures import weight_distribution  # here: matplotlib is an extra's
+
+        return weight_distribution(layers, title)
+
+    figure = _write(config, draw, [line])
     about, said = schema.Told(model=str(file.path), seed=config.seed), list[str]()
     if file.policy:
         provenance, statistics = file.policy.provenance, sentence(file.policy)
@@ -82,7 +90,7 @@ def _one(config: InspectConfig, file: _Model) -> None:
     elif not is_quantized(file.policy) and _is_rewritten(layers[0].row):
         scheme = layers[0].row.scheme
         said += ["", f"Scheme {scheme} rescales channels before it rounds: these are the weights it rounds."]
-    said += ["", line, f"figure: {config.output / 'weights.png'}"]
+    said += ["", line, *figure]
     terminal.tell(config, LayerRow, [layer.row for layer in layers], title, *said, **about)
 
 
@@ -119,17 +127,32 @@ def _compare(config: InspectConfig, files: Sequence[_Model]) -> None:
     lines = [weight_bias_line(label, file.layers) for file, label in zip(files, labels, strict=True)]
     noise = f", noise at {_plain(config).precision}" if _are_rounded(files) else ""
     title = f"Weights of {len(files)} models{noise}"
-    _write(config, weight_figures.weights_of_models(compared, title), lines)
+
+    def draw() -> Figure:
+        from quarl.report.weight_figures import weights_of_models
+
+        return weights_of_models(compared, title)
+
+    figure = _write(config, draw, lines)
     said = [f"{label}: {sentence(file.policy)}" for label, file in zip(labels, files, strict=True) if file.policy]
-    said = [*_reasons(config, files), "", *said, *lines, f"figure: {config.output / 'weights.png'}"]
+    said = [*_reasons(config, files), "", *said, *lines, *figure]
     terminal.tell(config, ModelRow, compared, title, *said, seed=config.seed)
 
 
-def _write(config: InspectConfig, drawn: Figure, lines: Sequence[str]) -> None:
+def _write(config: InspectConfig, draw: Callable[[], Figure], lines: Sequence[str]) -> list[str]:
+    """Writes the lines and, if it can be drawn, the figure; returns the line that names it."""
     with staged(config.output) as folder:
-        for suffix in ("png", "pdf"):
-            style.save(drawn, folder / f"weights.{suffix}")
         write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
+
+        def figures() -> Path:
+            from quarl.report import style
+
+            drawn = draw()
+            for suffix in ("png", "pdf"):
+                style.save(drawn, folder / f"weights.{suffix}")
+            return config.output / "weights.png"
+
+        return terminal.reported(figures, "figure")
 
 
 def _labels(config: InspectConfig, files: Sequence[_Model]) -> list[str]:

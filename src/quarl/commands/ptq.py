@@ -20,7 +20,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
 from quarl.readers.normalizer import sentence
-from quarl.report import assessment, page, ptq_figures, schema, style, tables, weight_figures
+from quarl.report import assessment, schema, tables
 
 DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""
@@ -45,9 +45,10 @@ def run(config: PtqConfig) -> None:
         if tried:
             kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
             shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))
-        _write(folder, config, cells, document, said, shown)
+        _write(folder, config, cells, document)
+        report = terminal.reported(partial(_draw, folder, config, cells, document, said, shown))
     terminal.show(PtqRow, document["rows"], model.title(policy, document["env_id"]))
-    terminal.say("", *said, "", f"report: {config.output / 'report.html'}", *replaced)
+    terminal.say("", *said, "", *report, *replaced)
     terminal.finish(config, document)
 
 
@@ -70,20 +71,26 @@ def _look(config: PtqConfig, said: list[str], folder: Path) -> None:
         said.append(f"kept in {config.output}, of an earlier run and not in rows.json: {', '.join(kept)}")
 
 
-def _write(
+def _write(folder: Path, config: PtqConfig, cells: Sequence[Cell], document: schema.Document) -> None:
+    for cell in cells:
+        artifact.write(cell.policy, _path(cell, config, folder))
+    schema.write(document, folder / "rows.json")
+    write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
+
+
+def _draw(
     folder: Path,
     config: PtqConfig,
     cells: Sequence[Cell],
     document: schema.Document,
     said: Sequence[str],
     shown: Sequence[tuple[str, tables.Cells]],
-) -> None:
+) -> Path:
+    """Writes the figures and the page into `folder`; returns where that page will be."""
+    from quarl.report import page, ptq_figures, style, weight_figures  # here: matplotlib is an extra's
+
     rows, policy, layers = document["rows"], cells[0].calibrated.policy, _drawn_layers(cells)
     title = model.title(policy, document["env_id"])
-    for cell in cells:
-        artifact.write(cell.policy, _path(cell, config, folder))
-    schema.write(document, folder / "rows.json")
-    write_bytes(tables.to_csv(rows).encode(), folder / "rows.csv")
     drawn = {
         name: (draw.__doc__ or "", draw(rows, f"{title}: {about}"))
         for name, (draw, about) in ptq_figures.FIGURES.items()
@@ -102,6 +109,7 @@ def _write(
         command=config.command_line(),
     )
     write_bytes(text.encode(), folder / "report.html")
+    return config.output / "report.html"
 
 
 def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:

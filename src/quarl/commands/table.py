@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from quarl.experiments.bits import choose
 from quarl.experiments.precisions import PtqRow
 from quarl.policy.graph import is_quantized
 from quarl.quant.spec import Mode
-from quarl.report import assessment, page, schema, tables
+from quarl.report import assessment, schema, tables
 
 if TYPE_CHECKING:
     import pandas
@@ -57,8 +58,12 @@ class PtqTable:
             console.print(tables.terminal(self._cells(), self.title))
         return "\n".join(map(str.rstrip, drawn.get().splitlines()))
 
-    def _repr_html_(self) -> str:
-        return page.fragment(self._cells(), self.title)
+    def _repr_html_(self) -> str | None:
+        with contextlib.suppress(ModuleNotFoundError):  # notebooks show the text, then
+            from quarl.report import page
+
+            return page.fragment(self._cells(), self.title)
+        return None
 
     @property
     def verdicts(self) -> list[str]:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
-from quarl.errors import complain, in_one_line, is_quiet, note, printable, short
+from quarl.errors import complain, extras, in_one_line, is_quiet, note, printable, short
 from quarl.files import write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Fields
@@ -90,12 +90,16 @@ def finish(config: Config, document: schema.Document) -> None:
         say(f"repeat: {config.command_line()}")
 
 
-def reported(draw: Callable[[], Path]) -> list[str]:
-    """The line that names the page that `draw` writes; one that cannot be drawn costs the page and not the run."""
+def reported(draw: Callable[[], Path], what: str = "report") -> list[str]:
+    """The line that names the page that `draw` writes; one that cannot be drawn costs the page and not the run.
+
+    what: it is, where it is another picture.
+    """
     try:
-        return [f"report: {draw()}"]
+        with extras(f"a {what}"):
+            return [f"{what}: {draw()}"]
     except Exception as error:  # a run is worth more than its pictures, whatever they raise
-        complain(f"no report was written ({in_one_line(error)}); the run is whole")
+        complain(f"no {what} was written ({in_one_line(error)}); the run is whole")
         return []
 
 

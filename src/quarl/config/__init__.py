@@ -84,7 +84,7 @@ class PlayConfig(ModelConfig):
         QuantSpec.parse(self.bits, scheme=self.scheme)
         if self.record is not None and self.record.suffix not in VIDEOS:
             raise QuarlError(f"--record {self.record} is no video: end its name in {' or '.join(VIDEOS)}")
-        for package in ("pygame",) if self.record is None else VIDEOS[self.record.suffix]:
+        for package in ("matplotlib", *(("pygame",) if self.record is None else VIDEOS[self.record.suffix])):
             if importlib.util.find_spec(package) is None:
                 raise QuarlError(
                     f"quarl play needs an extra for that: pip install 'quarl[video]' ({package} is missing)"

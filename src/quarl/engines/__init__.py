@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, extras
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import OBSERVATION
 
@@ -40,7 +40,8 @@ def load(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> 
     if engine not in ENGINES:
         raise UnsupportedError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
     try:
-        loaded: Engine = importlib.import_module(f"quarl.engines.{engine}").load(policy, batch)
+        with extras(f"engine {engine}"):
+            loaded: Engine = importlib.import_module(f"quarl.engines.{engine}").load(policy, batch)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error}; use engine reference") from None
     return loaded

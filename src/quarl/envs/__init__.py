@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 
+from quarl.envs.atari import Points, WholeGame, emulator_arguments
 from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, checked_limit
 from quarl.envs.names import MODULE_ID, find, is_same, resolve
 from quarl.envs.spaces import check_spaces
@@ -58,8 +59,6 @@ def make(
         check_numbers(kwargs, f"environment {resolved!r}", REPEATS)
     suite = suite_of(spec)
     if suite is ATARI:
-        from quarl.envs.atari import emulator_arguments  # here: it loads Stable-Baselines3
-
         kwargs = emulator_arguments(spec, wrappers, kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -116,6 +115,4 @@ def _make_whole(env_id: str, options: Mapping[str, Any], inside: Sequence[Inside
     """The environment for evaluation: whole games, where training ends them with a life."""
     if suite_of(find(resolve(env_id, trusted=options["trusted"]))) is not ATARI:
         return make(env_id, **options, inside=inside)
-    from quarl.envs.atari import Points, WholeGame  # here: it loads Stable-Baselines3
-
     return WholeGame(make(env_id, **options, inside=(*inside, Points)))

@@ -12,10 +12,9 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
-from stable_baselines3.common.env_util import unwrap_wrapper
 
 from quarl.envs.wrappers import Wrappers
+from quarl.errors import extras
 
 SKIPPING = ("AtariWrapper", "MaxAndSkipEnv")
 """Wrappers that hold an action for several frames."""
@@ -70,6 +69,10 @@ class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        with extras("a game of Atari"):  # here: other environments do without
+            from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+            from stable_baselines3.common.env_util import unwrap_wrapper
+
         super().__init__(env)
         counter = unwrap_wrapper(env, Points)
         assert isinstance(counter, Points)

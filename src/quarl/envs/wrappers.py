@@ -26,7 +26,7 @@ Parts = Callable[[Any], tuple[Array, ...]]
 Wrappers = Sequence[tuple[str, Mapping[str, Any]]]
 """(dotted class name, keyword arguments) each, the outermost last."""
 
-_SB3_CONTRIB = {"TimeFeatureWrapper": "sb3_contrib.common.wrappers"}
+_SB3_CONTRIB = {"TimeFeatureWrapper": "quarl.envs.wrappers:TimeFeature"}
 _ZOO = _SB3_CONTRIB | dict.fromkeys(
     (
         "ActionSmoothingWrapper",
@@ -237,6 +237,45 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         frames[:-size] = frames[size:]
         frames[-size:] = np.moveaxis(observation, self._axis, 0)
         return self._stack.copy()
+
+
+class TimeFeature(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Observations with what is left of an episode's time, from 1 to 0, as one more number: the last of a vector, or of
+    the part "observation" of a Dict. It gives what sb3-contrib's TimeFeatureWrapper gives, without PyTorch.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], max_steps: int = 1000, test_mode: bool = False) -> None:
+        """max_steps: of an episode without a time limit of its own. test_mode: it is always 1."""
+        super().__init__(env)
+        space = env.observation_space
+        self._parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else None
+        vector = space if self._parts is None else self._parts.get("observation")
+        if not isinstance(vector, gymnasium.spaces.Box) or len(vector.shape) != 1:
+            raise ValueError(f"it adds to a vector of numbers, not to {vector or space}")
+        self._dtype: Any = vector.dtype
+        low, high = np.append(vector.low, 0).astype(self._dtype), np.append(vector.high, 1).astype(self._dtype)
+        longer = gymnasium.spaces.Box(low, high, dtype=self._dtype)
+        self.observation_space = (
+            longer if self._parts is None else gymnasium.spaces.Dict({**self._parts, "observation": longer})
+        )
+        self._test_mode, self._step = test_mode, 0
+        self._max_steps = (env.spec and env.spec.max_episode_steps) or max_steps
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._step = 0
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._timed(observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._step += 1
+        observation, *rest = self.env.step(action)
+        return self._timed(observation), *rest
+
+    def _timed(self, observation: Any) -> Any:
+        left = np.array(1.0 if self._test_mode else 1 - self._step / self._max_steps, self._dtype)
+        if self._parts is None:
+            return np.append(observation, left)
+        return {**observation, "observation": np.append(observation["observation"], left)}
 
 
 def _state(env: Any) -> tuple[Array, ...]:

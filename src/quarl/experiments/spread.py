@@ -16,7 +16,7 @@ from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
-from scipy.stats import rankdata
+import scipy
 
 from quarl import formats
 from quarl.arrays import Array
@@ -117,7 +117,7 @@ def spearman(x: Sequence[float], y: Sequence[float], num_resamples: int = NUM_RE
 
 def _correlation(x: Array, y: Array) -> Array:
     """Spearman's correlation of each row [k, n]; NaN where a row is constant."""
-    ranks = [rankdata(side, axis=1) for side in (x, y)]
+    ranks = [scipy.stats.rankdata(side, axis=1) for side in (x, y)]
     centred = [side - side.mean(axis=1, keepdims=True) for side in ranks]
     scale = np.sqrt(np.square(centred[0]).sum(axis=1) * np.square(centred[1]).sum(axis=1))
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import onnx
-from onnxruntime.quantization import quantize_dynamic
 
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
-from quarl.engines.onnx import Onnx, write
 from quarl.errors import QuarlError
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -185,13 +182,18 @@ def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]
     return loaded
 
 
-def by_onnxruntime(policy: QuantizedPolicy, batch: int) -> Onnx:
+def by_onnxruntime(policy: QuantizedPolicy, batch: int) -> Engine:
     """A float32 policy after `onnxruntime.quantization.quantize_dynamic`, with its defaults.
 
     It is the int8 that users of ONNX Runtime have today. Weights and activations are quantised per tensor: fewer and
     fused operators, but a row's result depends on the rows beside it, and on processors with AVX2 but without VNNI its
     sums may saturate. For comparisons only.
     """
+    import onnx  # here, and what follows: of an extra, and other latencies do without
+    from onnxruntime.quantization import quantize_dynamic
+
+    from quarl.engines.onnx import Onnx, write
+
     model = onnx.load_from_string(write(policy, batch))
     # Shapes are known and nothing is left to fold: the tool need not ask for its preparation step.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, first_line, printable
+from quarl.errors import QuarlError, extras, first_line, printable
 from quarl.inert.budget import reading
 from quarl.inert.zip import MAX_MEMBERS, first_bytes, member_names, read_bytes
 from quarl.policy import artifact
@@ -69,7 +69,7 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
         data = read_bytes(path)
         if kind == "torch":
             return checked(names.layers(read_nested(data, str(path))), path)
-        with _refusals(path, kind):
+        with _refusals(path, kind), extras(f"reading .{kind}"):
             layers = importlib.import_module(f"{__name__}.{kind}").layers(data, path.parent)
         return checked(layers, path)
 
@@ -78,7 +78,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The texts by name that a .onnx or .tflite file carries; QuarlError where it is damaged or of neither kind."""
     if (kind := recognise(path)) not in ("onnx", "tflite"):
         raise QuarlError(f"{path} is not an .onnx or .tflite file; check the path")
-    with reading(path), _refusals(path, kind):
+    with reading(path), _refusals(path, kind), extras(f"reading .{kind}"):
         metadata: dict[str, str] = importlib.import_module(f"{__name__}.{kind}").metadata(read_bytes(path))
         return metadata
 
