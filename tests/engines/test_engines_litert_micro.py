@@ -41,7 +41,7 @@ AGENTS = [
     "sb3/a2c/CartPole-v1_1",
     "sb3/ddpg/MountainCarContinuous-v0_1",
     "sb3/dqn/CartPole-v1_1",
-    "sb3/ppo/HalfCheetahBulletEnv-v0_1",
+    "sb3/ppo/LunarLander-v2_1",
 ]
 """One of each algorithm; tests/stress/runtimes.py runs all of them."""
 

@@ -51,7 +51,7 @@ def write(
     they stand for.
     """
     refuse(policy)
-    return _Translation(policy, batch, metadata).run(acts=acts)
+    return Translation(policy, batch, metadata).run(acts=acts)
 
 
 def refuse(policy: QuantizedPolicy) -> None:
@@ -80,14 +80,14 @@ def refuse(policy: QuantizedPolicy) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Codes:
+class Codes:
     """A statically quantised value: a uint8 tensor, and the grid that its codes less SHIFT lie on."""
 
     tensor: str
     grid: ActivationGrid
 
 
-class _Translation:
+class Translation:
     """One policy on its way into a file."""
 
     def __init__(self, policy: QuantizedPolicy, batch: int | None, metadata: Mapping[str, str] | None) -> None:
@@ -96,7 +96,7 @@ class _Translation:
         self.shapes = shapes(policy)
         self.final = final_linear(policy)
         self.file = File(MULTIPLIERS if policy.grids else "", metadata)
-        self.values: dict[str, str | _Codes] = {OBSERVATION: OBSERVATION}
+        self.values: dict[str, str | Codes] = {OBSERVATION: OBSERVATION}
         self.rows: dict[str, Rows] = {}
         """By tensor: two layers may read the same value."""
         self.not_negative: set[str] = set()
@@ -129,24 +129,27 @@ class _Translation:
         centred = self.file.node("Sub", floats, self.file.number(value.grid.zero_point + SHIFT))
         return self.file.node("Mul", centred, self.file.number(value.grid.scale))
 
-    def on_grid(self, name: str, grid: ActivationGrid) -> _Codes:
+    def on_grid(self, name: str, grid: ActivationGrid) -> Codes:
         """The codes of a value on `grid`."""
         value = self.values[name]
-        if isinstance(value, _Codes) and value.grid == grid:
+        if isinstance(value, Codes) and value.grid == grid:
             return value
         return self.quantized(self.real(name), grid)
 
-    def quantized(self, tensor: str, grid: ActivationGrid) -> _Codes:
+    def quantized(self, tensor: str, grid: ActivationGrid) -> Codes:
         scale, zero_point = self.file.number(grid.scale), self.file.constant(np.uint8(grid.zero_point + SHIFT))
-        return _Codes(self.file.node("QuantizeLinear", tensor, scale, zero_point), grid)
+        return Codes(self.file.node("QuantizeLinear", tensor, scale, zero_point), grid)
 
     def counted(self, tensor: str, grid: ActivationGrid) -> str:
         """The codes of a tensor on a grid of any bits, as float32 integers counted from the zero point."""
         low, high = map(self.file.number, grid.steps)
-        steps = self.file.node("Div", tensor, self.file.number(grid.scale))
+        if math.frexp(grid.scale)[0] == 0.5:  # of a power of two the reciprocal is exact
+            steps = self.file.node("Mul", tensor, self.file.number(1 / grid.scale))
+        else:
+            steps = self.file.node("Div", tensor, self.file.number(grid.scale))
         return self.file.node("Clip", self.file.node("Round", steps), low, high)
 
-    def linear(self, op: Linear) -> str | _Codes:
+    def linear(self, op: Linear) -> str | Codes:
         if not isinstance(op.weight, QuantizedTensor) or self.policy.spec.activation_bits is None:
             return self.float_linear(op)
         return self.static_linear(op, op.weight) if self.static else self.dynamic_linear(op, op.weight)
@@ -187,7 +190,7 @@ class _Translation:
         offset = file.cast(file.constant(_channels(op, op.bias), f"{op.name}.bias"), np.float64)
         return file.cast(file.scaled(file.cast(product, np.float64), factor, offset), np.float32)
 
-    def static_linear(self, op: Linear, weight: QuantizedTensor) -> str | _Codes:
+    def static_linear(self, op: Linear, weight: QuantizedTensor) -> str | Codes:
         source = self.policy.grids[op.inputs[0]]
         if op.name in self.final:
             sums = self.static_sums(op, weight, source, None)
@@ -196,7 +199,7 @@ class _Translation:
         steps, multiplier = requantisation(op, weight, source, grid)
         sums = self.static_sums(op, weight, source, steps)
         product = self.file.node("Mul", sums, self.file.constant(_channels(op, multiplier), f"{op.name}.multiplier"))
-        return _Codes(self.file.round(product, grid.zero_point + SHIFT), grid)
+        return Codes(self.file.round(product, grid.zero_point + SHIFT), grid)
 
     def static_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array | None) -> str:
         """The exact accumulator, with a bias in steps of its scale, as float32."""
@@ -246,21 +249,21 @@ class _Translation:
         factor = self.file.constant(_channels(op, scale), f"{op.name}.scale")
         return self.file.scaled(x, factor, self.file.constant(_channels(op, op.bias), f"{op.name}.bias"))
 
-    def activation(self, op: operators.Activation) -> str | _Codes:
+    def activation(self, op: operators.Activation) -> str | Codes:
         first, grid = self.values[op.inputs[0]], self.policy.grids.get(op.name)
         if grid is None or op.inputs[0] not in self.policy.grids:
             return elementwise.activation(self.file, op, self.real(op.inputs[0]))
-        if grid.bits <= 8 and isinstance(first, _Codes):
+        if grid.bits <= 8 and isinstance(first, Codes):
             return self.tabled(op, first, grid)
         real = elementwise.activation(self.file, op, self.real(op.inputs[0]))
         if grid.bits <= 8:
             return self.quantized(real, grid)
         return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
 
-    def pool(self, op: operators.Pool2d) -> str | _Codes:
+    def pool(self, op: operators.Pool2d) -> str | Codes:
         first, channels = self.values[op.inputs[0]], self.shapes[op.name][0]
-        if isinstance(first, _Codes) and op.kind == "max":
-            return _Codes(elementwise.pool(self.file, op, first.tensor, channels), first.grid)
+        if isinstance(first, Codes) and op.kind == "max":
+            return Codes(elementwise.pool(self.file, op, first.tensor, channels), first.grid)
         if not averages_codes(op, self.policy.grids):
             return elementwise.pool(self.file, op, self.real(op.inputs[0]), channels)
         grid = self.policy.grids[op.inputs[0]]
@@ -278,10 +281,10 @@ class _Translation:
         grid = self.policy.grids[op.inputs[0]]
         return elementwise.layer_norm_of_codes(self.file, op, self.integers(op.inputs[0], grid), grid)
 
-    def flatten(self, op: operators.Flatten) -> str | _Codes:
+    def flatten(self, op: operators.Flatten) -> str | Codes:
         first = self.values[op.inputs[0]]
-        if isinstance(first, _Codes):
-            return _Codes(self.file.node("Flatten", first.tensor), first.grid)
+        if isinstance(first, Codes):
+            return Codes(self.file.node("Flatten", first.tensor), first.grid)
         return self.file.node("Flatten", first)
 
     def slice(self, op: operators.Slice) -> str:
@@ -296,25 +299,25 @@ class _Translation:
         x = self.real(op.inputs[0])
         return self.file.node("Mul", x, self.file.constant(op.factor.astype(np.float32), f"{op.name}.factor"))
 
-    def tabled(self, op: operators.Activation, x: _Codes, grid: ActivationGrid) -> _Codes:
+    def tabled(self, op: operators.Activation, x: Codes, grid: ActivationGrid) -> Codes:
         """The activation on codes: the code of its value, for each of the 256."""
         if op.kind == "relu" and x.grid == grid and grid.zero_point == -SHIFT:
             return x  # there is no code below that of 0
         entries = self.file.constant(_unsigned(table(op, x.grid, grid), SHIFT), f"{op.name}.table")
-        return _Codes(self.file.node("Gather", entries, self.file.cast(x.tensor, np.int32)), grid)
+        return Codes(self.file.node("Gather", entries, self.file.cast(x.tensor, np.int32)), grid)
 
 
-LOWERINGS: Mapping[type[Op], Callable[[_Translation, Any], str | _Codes]] = {
-    operators.Dense: _Translation.linear,
-    operators.Conv2d: _Translation.linear,
-    operators.Activation: _Translation.activation,
+LOWERINGS: Mapping[type[Op], Callable[[Translation, Any], str | Codes]] = {
+    operators.Dense: lambda into, op: into.linear(op),
+    operators.Conv2d: lambda into, op: into.linear(op),
+    operators.Activation: lambda into, op: into.activation(op),
     operators.Softmax: lambda into, op: elementwise.softmax(into.file, op, into.real(op.inputs[0])),
-    operators.Pool2d: _Translation.pool,
-    operators.LayerNorm: _Translation.layer_norm,
+    operators.Pool2d: Translation.pool,
+    operators.LayerNorm: Translation.layer_norm,
     operators.Normalize: lambda into, op: elementwise.normalize(into.file, op, into.real(op.inputs[0])),
-    operators.Scale: _Translation.scale,
-    operators.Flatten: _Translation.flatten,
-    operators.Slice: _Translation.slice,
+    operators.Scale: Translation.scale,
+    operators.Flatten: Translation.flatten,
+    operators.Slice: Translation.slice,
     operators.Concat: lambda into, op: into.file.node("Concat", *map(into.real, op.inputs), axis=-1),
     operators.Add: lambda into, op: into.file.node("Add", *map(into.real, op.inputs)),
 }

@@ -1,0 +1,103 @@
+"""A static policy as an .onnx file of float32 operators between QuantizeLinear and DequantizeLinear pairs.
+
+What compilers for accelerators read. Every runtime decides for itself which integers it makes of it, and adds in an
+order of its own, so that codes next to a rounding tie may fall to either side: the arithmetic "qdq" is held to the
+reference's by a tolerance. The observation, of more than 8 bits, is rounded by Mul, Round, Clip and Mul, since few
+runtimes have QuantizeLinear for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.engines.onnx import elementwise
+from quarl.engines.onnx.graph import Translation, refuse
+from quarl.engines.sums import requantisation, unit
+from quarl.errors import UnsupportedError
+from quarl.policy import operators
+from quarl.policy.graph import ActivationGrid, QuantizedPolicy, readers
+from quarl.policy.operators import Linear, QuantizedTensor
+
+
+def write(policy: QuantizedPolicy, *, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The .onnx file: "observation" [1, *shape] to "output" float32 [1, n], what `engines.onnx.write` gives if it acts.
+
+    Weights are int8 codes, whatever their bits. UnsupportedError for policies that are not static, and for precisions
+    and operators that `engines.onnx.write` refuses. metadata: texts by name that the file carries along.
+    """
+    if policy.spec.mode != "static" or policy.spec.activation_bits is None:
+        raise UnsupportedError("onnx-qdq is of static int8 policies: use mode static, or the target onnx")
+    refuse(policy)
+    return _Pairs(policy, metadata).run(acts=True)
+
+
+class _Pairs(Translation):
+    """One policy on its way into a file, all of whose values are float32 tensors."""
+
+    def __init__(self, policy: QuantizedPolicy, metadata: Mapping[str, str] | None) -> None:
+        super().__init__(policy, 1, metadata)
+        self._readers = readers(policy)
+        self._codes: dict[str, tuple[str, ActivationGrid]] = {}
+        """By tensor that lies on an int8 grid: its codes."""
+
+    def static_linear(self, op: Linear, weight: QuantizedTensor) -> str:
+        name, scale = op.inputs[0], unit(weight, self.policy.grids[op.inputs[0]])
+        source = self.policy.grids[name]
+        if op.name in self.final:  # sums of integers are exact in any order, and codes are not there to round them
+            sums = self._product(op, weight, self.integers(name, source), np.ones(len(scale)))
+            return self.affine(op, sums, scale.astype(np.float32))
+        grid = self.policy.grids[op.name]
+        steps, _ = requantisation(op, weight, source, grid)
+        if source.bits > 8:
+            bias = self.file.constant((steps * scale).astype(np.float32), f"{op.name}.rounded")
+        else:
+            bias = self._dequantized(self.file.constant(steps.astype(np.int32), f"{op.name}.steps"), scale, np.int32)
+        product = self._product(op, weight, self.on(self.real(name), source), weight.scale, bias)
+        return product if self._rectified(op, grid) else self.on(product, grid)
+
+    def activation(self, op: operators.Activation) -> str:
+        value = elementwise.activation(self.file, op, self.real(op.inputs[0]))
+        grid = self.policy.grids.get(op.name)
+        return value if grid is None or op.inputs[0] not in self.policy.grids else self.on(value, grid)
+
+    def integers(self, name: str, grid: ActivationGrid) -> str:
+        if grid.bits > 8:
+            return self.counted(self.real(name), grid)
+        codes, _ = self._codes[self.on(self.real(name), grid)]
+        return self.file.node("DequantizeLinear", codes, *self._grid(grid, 1.0))
+
+    def on(self, tensor: str, grid: ActivationGrid) -> str:
+        """The tensor's numbers moved to the nearest points of the grid."""
+        if grid.bits > 8:
+            return self.file.node("Mul", self.counted(tensor, grid), self.file.number(grid.scale))
+        if tensor in self._codes and self._codes[tensor][1] == grid:
+            return tensor
+        codes = self.file.node("QuantizeLinear", tensor, *self._grid(grid, grid.scale))
+        moved = self.file.node("DequantizeLinear", codes, *self._grid(grid, grid.scale))
+        self._codes[moved] = codes, grid
+        return moved
+
+    def _grid(self, grid: ActivationGrid, scale: float) -> tuple[str, str]:
+        return self.file.number(scale), self.file.constant(np.int8(grid.zero_point))
+
+    def _product(self, op: Linear, weight: QuantizedTensor, x: str, scale: Array, *bias: str) -> str:
+        codes = self._dequantized(self.file.constant(weight.codes, f"{op.name}.weight"), scale, np.int8)
+        if isinstance(op, operators.Conv2d):
+            return self.file.node("Conv", x, codes, *bias, strides=op.stride, pads=op.padding * 2)
+        return self.file.node("Gemm", x, codes, *bias, transB=1)
+
+    def _rectified(self, op: Linear, grid: ActivationGrid) -> bool:
+        """Whether a ReLU alone reads the layer, and gives codes of the same grid: then one pair behind both will do."""
+        match self._readers[op.name]:
+            case [operators.Activation(kind="relu", name=name)]:
+                return self.policy.grids.get(name) == grid
+        return False
+
+    def _dequantized(self, codes: str, scale: Array, dtype: Any) -> str:
+        """What constant codes stand for, by channel."""
+        scales, zeros = self.file.constant(scale.astype(np.float32), f"{codes}.scale"), np.zeros(len(scale), dtype)
+        return self.file.node("DequantizeLinear", codes, scales, self.file.constant(zeros), axis=0)
