@@ -66,13 +66,14 @@ def test_what_is_read_back_is_the_program_that_was_written():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("sum += (int32_t)w[j] * x[j];", 'sum += (int32_t)w[j] * x[j] + system("true");'),
+        ("sum += (int32_t)w[j] * x[j];", 'sum += system("true");'),
         ("    return 0;\n}\n", '    system("true");\n    return 0;\n}\n'),
         ('#include "policy.h"', '#include "policy.h"\n#include "/etc/passwd"'),
         ("/* {} */", "/* {} */ int x; /* */"),
-        (r"re:dense8\(16, 5,", "dense8(16, 6,"),
-        (r"re:dense8\(16, 5,", "dense8(1600, 5,"),
+        (r"re:dense\(8, 16, 5,", "dense(8, 16, 6,"),
+        (r"re:dense\(8, 16, 5,", "dense(8, 1600, 5,"),
         (r"re:c \+ (\d+)\);", r"c + 9\1);"),
+        (r"re:dense\(8, 16, 5,", "dense(1, 16, 5,"),
         (r"re:argmax\(3, y \+ 0", "argmax(4, y + 0"),
         (r"re:argmax\(3, y \+ 0", "argmax(3, w0 + 0"),
         (r"re:\{\n-?\d+,", "{\n300,"),

@@ -87,8 +87,8 @@ def timed(policy: QuantizedPolicy, compiled: boards.Compiled, x: Array) -> dict[
     (where / "timer.c").write_text(TIMER)
     (where / "in").write_bytes(x[:1].tobytes())
     types = [
-        f"-DPOLICY_NUMBER={program.observation[0]}",
-        f"-DPOLICY_RESULT={program.action[0]}",
+        f"-DPOLICY_NUMBER={program.x}",
+        f"-DPOLICY_RESULT={program.a}",
         f"-DREPEATS={REPEATS}",
     ]
     subprocess.run([board.compiler, *board.flags, *types, "timer.c", "policy.o", "-o", "timer"], cwd=where, check=True)

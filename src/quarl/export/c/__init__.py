@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quarl.export.c.lowering import Lowering
-from quarl.export.c.program import Program, check, header, numbers
+from quarl.export.c.program import Program, check, numbers
 from quarl.export.golden import Golden
 from quarl.policy.graph import QuantizedPolicy
 
@@ -40,18 +40,21 @@ def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, by
     """
     program = Lowering(policy).program(comment.replace("*", "\\u002a").replace("??", "?\\u003f"))
     program.validate()
-    files = {"policy.h": header(program), "policy.c": program.source(), "policy_selftest.c": _selftest(program, golden)}
+    files = {
+        "policy.h": program.header(),
+        "policy.c": program.source(),
+        "policy_selftest.c": _selftest(program, golden),
+    }
     return {name: text.encode("ascii") for name, text in files.items()}
 
 
 def _selftest(program: Program, golden: Golden) -> str:
     """With vectors from all of the golden ones; whose numbers are finite, as it compares what comes of them."""
-    ctype, size = program.observation
     rows = golden.observations.reshape(len(golden.observations), -1)
     usable = np.flatnonzero(np.isfinite(rows).all(axis=1))
-    count = max(1, min(SELFTEST_VECTORS, SELFTEST_NUMBERS // size, len(usable)))
+    count = max(1, min(SELFTEST_VECTORS, SELFTEST_NUMBERS // program.observation, len(usable)))
     chosen = usable[np.linspace(0, len(usable) - 1, count).round().astype(int)]
-    x = rows[chosen].astype(np.uint8) if ctype == "uint8_t" else rows[chosen].astype(np.float32).view(np.uint32)
+    x = rows[chosen].astype(np.uint8) if program.x == "uint8_t" else rows[chosen].astype(np.float32).view(np.uint32)
     y = golden.outputs[chosen].astype(np.float32).view(np.uint32)
     tables = numbers("observations", x) + numbers("outputs", y)
     return SELFTEST.format(tables=tables, count=count)

@@ -16,7 +16,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, first_line
-from quarl.export.c.program import Program, check, header
+from quarl.export.c.program import Program, check
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
 BARE = ("-mthumb", "-O2", "-fno-tree-loop-distribute-patterns")
@@ -83,22 +83,22 @@ class Compiled:
     def run(self, observations: Array) -> Array:
         """float32 [B, n] of raw observations [B, *shape]: scores of discrete actions, else actions."""
         raw, action = self.both(observations)
-        return raw if self.program.action[0] == "int32_t" else action
+        return raw if self.program.a == "int32_t" else action
 
     def both(self, observations: Array) -> tuple[Array, Array]:
         """The network's raw outputs, float32 [B, n], and the actions, int32 or float32 [B, m]."""
         where, program = self.folder, self.program
-        dtype = np.uint8 if program.observation[0] == "uint8_t" else np.float32
+        dtype = np.uint8 if program.x == "uint8_t" else np.float32
         (where / "in").write_bytes(np.asarray(observations).astype(dtype).tobytes())
         _ran(list(BOARDS[self.name].run), where)
         words = np.fromfile(where / "out", np.uint32)
-        rows, width = len(observations), program.raw + program.action[1]
+        rows, width = len(observations), program.raw + program.action
         if len(words) > rows * width:
             ticks, self.stack = words[-2:].tolist()
             self.instructions = ticks * INSTRUCTIONS // max(rows, 1)
         table = words[: rows * width].reshape(rows, width)
         raw, action = table[:, : program.raw], table[:, program.raw :]
-        return raw.view(np.float32), action.view(np.int32 if program.action[0] == "int32_t" else np.float32)
+        return raw.view(np.float32), action.view(np.int32 if program.a == "int32_t" else np.float32)
 
     def flash(self) -> int:
         """Bytes of code and tables; of a Cortex-M with what they need of the compiler's library."""
@@ -125,9 +125,9 @@ def load(name: str, file: Path) -> Compiled:
     compiled = Compiled(name, f"gcc {_ran([board.compiler, '-dumpfullversion'], where).strip()}", program, where)
     weakref.finalize(compiled, shutil.rmtree, where, ignore_errors=True)
     harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
-    for path, text in (("policy.h", header(program)), ("policy.c", program.source()), ("harness.c", harness)):
+    for path, text in (("policy.h", program.header()), ("policy.c", program.source()), ("harness.c", harness)):
         (where / path).write_text(text)
-    types = [f"-DPOLICY_NUMBER={program.observation[0]}", f"-DPOLICY_RESULT={program.action[0]}"]
+    types = [f"-DPOLICY_NUMBER={program.x}", f"-DPOLICY_RESULT={program.a}"]
     _ran([board.compiler, *STRICT, *board.flags, "-c", "policy.c"], where)
     _ran([board.compiler, *board.flags, *types, "harness.c", "policy.o", *board.link, "-o", "policy"], where)
     return compiled

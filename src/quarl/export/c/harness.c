@@ -4,13 +4,21 @@
 #include "policy.h"
 
 static POLICY_NUMBER x[POLICY_OBSERVATION];
-static uint32_t raw[POLICY_RAW];
-static POLICY_RESULT action[POLICY_ACTION];
+static union {
+    uint32_t words[POLICY_RAW + POLICY_ACTION];
+    POLICY_RESULT results[POLICY_RAW + POLICY_ACTION];
+} y;
 
 #ifdef __arm__
 #define TOP 0x20400000u
+#define LOWEST ((uint32_t *)(TOP - 0x100000u))
 #define PAINT 0x5aa55aa5u
 #define CLOCK ((volatile uint32_t *)0xe000e010)
+#define OPEN(name, mode) ask(1, (uint32_t)name, (const void *)(*mode == 'r' ? 1 : 5), sizeof name - 1)
+#define GET(file, data) (ask(6, file, data, sizeof data) == 0)
+#define PUT(file, data) ask(5, file, data, sizeof data)
+#define NOW CLOCK[2]
+typedef uint32_t file;
 
 /* Asks the debugger, which here is qemu. */
 static uint32_t ask(uint32_t what, uint32_t first, const void *second, uint32_t third) {
@@ -20,18 +28,9 @@ static uint32_t ask(uint32_t what, uint32_t first, const void *second, uint32_t 
     __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
     return r0;
 }
-#define OPEN(name, mode) ask(1, (uint32_t)name, (const void *)mode, sizeof name - 1)
-#define READ 1
-#define WRITE 5
-#define GET(file, data) (ask(6, file, data, sizeof data) == 0)
-#define PUT(file, data) ask(5, file, data, sizeof data)
-#define NOW CLOCK[2]
-typedef uint32_t file;
 #else
 #include <stdio.h>
 #define OPEN(name, mode) fopen(name, mode)
-#define READ "rb"
-#define WRITE "wb"
 #define GET(file, data) (fread(data, sizeof data, 1, file) == 1)
 #define PUT(file, data) fwrite(data, sizeof data, 1, file)
 #define NOW 0u
@@ -39,38 +38,31 @@ typedef FILE *file;
 #endif
 
 int main(void) {
-    file in = OPEN("in", READ), out = OPEN("out", WRITE);
-    uint32_t spent[2] = {0, 0};
+    file in = OPEN("in", "rb"), out = OPEN("out", "wb");
+    uint32_t spent[2] = {0, 0}, before, i;
     while (GET(in, x)) {
-        unsigned i;
-        for (i = 0; i < sizeof raw; i++)
-            ((unsigned char *)raw)[i] = 255;
-        for (i = 0; i < sizeof action; i++)
-            ((unsigned char *)action)[i] = 255;
-        policy_raw(x, raw);
-        uint32_t before = NOW;
-        policy_act(x, action);
+        for (i = 0; i < POLICY_RAW + POLICY_ACTION; i++) y.words[i] = 0xffffffffu;
+        policy_raw(x, y.words);
+        before = NOW;
+        policy_act(x, y.results + POLICY_RAW);
         spent[0] += (before - NOW) & 0xffffffu;
-        PUT(out, raw);
-        PUT(out, action);
+        PUT(out, y.words);
     }
 #ifdef __arm__
-    uint32_t here, *deepest = (uint32_t *)(TOP - 0x100000u);
+    uint32_t here, *deepest = LOWEST;
     __asm__("mov %0, sp" : "=r"(here));
-    while (*deepest == PAINT)
-        deepest++;
+    while (*deepest == PAINT) deepest++;
     spent[1] = here - (uint32_t)deepest;
     PUT(out, spent);
     ask(0x20, 0x20026, 0, 0);
 #endif
-    return (int)spent[1];
+    return 0;
 }
 
 #ifdef __arm__
 static void reset(void) {
     uint32_t *p;
-    for (p = (uint32_t *)(TOP - 0x100000u); p < (uint32_t *)(TOP - 256u); p++)
-        *p = PAINT;
+    for (p = LOWEST; p < (uint32_t *)(TOP - 256u); p++) *p = PAINT;
     CLOCK[1] = 0xffffff;
     CLOCK[0] = 5;
     main();

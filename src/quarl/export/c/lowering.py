@@ -20,8 +20,6 @@ from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, re
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
 from quarl.quant.affine import quantize
 
-ELSEWHERE = "targets tflite and onnx have one"
-
 
 class Place(NamedTuple):
     """Where in a buffer a value begins."""
@@ -29,6 +27,10 @@ class Place(NamedTuple):
     buffer: str
     """x: the observation; y: the network's output; c: codes; r: real numbers; a: the action."""
     start: int = 0
+
+    def after(self, start: int) -> Place:
+        """So many numbers on."""
+        return Place(self.buffer, self.start + start)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -52,9 +54,10 @@ class Buffer:
     taken: list[tuple[int, int, int]] = field(default_factory=list)
     """(start, end, the last operator that reads it)."""
 
-    def place(self, size: int, now: int, until: int) -> int:
-        """The first place of that size that nothing lies in which is still read after operator `now`."""
-        self.taken = sorted(block for block in self.taken if block[2] >= now)
+    def place(self, size: int, now: int, until: int, *, over: bool = False) -> int:
+        """The first place of that size in which nothing lies that operator `now` or a later one reads; over: a later
+        one, since it reads each number before it writes one there."""
+        self.taken = sorted(block for block in self.taken if block[2] >= now + over)
         start = 0
         for begin, end, _ in self.taken:
             if start + size <= begin:
@@ -77,7 +80,7 @@ class Lowering:
         self.final = final_linear(policy)
         self.shapes = shapes(policy)
         self.readers = readers(policy)
-        self.buffers = {"c": Buffer(), "r": Buffer()}
+        self.codes_buffer, self.reals_buffer = Buffer(), Buffer()
         self.tables: dict[str, Array] = {}
         self.calls: list[Call] = []
         self.now = 0
@@ -86,57 +89,59 @@ class Lowering:
         is_bytes = policy.observation_dtype == "uint8"
         every = np.arange(256, dtype=np.float32) if is_bytes else None
         self.values = {OBSERVATION: Value(size=size, real=Place("x"), bytes_as=every)}
-        self.observation = ("uint8_t" if is_bytes else "uint32_t", size)
 
     def program(self, comment: str) -> Program:
         """The whole policy."""
         for now, op in enumerate(self.policy.ops):
             self.now = now
             if type(op) not in LOWERINGS:
-                raise UnsupportedError(f"C has no kernel for {type(op).__name__} {op.name!r}; {ELSEWHERE}")
+                raise _missing(f"{type(op).__name__} {op.name!r}")
             if op.name not in self.values:
                 self.values[op.name] = LOWERINGS[type(op)](self, op)
-        raw = self.values[self.policy.output]
+        raw = self.values[self.policy.output].size
         if (place := self.real(self.policy.output)).buffer != "y":
-            self.call("copy", raw.size, place, Place("y"))
-        network, self.calls = self.calls, []
-        action = self._head(raw.size)
+            self.call("clip", raw, place, -np.inf, np.inf, Place("y"))
+        network, self.calls = tuple(self.calls), []
+        a, action = self._head(raw)
+        x = "uint32_t" if self.values[OBSERVATION].bytes_as is None else "uint8_t"
         return Program(
             comment=comment,
-            observation=self.observation,
-            raw=raw.size,
+            x=x,
+            a=a,
+            observation=self.values[OBSERVATION].size,
+            raw=raw,
             action=action,
-            codes=self.buffers["c"].size,
-            reals=self.buffers["r"].size,
+            codes=max(self.codes_buffer.size, 1),
+            reals=max(self.reals_buffer.size, 1),
             tables=self.tables,
-            network=tuple(network),
+            network=network,
             head=tuple(self.calls),
         )
 
     def call(self, kernel: str, *arguments: Any) -> None:
         """Appends a call; float32 numbers are written as bits, arrays become tables."""
-        wanted = parameters(kernel)
         written = []
-        for parameter, value in zip(wanted, arguments, strict=True):
+        for parameter, value in zip(parameters(kernel), arguments, strict=True):
             if isinstance(value, Place):
                 written.append(f"{value.buffer} + {value.start}")
             elif parameter.extent:
                 written.append(self._table(parameter.name, parameter.ctype, value))
+            elif parameter.ctype == "real":
+                written.append(f"0x{int(np.float32(value).view(np.uint32)):08x}u")
             else:
-                real = parameter.ctype == "real"
-                written.append(f"0x{int(np.float32(value).view(np.uint32)):08x}u" if real else str(int(value)))
+                written.append(str(int(value)))
         self.calls.append(Call(kernel, tuple(written)))
 
     def real(self, name: str) -> Place:
         """Where the float32 numbers of a value lie."""
         value = self.values[name]
         if value.bytes_as is not None:
-            raise UnsupportedError(f"C has no kernel that reads the bytes of {name!r} as real numbers; {ELSEWHERE}")
+            raise _missing(f"the bytes of {name!r} as real numbers")
         if value.real is None:
             assert value.codes is not None
             assert value.grid is not None
-            place = self.place("r", name, value.size)
-            self.call("dequantize", value.size, value.codes, np.float32(value.grid.scale), place)
+            place = self.place_real(name, value.size)
+            self.call("dequantize", value.size, value.codes, value.grid.scale, place)
             self.values[name] = value = replace(value, real=place)
         assert value.real is not None
         return value.real
@@ -144,34 +149,30 @@ class Lowering:
     def codes(self, name: str) -> Place:
         """Where the codes of a value on its grid lie."""
         value, grid = self.values[name], self.policy.grids[name]
-        if value.codes is None or value.grid != grid:
-            place = self.quantized(name, grid, self.place("c", name, value.size))
-            self.values[name] = value = replace(value, codes=place, grid=grid)
-        assert value.codes is not None
-        return value.codes
-
-    def quantized(self, name: str, grid: ActivationGrid, place: Place) -> Place:
-        """Appends what puts a value's numbers on a grid, at `place`."""
-        value, scale = self.values[name], np.float32(grid.scale)
-        if max(grid.steps) > 32767 or min(grid.steps) < -32768:
-            raise UnsupportedError(f"value {name!r} has codes of more than 16 bits from its zero point; {ELSEWHERE}")
+        if value.codes is not None and value.grid == grid:
+            return value.codes
+        place, scale = self.place_codes(name, value.size), np.float32(grid.scale)
+        if grid.steps[0] < -(2**15) or grid.steps[1] >= 2**15:
+            raise _missing(f"codes of {name!r} further than 16 bits from their zero point")
         if value.bytes_as is not None:
-            codes = quantize(value.bytes_as, grid.qparams)
-            self.call("quantize_bytes", value.size, value.real, self._int8(codes, name), grid.zero_point, place)
+            codes = _int8(quantize(value.bytes_as, grid.qparams), name)
+            self.call("quantize_bytes", value.size, value.real, codes, grid.zero_point, place)
         elif math.frexp(scale)[0] == 0.5 and scale > 2.0**-126:
-            self.call("quantize_shift", value.size, self.real(name), np.float32(1) / scale, *grid.steps, place)
+            self.call("quantize_shift", value.size, self.real(name), 1 / scale, *grid.steps, place)
         else:
             self.call("quantize", value.size, self.real(name), scale, *grid.steps, place)
+        self.values[name] = replace(self.values[name], codes=place, grid=grid)
         return place
 
-    def place(self, buffer: str, name: str, size: int, *, over: Place | None = None) -> Place:
-        """A place for a value; over: where what it is made of lies, if it may lie there as well."""
-        if buffer == "r" and name == self.policy.output:
+    def place_codes(self, name: str, size: int, *, over: bool = False) -> Place:
+        """A place for the codes of a value; over: where the operator's input lies, if nothing else reads that."""
+        return Place("c", self.codes_buffer.place(size, self.now, self.until[name], over=over))
+
+    def place_real(self, name: str, size: int, *, over: bool = False) -> Place:
+        """The same for its float32 numbers."""
+        if name == self.policy.output:
             return Place("y")
-        taken = self.buffers[buffer].taken
-        if over is not None and over.buffer == buffer:
-            taken[:] = [block for block in taken if block[2] > self.now]
-        return Place(buffer, self.buffers[buffer].place(size, self.now, self.until[name]))
+        return Place("r", self.reals_buffer.place(size, self.now, self.until[name], over=over))
 
     def _last_reads(self) -> dict[str, int]:
         """The number of the last operator that reads each value, or what is a view of it."""
@@ -191,159 +192,141 @@ class Lowering:
         return layer and grids[source] == grids.get(op.name)
 
     def _linear(self, op: Linear) -> Value:
-        weight, source = _symmetric(op), self.policy.grids.get(op.inputs[0])
-        assert source is not None
-        size, x = math.prod(self.shapes[op.name]), self.codes(op.inputs[0])
-        rows = weight.codes.reshape(len(weight.codes), -1)
+        weight, source, x = _symmetric(op), self.policy.grids[op.inputs[0]], self.codes(op.inputs[0])
+        size, rows = math.prod(self.shapes[op.name]), weight.codes.reshape(len(weight.codes), -1)
         narrow = weight.bits <= 4 and rows.min() >= -8 and rows.max() <= 7
-        codes, kind = (_nibbles(rows), "4") if narrow else (rows, "8")
+        bits, codes = (4, _nibbles(rows)) if narrow else (8, rows)
         if op.name in self.final:
             if not isinstance(op, operators.Dense):
-                raise UnsupportedError(f"C has no kernel for the last layer {op.name!r}, a {type(op).__name__}")
+                raise _missing(f"the last layer {op.name!r}, a {type(op).__name__}")
             check_int32(op.name, weight.codes, source.reach)
-            place = self.place("r", op.name, size)
-            scale = unit(weight, source).astype(np.float32)
-            self.call("last" + kind, *rows.shape, codes, scale, op.bias, x, place)
+            place = self.place_real(op.name, size)
+            self.call("last", bits, *rows.shape, codes, unit(weight, source), op.bias, x, place)
             return Value(size=size, real=place)
-        target = self.policy.grids[op.name]
+        target, relu = self.policy.grids[op.name], self.readers[op.name][0]
         if target.bits > 8:
-            raise UnsupportedError(f"C has no kernel for the {target.bits}-bit values of layer {op.name!r}")
+            raise _missing(f"the {target.bits}-bit values of layer {op.name!r}")
         bias, multiplier = requantisation(op, weight, source, target)
         check_int32(op.name, weight.codes, source.reach, bias)
         low, high = target.steps
-        relu = self.readers[op.name][0]
-        if self._fused(relu):
-            low = max(low, 0)
-        tables = (codes, bias, multiplier)
+        numbers = (codes, bias, multiplier, x, max(low, 0) if self._fused(relu) else low, high)
         if isinstance(op, operators.Conv2d):
-            channels, height, width = self.shapes[op.inputs[0]]
-            row = Place("c", self.buffers["c"].place(rows.shape[1], self.now, self.now))
-            place = self.place("c", op.name, size)
-            sizes = (*op.weight.shape[2:], *op.stride, *op.padding, *self.shapes[op.name][1:])
-            numbers = (len(rows), channels, height, width, *sizes)
-            self.call("conv" + kind, *numbers, *tables, x, low, high, row, place)
+            row = Place("c", self.codes_buffer.place(rows.shape[1], self.now, self.now))
+            place = self.place_codes(op.name, size)
+            window = (*self.shapes[op.inputs[0]], *op.weight.shape[2:], *op.stride, *op.padding)
+            self.call("convolve", bits, len(rows), *window, *self.shapes[op.name][1:], *numbers, row, place)
         else:
-            place = self.place("c", op.name, size)
-            self.call("dense" + kind, *rows.shape, *tables, x, low, high, 1, place)
+            place = self.place_codes(op.name, size)
+            self.call("dense", bits, *rows.shape, *numbers, 1, place)
         value = Value(size=size, codes=place, grid=target)
         if self._fused(relu):
             self.values[relu.name] = value
         return value
 
     def _activation(self, op: operators.Activation) -> Value:
-        name, target = op.inputs[0], self.policy.grids.get(op.name)
-        source, on_codes = self.values[name], name in self.policy.grids and target is not None
-        if on_codes and source.codes is not None and source.grid == self.policy.grids[name]:
-            assert target is not None
-            if source.grid.bits > 8 or target.bits > 8:
-                raise UnsupportedError(f"C has no kernel for {op.kind} {op.name!r} of more than 8 bits; {ELSEWHERE}")
-            entries = np.resize(self._int8(table(op, source.grid, target), op.name), 256)
-            place = self.place("c", op.name, source.size, over=source.codes)
-            self.call("look_up", source.size, source.codes, source.grid.steps[0], entries, target.zero_point, place)
+        name, target, source = op.inputs[0], self.policy.grids.get(op.name), self.values[op.inputs[0]]
+        grid = self.policy.grids.get(name)
+        if target is not None and source.codes is not None and source.grid == grid is not None:
+            if grid.bits > 8 or target.bits > 8:
+                raise _missing(f"{op.kind} {op.name!r} of more than 8 bits")
+            entries = np.resize(_int8(table(op, grid, target), op.name), 256)
+            place = self.place_codes(op.name, source.size, over=True)
+            self.call("look_up", source.size, source.codes, grid.steps[0], entries, target.zero_point, place)
             return Value(size=source.size, codes=place, grid=target)
         if op.kind != "relu":
-            raise UnsupportedError(f"C has no kernel for {op.kind} {op.name!r} of real numbers; {ELSEWHERE}")
-        x = self.real(name)
-        value = Value(size=source.size, real=self.place("r", op.name, source.size, over=x))
-        self.call("rectify", source.size, x, value.real)
-        if on_codes:
-            assert target is not None
+            raise _missing(f"{op.kind} {op.name!r} of real numbers")
+        value = self._each(op, "clip", 0, np.inf)
+        if target is not None and grid is not None:
             self.values[op.name] = value
             value = replace(value, real=None, codes=self.codes(op.name), grid=target)
         return value
 
+    def _each(self, op: Op, kernel: str, *numbers: Any) -> Value:
+        """What a kernel makes of each real number of the operator's input."""
+        x, size = self.real(op.inputs[0]), self.values[op.inputs[0]].size
+        place = self.place_real(op.name, size, over=True)
+        self.call(kernel, size, x, *numbers, place)
+        return Value(size=size, real=place)
+
     def _layer_norm(self, op: operators.LayerNorm) -> Value:
-        name = op.inputs[0]
         if not norms_codes(op, self.policy.grids):
-            raise UnsupportedError(f"C has no kernel for LayerNorm {op.name!r} of real numbers; {ELSEWHERE}")
-        x, n, size = self.codes(name), op.weight.size, self.values[name].size
-        place = self.place("r", op.name, size)
-        constants = (*norm_constants(op, self.policy.grids[name]), op.weight, op.bias)
+            raise _missing(f"LayerNorm {op.name!r} of real numbers")
+        x, n, size = self.codes(op.inputs[0]), op.weight.size, self.values[op.inputs[0]].size
+        place = self.place_real(op.name, size)
         for start in range(0, size, n):
-            self.call("layer_norm", n, _after(x, start), *constants, _after(place, start))
+            constants = (*norm_constants(op, self.policy.grids[op.inputs[0]]), op.weight, op.bias)
+            self.call("layer_norm", n, x.after(start), *constants, place.after(start))
         return Value(size=size, real=place)
 
     def _normalize(self, op: operators.Normalize) -> Value:
         x, size = self.real(op.inputs[0]), op.mean.size
-        place = self.place("r", op.name, size, over=x)
-        clip = np.float32(op.clip)
-        self.call("normalize", size, x, *op.mean_parts, op.inverse_std, -clip, clip, place)
+        place = self.place_real(op.name, size, over=True)
+        for part in filter(np.any, op.mean_parts):
+            self.call("sum", size, x, -part, place)
+            x = place
+        self.call("scale", size, x, op.inverse_std, place)
+        self.call("clip", size, place, -op.clip, op.clip, place)
         return Value(size=size, real=place)
 
     def _scale(self, op: operators.Scale) -> Value:
         source = self.values[op.inputs[0]]
         if source.bytes_as is not None and not op.factor.shape:
             return replace(source, bytes_as=source.bytes_as * op.factor)
-        x = self.real(op.inputs[0])
-        place = self.place("r", op.name, source.size, over=x)
-        self.call("scale_each", source.size, x, np.broadcast_to(op.factor, self.shapes[op.name]), place)
-        return Value(size=source.size, real=place)
+        return self._each(op, "scale", np.broadcast_to(op.factor, self.shapes[op.name]))
 
     def _slice(self, op: operators.Slice) -> Value:
         value = self.values[op.inputs[0]]
-        real = value.real if value.bytes_as is not None else self.real(op.inputs[0])
+        real = self.real(op.inputs[0]) if value.bytes_as is None else value.real
         assert real is not None
-        return Value(size=math.prod(op.part), real=_after(real, op.start), bytes_as=value.bytes_as)
+        return Value(size=math.prod(op.part), real=real.after(op.start), bytes_as=value.bytes_as)
 
     def _concat(self, op: operators.Concat) -> Value:
         if len(self.shapes[op.name]) > 1:
-            raise UnsupportedError(f"C has no kernel for Concat {op.name!r} of images; {ELSEWHERE}")
+            raise _missing(f"Concat {op.name!r} of images")
         parts = [(self.real(name), self.values[name].size) for name in op.inputs]
-        size = sum(n for _, n in parts)
-        place, start = self.place("r", op.name, size), 0
+        size, start = sum(n for _, n in parts), 0
+        place = self.place_real(op.name, size)
         for x, n in parts:
-            self.call("copy", n, x, _after(place, start))
+            self.call("clip", n, x, -np.inf, np.inf, place.after(start))
             start += n
         return Value(size=size, real=place)
 
     def _add(self, op: operators.Add) -> Value:
         a, b = sorted(op.inputs, key=lambda name: -self.values[name].size)
         x, y, size = self.real(a), self.real(b), self.values[a].size
-        place = self.place("r", op.name, size)
-        if self.values[b].size == size:
-            self.call("sum_each", size, x, y, place)
-        else:
-            for i in range(size):
-                self.call("sum_each", 1, _after(x, i), y, _after(place, i))
+        place, step = self.place_real(op.name, size), self.values[b].size
+        for start in range(0, size, step):
+            self.call("sum", step, x.after(start), y, place.after(start))
         return Value(size=size, real=place)
 
     def _head(self, size: int) -> tuple[str, int]:
         """Appends what makes the action of the output; its C type and how many numbers it has."""
         head, y, a = self.policy.head, Place("y"), Place("a")
         if head.kind == "argmax":
-            start = 0
             segments = head.segments or (size,)
             for index, n in enumerate(segments):
                 first = 0 if head.segments or head.zero_based else head.start
-                self.call("argmax", n, _after(y, start), first, _after(a, index))
-                start += n
+                self.call("argmax", n, y.after(sum(segments[:index])), first, a.after(index))
             return "int32_t", len(segments)
         if head.kind == "binary":
             self.call("positive", size, y, a)
             return "int32_t", size
-        bounds = head.low.astype(np.float32), head.high.astype(np.float32)
-        if head.kind == "clip":
-            self.call("clip", size, y, *bounds, a)
-        else:
-            self.call("squash", head.low.size, y, *bounds, bounds[1] - bounds[0], a)
-        return "uint32_t", head.low.size
-
-    def _int8(self, codes: Array, name: str) -> Array:
-        if codes.min() < -128 or codes.max() > 127:
-            raise UnsupportedError(f"C has no kernel for codes of {name!r} beyond 8 bits; {ELSEWHERE}")
-        return codes
+        low, high = head.low.astype(np.float32), head.high.astype(np.float32)
+        alike = (low == low[0]).all() and (high == high[0]).all()
+        for index in range(1 if alike else low.size):
+            ends = (low[index], high[index]) if head.kind == "clip" else (low[index], high[index], (high - low)[index])
+            kernel = "clip" if head.kind == "clip" else "squash"
+            self.call(kernel, low.size if alike else 1, y.after(index), *ends, a.after(index))
+        return "uint32_t", low.size
 
     def _table(self, role: str, ctype: str, values: Array) -> str:
         """The name of the table of these numbers."""
         flat = np.ascontiguousarray(values).reshape(-1)
-        if ctype == "uint32_t":
-            flat = flat.astype(np.float32).view(np.uint32)
-        flat = flat.astype(ctype.removesuffix("_t"))
+        flat = flat.astype(np.float32).view(np.uint32) if ctype == "uint32_t" else flat.astype(ctype.removesuffix("_t"))
         for name, other in self.tables.items():
             if other.dtype == flat.dtype and np.array_equal(other, flat):
                 return name
-        name = f"{role}{len(self.tables)}"
-        self.tables[name] = flat
+        self.tables[name := f"{role}{len(self.tables)}"] = flat
         return name
 
 
@@ -369,11 +352,17 @@ def _symmetric(op: Linear) -> QuantizedTensor:
 
 
 def _nibbles(rows: Array) -> Array:
-    """Column j low, column j + (k + 1) / 2 high; 8 more than each code, so that an odd row's last half is 0."""
+    """int8 [n, (k + 1) / 2] of codes [n, k], of which each is stored 8 larger: column j low, j + (k + 1) / 2 high."""
     half = (rows.shape[1] + 1) // 2
-    padded = np.pad(rows.astype(np.int64), ((0, 0), (0, 2 * half - rows.shape[1])), constant_values=-8) + 8
-    return padded[:, :half] | padded[:, half:] << 4
+    codes = np.pad(rows + np.int8(8), ((0, 0), (0, rows.shape[1] % 2))).view(np.uint8)
+    return (codes[:, :half] | codes[:, half:] << 4).view(np.int8)
 
 
-def _after(place: Place, start: int) -> Place:
-    return Place(place.buffer, place.start + start)
+def _int8(codes: Array, name: str) -> Array:
+    if codes.min() < -128 or codes.max() > 127:
+        raise _missing(f"codes of {name!r} beyond 8 bits")
+    return codes
+
+
+def _missing(what: str) -> UnsupportedError:
+    return UnsupportedError(f"C has no kernel for {what}; targets tflite and onnx have one")
