@@ -108,11 +108,6 @@ Interval = Annotated[
     Column("95 % interval", formats.interval, of=("ci_low", "ci_high")),
     "Ends of the 95 % interval of the mean; null of one episode.",
 ]
-Success = Annotated[
-    float | None,
-    Column("success %", formats.shares, of=("success", "success_low", "success_high"), optional=True),
-    "Share of the episodes whose last step says `is_success`, with Wilson's 95 % interval; null where none does.",
-]
 Verdict = Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
 Error = Annotated[
     float | None,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,8 +14,12 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from quarl.cli import main
 from quarl.envs import make
 from quarl.envs.reseed import needs_fresh
+from quarl.policy import artifact
+from quarl.policy.graph import ActionHead, Policy, Provenance
+from quarl.policy.operators import Dense
 
 ID = "quarl/Quadrotor-v0"
 mujoco = pytest.importorskip("mujoco")
@@ -163,3 +169,24 @@ env.close()
     if done.stderr.startswith("no OpenGL"):
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
+
+
+def test_verbs_say_how_many_flights_arrive_and_what_a_precision_loses_of_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layer = Dense("still", ("observation",), np.zeros((4, 18), np.float32), np.zeros(4, np.float32))
+    head = ActionHead("clip", low=-np.ones(4, np.float32), high=np.ones(4, np.float32))
+    home = Provenance(env_id=ID, origin="module")
+    artifact.write(
+        Policy(observation_shape=(18,), ops=(layer,), head=head, provenance=home), tmp_path / "p.safetensors"
+    )
+    assert main(["eval", "p.safetensors", "--episodes", "4", "--json", "eval.json"]) == 0
+    assert main(["ptq", "p.safetensors", "--episodes", "2", "--bits", "8", "-o", "out"]) == 0
+    (row,) = json.loads(Path("eval.json").read_text())["rows"]
+    assert (row["success"], row["success_low"], round(row["success_high"], 4)) == (
+        0.0,
+        0.0,
+        0.4899,
+    )  # 1.96² / (4 + 1.96²)
+    exact, int8 = json.loads(Path("out/rows.json").read_text())["rows"]
+    assert (exact["drop"], int8["drop"], int8["success"]) == (None, 0.0, 0.0)
+    assert int8["drop_high"] == pytest.approx(1.96 * np.sqrt(2 / 4 / 4), rel=1e-4)

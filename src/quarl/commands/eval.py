@@ -15,7 +15,7 @@ from quarl.evaluation import evaluate
 from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
-from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps, Success
+from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,11 @@ class EvalRow(Row):
     iqm: Annotated[float, Column("IQM", formats.number)]
     ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
     ci_high: float | None
-    success: Success
+    success: Annotated[
+        float | None,
+        Column("success %", formats.shares, of=("success", "success_low", "success_high"), optional=True),
+    ]
+    """Share of the episodes whose last step says `is_success`, with Wilson's 95 % interval; null where none does."""
     success_low: float | None
     success_high: float | None
     steps: Steps

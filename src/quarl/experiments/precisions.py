@@ -20,19 +20,7 @@ from quarl.experiments.rows import judged
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
-from quarl.rows import (
-    Column,
-    EngineName,
-    Episodes,
-    Error,
-    MaxEpisodes,
-    Measured,
-    Precision,
-    Returns,
-    Row,
-    Scheme,
-    Success,
-)
+from quarl.rows import Column, EngineName, Episodes, Error, MaxEpisodes, Measured, Precision, Returns, Row, Scheme
 from quarl.stats import Interval, as_fields, drop_interval
 
 AGREE_PCT = 1.0
@@ -69,12 +57,13 @@ class PtqRow(Row):
     ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
     """Ends of the 95 % bootstrap interval of the mean return; null of one episode."""
     ci_high: float | None
-    success: Success
+    success: Annotated[float | None, Column("success %", formats.percent, optional=True)]
+    """Share of the episodes whose last step says `is_success`; its ends are those of Wilson's 95 % interval."""
     success_low: float | None
     success_high: float | None
-    drop: Annotated[float | None, Column("drop", formats.shares, of=("drop", "drop_low", "drop_high"), optional=True)]
-    """Share of the episodes that fp32 wins less that of this precision, paired by episode, with the 95 % interval that
-    belongs to McNemar's test; null of fp32."""
+    drop: Annotated[float | None, Column("lost %", formats.shares, of=("drop", "drop_low", "drop_high"), optional=True)]
+    """Share of the episodes that fp32 wins less that of this precision, with its 95 % interval: as in McNemar's test
+    those episodes count that only one of the two wins. Null of fp32."""
     drop_low: float | None
     drop_high: float | None
     error_pct: Error
