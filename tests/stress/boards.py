@@ -91,7 +91,9 @@ def timed(policy: QuantizedPolicy, compiled: boards.Compiled, x: Array) -> dict[
         f"-DPOLICY_RESULT={program.a}",
         f"-DREPEATS={REPEATS}",
     ]
-    subprocess.run([board.compiler, *board.flags, *types, "timer.c", "policy.o", "-o", "timer"], cwd=where, check=True)
+    subprocess.run(
+        [board.compiler, *board.flags.split(), *types, "timer.c", "policy.o", "-o", "timer"], cwd=where, check=True
+    )
     in_c = min(float(subprocess.check_output(["./timer"], cwd=where)) for _ in range(5))
     engine = litert.load(policy, 1)
     engine.run(x[:1])

@@ -18,12 +18,12 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError, first_line
 from quarl.export.c.program import Program, check
 
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
-BARE = ("-mthumb", "-O2", "-fno-tree-loop-distribute-patterns")
-LAYOUT = ("-nostdlib", "-Wl,--section-start=.vectors=0,-Ttext=0x40,-Tdata=0x20000000,-Tbss=0x20000000,-e,0x40", "-lgcc")
+STRICT = "-std=c99 -Wall -Wextra -Werror -pedantic"
+BARE = "-mthumb -O2 -fno-tree-loop-distribute-patterns"
+LAYOUT = "-nostdlib -Wl,--section-start=.vectors=0,-Ttext=0x40,-Tdata=0x20000000,-Tbss=0x20000000,-e,0x40 -lgcc"
 """Of the machine mps2-an386: code from 0 on, numbers from 0x20000000 on, the stack from 4 MB above that."""
-QEMU = ("qemu-system-arm", "-M", "mps2-an386", "-display", "none", "-monitor", "none", "-serial", "none")
-COUNTING = ("-icount", "shift=0", "-semihosting-config", "enable=on,target=native", "-kernel", "./policy")
+QEMU = "qemu-system-arm -M mps2-an386 -display none -monitor none -serial none -icount shift=0"
+QEMU += " -semihosting-config enable=on,target=native -kernel ./policy"
 INSTRUCTIONS = 40
 """In a tick of that machine's clock: 25 MHz, where an instruction counts as a nanosecond."""
 LONGEST = 1200.0
@@ -31,39 +31,22 @@ LONGEST = 1200.0
 
 
 class Board(NamedTuple):
-    """How C is compiled, and the program run."""
+    """How C is compiled, and the program run: words with blanks between."""
 
     compiler: str
-    flags: tuple[str, ...]
-    link: tuple[str, ...]
-    run: tuple[str, ...]
+    flags: str
+    link: str
+    run: str
     packages: str
     """Debian's."""
 
 
+ARM, ARM64 = "gcc-arm-none-eabi qemu-system-arm", "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 BOARDS: Mapping[str, Board] = {
-    "c": Board("gcc", ("-O3",), (), ("./policy",), "gcc libc6-dev"),
-    "c-aarch64": Board(
-        "aarch64-linux-gnu-gcc",
-        ("-O3",),
-        ("-static",),
-        ("qemu-aarch64", "./policy"),
-        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
-    ),
-    "c-m4": Board(
-        "arm-none-eabi-gcc",
-        ("-mcpu=cortex-m4", "-mfloat-abi=soft", *BARE),
-        LAYOUT,
-        (*QEMU, *COUNTING),
-        "gcc-arm-none-eabi qemu-system-arm",
-    ),
-    "c-m0": Board(
-        "arm-none-eabi-gcc",
-        ("-mcpu=cortex-m0plus", *BARE),
-        LAYOUT,
-        (*QEMU, *COUNTING),
-        "gcc-arm-none-eabi qemu-system-arm",
-    ),
+    "c": Board("gcc", "-O3", "", "./policy", "gcc libc6-dev"),
+    "c-aarch64": Board("aarch64-linux-gnu-gcc", "-O3", "-static", "qemu-aarch64 ./policy", ARM64),
+    "c-m4": Board("arm-none-eabi-gcc", f"-mcpu=cortex-m4 -mfloat-abi=soft {BARE}", LAYOUT, QEMU, ARM),
+    "c-m0": Board("arm-none-eabi-gcc", f"-mcpu=cortex-m0plus {BARE}", LAYOUT, QEMU, ARM),
 }
 
 
@@ -90,7 +73,7 @@ class Compiled:
         where, program = self.folder, self.program
         dtype = np.uint8 if program.x == "uint8_t" else np.float32
         (where / "in").write_bytes(np.asarray(observations).astype(dtype).tobytes())
-        _ran(list(BOARDS[self.name].run), where)
+        _ran(BOARDS[self.name].run, where)
         words = np.fromfile(where / "out", np.uint32)
         rows, width = len(observations), program.raw + program.action
         if len(words) > rows * width:
@@ -105,36 +88,35 @@ class Compiled:
         board, where, file = BOARDS[self.name], self.folder, "policy.o"
         if board.link == LAYOUT:
             file = "alone"
-            _ran(
-                [board.compiler, *board.flags, "policy.o", "-nostdlib", "-lgcc", "-Wl,-e,policy_act", "-o", file], where
-            )
+            _ran(f"{board.compiler} {board.flags} policy.o -nostdlib -lgcc -Wl,-e,policy_act -o {file}", where)
         size = board.compiler.removesuffix("gcc") + "size"
-        return int(_ran([size, file], where).splitlines()[1].split()[0])
+        return int(_ran(f"{size} {file}", where).splitlines()[1].split()[0])
 
 
 def load(name: str, file: Path) -> Compiled:
     """The file compiled for the runtime `name`; QuarlError where `write` did not write it, and for missing tools."""
     board = BOARDS[name]
-    if any(shutil.which(tool) is None for tool in (board.compiler, *board.run[:1]) if tool != "./policy"):
+    if any(shutil.which(tool) is None for tool in {board.compiler, board.run.split()[0]} - {"./policy"}):
         raise QuarlError(f"runtime {name} is not installed: apt install {board.packages}")
     try:
         program = check(file.read_text("ascii", errors="replace"))
     except QuarlError as error:
         raise QuarlError(f"{name} does not run {file.name}: {error}") from None
     where = Path(tempfile.mkdtemp(prefix="quarl-"))
-    compiled = Compiled(name, f"gcc {_ran([board.compiler, '-dumpfullversion'], where).strip()}", program, where)
+    compiled = Compiled(name, "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip(), program, where)
     weakref.finalize(compiled, shutil.rmtree, where, ignore_errors=True)
     harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
     for path, text in (("policy.h", program.header()), ("policy.c", program.source()), ("harness.c", harness)):
         (where / path).write_text(text)
-    types = [f"-DPOLICY_NUMBER={program.x}", f"-DPOLICY_RESULT={program.a}"]
-    _ran([board.compiler, *STRICT, *board.flags, "-c", "policy.c"], where)
-    _ran([board.compiler, *board.flags, *types, "harness.c", "policy.o", *board.link, "-o", "policy"], where)
+    types = f"-DPOLICY_NUMBER={program.x} -DPOLICY_RESULT={program.a}"
+    _ran(f"{board.compiler} {STRICT} {board.flags} -c policy.c", where)
+    _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
     return compiled
 
 
-def _ran(command: list[str], where: Path) -> str:
-    """What it prints; QuarlError with the first line of its errors where it fails."""
+def _ran(words: str, where: Path) -> str:
+    """What the command prints; QuarlError with the first line of its errors where it fails."""
+    command = words.split()
     try:
         done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:

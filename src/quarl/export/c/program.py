@@ -125,6 +125,11 @@ class Program:
         return 2 * self.codes + 4 * (self.reals + self.raw)
 
     @property
+    def flash(self) -> int:
+        """Bytes of the tables."""
+        return sum(values.nbytes for values in self.tables.values())
+
+    @property
     def sizes(self) -> str:
         """As macros."""
         return SIZES.format(observation=self.observation, raw=self.raw, action=self.action)
