@@ -16,6 +16,7 @@ import gymnasium
 from numpy.typing import ArrayLike
 
 from quarl import engines, evaluation
+from quarl import export as exporting
 from quarl.arguments import arranged, check, checks_keywords, policy_rows
 from quarl.arrays import Array
 from quarl.calibration import quantize
@@ -300,6 +301,35 @@ class Agent:
         else:
             raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .quarl, .tflite or .onnx")
         say(sentence(self.policy))
+
+    @checks_keywords
+    def export(
+        self,
+        target: str,
+        directory: str | os.PathLike[str],
+        *,
+        precision: str | int | None = None,
+        mode: Mode | None = None,
+        observations: ArrayLike | dict[str, Array] | None = None,
+        env_id: str | None = None,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Writes the folder of `quarl export`: the file of a target, its contract, golden vectors and how to call it.
+
+        Returns the contract. An agent that is quantised already keeps its codes and grids; one in dynamic mode gets
+        grids where the target wants them. QuarlError as of `quantize`, UnsupportedError for what the target has not.
+
+        target: "tflite", "onnx", "onnx-qdq" or "c".
+        precision: as of `quantize`; None is int8, or the agent's own. mode: None is static, or the agent's own.
+        observations: raw ones [N, ...] for calibration and golden vectors; None records the policy's own episodes.
+
+        >>> agent.export("tflite", "cartpole")["arithmetic"]
+        'f32-rne'
+        """
+        given = None if observations is None else policy_rows(self.policy, observations)[0]
+        about: Any = {"observations": given, "env_id": env_id, "seed": seed}
+        policy = exporting.quantised(self.policy, target, precision, mode, **about)
+        return exporting.export(policy, target, Path(directory), **about)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

@@ -25,6 +25,7 @@ from quarl.policy.operators import (
     Dense,
     Linear,
     Op,
+    QuantizedTensor,
     as_float32,
 )
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
@@ -172,6 +173,15 @@ def on_grids(
     return QuantizedPolicy.of(policy, ops, spec, grids)
 
 
+def regridded(policy: QuantizedPolicy, observations: Array) -> QuantizedPolicy:
+    """A dynamic policy in static mode: its weights' codes as they are, its activations on grids that are calibrated on
+    the observations [N, *shape]. Only rows of weights that are tiny beside their bias are rounded anew."""
+    with np.errstate(all="ignore"):
+        values = as_float(policy, observations)
+        check_values(policy, observations, values)
+        return _Pass(policy, values, replace(policy.spec, mode="static"), observations).run()
+
+
 class _Pass:
     """One pass over the operators with calibration values on both roads."""
 
@@ -202,7 +212,8 @@ class _Pass:
         hidden = self.static and op.name in self.rules
         spec = self.of_layer[op.name]
         least = least_scales(op, self.grids[op.inputs[0]], spec.weight_bits) if hidden else None
-        fitted = fit(op, columns, spec, least)
+        keeps = isinstance(op.weight, QuantizedTensor) and (least is None or bool((op.weight.scale >= least).all()))
+        fitted = op if keeps else fit(op, columns, spec, least)
         value = apply(fitted, [x])
         if self.spec.scheme.bias_correction:
             axes = (0, *range(2, value.ndim))

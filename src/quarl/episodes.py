@@ -13,6 +13,7 @@ from pathlib import Path
 
 from quarl import engines
 from quarl.arrays import Array
+from quarl.engines import Engine
 from quarl.envs.rollout import Episode, Play, play
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
@@ -37,11 +38,12 @@ class Job(Play):
     """What a process needs to play its share of the episodes of one policy."""
 
     policy: QuantizedPolicy
-    engine: str
+    engine: str | Engine
 
     def play(self, indices: Iterable[int], report: Callable[[Episode], None]) -> Clock:
         """Plays the episodes of these indices, here; `report` gets each as it ends."""
-        engine = engines.load(self.policy, self.engine, batch=self.batch)
+        name = self.engine
+        engine = engines.load(self.policy, name, batch=self.batch) if isinstance(name, str) else name
         run, now = engine.run, time.perf_counter
         begin = engine_s = 0.0
 

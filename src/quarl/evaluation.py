@@ -115,7 +115,7 @@ def evaluate(
     wrappers: Sequence[Any] | None = None,
     frame_stack: int | None = None,
     max_episode_steps: int | None = None,
-    engine: str = "litert",
+    engine: str | Engine = "litert",
     batch: int = 16,
     stochastic: bool | None = None,
     num_workers: int = 1,
@@ -133,6 +133,7 @@ def evaluate(
     wrappers: in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name, arguments).
     frame_stack: observations that are stacked, in place of what the policy says; 1 stacks none.
     max_episode_steps: the time limit, in place of the policy's or the registered one.
+    engine: a name, or one that is loaded: then its batch is played, in this process.
     batch: episodes played side by side, in one call of the engine per step.
     stochastic: None follows the zoo's convention for this agent.
     num_workers: processes that share the episodes; worth it where a step of the environment is slow.
@@ -148,6 +149,8 @@ def evaluate(
         if env_kwargs or wrappers or frame_stack:
             raise QuarlError("env is made already: drop env_kwargs, wrappers and frame_stack")
         batch = num_workers = 1
+    if not isinstance(engine, str):
+        batch, num_workers = engine.batch, 1
     for name, value in (("episodes", episodes), ("batch", batch), ("num_workers", num_workers)):
         if _whole(name, value) < 1:
             raise QuarlError(f"{name} must be at least 1, got {value}")
@@ -164,7 +167,7 @@ def evaluate(
     job = Job(
         policy=policy,
         engine=engine,
-        batch=min(batch, -(-episodes // num_workers)),
+        batch=min(batch, -(-episodes // num_workers)) if isinstance(engine, str) else batch,
         stream=stream,
         seed=seed,
         stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
@@ -193,7 +196,7 @@ def evaluate(
     successes = [episode.success for episode in finished]
     evaluation = Evaluation(
         env_id=living_id,
-        engine=engine,
+        engine=engine if isinstance(engine, str) else engine.name,
         measured=clocks[0].measured,
         stochastic=job.stochastic,
         seed=seed,
@@ -205,7 +208,7 @@ def evaluate(
         engine_s=sum(clock.engine_s for clock in clocks),
     )
     played = f"{episodes} episodes of {living_id} in {evaluation.num_steps:,} steps and {evaluation.wall_s:.2f} s"
-    kernels = f"{'measured' if evaluation.measured else 'simulated'} on {engine}"
+    kernels = f"{'measured' if evaluation.measured else 'simulated'} on {evaluation.engine}"
     detail(f"played {played}: {policy.spec.precision} {kernels}, seeds of {stream} {seed}")
     return evaluation
 

@@ -11,8 +11,11 @@ from quarl import formats, stats
 from quarl.calibration import quantize
 from quarl.commands import model, terminal
 from quarl.config import EvalConfig
+from quarl.engines import Engine
+from quarl.errors import QuarlError
 from quarl.evaluation import evaluate
-from quarl.policy.graph import QuantizedPolicy
+from quarl.export import runtimes, verify
+from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
 from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps
@@ -50,7 +53,17 @@ class EvalRow(Row):
 
 def run(config: EvalConfig) -> None:
     """Plays the episodes and prints one row."""
-    policy = model.at_home(model.read(config), config)
+    file = model.locate(config)
+    engine: str | Engine = config.engine
+    is_exported = bool(runtimes.for_file(file))
+    policy: Policy
+    if is_exported:
+        if config.stochastic or "engine" in config.typed:
+            raise QuarlError(f"{file} is played as it is, by its greedy actions: drop --engine and --stochastic")
+        policy, engine = verify.opened(file)
+    else:
+        policy = model.read(config)
+    policy = model.at_home(policy, config)
     exact = policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
     with terminal.progress(config.episodes) as progress:
         evaluation = evaluate(
@@ -58,9 +71,9 @@ def run(config: EvalConfig) -> None:
             episodes=config.episodes,
             seed=config.seed,
             env_id=config.env,
-            engine=config.engine,
+            engine=engine,
             batch=config.batch,
-            stochastic=True if config.stochastic else False if config.deterministic else None,
+            stochastic=True if config.stochastic else False if config.deterministic or is_exported else None,
             num_workers=config.workers,
             progress=lambda episode: progress(exact.spec.precision, 1),
         )

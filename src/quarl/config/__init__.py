@@ -25,6 +25,7 @@ from quarl.config.base import (
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
+from quarl.config.export import ExportConfig, VerifyConfig
 from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.model import ModelConfig
@@ -41,7 +42,7 @@ class EvalConfig(ModelConfig):
     """Play episodes with a policy as it is, float or quantised, and report its returns."""
 
     verb: ClassVar[str] = "eval"
-    examples = ("quarl eval out/int8.safetensors --episodes 100",)
+    examples = ("quarl eval out/int8.safetensors --episodes 100", "quarl eval quarl-export/policy.tflite")
 
     engine: EngineName = "litert"
     """What runs the policy."""
@@ -190,6 +191,7 @@ __all__ = [
     "DoctorConfig",
     "EnvsConfig",
     "EvalConfig",
+    "ExportConfig",
     "InspectConfig",
     "LatencyConfig",
     "MixedPrecisionConfig",
@@ -203,6 +205,7 @@ __all__ = [
     "StudyStatusConfig",
     "SweepConfig",
     "TrainConfig",
+    "VerifyConfig",
 ]
 VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
     PtqConfig,
@@ -214,6 +217,8 @@ VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
     EvalConfig,
     PlayConfig,
     InspectConfig,
+    ExportConfig,
+    VerifyConfig,
     BenchConfig,
     EnvsConfig,
     DoctorConfig,

@@ -15,7 +15,7 @@ from quarl.envs.checked import name_of
 from quarl.envs.masks import is_masked, masks_of
 from quarl.envs.wrappers import FrameStack, Rows
 from quarl.errors import QuarlError, note_once
-from quarl.policy.graph import ActionHead, Policy, shapes
+from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.inputs import has_channels_last
 from quarl.readers.actor import LAYOUTS
 from quarl.readers.observation import observe
@@ -127,7 +127,7 @@ def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
         except QuarlError:
             return False
         same = (theirs.kind, theirs.segments, theirs.start) == (head.kind, head.segments, head.start)
-        return same and actions.width == _num(policy)
+        return same and actions.width == policy.num_outputs
     # a bound written in float64 and read in float32 is still the same bound
     return (
         isinstance(space, spaces.Box)
@@ -137,16 +137,13 @@ def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
     )
 
 
-def _num(policy: Policy) -> int:
-    return int(shapes(policy)[policy.output][0])
-
-
 def _actions(policy: Policy) -> str:
     head = policy.head
     if head.segments:
         return f"{len(head.segments)} numbers, each one of {', '.join(map(str, head.segments))}"
     if head.is_discrete:
-        return f"{_num(policy)} bits" if head.kind == "binary" else f"{_num(policy)} discrete ones from {head.start}"
+        count = policy.num_outputs
+        return f"{count} bits" if head.kind == "binary" else f"{count} discrete ones from {head.start}"
     return f"{head.low.size} numbers in [{float(head.low.min()):g}, {float(head.high.max()):g}]"
 
 

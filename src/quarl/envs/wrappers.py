@@ -220,7 +220,7 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         self._stack: Array = np.zeros(low.shape, space.dtype)
         self._frames: Array = np.moveaxis(self._stack, self._axis, 0)
         """The same memory, the axis that frames follow each other on in front."""
-        self._size = len(self._frames) // n_stack
+        self.num_frames, self._size = n_stack, len(self._frames) // n_stack
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)

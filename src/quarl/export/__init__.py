@@ -2,5 +2,131 @@
 
 from __future__ import annotations
 
-TARGETS = ("tflite", "onnx", "onnx-qdq", "c")
-"""What a policy can be exported to."""
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from quarl.arrays import Array
+from quarl.calibration import quantize, regridded
+from quarl.envs import make_for
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.evaluation import record
+from quarl.export import contract, golden, targets, verify
+from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
+from quarl.export.readme import readme
+from quarl.export.targets import FILES, STATIC, TARGETS
+from quarl.files import staged, write_bytes
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
+from quarl.quant.spec import Mode, QuantSpec
+
+__all__ = ["TARGETS", "export", "quantised"]
+UNKNOWN = "the policy names no environment to record observations in"
+
+
+def quantised(
+    policy: Policy,
+    target: str,
+    precision: str | int | None = None,
+    mode: Mode | None = None,
+    *,
+    observations: Array | None = None,
+    env_id: str | None = None,
+    seed: int = 0,
+) -> QuantizedPolicy:
+    """The policy as `export` takes it: in that precision, or with the codes and grids that it has.
+
+    One that is quantised already keeps its codes, and in dynamic mode gets grids where the target or `mode` wants them.
+    QuarlError for a precision that is not its own, and where nothing is there to calibrate on.
+
+    precision: None is int8 of a float policy. mode: None is static, or a quantised policy's own if the target has it.
+    observations: raw ones [N, *shape] to calibrate on; None records them in the environment.
+    """
+
+    def met() -> Array:
+        if observations is not None:
+            return observations
+        if not (env_id or policy.provenance.env_id):
+            raise QuarlError(f"{UNKNOWN}: name one with --env, or give --observations to calibrate on")
+        return record(policy, seed=seed, env_id=env_id)
+
+    if not is_quantized(policy):
+        spec = QuantSpec.parse(precision or "int8", mode=mode or "static")
+        if isinstance(policy, QuantizedPolicy) and spec.float_type == "fp32":
+            return policy
+        return quantize(policy, spec, met() if spec.needs_observations else None)
+    own = policy.spec
+    if (
+        precision is not None
+        and QuantSpec.parse(precision, mode=own.mode, edges=own.edge_bits or "same").precision != own.precision
+    ):
+        raise QuarlError(f"the policy is {own.precision} already: export the float one to --precision {precision}")
+    if own.activation_bits is None or own.mode == "static":
+        if mode == "dynamic" and own.mode == "static":
+            raise QuarlError("the policy is static: its grids travel with it; drop --mode dynamic")
+        return policy
+    return regridded(policy, met()) if mode == "static" or (mode is None and target in STATIC) else policy
+
+
+def export(
+    policy: QuantizedPolicy,
+    target: str,
+    directory: Path,
+    *,
+    observations: Array | None = None,
+    source: Path | None = None,
+    env_id: str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Writes the folder of the policy's file, its contract, golden vectors and how to call it; returns the contract.
+
+    The policy's codes and grids travel as they are; one in dynamic mode gets grids where the target needs them. The
+    runtimes of this machine are held to the golden vectors at once. QuarlError where there are neither observations
+    nor an environment, UnsupportedError for what the target has no form for.
+
+    observations: raw ones [N, *shape]; None records them in the environment. source: the file of the agent.
+    """
+    if target not in TARGETS:
+        raise QuarlError(f"no target {target!r}; choose of {', '.join(TARGETS)}")
+    if target in STATIC and policy.spec.mode != "static":
+        if policy.spec.activation_bits is None:
+            raise UnsupportedError(
+                f"{target} is for integers, not {policy.spec.precision}: export it to tflite or onnx"
+            )
+        raise UnsupportedError(f"{target} needs static mode, this policy is dynamic: export it with --mode static")
+    at_home = bool(env_id or policy.provenance.env_id)
+    if observations is None:
+        if not at_home:
+            raise QuarlError(f"{UNKNOWN}: name one with --env, or give --observations for golden vectors")
+        observations = record(policy, "fidelity", seed=seed, env_id=env_id, num=golden.NUM_RECORDED, min_episodes=3)
+    vectors = golden.record(policy, observations)
+    env = make_for(policy, env_id) if at_home else None
+    full = contract.contract(
+        policy,
+        target,
+        arithmetic="qdq" if target == "onnx-qdq" else "f32-rne",
+        source=_source(policy, source, directory),
+        env=env,
+    )
+    if env is not None:
+        env.close()
+    files = targets.write(policy, target, contract.inner(full), vectors)
+    with staged(directory) as folder:
+        for name, content in files.items():
+            write_bytes(contract.sealed(content), folder / name)
+        full["verified"] = verify.verified(policy, target, vectors, folder / FILES[target])
+        artifact.write(policy, folder / POLICY)
+        write_bytes(vectors.to_bytes(), folder / GOLDEN)
+        write_bytes((json.dumps(full, indent=1, default=artifact.plain) + "\n").encode(), folder / CONTRACT)
+        write_bytes(readme(full, FILES[target]).encode(), folder / "README.md")
+        sums = [f"{sha256(path.read_bytes())}  {path.name}\n" for path in sorted(folder.iterdir())]
+        write_bytes("".join(sums).encode(), folder / SUMS)
+    return full
+
+
+def _source(policy: QuantizedPolicy, source: Path | None, directory: Path) -> dict[str, str]:
+    """The agent's file, as seen from the folder, with its sha256; of an agent that is no file its own alone."""
+    if source is None:
+        return {"file": "", "sha256": sha256(artifact.to_bytes(policy))}
+    return {"file": os.path.relpath(source, directory), "sha256": sha256(source.read_bytes())}

@@ -12,7 +12,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines import check_values, reference
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.policy.operators import OBSERVATION, Linear
@@ -77,11 +77,14 @@ def record(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-
 
     arithmetic: of the reference that computes them.
     """
-    x = np.concatenate([observations, _edges(policy, observations)]).astype(policy.observation_dtype)
+    return computed(policy, np.concatenate([observations, _edges(policy, observations)]), arithmetic)
+
+
+def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne") -> Golden:
+    """The golden vectors of these observations alone."""
+    x = observations.astype(policy.observation_dtype)
     check_values(policy, x)
-    if arithmetic != "f32-rne":
-        raise UnsupportedError(f"golden vectors are of the arithmetic f32-rne, not {arithmetic!r}")
-    engine = reference.load(policy, BATCH)
+    engine = reference.load(policy, BATCH, arithmetic)
     pieces = [_wanted(policy, engine.trace(x[start : start + BATCH])) for start in range(0, len(x), BATCH)]
     values = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     outputs = values.pop(OUTPUTS)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def load(name: str, file: Path) -> Runtime:
         raise QuarlError(f"no runtime {name!r}; choose of {', '.join(RUNTIMES)}{did_you_mean(name, RUNTIMES)}")
     if file.suffix.lower() not in kind.suffixes:
         raise UnsupportedError(f"{name} runs {' and '.join(kind.suffixes)} files, not {file.name}")
+    # openvino's import would otherwise report over the network that it is used, from a thread that outlives the run
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: it cannot be imported
     try:
         importlib.import_module(kind.module)
     except ImportError:

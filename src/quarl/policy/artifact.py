@@ -66,7 +66,7 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
         "head": {"kind": policy.head.kind, "start": policy.head.start}
         | {name: value for name in HEAD_SETTINGS if (value := getattr(policy.head, name))},
         "ops": ops,
-        "provenance": _provenance_to_json(policy.provenance),
+        "provenance": provenance_to_json(policy.provenance),
     }
     if policy.inputs:
         manifest["observation"]["inputs"] = list(map(astuple, policy.inputs))
@@ -79,7 +79,7 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
     else:
         with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter's lock alone
             manifest["sha256"] = dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
-    return tensors, sealed(json.dumps(manifest, separators=(",", ":"), default=_plain))
+    return tensors, sealed(json.dumps(manifest, separators=(",", ":"), default=plain))
 
 
 def _version(policy: Policy) -> int:
@@ -89,7 +89,7 @@ def _version(policy: Policy) -> int:
     return 2 if any(getattr(op.weight, "mid_rise", False) for op in policy.linear) else 1
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """numpy's numbers, as environments have them, as JSON's."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -149,7 +149,7 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
         "observation_dtype": _one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
         "ops": tuple(_op_from_json(entry, tensors) for entry in manifest["ops"]),
         "head": head,
-        "provenance": _provenance_from_json(manifest["provenance"]),
+        "provenance": provenance_from_json(manifest["provenance"]),
     }
     if "spec" not in manifest:
         return Policy(**common)
@@ -226,13 +226,15 @@ def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> Qua
     return QuantizedTensor(codes, scale, zero_point, bits, mid_rise)
 
 
-def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:
+def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
+    """Its fields as JSON has them, but for `longest`."""
     values = {field.name: getattr(provenance, field.name) for field in fields(provenance) if field.name != "longest"}
     wrappers = [(name, dict(kwargs)) for name, kwargs in provenance.wrappers]
     return values | {"env_kwargs": dict(provenance.env_kwargs), "wrappers": wrappers}
 
 
-def _provenance_from_json(entry: dict[str, Any]) -> Provenance:
+def provenance_from_json(entry: Mapping[str, Any]) -> Provenance:
+    """The inverse of `provenance_to_json`, of checked values."""
     limit = entry.get("max_episode_steps")  # like the source of statistics, absent from older files
     return Provenance(
         algo=_word(entry["algo"]),

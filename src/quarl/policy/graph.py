@@ -159,6 +159,11 @@ class Policy:
         return self.ops[-1].name
 
     @property
+    def num_outputs(self) -> int:
+        """Numbers that the network gives for one observation."""
+        return int(shapes(self)[self.output][0])
+
+    @property
     def linear(self) -> tuple[Linear, ...]:
         """The operators that carry weights, in order."""
         return tuple(op for op in self.ops if isinstance(op, Linear))

@@ -1,0 +1,34 @@
+"""`quarl export`: a policy as a file for another runtime or a small board, in a folder with its proof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quarl.commands import model, terminal
+from quarl.config import ExportConfig
+from quarl.export import export, quantised
+from quarl.export.contract import meaning
+from quarl.export.targets import FILES
+from quarl.export.verify import VerifyRow, judged
+from quarl.policy.graph import is_quantized
+from quarl.readers import find
+from quarl.readers.normalizer import sentence
+
+
+def run(config: ExportConfig) -> None:
+    """Writes the folder and prints what each runtime of this machine makes of it."""
+    policy = model.at_home(model.read(config), config)
+    given = None if config.observations is None else model.observations(config.observations, policy)
+    about: Any = {"observations": given, "env_id": config.env, "seed": config.seed}
+    exported = quantised(policy, config.to, config.precision, config.mode, **about)
+    said = []
+    if is_quantized(policy) and exported is not policy:
+        said.append("its activations are on grids that were calibrated anew: static, where the policy is dynamic")
+        said += judged(policy, exported, episodes=config.episodes, seed=config.seed, env_id=config.env)
+    source = model.locate(config)
+    file = find.in_folder(source) if source.is_dir() else source
+    contract = export(exported, config.to, config.output, source=file, **about)
+    rows = [VerifyRow(check="golden vectors", count=each.pop("vectors"), **each) for each in contract["verified"]]
+    said += [meaning(exported.head), sentence(exported), f"file: {config.output / FILES[config.to]}"]
+    title = f"{model.title(exported, config.env)}: {exported.spec.in_words} for {config.to}"
+    terminal.tell(config, VerifyRow, rows, title, "", *said, **model.told(config, exported, None))

@@ -1,0 +1,31 @@
+"""`quarl verify`: whether exported files are as they were written, and act as they are to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quarl.commands import terminal
+from quarl.config import VerifyConfig
+from quarl.errors import QuarlError
+from quarl.export.verify import DIFFERS, VerifyRow, verify
+
+
+def run(config: VerifyConfig) -> None:
+    """Prints a row for each check; QuarlError where one fails."""
+    path = Path(config.model[0])
+    rows: list[VerifyRow] = []
+    said: list[str] = []
+    checks = verify(
+        path, config.runtime, episodes=config.episodes, env_id=config.env, margin_pct=config.margin, seed=config.seed
+    )
+    for each in checks:
+        if isinstance(each, VerifyRow):
+            rows.append(each)
+        else:
+            said.append(each)
+    if any(row.runtime == "openvino" for row in rows):
+        said.append("openvino computes in float32 here, by its hint INFERENCE_PRECISION_HINT=f32: give it that, too")
+    terminal.tell(config, VerifyRow, rows, f"{path}", "", *said, model=str(path), seed=config.seed)
+    for row in rows:
+        if row.result == DIFFERS:
+            raise QuarlError(f"{path} in {row.runtime}, {row.check}: {row.detail}")

@@ -1,0 +1,83 @@
+"""Options of export and verify: a policy as a file for other runtimes, and whether that acts as it is to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from tyro.conf import Positional
+
+from quarl.config.base import Config, EnvId, Output, at_least_one, check_margin
+from quarl.config.groups import QUANTISATION, shown
+from quarl.config.model import ModelConfig
+from quarl.errors import QuarlError
+from quarl.quant.spec import Mode, QuantSpec
+
+Runtimes = Literal["litert", "ort", "openvino", "tract", "tflm", "c", "c-aarch64", "c-m4", "c-m0"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(ModelConfig):
+    """Write a policy as a file for another runtime or a small board, with its contract and what proves it equal."""
+
+    verb: ClassVar[str] = "export"
+    examples = (
+        "quarl export logs/dqn/CartPole-v1_1 --to tflite -o cartpole",
+        "quarl export out/int4.safetensors --to c -o firmware",
+    )
+
+    to: Literal["tflite", "onnx", "onnx-qdq", "c"] = "tflite"
+    """LiteRT, OpenVINO and TFLite Micro; ONNX, with integer operators or QDQ; integer-only C99."""
+    precision: Annotated[str | None, shown("BITS", default="int8, or the policy's own"), QUANTISATION] = None
+    """fp32, fp16, an integer 2..32, wNaM, or intNeK for K bits in the first and last layers."""
+    mode: Annotated[Mode | None, shown(default="static, or the policy's own where the target has it"), QUANTISATION] = (
+        None
+    )
+    """Activations: quantised per row at run time, or on grids calibrated beforehand, which boards need."""
+    observations: Annotated[Path | None, shown("FILE")] = None
+    """Recorded observations, .npy or .npz, in place of an environment: to calibrate on, and for golden vectors."""
+    episodes: int = 100
+    """Episodes of the verdict on a dynamic policy that becomes static."""
+    output: Output = Path("quarl-export")
+    """Folder for the file, contract.json, golden.npz, README.md, SHA256SUMS and the policy itself."""
+
+    def check(self) -> None:
+        super().check()
+        at_least_one(episodes=self.episodes)
+        if self.precision is not None:
+            QuantSpec.parse(self.precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig(Config):
+    """Check that exported files are as they were written, and act as the policy does, in every runtime there is."""
+
+    verb: ClassVar[str] = "verify"
+    examples = ("quarl verify quarl-export --runtime litert tflm",)
+
+    model: Positional[Annotated[tuple[str, ...], shown("DIR|FILE")]] = ()
+    """A folder that quarl export wrote, or its file alone, of which fewer checks can be made."""
+    runtime: Annotated[tuple[Runtimes, ...], shown("NAME ...", default="those that are installed")] = ()
+    """Runtimes to run the file in: litert, ort, openvino, tract, tflm, c, c-aarch64, c-m4 or c-m0."""
+    episodes: int = 20
+    """Episodes of the return in each runtime, against fp32; 0 plays none."""
+    margin: Annotated[float, shown("PERCENT")] = 5.0
+    """Loss of return, of fp32's, that is still acceptable."""
+    env: EnvId = None
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    seed: int = 0
+    """Seed of the episodes."""
+
+    def check(self) -> None:
+        super().check()
+        if len(self.model) != 1:
+            raise QuarlError(f"DIR|FILE is one folder or file, got {len(self.model)}: as in quarl verify quarl-export")
+        if self.episodes < 0:
+            raise QuarlError(f"--episodes must not be negative, got {self.episodes}")
+        check_margin(self.margin)
+
+    def look(self) -> None:
+        if not os.path.exists(self.model[0]):
+            raise QuarlError(f"no file {self.model[0]}; check the path")

@@ -1,0 +1,219 @@
+"""What an exported file takes, gives and computes, beside it as contract.json and, in short, inside of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from quarl import __version__
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.export.numbers import bounds, observed
+from quarl.inert.budget import read_json
+from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
+from quarl.policy.container import raw
+from quarl.policy.graph import ActionHead, QuantizedPolicy, shapes
+from quarl.policy.inputs import Input, layout
+from quarl.policy.operators import QuantizedTensor
+from quarl.quant.spec import QuantSpec
+
+POLICY, CONTRACT, GOLDEN, SUMS = "policy.quarl", "contract.json", "golden.npz", "SHA256SUMS"
+"""Files of the folder, beside the exported one."""
+FORMAT = "quarl-contract-1"
+MOST_INSIDE = 4096
+"""Bytes that the short form may take."""
+BEGIN = f'{{"format":"{FORMAT}"'
+"""Of the short form, by which it is found in a file of any kind."""
+SEAL = re.compile(rb'"sealed":"([0-9a-f]{64})"')
+OPEN = "0" * 64
+"""In the place of the seal: the sha256 of the whole file is of the file with this in it."""
+INSIDE = ("format", "target", "precision", "mode", "arithmetic", "environment")
+NAN = {
+    "c": "policy_act returns -1",
+    "": "not looked at: the arithmetic makes some number of it; do not act on such an observation",
+}
+ENVIRONMENT = {"id": "env_id", "kwargs": "env_kwargs", "wrappers": "wrappers", "max_episode_steps": "max_episode_steps"}
+SOURCE = ("algo", "statistics", "stochastic", "origin")
+"""Fields of Provenance in the contract's `environment`, by the key there, and in its `source`."""
+
+
+def contract(
+    policy: QuantizedPolicy,
+    target: str,
+    *,
+    arithmetic: str,
+    source: Mapping[str, str],
+    footprint: Mapping[str, Any] | None = None,
+    env: gymnasium.Env[Any, Any] | None = None,
+) -> dict[str, Any]:
+    """What contract.json holds; `verified` is empty.
+
+    source: `file` and `sha256` of the agent. footprint: `flash` and `ram` in bytes, and `how` they were found. env: of
+    the policy, which says what its observations are; None: there is none here.
+    """
+    head, of, shape_of = policy.head, provenance_to_json(policy.provenance), shapes(policy)
+    order = "channels first" if len(policy.observation_shape) == 3 else "one row"
+    return {
+        "format": FORMAT,
+        "quarl": __version__,
+        "target": target,
+        "precision": policy.spec.precision,
+        "mode": policy.spec.mode,
+        "spec": policy.spec.to_json(),
+        "arithmetic": arithmetic,
+        "io": "float",
+        "source": {**source, **{name: of[name] for name in SOURCE}},
+        "environment": {name: of[field] for name, field in ENVIRONMENT.items()},
+        "observation": {
+            "shape": list(policy.observation_shape),
+            "dtype": policy.observation_dtype,
+            "layout": f"{order}: {layout(policy.inputs)}" if policy.inputs else order,
+            "inputs": list(map(astuple, policy.inputs)),
+            "nan": NAN.get(target, NAN[""]) if policy.observation_dtype == "float32" else "bytes have none",
+            **observed(policy, env),
+        },
+        "action": {
+            "kind": head.kind,
+            "shape": list(head.low.shape) if not head.is_discrete else [len(head.segments)] if head.segments else [],
+            "low": None if head.is_discrete else bounds(head.low),
+            "high": None if head.is_discrete else bounds(head.high),
+            "start": head.start,
+            "zero_based": head.zero_based,
+            "segments": list(head.segments),
+            "num_outputs": policy.num_outputs if head.is_discrete else head.low.size,
+            "meaning": meaning(head),
+        },
+        "layers": [
+            {
+                "name": op.name,
+                "kind": type(op).__name__,
+                "shape": list(op.weight.shape),
+                "bits": policy.bits_of_layers[op.name],
+                "macs": math.prod(op.weight.shape) * math.prod(shape_of[op.name][1:]),
+                "bytes": math.ceil(policy.bits_of_layers[op.name] * math.prod(op.weight.shape) / 8),
+            }
+            for op in policy.linear
+        ],
+        "grids": {n: {"scale": g.scale, "zero_point": g.zero_point, "bits": g.bits} for n, g in policy.grids.items()},
+        "sha256": digests(policy),
+        "footprint": dict(footprint or {}),
+        "verified": [],
+    }
+
+
+def sha256(data: bytes) -> str:
+    """Of the bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def meaning(head: ActionHead) -> str:
+    """What a file's output is, in a sentence."""
+    if not head.is_discrete:
+        return "its output is the action, within its bounds"
+    return head.reading or "its output is a score for each action, which is the number of the largest, from 0"
+
+
+def digests(policy: QuantizedPolicy) -> dict[str, str]:
+    """The sha256 of the weights, as codes with their scales or as floats, and of the grids."""
+    weights = hashlib.sha256()
+    for op in policy.linear:
+        weight = op.weight
+        held = (weight.codes, weight.scale, weight.zero_point) if isinstance(weight, QuantizedTensor) else (weight,)
+        for array in (*held, op.bias):
+            weights.update(f"{op.name} {array.dtype} {array.shape}".encode())
+            weights.update(raw(np.ascontiguousarray(array)))
+    grids = json.dumps({name: astuple(grid) for name, grid in policy.grids.items()}, sort_keys=True)
+    return {"weights": weights.hexdigest(), "grids": sha256(grids.encode())}
+
+
+def inner(full: Mapping[str, Any]) -> str:
+    """The short form, one line of ASCII, whose seal is open."""
+    source = {name: full["source"][name] for name in ("sha256", *SOURCE)}
+    observation = {name: full["observation"][name] for name in ("shape", "dtype", "inputs")}
+    said = {name: full[name] for name in INSIDE} | {"source": source, "observation": observation}
+    said |= {name: full[name] for name in ("spec", "sha256")}
+    said["action"] = {name: value for name, value in full["action"].items() if name != "meaning"}
+    said["bits"] = {layer["name"]: layer["bits"] for layer in full["layers"]}
+    for left_out in ((), ("bits",), ("bits", "spec")):
+        short = {name: value for name, value in said.items() if name not in left_out}
+        text = json.dumps(short | {"sealed": OPEN}, separators=(",", ":"), default=plain)
+        if len(text) <= MOST_INSIDE:
+            return text
+    raise UnsupportedError(
+        f"the contract inside the file takes {len(text):,} bytes of {MOST_INSIDE:,}: shorten --env-kwargs or --wrapper"
+    )
+
+
+def sealed(content: bytes) -> bytes:
+    """The file with its own sha256 in the contract inside."""
+    return content.replace(f'"sealed":"{OPEN}"'.encode(), f'"sealed":"{sha256(content)}"'.encode(), 1)
+
+
+def read(content: bytes, where: str) -> dict[str, Any]:
+    """The contract inside a file; QuarlError where there is none, or where any bit of the file is not as written."""
+    begin = content.find(BEGIN.encode())
+    if begin < 0:
+        raise QuarlError(f"{where} holds no contract: it is no file that quarl export wrote, or it is damaged")
+    seal = SEAL.search(content, begin, begin + MOST_INSIDE)
+    whole = seal and sha256(content[: seal.start(1)] + OPEN.encode() + content[seal.end(1) :])
+    if seal is None or whole != seal[1].decode():
+        raise QuarlError(f"{where} does not match the sha256 of its contract; the file is damaged: export it again")
+    return read_json(content[begin : seal.end() + 1], f"the contract in {where}")
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True, repr=False)
+class Exported(QuantizedPolicy):
+    """A policy of which a file holds the network, and the contract inside it all else: it has no operators."""
+
+    width: int
+    """Numbers that the file gives."""
+
+    def __post_init__(self) -> None:
+        """Nothing of a graph to check."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers that the file gives."""
+        return self.width
+
+
+def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
+    """The policy that the contract speaks of: its actions are what the file gives, or the best-scored ones."""
+    try:
+        of, action, observation = contract["source"], contract["action"], contract["observation"]
+        of_environment = {field: contract["environment"][name] for name, field in ENVIRONMENT.items()}
+        discrete, size = action["kind"] in ("argmax", "binary"), int(action["num_outputs"])
+        head = ActionHead(
+            kind=action["kind"] if discrete else "clip",
+            start=int(action["start"]),
+            zero_based=action["zero_based"] is True,
+            segments=tuple(map(int, action["segments"])),
+            **({} if discrete else {end: _bounds(action[end], size, end) for end in ("low", "high")}),
+        )
+        spec = contract.get("spec")
+        return Exported(
+            observation_shape=tuple(map(int, observation["shape"])),
+            observation_dtype="uint8" if observation["dtype"] == "uint8" else "float32",
+            inputs=tuple(Input(str(k), kind, tuple(s), tuple(v)) for k, kind, s, v in observation["inputs"]),
+            ops=(),
+            head=head,
+            provenance=provenance_from_json({**of_environment, **{name: of[name] for name in SOURCE}}),
+            spec=QuantSpec.from_json(spec) if spec else QuantSpec.parse(contract["precision"], mode=contract["mode"]),
+            width=size,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise QuarlError(f"{where}: its contract lacks what it says of a policy ({error}); export it again") from None
+
+
+def _bounds(given: Any, size: int, end: str) -> Any:
+    """float32 [size] of what `bounds` wrote; no bound is an infinite one."""
+    numbers = given if isinstance(given, list) else [given] * size
+    beyond = -math.inf if end == "low" else math.inf
+    return np.array([beyond if number is None else float(number) for number in numbers], np.float32)

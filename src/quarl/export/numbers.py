@@ -1,0 +1,109 @@
+"""What the numbers of an observation are: the place of each, its name where something names it, and what makes it."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from quarl.envs.wrappers import FrameStack
+from quarl.errors import printable
+from quarl.policy.graph import Policy
+
+ROW = re.compile(r"\s*\|\s*(\d+)\s*\|\s*([^|]+?)\s*\|")
+"""Of the table of observations in the documentation of Gymnasium's environments: number and name."""
+HEADING = re.compile(r"\s*\|\s*Num\s*\|\s*Observation\b")
+NAMED = {"TimeFeatureWrapper": "remaining time, from 1 to 0"}
+"""What wrappers append."""
+MOST_NAMED = 256
+"""Numbers of an input that have an entry each; a larger one, an image, has one for all."""
+Number = tuple[int, str, str]
+"""(how many side by side, name or nothing, what makes them)."""
+
+
+def observed(policy: Policy, env: gymnasium.Env[Any, Any] | None) -> dict[str, Any]:
+    """`low`, `high` and `numbers` of the contract's observation.
+
+    Bounds are a number where all have one, else a list, with null where there is none. An image has an entry for each
+    of its channels. env: where it is observed; None: what the policy itself knows is all there is.
+    """
+    low = high = None
+    if env is not None and isinstance(space := env.observation_space, gymnasium.spaces.Box):
+        low, high = bounds(space.low), bounds(space.high)
+    shape = policy.observation_shape
+    numbers = _of_inputs(policy) if policy.inputs else [] if env is None else _made(env, shape)
+    entries, end = [], 0
+    for count, name, maker in numbers or [(math.prod(shape[1:]), "", "")] * shape[0]:
+        start, end = end, end + count
+        entries.append({"place": start if count == 1 else [start, end - 1], "name": name, "made_by": maker})
+    return {"low": low, "high": high, "numbers": entries}
+
+
+def bounds(array: Any) -> Any:
+    """The bounds as JSON has them: one number where all are equal, None where there is none."""
+    flat = [float(number) if math.isfinite(number) else None for number in np.asarray(array, np.float64).reshape(-1)]
+    return flat[0] if len(set(flat)) == 1 else flat
+
+
+def _of_inputs(policy: Policy) -> list[Number]:
+    """Of a Dict and of discrete numbers, by key."""
+    numbers: list[Number] = []
+    for each in policy.inputs:
+        key = each.key or "observation"
+        if each.values:  # one-hot
+            hot = [(which, value) for which, count in enumerate(each.values) for value in range(count)]
+            of = [f"[{which}]" * (len(each.values) > 1) for which, _ in hot]
+            numbers += [(1, f"{key}{place} is {value}", each.kind) for place, (_, value) in zip(of, hot, strict=True)]
+        elif each.size > MOST_NAMED:
+            numbers.append((each.size, key, each.kind))
+        else:
+            numbers += [(1, f"{key}[{','.join(map(str, place))}]", each.kind) for place in np.ndindex(each.shape)]
+    return numbers
+
+
+def _made(env: gymnasium.Env[Any, Any], shape: tuple[int, ...]) -> list[Number]:
+    """Along the first axis of an observation, from the environment outwards; nothing where that does not add up."""
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    base, count = layers.pop(), math.prod(shape[1:])
+    named = _documented(base) if len(shape) == 1 else [""] * shape[0]
+    numbers = [(count, name, type(base).__name__) for name in named]
+    for layer in reversed(layers):
+        size, kind = (layer.observation_space.shape or (0,))[0], type(layer).__name__
+        if isinstance(layer, FrameStack):
+            numbers = _stacked(numbers[: size // layer.num_frames], layer.num_frames)
+        elif len(shape) > 1:
+            continue  # of images, only how they are stacked is told
+        elif kind in NAMED:  # it widens the space of what it wraps as well
+            numbers = [*numbers[: size - 1], (1, NAMED[kind], kind)]
+        elif size > len(numbers):
+            numbers += [(1, "", kind)] * (size - len(numbers))
+        elif size < len(numbers):
+            numbers = [(1, "", kind)] * size
+        elif isinstance(layer, gymnasium.ObservationWrapper):
+            numbers = [(1, name, kind) for _, name, _ in numbers]
+    return numbers if len(numbers) == shape[0] else []
+
+
+def _stacked(numbers: list[Number], frames: int) -> list[Number]:
+    """Those of several observations, the oldest first."""
+    ages = [*(f"{age} steps earlier" for age in range(frames - 1, 1, -1)), "1 step earlier", "now"][-frames:]
+    return [(count, f"{name}, {age}" if name else age, "FrameStack") for age in ages for count, name, _ in numbers]
+
+
+def _documented(env: gymnasium.Env[Any, Any]) -> list[str]:
+    """The names in the table of the environment's documentation where that has one for each number, else empty ones."""
+    size = math.prod(env.observation_space.shape or (0,))
+    named: list[str] | None = None
+    for line in (type(env).__doc__ or "").splitlines():
+        if HEADING.match(line):
+            named = []
+        elif named is not None and (row := ROW.match(line)) and int(row[1]) == len(named):
+            named.append(printable(row[2])[:80])
+        if named is not None and len(named) == size:
+            return named
+    return [""] * size

@@ -1,0 +1,45 @@
+"""How to call an exported file, in a page beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CALLS = {
+    "tflite": """from ai_edge_litert.interpreter import Interpreter
+policy = Interpreter("policy.tflite", num_threads=1)
+policy.allocate_tensors()
+policy.set_tensor(policy.get_input_details()[0]["index"], observation[None])
+policy.invoke()
+output = policy.get_tensor(policy.get_output_details()[0]["index"])[0]""",
+    "onnx": """import onnxruntime
+policy = onnxruntime.InferenceSession("policy.onnx")
+output = policy.run(None, {"observation": observation[None]})[0][0]""",
+    "c": """#include "policy.h"  /* what it declares says how each function is called */
+cc -std=c99 -O3 -c policy.c; cc -std=c99 policy.c policy_selftest.c && ./a.out""",
+}
+
+
+def readme(contract: Mapping[str, Any], file: str) -> str:
+    """README.md of a folder that `quarl export` writes."""
+    observation, action, source = contract["observation"], contract["action"], contract["source"]
+    kind = "c" if contract["target"] == "c" else file.rpartition(".")[2]
+    shape = " x ".join(map(str, observation["shape"]))
+    last = observation["numbers"][-1]
+    made = f"; the last is {last['name']} (made by {last['made_by']})" if last["name"] else ""
+    where = contract["environment"]["id"] or "no environment"
+    held = ", ".join(f"{each['runtime']} {each['version']} ({each['result']})" for each in contract["verified"])
+    return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
+
+`{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Nothing is to be
+normalised, scaled or clipped before it. Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
+
+`{file}` gives {action["num_outputs"]} float32 numbers: {action["meaning"]}.
+
+```{"c" if kind == "c" else "python"}
+{CALLS[kind]}
+```
+
+Held to `golden.npz` here: {held or "no runtime"}.
+`quarl verify .` repeats that, checks the sha256 of every file and plays the policy.
+"""

@@ -1,0 +1,307 @@
+"""Whether what lies in a folder of `quarl export`, or in a file of one, is what was written, and acts as it is to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from quarl import formats, stats
+from quarl.arrays import Array
+from quarl.calibration import quantize
+from quarl.errors import QuarlError
+from quarl.evaluation import evaluate, record
+from quarl.export import contract, golden, runtimes, targets
+from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
+from quarl.export.golden import Difference, Golden
+from quarl.export.runtimes import Runtime
+from quarl.inert.budget import read_json, reading
+from quarl.inert.zip import read_bytes
+from quarl.policy import artifact
+from quarl.policy.graph import ActionHead, QuantizedPolicy, shapes
+from quarl.policy.operators import Flatten, Linear, Op
+from quarl.quant.spec import EXACT
+from quarl.readers import load
+from quarl.rows import Column, Row
+
+EMULATED = ("c-aarch64", "c-m4", "c-m0")
+"""Runtimes of other processors: slow, and held to their results where they are asked for."""
+CLOSE, CLOSE_SHARE = 1e-5, 0.995
+"""Where a runtime computes in float: of the range, and the share of observations that lie so close."""
+TIGHT = 1e-6
+"""Of the range, where it computes in integers: what is left to its tanh."""
+DIFFERS = "differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRow(Row):
+    """One check."""
+
+    command = "verify"
+    check: Annotated[str, Column("check")]
+    """sha256 of files, contract, golden vectors, rollout (fresh observations), or return (episodes)."""
+    runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
+    version: Annotated[str | None, Column("version", lambda version: version or "")] = None
+    arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
+    """What the results are compared with: f32-rne, q31-double or qdq."""
+    count: Annotated[int | None, Column("of", formats.count)] = None
+    """Files, observations or episodes."""
+    result: Annotated[str, Column("result")] = "intact"
+    """intact, equal, or equal within what; of returns the verdict; differs."""
+    detail: Annotated[str, Column("", optional=True)] = ""
+    """Where it differs, or the interval of a return."""
+
+
+class Loaded:
+    """A Runtime as an engine of one observation a call."""
+
+    measured = True
+    batch = 1
+
+    def __init__(self, runtime: Runtime, file: Path) -> None:
+        self.name, self.file_bytes, self.run = runtime.name, file.stat().st_size, runtime.run
+
+
+def opened(file: Path) -> tuple[Exported, Loaded]:
+    """What an exported file says of its policy, and the file in the first of its runtimes; QuarlError if damaged."""
+    inside = contract.read(_read(file), str(file))
+    runtime = runtimes.load(runtimes.for_file(file)[0], file)
+    return contract.policy_of(inside, str(file)), Loaded(runtime, file)
+
+
+def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runtime: Runtime) -> VerifyRow:
+    """The row of a runtime that is given the vectors' observations; the policy says how close it has to come."""
+    got, expected = runtime.run(vectors.observations), vectors.given
+    if runtime.arithmetic not in ("f32-rne", "qdq"):
+        expected = golden.computed(policy, vectors.observations, runtime.arithmetic).given
+    difference, result = compare(policy, expected, got, runtime.arithmetic)
+    about: dict[str, Any] = {"version": runtime.version, "arithmetic": runtime.arithmetic, "count": len(got)}
+    detail = str(difference or "")
+    if difference is not None:
+        row = vectors.observations[difference.observation : difference.observation + 1]
+        detail += _layer(policy, target, runtime, row)
+    return VerifyRow(check=check, runtime=runtime.name, **about, result=result, detail=detail)
+
+
+def compare(policy: QuantizedPolicy, expected: Array, got: Array, arithmetic: str) -> tuple[Difference | None, str]:
+    """(where a runtime's results [N, n] leave those that are expected, or None; the result in words).
+
+    Integers have to come out as such, but for a tanh behind them; where sums are of floats, or codes are chosen by
+    such, nearly all rows have to be close, and all discrete actions equal.
+    """
+    if got.shape != expected.shape:
+        raise QuarlError(
+            f"the file gives {got.shape[1:]} numbers for an observation, {expected.shape[1:]} are expected"
+        )
+    if np.array_equal(expected, got):
+        return None, "equal"
+    span = max(float(np.ptp(expected)), 1.0)
+    if policy.spec.mode == "static" and arithmetic != "qdq":
+        difference = golden.first_difference(expected, got, TIGHT * span)
+        return difference, f"equal within {TIGHT:g}" if difference is None else DIFFERS
+    difference = golden.first_difference(expected, got, CLOSE * span)
+    acts = not policy.head.is_discrete or np.array_equal(policy.head(expected), policy.head(got))
+    if difference is None or (acts and difference.rows <= (1 - CLOSE_SHARE) * len(got)):
+        close = 1 - (difference.rows if difference else 0) / len(got)
+        return None, f"{100 * close:.4g} % within {CLOSE:g}"
+    return difference, DIFFERS
+
+
+def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) -> list[dict[str, Any]]:
+    """What contract.json says of the runtimes that are installed here: what each makes of the golden vectors."""
+    said = []
+    for name in runtimes.for_file(file):
+        with contextlib.suppress(QuarlError):  # it is not installed, or refuses the file, as `verify` says
+            if name not in EMULATED:
+                row = held("golden vectors", policy, target, vectors, runtimes.load(name, file))
+                said.append({k: v for k, v in asdict(row).items() if k in VERIFIED} | {"vectors": row.count})
+    return said
+
+
+VERIFIED = ("runtime", "version", "arithmetic", "result")
+"""What the contract says of a runtime, with the number of vectors."""
+
+
+def verify(
+    path: Path,
+    names: Sequence[str] = (),
+    *,
+    episodes: int = 20,
+    env_id: str | None = None,
+    margin_pct: float = 5.0,
+    seed: int = 0,
+) -> Iterator[VerifyRow | str]:
+    """A row for each check of a folder that `quarl export` wrote, or of one of its files; or why one is left out.
+
+    QuarlError where anything is not as it was written, and where a runtime that is asked for is not installed.
+
+    names: of runtimes; none: all that are installed. episodes: of each return, 0 plays none.
+    """
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        yield VerifyRow(check="sha256", count=_check_sums(folder))
+        full = read_json(_read(folder / CONTRACT), str(folder / CONTRACT))
+        path = folder / targets.FILES.get(str(full.get("target")), "")
+    inside = contract.read(_read(path), str(path))
+    exported = contract.policy_of(inside, str(path))
+    policy = vectors = fresh = None
+    if folder is None:
+        yield VerifyRow(check="contract", count=1)
+        yield "left out for want of the folder: the sha256 of its files, golden vectors, rollout, return against fp32"
+    else:
+        if json.loads(contract.inner(full)) != {**inside, "sealed": contract.OPEN}:
+            raise QuarlError(f"the contract inside {path} is not that of {folder / CONTRACT}: export the policy again")
+        policy, vectors = _sources(folder, full)
+        yield VerifyRow(check="contract", count=2)
+        yield VerifyRow(check="golden vectors", runtime="reference", count=len(vectors.given), result="equal")
+    has_home = bool(env_id or exported.provenance.env_id)
+    if not has_home:
+        yield "left out for want of an environment: rollout and return; name one with --env"
+    elif policy is not None:
+        fresh = golden.computed(
+            policy, record(policy, "fidelity", seed=seed + 1, env_id=env_id, num=golden.NUM_RECORDED, min_episodes=3)
+        )
+    baseline = None
+    if folder is not None and has_home and episodes:
+        try:
+            baseline = _return(_source(folder, full), "litert", episodes, seed, env_id)
+        except QuarlError as error:
+            yield f"left out: return against fp32 ({error})"
+    for name in names or runtimes.for_file(path):
+        if not names and name in EMULATED:
+            yield f"left out: {name} (it emulates another processor: ask for it with --runtime {name})"
+            continue
+        try:
+            runtime = runtimes.load(name, path)
+        except QuarlError as error:
+            if names:
+                raise
+            yield f"left out: {error}"
+            continue
+        if policy is not None and vectors is not None:
+            yield held("golden vectors", policy, inside["target"], vectors, runtime)
+            if fresh is not None:
+                yield held("rollout", policy, inside["target"], fresh, runtime)
+        if has_home and episodes:
+            played = _return(exported, Loaded(runtime, path), episodes, seed, env_id)
+            yield _judged(runtime, played, baseline, margin_pct, seed)
+
+
+def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, env_id: str | None) -> Array:
+    """Returns [episodes] of the greedy actions."""
+    return evaluate(policy, engine=engine, episodes=episodes, seed=seed, env_id=env_id, stochastic=False).returns
+
+
+def _judged(runtime: Runtime, played: Array, baseline: Array | None, margin_pct: float, seed: int) -> VerifyRow:
+    """The row of a runtime's returns, against those of the same episodes in fp32 where these are there."""
+    about: dict[str, Any] = {"runtime": runtime.name, "version": runtime.version, "count": len(played)}
+    if baseline is None:
+        summary = stats.summary(played, np.random.default_rng(seed))
+        interval = formats.interval(summary.ci_low, summary.ci_high)
+        return VerifyRow(check="return", **about, result=f"{summary.mean:.1f}", detail=f"95 % interval {interval}")
+    word, interval = _verdict(baseline, played, margin_pct, seed)
+    detail = f"{played.mean():.1f}, fp32 {baseline.mean():.1f}; {interval}"
+    return VerifyRow(check="return", **about, result=word, detail=detail)
+
+
+def _verdict(before: Array, after: Array, margin_pct: float, seed: int) -> tuple[str, str]:
+    """The verdict on paired returns, and the interval that it is of, in words."""
+    verdict = stats.verdict(before, after, margin_pct, np.random.default_rng(seed))
+    ends = formats.interval(verdict.difference.low, verdict.difference.high)
+    return verdict.verdict, f"95 % interval of the difference {ends}, margin {margin_pct:g} %"
+
+
+def judged(
+    before: QuantizedPolicy, after: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None
+) -> Iterator[str]:
+    """What the new grids of a policy cost, in a line, where there is an environment."""
+    if not (env_id or before.provenance.env_id):
+        yield "its return is not measured: no environment is named"
+        return
+    old, new = (_return(each, "litert", episodes, seed, env_id) for each in (before, after))
+    word, interval = _verdict(old, new, 5.0, seed)
+    yield f"return {new.mean():.1f} static, {old.mean():.1f} dynamic, {episodes} episodes: {word} ({interval})"
+
+
+def _check_sums(folder: Path) -> int:
+    """The number of files whose sha256 is that of SHA256SUMS; QuarlError names the first whose is not."""
+    text = _read(folder / SUMS).decode("ascii", "replace")
+    sums = {name: digest for digest, name in re.findall(r"([0-9a-f]{64})  ([\w.-]+)\n", text)}
+    whole = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+    if text != whole or not {CONTRACT, GOLDEN, POLICY} <= set(sums):
+        raise QuarlError(f"{folder / SUMS} is damaged: it is not a line for each file; export the policy again")
+    for name, digest in sums.items():
+        if contract.sha256(_read(folder / name)) != digest:
+            raise QuarlError(
+                f"{folder / name} does not match its sha256 in {SUMS}; it is damaged: export the policy again"
+            )
+    return len(sums)
+
+
+def _sources(folder: Path, full: dict[str, Any]) -> tuple[QuantizedPolicy, Golden]:
+    """The folder's policy and golden vectors; QuarlError where one is not that of the contract, or of the other."""
+    policy = artifact.read(folder / POLICY)
+    if not isinstance(policy, QuantizedPolicy) or contract.digests(policy) != full.get("sha256"):
+        raise QuarlError(f"weights or grids of {folder / POLICY} are not those of {CONTRACT}: export the policy again")
+    vectors = golden.read(_read(folder / GOLDEN), str(folder / GOLDEN))
+    again = golden.computed(policy, vectors.observations)
+    for name, codes in {**again.codes, "outputs": again.outputs, "given": again.given}.items():
+        kept = vectors.codes.get(name) if name in again.codes else getattr(vectors, name)
+        if kept is None or kept.shape != codes.shape:
+            raise QuarlError(f"{folder / GOLDEN} lacks {name!r} of {POLICY}: export the policy again")
+        if (difference := golden.first_difference(codes, kept, 0 if name in again.codes else TIGHT)) is not None:
+            raise QuarlError(f"{folder / GOLDEN}, {name!r}: {difference}; export the policy again")
+    return policy, vectors
+
+
+def _source(folder: Path, full: dict[str, Any]) -> QuantizedPolicy:
+    """The agent that was exported, in float32 where its file is; QuarlError where that is not there any more."""
+    file = folder / str(full["source"]["file"])
+    if not full["source"]["file"] or not file.is_file():
+        raise QuarlError(f"its agent is not at {file}")
+    if contract.sha256(_read(file)) != full["source"]["sha256"]:
+        raise QuarlError(f"{file} has changed since")
+    policy = load.read(file)
+    return policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
+
+
+def _layer(policy: QuantizedPolicy, target: str, runtime: Runtime, observation: Array) -> str:
+    """Which layer is the first that the runtime computes otherwise, for one observation [1, *shape]: each is asked for
+    as the last of a file of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        for op in policy.linear:
+            cut = _up_to(policy, op)
+            vectors = golden.computed(
+                cut, observation, "f32-rne" if runtime.arithmetic == "qdq" else runtime.arithmetic
+            )
+            for name, content in targets.write(cut, target, "", vectors).items():
+                (Path(folder) / name).write_bytes(content)
+            got = runtimes.load(runtime.name, Path(folder) / targets.FILES[target]).run(observation)
+            if compare(cut, vectors.given, got, runtime.arithmetic)[0] is not None:
+                return f"; first in layer {op.name!r}"
+    return f"; no layer differs in a file that {POLICY} is written to anew: this file is not that"
+
+
+def _up_to(policy: QuantizedPolicy, last: Linear) -> QuantizedPolicy:
+    """The policy whose output is that of a layer, in float32."""
+    needed, ops = {last.name}, list[Op]()
+    for op in reversed(policy.ops):
+        if op.name in needed:
+            needed.update(op.inputs)
+            ops.insert(0, op)
+    if len(shapes(policy)[last.name]) > 1:
+        ops.append(Flatten(f"{last.name}.flat", (last.name,)))
+    grids = {name: grid for name, grid in policy.grids.items() if name in needed - {last.name}}
+    return replace(policy, ops=tuple(ops), head=ActionHead("argmax"), grids=grids)
+
+
+def _read(file: Path) -> bytes:
+    with reading(file):
+        return read_bytes(file)

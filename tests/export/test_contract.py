@@ -1,0 +1,167 @@
+"""The contract: what it says of observations, actions and layers, and the seal of the short form inside a file."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+
+import networks
+from quarl.calibration import quantize
+from quarl.engines import litert, onnx
+from quarl.envs.wrappers import FrameStack
+from quarl.errors import QuarlError
+from quarl.export import contract
+from quarl.export.numbers import observed
+from quarl.policy.graph import ActionHead, Policy, Provenance
+from quarl.policy.inputs import Input
+from quarl.policy.operators import mlp
+from quarl.quant.spec import QuantSpec
+
+SOURCE = {"file": "agent.zip", "sha256": "0" * 64}
+
+
+def static(policy, precision="int8"):
+    """The policy in static mode."""
+    spec = QuantSpec.parse(precision, scheme="per-channel", mode="static")
+    return quantize(policy, spec, networks.observations(policy, 32))
+
+
+def cartpole(widths=(4, 8, 2)):
+    """A network for CartPole, which it does not know how to balance."""
+    policy = networks.dense([*widths])
+    return Policy(
+        observation_shape=policy.observation_shape,
+        ops=policy.ops,
+        head=policy.head,
+        provenance=Provenance(algo="dqn", env_id="CartPole-v1"),
+    )
+
+
+def full(policy, target="tflite", env=None):
+    """The contract of a policy."""
+    return contract.contract(policy, target, arithmetic="f32-rne", source=SOURCE, env=env)
+
+
+def names(policy, env):
+    return [(each["place"], each["name"], each["made_by"]) for each in observed(policy, env)["numbers"]]
+
+
+def test_numbers_of_an_observation_are_named_as_the_environments_documentation_names_them():
+    env = gymnasium.make("CartPole-v1")
+    said = observed(cartpole(), env)
+    assert names(cartpole(), env)[2] == (2, "Pole Angle", "CartPoleEnv")
+    assert said["low"][1] is None
+    assert said["high"][0] == pytest.approx(4.8)
+
+
+def test_the_number_that_a_wrapper_appends_is_said_to_be_its():
+    class TimeFeatureWrapper(gymnasium.ObservationWrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            box = env.observation_space
+            self.observation_space = gymnasium.spaces.Box(
+                *np.float32([np.append(box.low, 0), np.append(box.high, 1)]), dtype=np.float32
+            )
+
+        def observation(self, observation):
+            return np.append(observation, 1)
+
+    env = TimeFeatureWrapper(gymnasium.make("CartPole-v1"))
+    assert names(networks.dense([5, 8, 2]), env)[3:] == [
+        (3, "Pole Angular Velocity", "CartPoleEnv"),
+        (4, "remaining time, from 1 to 0", "TimeFeatureWrapper"),
+    ]
+
+
+def test_stacked_numbers_are_said_to_be_of_which_step():
+    env = FrameStack(gymnasium.make("CartPole-v1"), 3)
+    said = names(networks.dense([12, 8, 2]), env)
+    assert said[0] == (0, "Cart Position, 2 steps earlier", "FrameStack")
+    assert said[4][1] == "Cart Position, 1 step earlier"
+    assert said[11] == (11, "Pole Angular Velocity, now", "FrameStack")
+
+
+def test_numbers_of_a_dict_are_named_by_key_and_one_hot_ones_by_value():
+    policy = Policy(
+        observation_shape=(5,),
+        inputs=(Input("goal", "Box", (2,)), Input("mode", "Discrete", (), (3,))),
+        ops=tuple(mlp(networks.layers(np.random.default_rng(0), [5, 4, 2]), "relu")),
+        head=ActionHead("argmax"),
+    )
+    assert [name for _, name, _ in names(policy, None)] == ["goal[0]", "goal[1]", "mode is 0", "mode is 1", "mode is 2"]
+
+
+def test_an_image_has_an_entry_for_each_channel():
+    assert names(networks.convolutional(size=20), None)[1] == ([400, 799], "", "")
+
+
+def test_layers_have_their_products_and_bytes():
+    conv, *_, last = full(static(networks.convolutional(size=20), "int4"))["layers"]
+    assert (conv["kind"], conv["shape"], conv["bits"]) == ("Conv2d", [6, 3, 5, 5], 4)
+    assert conv["macs"] == 6 * 3 * 5 * 5 * 8 * 8
+    assert conv["bytes"] == 225
+    assert (last["shape"], last["macs"], last["bytes"]) == ([4, 16], 64, 32)
+
+
+def test_what_nan_does_is_said_of_each_target():
+    policy = static(networks.dense([5, 8, 2]))
+    assert full(policy, "c")["observation"]["nan"] == "policy_act returns -1"
+    assert "do not act" in full(policy)["observation"]["nan"]
+
+
+@pytest.mark.parametrize("network", ["relu", "tanh-normalized", "squashed", "convolutional", "dueling", "sliced"])
+def test_the_contract_inside_is_sealed_and_gives_its_policy_back(network):
+    policy = static(networks.EVERY[network]())
+    inner = contract.inner(full(policy))
+    content = contract.sealed(litert.write(policy, acts=True, metadata={"quarl.contract": inner}))
+    inside = contract.read(content, "policy.tflite")
+    assert len(inner) <= contract.MOST_INSIDE
+    assert {**inside, "sealed": contract.OPEN} == json.loads(inner)
+    exported = contract.policy_of(inside, "policy.tflite")
+    assert (exported.observation_shape, exported.inputs) == (policy.observation_shape, policy.inputs)
+    assert exported.num_outputs == (policy.num_outputs if policy.head.is_discrete else policy.head.low.size)
+    np.testing.assert_array_equal(exported.head.low, policy.head.low)
+    assert exported.spec == policy.spec
+
+
+@pytest.mark.parametrize(("writer", "suffix"), [(litert.write, ".tflite"), (onnx.write, ".onnx")])
+def test_any_flipped_bit_of_a_file_breaks_its_seal(writer, suffix):
+    policy = static(networks.dense([4, 6, 2]))
+    content = contract.sealed(writer(policy, acts=True, metadata={"quarl.contract": contract.inner(full(policy))}))
+    contract.read(content, f"policy{suffix}")
+    for place in range(0, len(content), 7):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        with pytest.raises(QuarlError, match=rf"^(the contract in )?policy{suffix}"):
+            contract.read(bytes(flipped), f"policy{suffix}")
+
+
+def test_a_file_of_another_program_has_no_contract():
+    with pytest.raises(QuarlError, match=r"^other\.tflite holds no contract: it is no file that quarl export wrote"):
+        contract.read(b"TFL3" * 9, "other.tflite")
+
+
+def test_long_lists_of_layers_are_left_out_of_the_short_form():
+    ops = mlp(networks.layers(np.random.default_rng(0), [4] * 90, "a.rather.long.name.of.a.layer"), "relu")
+    policy = static(Policy(observation_shape=(4,), ops=tuple(ops), head=ActionHead("argmax")))
+    short = contract.inner(full(policy))
+    assert len(short) <= contract.MOST_INSIDE
+    assert "bits" not in json.loads(short)
+
+
+def test_digests_change_with_a_weight_and_with_a_grid():
+    one, other = static(networks.dense([4, 6, 2])), static(networks.dense([4, 6, 2], seed=1))
+    assert contract.digests(one) == contract.digests(static(networks.dense([4, 6, 2])))
+    assert contract.digests(one)["weights"] != contract.digests(other)["weights"]
+    assert contract.digests(one)["grids"] != contract.digests(other)["grids"]
+
+
+@pytest.mark.parametrize("missing", ["action", "source", "observation", "environment"])
+def test_a_contract_that_lacks_a_part_is_refused_in_a_line(missing):
+    said = json.loads(contract.inner(full(static(networks.dense([4, 6, 2])))))
+    del said[missing]
+    with pytest.raises(QuarlError, match=r"^policy\.tflite: its contract lacks what it says of a policy"):
+        contract.policy_of(said, "policy.tflite")

@@ -1,0 +1,142 @@
+"""Folders of `quarl export`: what travels into them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from test_contract import cartpole
+
+import networks
+import quarl
+from quarl import engines
+from quarl.api import Agent
+from quarl.calibration import quantize
+from quarl.cli import main
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.export import export, golden, quantised
+from quarl.export.targets import FILES
+from quarl.policy import artifact
+from quarl.quant.spec import QuantSpec
+
+EVERYTHING = {"README.md", "SHA256SUMS", "contract.json", "golden.npz", "policy.quarl"}
+
+
+def agent(precision="int8", mode="static", policy=None):
+    """A quantised policy, its observations."""
+    policy = policy or networks.dense([5, 16, 3])
+    x = networks.observations(policy, 40)
+    return quantize(policy, QuantSpec.parse(precision, scheme="per-channel", mode=mode), x), x
+
+
+@pytest.mark.parametrize("target", ["tflite", "onnx", "onnx-qdq", "c"])
+def test_a_folder_holds_the_file_with_all_that_proves_it(tmp_path, target):
+    if target == "onnx-qdq":
+        pytest.importorskip("quarl.export.qdq")
+    policy, x = agent()
+    said = export(policy, target, tmp_path / "out", observations=x)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names - {"policy.h", "policy_selftest.c"} == EVERYTHING | {FILES[target]}
+    assert json.loads((tmp_path / "out" / "contract.json").read_text()) == json.loads(json.dumps(said))
+    assert (said["target"], said["precision"], said["mode"]) == (target, "int8", "static")
+    assert said["arithmetic"] == ("qdq" if target == "onnx-qdq" else "f32-rne")
+    vectors = golden.read((tmp_path / "out" / "golden.npz").read_bytes(), "golden.npz")
+    assert set(vectors.codes) == set(policy.grids)
+
+
+@pytest.mark.parametrize(("precision", "mode"), [("int8", "static"), ("int4", "static"), ("int4e8", "dynamic")])
+def test_codes_and_grids_travel_unchanged(tmp_path, precision, mode):
+    policy, x = agent(precision, mode)
+    artifact.write(policy, tmp_path / "small.quarl")
+    again = artifact.read(tmp_path / "small.quarl")
+    export(quantised(again, "tflite"), "tflite", tmp_path / "out", observations=x)
+    sent = artifact.read(tmp_path / "out" / "policy.quarl")
+    assert (sent.spec, sent.grids) == (policy.spec, policy.grids)
+    for ours, theirs in zip(policy.linear, sent.linear, strict=True):
+        np.testing.assert_array_equal(ours.weight.codes, theirs.weight.codes)
+        np.testing.assert_array_equal(ours.weight.scale, theirs.weight.scale)
+        np.testing.assert_array_equal(ours.bias, theirs.bias)
+
+
+def test_a_dynamic_policy_keeps_its_codes_and_gets_grids_where_the_target_wants_them():
+    policy, x = agent("int4", "dynamic")
+    made = quantised(policy, "c", observations=x)
+    assert made.spec.mode == "static"
+    for ours, theirs in zip(policy.linear, made.linear, strict=True):
+        np.testing.assert_array_equal(ours.weight.codes, theirs.weight.codes)
+    engine = engines.load(made, "reference", batch=40)
+    assert np.abs(engine.run(x) - engines.load(policy, "reference", batch=40).run(x)).max() < 0.1
+    assert quantised(policy, "tflite", observations=x) is policy
+
+
+def test_a_float_policy_becomes_static_int8_unless_it_is_said_otherwise():
+    policy = networks.dense([5, 16, 3])
+    x = networks.observations(policy, 40)
+    assert quantised(policy, "tflite", observations=x).spec.in_words == "int8 static"
+    assert quantised(policy, "tflite", "int4e8", "dynamic", observations=x).spec.in_words == "int4e8 dynamic"
+    assert quantised(policy, "onnx", "fp32").spec.precision == "fp32"
+
+
+@pytest.mark.parametrize("target", ["c", "onnx-qdq"])
+def test_dynamic_mode_has_no_form_in_integers_alone(tmp_path, target):
+    policy, x = agent(mode="dynamic")
+    with pytest.raises(UnsupportedError, match=f"^{target} needs static mode, this policy is dynamic"):
+        export(policy, target, tmp_path / "out", observations=x)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_recorded_is_asked_for():
+    policy, _ = agent(mode="dynamic")
+    with pytest.raises(QuarlError, match="names no environment to record observations in: name one with --env"):
+        quantised(policy, "c")
+
+
+def test_another_precision_than_a_policys_own_is_refused():
+    policy, _ = agent("int4")
+    with pytest.raises(QuarlError, match="the policy is int4 already: export the float one to --precision int8"):
+        quantised(policy, "tflite", "int8")
+    assert quantised(policy, "tflite", "int4") is policy
+
+
+def test_agents_export_themselves(tmp_path):
+    policy, x = agent()
+    said = Agent(policy).export("tflite", tmp_path / "out", observations=x)
+    assert said["source"]["file"] == ""
+    assert quarl.load(tmp_path / "out" / "policy.quarl").policy.grids == policy.grids
+
+
+def test_the_verb_says_what_runtimes_make_of_the_file(tmp_path, capsys):
+    quarl.api.artifact.write(cartpole(), tmp_path / "agent.quarl")
+    rows = tmp_path / "rows.json"
+    command = f"export {tmp_path / 'agent.quarl'} --to tflite -o {tmp_path / 'out'} --json {rows}"
+    assert main(command.split()) == 0
+    document = json.loads(rows.read_text())
+    assert document["command"] == "verify"
+    assert [row["result"] for row in document["rows"] if row["runtime"] == "litert"] == ["equal"]
+    source = json.loads((tmp_path / "out" / "contract.json").read_text())["source"]
+    assert source["file"] == "../agent.quarl"
+    assert "its output is a score for each action" in capsys.readouterr().out
+
+
+def test_grids_that_are_calibrated_anew_have_a_verdict_of_their_own(tmp_path, capsys):
+    policy = cartpole()
+    x = networks.observations(policy, 40)
+    artifact.write(quantize(policy, QuantSpec.parse("int8", scheme="per-channel"), x), tmp_path / "agent.quarl")
+    command = f"export {tmp_path / 'agent.quarl'} --mode static -o {tmp_path / 'out'} --episodes 12"
+    assert main(command.split()) == 0
+    said = capsys.readouterr().out
+    assert "calibrated anew: static, where the policy is dynamic" in said
+    assert "dynamic, 12 episodes: " in said
+
+
+def test_exported_files_are_played(tmp_path, capsys):
+    policy = cartpole()
+    export(quantised(policy, "tflite"), "tflite", tmp_path / "out")
+    assert main(f"eval {tmp_path / 'out' / 'policy.tflite'} --episodes 5 --json {tmp_path / 'file.json'}".split()) == 0
+    assert main(f"eval {tmp_path / 'out' / 'policy.quarl'} --episodes 5 --json {tmp_path / 'own.json'}".split()) == 0
+    file, own = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("file", "own"))
+    assert file["rows"][0]["returns"] == own["rows"][0]["returns"]
+    assert file["env_id"] == "CartPole-v1"
+    assert main(f"eval {tmp_path / 'out' / 'policy.tflite'} --engine onnx".split()) == 2
+    assert "is played as it is, by its greedy actions: drop --engine" in capsys.readouterr().err
