@@ -28,9 +28,9 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code.
 
-    0 done; 1 a process of the run died, or nobody reads the output; 2 the user's mistake, one line on stderr; 4 too few
-    actors left; 130 Ctrl-C, and 128 + N signal N. Without argv it is the program that ends then, with what it left
-    behind.
+    0 done; 1 a process of the run died, or nobody reads the output; 2 the user's mistake, one line on stderr; 3 nothing
+    fits the board; 4 too few actors left; 130 Ctrl-C, and 128 + N signal N. Without argv it is the program that ends
+    then, with what it left behind.
     """
     if argv is not None:
         return _run(list(argv))

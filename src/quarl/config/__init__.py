@@ -24,6 +24,7 @@ from quarl.config.base import (
     check_folder,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
+from quarl.config.deploy import BudgetConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
 from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
@@ -185,6 +186,7 @@ __all__ = [
     "ActorQConfig",
     "BenchActorQConfig",
     "BenchConfig",
+    "BudgetConfig",
     "Config",
     "DemoConfig",
     "DistillConfig",
@@ -220,6 +222,7 @@ VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
     ExportConfig,
     VerifyConfig,
     BenchConfig,
+    BudgetConfig,
     EnvsConfig,
     DoctorConfig,
     DemoConfig,

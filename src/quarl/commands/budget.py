@@ -1,0 +1,68 @@
+"""`quarl budget`: which precisions of a policy fit a small board."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from quarl import formats
+from quarl.commands import terminal
+from quarl.config import BudgetConfig
+from quarl.errors import QuarlError
+from quarl.experiments.methods.files import in_precisions
+from quarl.export.footprint import footprint
+from quarl.readers import find, load
+from quarl.rows import Column, Precision, Row
+
+NOTHING_FITS = 3
+"""The exit code that says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRow(Row):
+    """One precision as one target."""
+
+    command = "budget"
+    target: Annotated[str, Column("target")]
+    precision: Precision
+    flash: Annotated[int, Column("flash", formats.size)]
+    """Bytes of code and weights; of tflite of the file, without the interpreter."""
+    ram: Annotated[int, Column("RAM", formats.size)]
+    """Bytes of the stack, or of TFLite Micro's arena."""
+    macs: Annotated[int, Column("MACs", "{:,}".format)]
+    """Products of weights and activations in one action."""
+    instructions: Annotated[int | None, Column("instructions", formats.count)]
+    """Of one action; null where they are not known."""
+    cycles: Annotated[float | None, Column("cycles %", formats.percent, optional=True)]
+    """Share of --mhz that --hz actions a second take, at an instruction a cycle: boards that wait for their flash take
+    more."""
+    fits: Annotated[bool | None, Column("fits", lambda fits: {True: "yes", False: "no", None: "unknown"}[fits])]
+    """Within all bounds that were given; null where only the instructions, which are not known, decide."""
+    how: Annotated[str, Column("how", caption="{}")]
+    """How the numbers were found."""
+
+
+def run(config: BudgetConfig) -> int | None:
+    """Prints a row for each target and precision; NOTHING_FITS where none does."""
+    (flash, ram), rows, said = config.bounds(), list[BudgetRow](), dict[str, None]()
+    for policy in in_precisions(load.read(find.named(config.model)), config.specs()):
+        for target in config.target:
+            try:
+                takes = footprint(policy, target)
+            except QuarlError as error:
+                said[f"{target} {policy.spec.precision}: {error}"] = None
+                continue
+            cycles: float | None = None
+            fits: bool | None = takes.flash <= flash and takes.ram <= ram
+            if config.hz and config.mhz:
+                cycles = takes.instructions and takes.instructions * config.hz / (1e6 * config.mhz)
+                fits = fits and (None if cycles is None else cycles <= 1)
+            name = policy.spec.precision
+            rows.append(BudgetRow(target=target, precision=name, cycles=cycles, fits=fits, **asdict(takes)))
+    if not rows:
+        raise QuarlError(next(iter(said)))
+    fitting = ", ".join(f"{row.precision} as {row.target}" for row in rows if row.fits)
+    about = f"Fits: {fitting}." if fitting else "Nothing fits; fewer bits or a smaller network would."
+    loss = f"What a precision costs in return: quarl ptq {config.model[0]} --mode static"
+    terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *said, about, loss, model=config.model[0])
+    return None if fitting else NOTHING_FITS

@@ -1,0 +1,77 @@
+"""What the verbs can be told that take a policy to a board, or to others."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from tyro.conf import Positional
+
+from quarl.config.base import Config
+from quarl.config.groups import QUANTISATION, shown
+from quarl.config.model import check_paths
+from quarl.errors import QuarlError
+from quarl.quant.spec import QuantSpec
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetConfig(Config):
+    """Show which precisions of a policy fit a small board: flash, RAM and instructions, and how each was found."""
+
+    verb: ClassVar[str] = "budget"
+    examples = ("quarl budget logs/dqn/CartPole-v1_1 --flash 256K --ram 64K --hz 1000 --mhz 168",)
+
+    model: Positional[Annotated[tuple[str, ...], shown("MODEL")]] = ()
+    """A policy as other verbs take it, or one that is saved in a static precision."""
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("int8", "int4e8", "int4")
+    """Precisions of a policy that is not quantised: intN, or intNeK for K bits in the first and last layers."""
+    target: Annotated[tuple[Literal["c", "tflite"], ...], shown("c|tflite ...")] = ("c", "tflite")
+    """Integer-only C, or a file for TFLite Micro."""
+    flash: Annotated[str | None, shown("SIZE", default="no bound")] = None
+    """Bytes for code and weights, as in 256K of 1,024 bytes each, or 1M."""
+    ram: Annotated[str | None, shown("SIZE", default="no bound")] = None
+    """Bytes for the stack, or for TFLite Micro's arena."""
+    hz: Annotated[float | None, shown("N")] = None
+    """Actions a second."""
+    mhz: Annotated[float | None, shown("N")] = None
+    """Million instructions a second that the board has for them."""
+
+    def check(self) -> None:
+        super().check()
+        if len(self.model) != 1:
+            raise QuarlError(
+                f"MODEL is missing or not one: it stands before the options, as in quarl {self.verb} MODEL"
+            )
+        if (self.hz is None) != (self.mhz is None):
+            raise QuarlError("--hz and --mhz go together: actions a second, and the board's million instructions")
+        for name, number in (("hz", self.hz), ("mhz", self.mhz)):
+            if number is not None and not 0 < number < math.inf:
+                raise QuarlError(f"--{name} must be above 0, got {number:g}")
+        if not self.bits or not self.target:
+            raise QuarlError("--bits and --target need at least one name each")
+        self.specs()
+        self.bounds()
+
+    def look(self) -> None:
+        check_paths(self.model)
+
+    def specs(self) -> list[QuantSpec]:
+        """Every precision once, in order."""
+        return list(dict.fromkeys(QuantSpec.parse(bits, mode="static") for bits in self.bits))
+
+    def bounds(self) -> tuple[float, float]:
+        """Bytes of flash and of RAM at most."""
+        return _bytes("--flash", self.flash), _bytes("--ram", self.ram)
+
+
+def _bytes(option: str, text: str | None) -> float:
+    if text is None:
+        return math.inf
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([KM]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise QuarlError(f"{option} is {text[:40]!r}; use bytes above 0, as in 65536, 64K or 1M")
+    return float(match[1]) * UNITS[match[2].upper()]

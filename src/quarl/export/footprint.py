@@ -1,0 +1,104 @@
+"""What a policy takes of a small board, flash, RAM and instructions: counted where tools are here, else estimated."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from quarl.engines import litert
+from quarl.errors import QuarlError, UnsupportedError
+from quarl.export import runtimes
+from quarl.export.c.lowering import Lowering
+from quarl.export.c.program import TABLE, Program
+from quarl.policy.graph import QuantizedPolicy, shapes
+
+BOARD = "c-m4"
+CODE, DIVISION = 0.47, 1000
+"""Bytes of code for a letter of C, and of the compiler's 64-bit division; these and all below of gcc -O2, fitted to 24
+policies on a Cortex-M4."""
+FRAMES, WINDOW = 256, 96
+"""Bytes of the stack beside the buffers, and of convolutions more."""
+CALL, ROW, REAL, LOOK_UP, MOVE = 3300, 66, 158, 12, 8
+"""Instructions of an action, a requantised sum, a float32 operation, a number that is looked up or copied, and one of a
+convolution's window."""
+MAC = {4: 7.2, 8: 5.1}
+"""Of a product and its sum, by the bits of weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a board has to have, in bytes, and what it has to do for an action."""
+
+    flash: int
+    ram: int
+    macs: int
+    instructions: int | None
+    how: str
+
+
+def footprint(policy: QuantizedPolicy, target: str) -> Footprint:
+    """What the policy takes as "c", or as "tflite" in TFLite Micro, whose own code comes beside the file.
+
+    UnsupportedError for other targets, and where the target cannot run the policy. QuarlError where TFLite Micro is not
+    installed, which alone knows how much memory it takes.
+    """
+    of = shapes(policy)
+    macs = sum(math.prod(op.weight.shape) * math.prod(of[op.name][1:]) for op in policy.linear)
+    if target not in ("c", "tflite"):
+        raise UnsupportedError(f"{target} is for computers, which no footprint is computed of; use c or tflite")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"policy.{target}"
+        if target == "tflite":
+            said: list[str] = []
+            file.write_bytes(litert.write(policy, acts=True, say=said.append))
+            if said:
+                raise UnsupportedError(f"{said[0]}; integer-only C, --to c, has 2 to 8 bits")
+            how = "the file, without the interpreter; arena as measured with 64-bit pointers"
+            return Footprint(flash=file.stat().st_size, ram=runtimes.arena(file), macs=macs, instructions=None, how=how)
+        program = Lowering(policy).program("")
+        file.write_text(program.source())
+        try:
+            return _counted(policy, file, macs)
+        except QuarlError as error:
+            return _estimated(program, macs, str(error))
+
+
+def _counted(policy: QuantizedPolicy, file: Path, macs: int) -> Footprint:
+    from quarl.export.c import boards
+
+    numbers = np.random.default_rng(0).normal(size=(4, *policy.observation_shape))
+    rows = 127 * numbers.clip(0, 2) if policy.observation_dtype == "uint8" else numbers
+    board = boards.load(BOARD, file)
+    board.run(rows.astype(policy.observation_dtype))
+    how = f"counted on a Cortex-M4 in qemu, {board.version} -O2"
+    return Footprint(flash=board.flash(), ram=board.stack, macs=macs, instructions=board.instructions, how=how)
+
+
+def _estimated(program: Program, macs: int, why: str) -> Footprint:
+    source, total = program.source(), float(CALL)
+    letters = re.sub(r"\s+|/\*.*?\*/", "", TABLE.sub("", source), flags=re.S)
+    calls = (*program.network, *program.head)
+    for call in calls:
+        first, n, *others = (*(int(word) for word in call.arguments if re.fullmatch(r"-?\d+", word)), 0)
+        if call.kernel == "convolve":
+            k, windows = others[0] * others[3] * others[4], others[9] * others[10]
+            total += windows * (n * (MAC[first] * k + ROW) + MOVE * k)
+        elif call.kernel in ("dense", "last"):
+            total += n * (MAC[first] * others[0] + (2 * REAL if call.kernel == "last" else ROW))
+        else:
+            total += first * (LOOK_UP if call.kernel == "look_up" else REAL * (7 if call.kernel == "layer_norm" else 1))
+    convolves = any(call.kernel == "convolve" for call in calls)
+    return Footprint(
+        flash=sum(table.nbytes for table in program.tables.values())
+        + round(CODE * len(letters))
+        + DIVISION * bool(re.search("divide|squash", source)),
+        ram=program.ram + FRAMES + WINDOW * convolves,
+        macs=macs,
+        instructions=round(total),
+        how=f"tables counted, the rest estimated for a Cortex-M4 ({why})",
+    )
