@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
@@ -264,6 +263,8 @@ def _loss_over_seeds(pairs: Sequence[tuple[Array, Array]]) -> Interval:
 
 def over_few(values: Array) -> Interval:
     """The mean of [n] independent numbers, two or more, with Student's 95 % interval."""
+    import scipy  # here: few need it, and it takes its time
+
     point = float(values.mean())
     width = float(scipy.stats.t.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
     return Interval(point=point, low=point - width, high=point + width)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Unpack
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quarl import energy
 from quarl.config import Config
@@ -30,6 +29,12 @@ FILE_WIDTH = 160
 def progress(total: int | None) -> Iterator[Callable[[str, int], None]]:
     """A bar of `total` steps, if these are known, only on a terminal; call it with what is going on and how many steps
     that was."""
+    console = Console(stderr=True, quiet=is_quiet())
+    if not console.is_terminal:
+        yield lambda label, done: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -37,8 +42,7 @@ def progress(total: int | None) -> Iterator[Callable[[str, int], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True, quiet=is_quiet())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=total)
         yield lambda label, done: bar.update(task, description=short(label), advance=done)
 
