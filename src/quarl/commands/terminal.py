@@ -33,16 +33,11 @@ def progress(total: int | None) -> Iterator[Callable[[str, int], None]]:
     if not console.is_terminal:
         yield lambda label, done: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich import progress as bars  # here: it takes its time
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+    columns = (bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(), *times)
+    with bars.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=total)
         yield lambda label, done: bar.update(task, description=short(label), advance=done)
 
