@@ -54,6 +54,8 @@ class Kind(NamedTuple):
     """The line that installs it."""
     load: str
     """Module and function, with a colon between, that make a Runtime of (name, path)."""
+    runs: str = ""
+    """What it runs of such files, where that is not all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def load(name: str, file: Path) -> Runtime:
         raise QuarlError(f"runtime {name} is not installed: {kind.fix}") from None
     module, _, function = kind.load.partition(":")
     loader: Callable[[str, Path], Runtime] = getattr(importlib.import_module(module), function)
-    with _refusals(f"{name} does not run {file.name}"):
+    with _refusals(f"{name} does not run {file.name}", kind.runs):
         return loader(name, file)
 
 
@@ -177,7 +179,13 @@ RUNTIMES: Mapping[str, Kind] = {
     "ort": Kind((".onnx",), "onnxruntime", "pip install 'quarl[onnx]'", f"{__name__}:_ort"),
     "openvino": Kind((".tflite", ".onnx"), "openvino", "pip install 'openvino>=2026.4,<2027'", f"{__name__}:_openvino"),
     "tract": Kind((".onnx",), "tract", "pip install 'tract>=0.23.9,<0.24'", f"{__name__}:_tract"),
-    "tflm": Kind((".tflite",), "tflite_micro", "pip install tflite-micro", f"{__name__}:_tflm"),
+    "tflm": Kind(
+        (".tflite",),
+        "tflite_micro",
+        "pip install tflite-micro",
+        f"{__name__}:_tflm",
+        "it runs fp32 and static int8: export to c for 4 bits, or with --mode static",
+    ),
     **{
         name: Kind((".c",), "quarl.export.c.boards", "", "quarl.export.c.boards:load")
         for name in ("c", "c-aarch64", "c-m4", "c-m0")
@@ -196,7 +204,7 @@ def _version(package: str) -> str:
 
 
 @contextlib.contextmanager
-def _refusals(what: str) -> Iterator[None]:
+def _refusals(what: str, runs: str = "") -> Iterator[None]:
     """Makes one line of what a runtime raises inside, while what it prints to stderr is kept from it."""
     with _stderr() as said:
         try:
@@ -206,7 +214,8 @@ def _refusals(what: str) -> Iterator[None]:
         except Exception as error:  # of another library: of any kind
             # TFLite Micro raises that something failed, and prints what; others print more than is asked for.
             printed = said().strip().splitlines() if type(error) is RuntimeError else []
-            raise QuarlError(f"{what}: {printed[0].strip() if printed else first_line(error)}") from None
+            reason = printed[0].strip() if printed else first_line(error)
+            raise QuarlError("; ".join(filter(None, (f"{what}: {reason}", runs)))) from None
 
 
 @contextlib.contextmanager
