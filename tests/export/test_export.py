@@ -32,14 +32,13 @@ def agent(precision="int8", mode="static", policy=None):
 
 @pytest.mark.parametrize("target", ["tflite", "onnx", "onnx-qdq", "c"])
 def test_a_folder_holds_the_file_with_all_that_proves_it(tmp_path, target):
-    if target == "onnx-qdq":
-        pytest.importorskip("quarl.export.qdq")
     policy, x = agent()
     said = export(policy, target, tmp_path / "out", observations=x)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names - {"policy.h", "policy_selftest.c"} == EVERYTHING | {FILES[target]}
     assert json.loads((tmp_path / "out" / "contract.json").read_text()) == json.loads(json.dumps(said))
     assert (said["target"], said["precision"], said["mode"]) == (target, "int8", "static")
+    assert ("flash" in said["footprint"], "how" in said["footprint"]) == (True, True)
     assert said["arithmetic"] == ("qdq" if target == "onnx-qdq" else "f32-rne")
     vectors = golden.read((tmp_path / "out" / "golden.npz").read_bytes(), "golden.npz")
     assert set(vectors.codes) == set(policy.grids)

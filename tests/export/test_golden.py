@@ -54,6 +54,13 @@ def test_two_observations_lie_on_either_side_of_a_tie_in_every_number(network):
     np.testing.assert_array_equal(codes[-1] - codes[-2], 1)
 
 
+def test_edges_are_counted_apart():
+    policy, x = static("relu")
+    vectors = golden.record(policy, x)
+    assert len(vectors.observations) == 40 + vectors.edges == 49
+    assert golden.read(vectors.to_bytes(), "golden.npz").edges == 9
+
+
 def test_edges_are_the_ends_of_what_was_met_and_beyond():
     policy, x = static("convolutional")
     extra = golden.record(policy, x).observations[40:]
@@ -87,7 +94,7 @@ def test_files_that_are_no_golden_vectors_are_refused_in_a_line(tmp_path):
     np.savez(path, observations=np.zeros((2, 3)))
     with pytest.raises(QuarlError, match=r"^other\.npz holds no golden vectors"):
         golden.read(path.read_bytes(), "other.npz")
-    np.savez(path, observations=np.zeros((2, 3)), outputs=np.zeros((1, 3)), given=np.zeros((2, 3)))
+    np.savez(path, observations=np.zeros((2, 3)), outputs=np.zeros((1, 3)), given=np.zeros((2, 3)), edges=0)
     with pytest.raises(QuarlError, match="several numbers of observations"):
         golden.read(path.read_bytes(), "other.npz")
 

@@ -167,6 +167,22 @@ def test_integers_have_to_come_out_as_such_and_floats_nearly_always():
         compare(exact, expected, expected[:, :2], "f32-rne")
 
 
+def test_edges_are_for_integers_alone():
+    policy, x = agent()
+    vectors = golden.record(policy, x)
+
+    class Pairs(Otherwise):
+        arithmetic = "qdq"
+
+    def off_at_the_edges(x):
+        given = vectors.given[: len(x)].copy()
+        given[40:] += 1
+        return given
+
+    assert held("golden vectors", policy, "tflite", vectors, Pairs(off_at_the_edges)).result == "equal"
+    assert compare(policy, vectors.given, off_at_the_edges(vectors.given), "f32-rne")[0].observation == 40
+
+
 def test_runtimes_that_are_not_there_are_left_out_unless_they_are_asked_for(folder, monkeypatch, capsys):
     monkeypatch.setitem(runtimes.RUNTIMES, "openvino", runtimes.RUNTIMES["openvino"]._replace(module="no_such_package"))
     assert any("openvino is not installed: pip install" in line for line in rows(folder, episodes=0)[1])

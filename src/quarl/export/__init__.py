@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record
 from quarl.export import contract, golden, targets, verify
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
+from quarl.export.footprint import footprint
 from quarl.export.readme import readme
 from quarl.export.targets import FILES, STATIC, TARGETS
 from quarl.files import staged, write_bytes
@@ -107,6 +109,7 @@ def export(
         target,
         arithmetic="qdq" if target == "onnx-qdq" else "f32-rne",
         source=_source(policy, source, directory),
+        footprint=_footprint(policy, target),
         env=env,
     )
     if env is not None:
@@ -123,6 +126,14 @@ def export(
         sums = [f"{sha256(path.read_bytes())}  {path.name}\n" for path in sorted(folder.iterdir())]
         write_bytes("".join(sums).encode(), folder / SUMS)
     return full
+
+
+def _footprint(policy: QuantizedPolicy, target: str) -> dict[str, Any]:
+    """What a board has to have for it, and how that was found, or why it was not."""
+    try:
+        return asdict(footprint(policy, target))
+    except QuarlError as error:
+        return {"flash": None, "ram": None, "how": str(error)}
 
 
 def _source(policy: QuantizedPolicy, source: Path | None, directory: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,14 @@ class Golden:
     """float32 [N, m]: what an exported file gives: scores of discrete actions, else the action within its bounds."""
     codes: Mapping[str, Array]
     """By value that has a grid, int8 or int16 [N, *shape]; empty but in static mode."""
+    edges: int = 0
+    """How many of the last ones no episode met: they were chosen to be difficult."""
 
     def to_bytes(self) -> bytes:
         """The .npz file, the same bytes for the same vectors."""
         file = io.BytesIO()
         arrays: Any = {"observations": self.observations, "outputs": self.outputs, "given": self.given}
+        arrays["edges"] = np.int64(self.edges)
         arrays |= {f"{CODES}{name}": codes for name, codes in self.codes.items()}
         np.savez_compressed(file, **arrays)
         return file.getvalue()
@@ -77,7 +80,8 @@ def record(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-
 
     arithmetic: of the reference that computes them.
     """
-    return computed(policy, np.concatenate([observations, _edges(policy, observations)]), arithmetic)
+    edges = _edges(policy, observations)
+    return replace(computed(policy, np.concatenate([observations, edges]), arithmetic), edges=len(edges))
 
 
 def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne") -> Golden:
@@ -101,13 +105,14 @@ def read(data: bytes, where: str) -> Golden:
     arrays = read_npz(data, where)
     try:
         observations, outputs, given = (arrays.pop(name) for name in ("observations", "outputs", "given"))
+        edges = int(arrays.pop("edges"))
         codes = {name.removeprefix(CODES): array for name, array in arrays.items() if name.startswith(CODES)}
         sizes = {len(each) for each in (observations, outputs, given, *codes.values())}
     except (KeyError, TypeError):
         raise QuarlError(f"{where} holds no golden vectors; export the policy again") from None
-    if len(sizes) > 1 or 0 in sizes or len(codes) < len(arrays):
+    if len(sizes) > 1 or not 0 <= edges < min(sizes) or len(codes) < len(arrays):
         raise QuarlError(f"{where} holds golden vectors of several numbers of observations; export the policy again")
-    return Golden(observations=observations, outputs=outputs, given=given, codes=codes)
+    return Golden(observations=observations, outputs=outputs, given=given, codes=codes, edges=edges)
 
 
 def first_difference(expected: Array, got: Array, tolerance: float = 0.0) -> Difference | None:

@@ -15,8 +15,11 @@ output = policy.get_tensor(policy.get_output_details()[0]["index"])[0]""",
     "onnx": """import onnxruntime
 policy = onnxruntime.InferenceSession("policy.onnx")
 output = policy.run(None, {"observation": observation[None]})[0][0]""",
-    "c": """#include "policy.h"  /* what it declares says how each function is called */
-cc -std=c99 -O3 -c policy.c; cc -std=c99 policy.c policy_selftest.c && ./a.out""",
+    "c": """#include "policy.h" /* after #define POLICY_FLOAT it also has policy_bits and policy_number */
+{x}_t observation[POLICY_OBSERVATION];
+if (policy_act(observation, action)) /* not 0: NaN or infinity, and no action */
+    stop();
+/* cc -std=c99 -O3 -c policy.c; policy_selftest() gives 0, or the number of the first vector that differs */""",
 }
 
 
@@ -29,15 +32,20 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     made = f"; the last is {last['name']} (made by {last['made_by']})" if last["name"] else ""
     where = contract["environment"]["id"] or "no environment"
     held = ", ".join(f"{each['runtime']} {each['version']} ({each['result']})" for each in contract["verified"])
+    gives = f"`{file}` gives {action['num_outputs']} float32 numbers: {action['meaning']}"
+    if kind == "c":
+        gives = (
+            "`policy_act` gives the action, `policy_raw` the outputs of the network; numbers are the bits of float32"
+        )
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
 `{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Nothing is to be
 normalised, scaled or clipped before it. Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
 
-`{file}` gives {action["num_outputs"]} float32 numbers: {action["meaning"]}.
+{gives}.
 
 ```{"c" if kind == "c" else "python"}
-{CALLS[kind]}
+{CALLS[kind].replace("{x}", "uint8" if observation["dtype"] == "uint8" else "uint32")}
 ```
 
 Held to `golden.npz` here: {held or "no runtime"}.
