@@ -22,14 +22,14 @@ ROW = latency.LatencyRow(
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """A folder with a policy of 300 x 300 weights as policy.quarl, exact.tflite and codes.onnx."""
+    """A folder with a policy of 300 x 300 weights as policy.quarl, exact.tflite and, exported, onnx/policy.onnx."""
     folder = tmp_path_factory.mktemp("wide")
     policy = dense([4, 300, 300, 2])
     artifact.write(policy, folder / "policy.quarl")
     agent = quarl.Agent(policy)
     agent.save(folder / "exact.tflite")
     observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    agent.quantize("int8", observations=observations).save(folder / "codes.onnx")
+    agent.export("onnx", folder / "onnx", precision="int8", observations=observations)
     return folder
 
 
@@ -50,16 +50,16 @@ def test_each_engine_and_network_is_compared_with_its_own_fp32():
         replace(ROW, precision="int8", us_p50=5.0),
         replace(ROW, engine="ort", us_p50=2.0),
         replace(ROW, engine="ort", precision="int8", us_p50=5.0),
-        replace(ROW, network="b.onnx", engine="tract", precision=files.AS_IT_IS),
+        replace(ROW, network="b", engine="tract", precision="int4"),
     ]
     assert files.verdicts(rows) == [
         "Fastest against its fp32 on litert: a in int8, 2.00 times as fast.",
         "a in int8 is not faster than fp32 on ort: 5.0 \u00b5s, fp32 2.0 \u00b5s.",
-        "b.onnx on tract: no fp32 beside it, so nothing is recommended.",
+        "b in int4 on tract: no fp32 beside it, so nothing is recommended.",
     ]
-    with_another = [*rows[:2], replace(ROW, network="b"), replace(ROW, network="c", precision=files.AS_IT_IS)]
+    with_another = [*rows[:2], replace(ROW, network="b"), replace(ROW, network="c", precision="int4")]
     assert files.verdicts(with_another)[-2:] == [
-        "c on litert: no fp32 beside it, so nothing is recommended.",  # of which of the two it might be
+        "c in int4 on litert: no fp32 beside it, so nothing is recommended.",  # of which of the two it might be
         "Fastest against its fp32 on litert: a in int8, 2.00 times as fast.",
     ]
 
@@ -67,7 +67,7 @@ def test_each_engine_and_network_is_compared_with_its_own_fp32():
 def test_a_model_and_a_file_are_timed_in_the_runtimes_that_they_are_for(wide, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(latency, "ROUNDS", 2)
     monkeypatch.chdir(tmp_path)
-    words = ["bench", "latency", str(wide / "policy.quarl"), str(wide / "codes.onnx"), "--bits", "fp32", "8"]
+    words = ["bench", "latency", str(wide / "policy.quarl"), str(wide / "onnx" / "policy.onnx"), "--bits", "fp32", "8"]
     assert main([*words, "--json", "rows.json"]) == 0
     document = json.loads((tmp_path / "rows.json").read_text())
     contracts.check(document)
@@ -77,9 +77,9 @@ def test_a_model_and_a_file_are_timed_in_the_runtimes_that_they_are_for(wide, tm
         ("policy", "ort", "fp32"),
         ("policy", "litert", "int8"),
         ("policy", "ort", "int8"),
-        ("codes.onnx", "ort", files.AS_IT_IS),
+        (str(wide / "onnx" / "policy.onnx"), "ort", "int8"),
     ]
-    assert rows[-1]["bytes"] == (wide / "codes.onnx").stat().st_size
+    assert rows[-1]["bytes"] == (wide / "onnx" / "policy.onnx").stat().st_size
     exact, _, codes = (row["bytes_added"] for row in rows[:3])
     assert exact > 4 * 300 * 300 > codes  # which has a byte a weight
     assert "fp32 on litert" in capsys.readouterr().out
@@ -98,14 +98,13 @@ def test_a_quantised_policy_is_timed_as_it_is(tmp_path):
         ("policy.quarl --widths 8", "--widths is of policies that are made up"),
         ("--bits 8", "--bits is of a MODEL"),
         ("nowhere.tflite", "no file nowhere.tflite"),
-        ("empty.tflite", "litert does not run empty.tflite"),
+        ("exact.tflite", "exact.tflite holds no contract"),
         ("policy.quarl --bits int5 --runtime tflm", "tflm"),
         ("policy.quarl --runtime c", "--runtime"),
     ],
 )
 def test_what_cannot_be_timed_is_one_line(words, said, wide, monkeypatch, capsys):
     monkeypatch.chdir(wide)
-    (wide / "empty.tflite").write_bytes(b"TFL3" * 10)
     assert main(["bench", "latency", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
@@ -115,4 +114,4 @@ def test_a_file_that_brings_its_process_down_is_one_line(wide, tmp_path, monkeyp
     monkeypatch.setattr(memory, "CHILD", "import os; os.abort()")
     file = memory.File(wide / "exact.tflite", "litert")
     with pytest.raises(quarl.QuarlError, match=r"exact\.tflite cannot be called in litert: exit code -6"):
-        memory.bytes_added(file, file.path, memory.blank(file.path))
+        memory.bytes_added(file, file, np.zeros((1, 4), np.float32))

@@ -51,7 +51,7 @@ def _of_files(config: LatencyConfig) -> None:
         named: list[files.Named] = []
         for index, path in enumerate(find.named([word]) for word in config.model):
             if path.suffix.lower() in WRITERS:
-                named += files.as_they_are(path, config.runtime)
+                named += files.exported(path, config.runtime)
                 continue
             policies = list(files.in_precisions(load.read(path), config.specs(), config.seed))
             (place := Path(folder) / str(index)).mkdir()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import ASIDE, Edges, MeteredConfig, Output, at_least_one, layer_widths
+from quarl.config.base import ASIDE, MeteredConfig, Output, at_least_one, layer_widths
 from quarl.config.environment import EnvironmentConfig
 from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
@@ -48,16 +48,14 @@ class LatencyConfig(MeteredConfig):
 
     verb: ClassVar[str] = "bench latency"
     examples = (
-        "quarl bench latency logs/dqn/CartPole-v1_1 --bits fp32 8 4",
+        "quarl bench latency logs/dqn/CartPole-v1_1 --bits fp32 int8 int4e8",
         "quarl bench latency --widths 64,64 2048,2048,2048",
     )
 
     model: Positional[Annotated[tuple[str, ...], shown("[MODEL|FILE ...]")]] = ()
-    """Policies as other verbs take them, and exported .tflite and .onnx files; without any, policies of --widths."""
-    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "8", "4")
-    """Precisions of a MODEL that is not quantised: fp32, fp16, an integer 2..8, or intNeK."""
-    edge_bits: Edges = "8"
-    """Bits of the first and last layers of precisions that ask for fewer, or same: one width in all layers."""
+    """Policies as other verbs take them, and .tflite and .onnx files of quarl export; or none, for --widths."""
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "int8", "int4e8")
+    """Precisions of a MODEL that is not quantised: fp32, fp16, intN, or intNeK for K bits in first and last layers."""
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantised per row at run time, or on grids calibrated beforehand."""
     runtime: Annotated[tuple[Literal["litert", "ort", "openvino", "tract", "tflm"], ...], shown("NAME ...")] = (
@@ -75,7 +73,7 @@ class LatencyConfig(MeteredConfig):
         self.hidden()
         self.specs()
         if not self.model:
-            self.refuse(("bits", "edge_bits", "mode", "runtime"), "is of a MODEL", "name one, or drop it")
+            self.refuse(("bits", "mode", "runtime"), "is of a MODEL", "name one, or drop it")
         elif self.widths:
             raise QuarlError("--widths is of policies that are made up: drop it, or MODEL")
         if not self.bits or not self.runtime:
@@ -86,7 +84,7 @@ class LatencyConfig(MeteredConfig):
 
     def specs(self) -> list[QuantSpec]:
         """Every precision once, in order."""
-        return list(dict.fromkeys(QuantSpec.parse(b, mode=self.mode, edges=self.edge_bits) for b in self.bits))
+        return list(dict.fromkeys(QuantSpec.parse(bits, mode=self.mode) for bits in self.bits))
 
     def hidden(self) -> list[tuple[int, ...]]:
         """`widths` as numbers."""
