@@ -190,6 +190,15 @@ def test_runtimes_that_are_not_there_are_left_out_unless_they_are_asked_for(fold
     assert "openvino is not installed: pip install" in capsys.readouterr().err
 
 
+def test_what_tflite_micro_has_not_names_the_target_that_has_it(tmp_path, capsys):
+    policy, x = agent("int4")
+    export(policy, "tflite", tmp_path / "out", observations=x)
+    assert main(["verify", str(tmp_path / "out"), "--runtime", "tflm", "--episodes", "0"]) == 2
+    assert "tflm runs fp32 and static int8, not int4 static: boards run static int2 to int8 --to c" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_difference_ends_the_verb_with_code_2_after_its_table(folder, tmp_path, capsys, monkeypatch):
     shutil.copytree(folder, tmp_path / "out")
     loaded = runtimes.load

@@ -16,7 +16,7 @@ import numpy as np
 from quarl import formats, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
@@ -187,7 +187,7 @@ def verify(
             yield f"left out: {name} (it emulates another processor: ask for it with --runtime {name})"
             continue
         try:
-            runtime = runtimes.load(name, path)
+            runtime = _loaded(name, path, exported)
         except QuarlError as error:
             if names:
                 raise
@@ -200,6 +200,15 @@ def verify(
         if has_home and episodes:
             played = _return(exported, Loaded(runtime, path), episodes, seed, env_id)
             yield _judged(runtime, played, baseline, margin_pct, seed)
+
+
+def _loaded(name: str, path: Path, exported: Exported) -> Runtime:
+    """The file in a runtime; UnsupportedError names the target for boards where TFLite Micro lacks the precision."""
+    spec = exported.spec
+    whole = spec.float_type == "fp32" or (spec.float_type is None and spec.mode == "static" and spec.weight_bits == 8)
+    if name == "tflm" and not whole:
+        raise UnsupportedError(f"tflm runs fp32 and static int8, not {spec.in_words}: boards run static int2 to int8 --to c")
+    return runtimes.load(name, path)
 
 
 def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, env_id: str | None) -> Array:
