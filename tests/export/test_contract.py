@@ -57,8 +57,9 @@ def test_numbers_of_an_observation_are_named_as_the_environments_documentation_n
     assert said["high"][0] == pytest.approx(4.8)
 
 
-def test_the_number_that_a_wrapper_appends_is_said_to_be_its():
-    class TimeFeatureWrapper(gymnasium.ObservationWrapper):
+@pytest.mark.parametrize("name", ["TimeFeatureWrapper", "TimeFeature"])
+def test_the_number_that_a_wrapper_appends_is_said_to_be_its(name):
+    class Appends(gymnasium.ObservationWrapper):
         def __init__(self, env):
             super().__init__(env)
             box = env.observation_space
@@ -69,10 +70,11 @@ def test_the_number_that_a_wrapper_appends_is_said_to_be_its():
         def observation(self, observation):
             return np.append(observation, 1)
 
-    env = TimeFeatureWrapper(gymnasium.make("CartPole-v1"))
+    Appends.__name__ = name
+    env = Appends(gymnasium.make("CartPole-v1"))
     assert names(networks.dense([5, 8, 2]), env)[3:] == [
         (3, "Pole Angular Velocity", "CartPoleEnv"),
-        (4, "remaining time, from 1 to 0", "TimeFeatureWrapper"),
+        (4, "remaining time, from 1 to 0", name),
     ]
 
 

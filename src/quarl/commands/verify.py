@@ -7,7 +7,8 @@ from pathlib import Path
 from quarl.commands import terminal
 from quarl.config import VerifyConfig
 from quarl.errors import QuarlError
-from quarl.export.verify import DIFFERS, VerifyRow, verify
+from quarl.export.equal import DIFFERS, VerifyRow
+from quarl.export.verify import verify
 
 
 def run(config: VerifyConfig) -> None:

@@ -16,7 +16,7 @@ from quarl.policy.graph import Policy
 ROW = re.compile(r"\s*\|\s*(\d+)\s*\|\s*([^|]+?)\s*\|")
 """Of the table of observations in the documentation of Gymnasium's environments: number and name."""
 HEADING = re.compile(r"\s*\|\s*Num\s*\|\s*Observation\b")
-NAMED = {"TimeFeatureWrapper": "remaining time, from 1 to 0"}
+NAMED = dict.fromkeys(("TimeFeature", "TimeFeatureWrapper"), "remaining time, from 1 to 0")
 """What wrappers append."""
 MOST_NAMED = 256
 """Numbers of an input that have an entry each; a larger one, an image, has one for all."""

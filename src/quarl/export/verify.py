@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,43 +19,18 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
-from quarl.export.golden import Difference, Golden
+from quarl.export.equal import TIGHT, VerifyRow, held
+from quarl.export.golden import Golden
 from quarl.export.runtimes import Runtime
 from quarl.inert.budget import read_json, reading
 from quarl.inert.zip import read_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import ActionHead, QuantizedPolicy, shapes
-from quarl.policy.operators import Flatten, Linear, Op
+from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers import load
-from quarl.rows import Column, Row
 
 EMULATED = ("c-aarch64", "c-m4", "c-m0")
 """Runtimes of other processors: slow, and held to their results where they are asked for."""
-CLOSE, CLOSE_SHARE = 1e-5, 0.995
-"""Where a runtime computes in float: of the range, and the share of observations that lie so close."""
-TIGHT = 1e-6
-"""Of the range, where it computes in integers: what is left to its tanh."""
-DIFFERS = "differs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRow(Row):
-    """One check."""
-
-    command = "verify"
-    check: Annotated[str, Column("check")]
-    """sha256 of files, contract, golden vectors, rollout (fresh observations), or return (episodes)."""
-    runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
-    version: Annotated[str | None, Column("version", lambda version: version or "")] = None
-    arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
-    """What the results are compared with: f32-rne, q31-double or qdq."""
-    count: Annotated[int | None, Column("of", formats.count)] = None
-    """Files, observations or episodes."""
-    result: Annotated[str, Column("result")] = "intact"
-    """intact, equal, or equal within what; of returns the verdict; differs."""
-    detail: Annotated[str, Column("", optional=True)] = ""
-    """Where it differs, or the interval of a return."""
 
 
 class Loaded:
@@ -74,52 +48,6 @@ def opened(file: Path) -> tuple[Exported, Loaded]:
     inside = contract.read(_read(file), str(file))
     runtime = runtimes.load(runtimes.for_file(file)[0], file)
     return contract.policy_of(inside, str(file)), Loaded(runtime, file)
-
-
-def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runtime: Runtime) -> VerifyRow:
-    """The row of a runtime that is given the vectors' observations; the policy says how close it has to come."""
-    observations, expected = vectors.observations, vectors.given
-    if not is_exact(policy, runtime.arithmetic):  # edges are where floats fall to one side or the other
-        observations, expected = (each[: len(each) - vectors.edges] for each in (observations, expected))
-    if runtime.arithmetic not in ("f32-rne", "qdq"):
-        expected = golden.computed(policy, observations, runtime.arithmetic).given
-    got = runtime.run(observations)
-    difference, result = compare(policy, expected, got, runtime.arithmetic)
-    about: dict[str, Any] = {"version": runtime.version, "arithmetic": runtime.arithmetic, "count": len(got)}
-    detail = str(difference or "")
-    if difference is not None:
-        row = vectors.observations[difference.observation : difference.observation + 1]
-        detail += _layer(policy, target, runtime, row)
-    return VerifyRow(check=check, runtime=runtime.name, **about, result=result, detail=detail)
-
-
-def is_exact(policy: QuantizedPolicy, arithmetic: str) -> bool:
-    """Whether results have to be those of the reference, for all that lies between is integers."""
-    return policy.spec.mode == "static" and arithmetic != "qdq"
-
-
-def compare(policy: QuantizedPolicy, expected: Array, got: Array, arithmetic: str) -> tuple[Difference | None, str]:
-    """(where a runtime's results [N, n] leave those that are expected, or None; the result in words).
-
-    Integers have to come out as such, but for a tanh behind them; where sums are of floats, or codes are chosen by
-    such, nearly all rows have to be close, and all discrete actions equal.
-    """
-    if got.shape != expected.shape:
-        raise QuarlError(
-            f"the file gives {got.shape[1:]} numbers for an observation, {expected.shape[1:]} are expected"
-        )
-    if np.array_equal(expected, got):
-        return None, "equal"
-    span = max(float(np.ptp(expected)), 1.0)
-    if is_exact(policy, arithmetic):
-        difference = golden.first_difference(expected, got, TIGHT * span)
-        return difference, f"equal within {TIGHT:g}" if difference is None else DIFFERS
-    difference = golden.first_difference(expected, got, CLOSE * span)
-    acts = not policy.head.is_discrete or np.array_equal(policy.head(expected), policy.head(got))
-    if difference is None or (acts and difference.rows <= (1 - CLOSE_SHARE) * len(got)):
-        close = 1 - (difference.rows if difference else 0) / len(got)
-        return None, f"{100 * close:.4g} % within {CLOSE:g}"
-    return difference, DIFFERS
 
 
 def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) -> list[dict[str, Any]]:
@@ -207,7 +135,9 @@ def _loaded(name: str, path: Path, exported: Exported) -> Runtime:
     spec = exported.spec
     whole = spec.float_type == "fp32" or (spec.float_type is None and spec.mode == "static" and spec.weight_bits == 8)
     if name == "tflm" and not whole:
-        raise UnsupportedError(f"tflm runs fp32 and static int8, not {spec.in_words}: boards run static int2 to int8 --to c")
+        raise UnsupportedError(
+            f"tflm runs fp32 and static int8, not {spec.in_words}: boards run static int2 to int8 --to c"
+        )
     return runtimes.load(name, path)
 
 
@@ -287,36 +217,6 @@ def _source(folder: Path, full: dict[str, Any]) -> QuantizedPolicy:
         raise QuarlError(f"{file} has changed since")
     policy = load.read(file)
     return policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
-
-
-def _layer(policy: QuantizedPolicy, target: str, runtime: Runtime, observation: Array) -> str:
-    """Which layer is the first that the runtime computes otherwise, for one observation [1, *shape]: each is asked for
-    as the last of a file of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        for op in policy.linear:
-            cut = _up_to(policy, op)
-            vectors = golden.computed(
-                cut, observation, "f32-rne" if runtime.arithmetic == "qdq" else runtime.arithmetic
-            )
-            for name, content in targets.write(cut, target, "", vectors).items():
-                (Path(folder) / name).write_bytes(content)
-            got = runtimes.load(runtime.name, Path(folder) / targets.FILES[target]).run(observation)
-            if compare(cut, vectors.given, got, runtime.arithmetic)[0] is not None:
-                return f"; first in layer {op.name!r}"
-    return f"; no layer differs in a file that {POLICY} is written to anew: this file is not that"
-
-
-def _up_to(policy: QuantizedPolicy, last: Linear) -> QuantizedPolicy:
-    """The policy whose output is that of a layer, in float32."""
-    needed, ops = {last.name}, list[Op]()
-    for op in reversed(policy.ops):
-        if op.name in needed:
-            needed.update(op.inputs)
-            ops.insert(0, op)
-    if len(shapes(policy)[last.name]) > 1:
-        ops.append(Flatten(f"{last.name}.flat", (last.name,)))
-    grids = {name: grid for name, grid in policy.grids.items() if name in needed - {last.name}}
-    return replace(policy, ops=tuple(ops), head=ActionHead("argmax"), grids=grids)
 
 
 def _read(file: Path) -> bytes:
