@@ -181,7 +181,8 @@ agent = quarl.load("agent.zip").quantize("int8", env_id="CartPole-v1", mode="sta
 agent.save("agent.tflite")
 agent.save("int8.safetensors")
 print(quarl.ptq("agent.zip", [8], episodes=2, env_id="CartPole-v1")._repr_html_())
-for call in (agent.distill, lambda: agent.save("agent.onnx"), lambda: agent.predict([0.0] * 4, engine="torch")):
+for call in (agent.distill, lambda: agent.save("agent.onnx"), lambda: agent.export("onnx", "no"),
+             lambda: agent.predict([0.0] * 4, engine="torch")):
     try:
         call()
     except quarl.QuarlError as error:
@@ -192,11 +193,18 @@ for line in sys.stdin.read().splitlines():
 """Takes the packages away, and prints what Python says and each command's exit code."""
 PLAIN = ["eval int8.safetensors --episodes 2", "inspect agent.zip int8.safetensors -o look", "doctor", "envs"]
 PLAIN = ["ptq agent.zip --env CartPole-v1 --bits 8 --episodes auto --max-episodes 60 -o table", *PLAIN]
+EXPORTED = [
+    "export int8.safetensors --to tflite -o tflite --episodes 10",
+    "verify tflite --runtime litert --episodes 10",
+]
+EXPORTED = [*EXPORTED, "eval tflite/policy.tflite --episodes 2", "export int8.safetensors --to c -o c --episodes 10"]
+PLAIN = [*PLAIN, *EXPORTED]
 LEARNING = ["train", "actorq", "study run smoke -o s", "study report s", "sweep", "distill agent.zip", "demo"]
 LEARNING = [*LEARNING, "bench latency", "bench actorq", "bench mixed-precision"]
+ONNX = "export int8.safetensors --to onnx -o onnx --episodes 10"
 NEEDING = {
     **dict.fromkeys([*LEARNING, "eval int8.safetensors --engine torch"], "train"),
-    **dict.fromkeys(["eval int8.safetensors --engine onnx", "inspect agent.onnx"], "onnx"),
+    **dict.fromkeys(["eval int8.safetensors --engine onnx", "inspect agent.onnx", ONNX], "onnx"),
 }
 """By command, the extra without which there is nothing to do."""
 
@@ -220,7 +228,9 @@ def test_a_plain_install_plays_quantises_and_inspects_and_names_the_extra_of_the
         why = f"a {what} needs {package}: pip install 'quarl[report]'"
         assert f"quarl: no {what} was written ({why}); the run is whole" in said
     assert json.loads((plain / "table" / "rows.json").read_text())["rows"][1]["precision"] == "int8"
-    for line, extra in zip(done.stdout.splitlines()[1:4], ("train", "onnx", "train"), strict=True):  # after no HTML
+    for line, extra in zip(
+        done.stdout.splitlines()[1:5], ("train", "onnx", "onnx", "train"), strict=True
+    ):  # after no HTML
         assert line.endswith(f": pip install 'quarl[{extra}]'")
     refusals = said[-len(NEEDING) :]
     for refusal, extra in zip(refusals, NEEDING.values(), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from quarl.errors import extras
 from quarl.export.golden import Golden
 from quarl.policy.graph import QuantizedPolicy
 
@@ -27,6 +28,6 @@ def write(policy: QuantizedPolicy, target: str, inner: str, vectors: Golden) -> 
         files: dict[str, bytes] = importlib.import_module("quarl.export.c").write(policy, inner, vectors)
         return files
     options = {} if target == "onnx-qdq" else {"acts": True}
-    return {
-        FILES[target]: importlib.import_module(WRITERS[target]).write(policy, metadata={METADATA: inner}, **options)
-    }
+    with extras(f"an export to {target}"):
+        writer = importlib.import_module(WRITERS[target])
+    return {FILES[target]: writer.write(policy, metadata={METADATA: inner}, **options)}
