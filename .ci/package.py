@@ -1,4 +1,5 @@
-"""Builds sdist and wheel and plays `quarl demo` with each, in a fresh environment of every Python that is here.
+"""Builds sdist and wheel and tries each in fresh environments of every Python that is here: `quarl demo` with what it
+takes to train, and the light install with the agent that the demo has left.
 
     make package
 
@@ -22,6 +23,17 @@ PYTHONS = ("3.11", "3.12", "3.13")
 COMMANDS = ("--version", "doctor", "demo -o demo")
 LEFT = ("CartPole-v1.zip", "rows.json", "rows.csv", "report.html", "fp32.safetensors", "int8.safetensors")
 """What the demo leaves in its folder, among others."""
+LIGHT = (
+    "doctor",
+    "eval demo/CartPole-v1.zip --env CartPole-v1 --episodes 10",
+    "inspect demo/CartPole-v1.zip --env CartPole-v1 -o look",
+    "export demo/int8.safetensors --to tflite -o tflite",
+    "export demo/int8.safetensors --to c -o c",
+    "verify tflite",
+)
+"""What a plain install does with what the demo has left."""
+LEFT_OUT = ("torch", "stable_baselines3", "matplotlib", "onnx", "onnxruntime")
+"""What it comes without."""
 LAST_LINES = 15
 """Of what failed, shown."""
 
@@ -54,23 +66,41 @@ def try_out(version: str, archive: Path, folder: Path) -> str:
     if (python := find(version)) is None:
         return f"not tried: no python{version} here"
     start = time.monotonic()
-    run(python, "-m", "venv", folder / "venv", cwd=folder)
-    scripts = folder / "venv" / "bin"
-    pip = (scripts / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
-    run(*pip, "--constraint", ROOT / "constraints.txt", archive, cwd=folder)
-    installed = time.monotonic()
-    place = run(scripts / "python", "-c", "import quarl; print(quarl.__file__)", cwd=folder).strip()
-    if not Path(place).is_relative_to(folder / "venv"):
-        raise RuntimeError(f"quarl is imported from {place}, and not from its environment")
+    scripts = installed(python, folder / "venv", f"{archive}[train]")
+    ready = time.monotonic()
     said = [run(scripts / "quarl", *words.split(), cwd=folder) for words in COMMANDS]
     if missing := [name for name in LEFT if not (folder / "demo" / name).is_file()]:
         raise RuntimeError(f"quarl demo left no {', '.join(missing)}")
     precisions = [row["precision"] for row in json.loads((folder / "demo" / "rows.json").read_text())["rows"]]
     if f"next: . {scripts.relative_to(folder)}/activate" not in said[-1].splitlines() or len(precisions) < 3:
         raise RuntimeError("quarl demo did not come to its end")
-    mb = sum(path.lstat().st_size for path in (folder / "venv").rglob("*") if not path.is_dir()) / 1e6
-    times = f"installed in {installed - start:.0f} s, {mb:,.0f} MB, ran in {time.monotonic() - installed:.0f} s"
-    return f"ran {', '.join(f'quarl {words}' for words in COMMANDS)} ({len(precisions)} precisions); {times}"
+    mb, ran = megabytes(folder / "venv"), time.monotonic() - ready
+    times = f"installed in {ready - start:.0f} s, {mb:,.0f} MB, ran in {ran:.0f} s"
+    light = installed(python, folder / "light", str(archive))
+    names = f"import importlib.util as u; print(*filter(u.find_spec, {LEFT_OUT}))"
+    if there := run(light / "python", "-c", names, cwd=folder).strip():
+        raise RuntimeError(f"a plain install brings {there}")
+    for words in LIGHT:
+        run(light / "quarl", *words.split(), cwd=folder)
+    tried = f"ran {', '.join(f'quarl {words}' for words in COMMANDS)} ({len(precisions)} precisions); {times}"
+    return f"{tried}; light: {megabytes(folder / 'light'):,.0f} MB, ran quarl {', '.join(w.split()[0] for w in LIGHT)}"
+
+
+def installed(python: Path, folder: Path, what: str) -> Path:
+    """The scripts of a new environment with QuaRL, which is imported from there; RuntimeError where it is not."""
+    run(python, "-m", "venv", folder, cwd=folder.parent)
+    scripts = folder / "bin"
+    pip = (scripts / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
+    run(*pip, "--constraint", ROOT / "constraints.txt", what, cwd=folder.parent)
+    place = run(scripts / "python", "-c", "import quarl; print(quarl.__file__)", cwd=folder.parent).strip()
+    if not Path(place).is_relative_to(folder):
+        raise RuntimeError(f"quarl is imported from {place}, and not from its environment")
+    return scripts
+
+
+def megabytes(folder: Path) -> float:
+    """Of all files below it."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()) / 1e6
 
 
 def main() -> int:
