@@ -56,9 +56,7 @@ class Q31Double(Reference):
         bias, _ = requantisation(op, op.weight, source, target)
         anywhere = any(isinstance(reader, LayerNorm) for reader in self._readers[op.name])
         if in_floats(op.weight, source, bias, multiplier, anywhere=anywhere):
-            return self.quantized(
-                sums.astype(np.float32) * multiplier, ActivationGrid(scale=1.0, zero_point=target.zero_point)
-            )
+            return super().requantized(op, sums, multiplier, source)
         return requantize_twice(
             sums, multiplier, target.zero_point, *map(int, (target.qparams.qmin, target.qparams.qmax))
         )

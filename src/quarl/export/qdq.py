@@ -2,8 +2,8 @@
 
 What compilers for accelerators read. Every runtime decides for itself which integers it makes of it, and adds in an
 order of its own, so that codes next to a rounding tie may fall to either side: the arithmetic "qdq" is held to the
-reference's by a tolerance. The observation, of more than 8 bits, is rounded by Mul, Round, Clip and Mul, since few
-runtimes have QuantizeLinear for it.
+reference's by a tolerance. Few runtimes have QuantizeLinear for an observation of more than 8 bits: Mul, Round and Clip
+count its steps, and what its layers make of them is rounded before it becomes codes, the same everywhere.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class _Pairs(Translation):
             sums = self._product(op, weight, self.integers(name, source), np.ones(len(scale)))
             return self.affine(op, sums, scale.astype(np.float32))
         grid = self.policy.grids[op.name]
-        steps, _ = requantisation(op, weight, source, grid)
-        if source.bits > 8:
-            bias = self.file.constant((steps * scale).astype(np.float32), f"{op.name}.rounded")
-        else:
-            bias = self._dequantized(self.file.constant(steps.astype(np.int32), f"{op.name}.steps"), scale, np.int32)
+        steps, multiplier = requantisation(op, weight, source, grid)
+        if source.bits > 8:  # no kernel has integers for these: sums and rounding are the reference's
+            factor = self.file.constant(multiplier, f"{op.name}.multiplier")
+            product = self.file.node("Mul", self.wide_sums(op, weight, source, steps), factor)
+            return self._pair(self.file.node("Round", product), grid, 1.0)
+        bias = self._dequantized(self.file.constant(steps.astype(np.int32), f"{op.name}.steps"), scale, np.int32)
         product = self._product(op, weight, self.on(self.real(name), source), weight.scale, bias)
         return product if self._rectified(op, grid) else self.on(product, grid)
 
@@ -76,7 +77,11 @@ class _Pairs(Translation):
             return self.file.node("Mul", self.counted(tensor, grid), self.file.number(grid.scale))
         if tensor in self._codes and self._codes[tensor][1] == grid:
             return tensor
-        codes = self.file.node("QuantizeLinear", tensor, *self._grid(grid, grid.scale))
+        return self._pair(tensor, grid, grid.scale)
+
+    def _pair(self, tensor: str, grid: ActivationGrid, scale: float) -> str:
+        """What the codes stand for of numbers that count `scale` for each."""
+        codes = self.file.node("QuantizeLinear", tensor, *self._grid(grid, scale))
         moved = self.file.node("DequantizeLinear", codes, *self._grid(grid, grid.scale))
         self._codes[moved] = codes, grid
         return moved

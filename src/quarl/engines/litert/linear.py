@@ -78,7 +78,10 @@ def hidden(
 
 
 def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: ActivationGrid, *, relu: bool) -> int:
-    """Like `hidden` for codes of more than 8 bits, x: float32 integers; the kernels' float32 sums are exact."""
+    """Like `hidden` for codes of more than 8 bits, x: float32 integers; the kernels' float32 sums are exact.
+
+    Rounded before they become codes, since other runtimes have ways of their own with ties.
+    """
     weight = _symmetric(op)
     bias, multiplier = requantisation(op, weight, source, target)
     codes = _arrange(op, weight.codes)
@@ -89,7 +92,8 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
     constant = model.constant(bias.astype(np.float32), role="bias")
     accumulator = _apply(model, op, [x, _as_floats(model, codes), constant], relu=relu)
     scaled = binary(model, Operator.MUL, accumulator, model.constant(multiplier))
-    return rounded(model, scaled, target)
+    whole = model.add(Operator.ROUND, [scaled], model.value(model.shape(scaled)))
+    return rounded(model, whole, target)
 
 
 def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
