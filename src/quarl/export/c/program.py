@@ -125,11 +125,6 @@ class Program:
         return 2 * self.codes + 4 * (self.reals + self.raw)
 
     @property
-    def flash(self) -> int:
-        """Bytes of the tables."""
-        return sum(values.nbytes for values in self.tables.values())
-
-    @property
     def sizes(self) -> str:
         """As macros."""
         return SIZES.format(observation=self.observation, raw=self.raw, action=self.action)
@@ -212,8 +207,10 @@ def parameters(kernel: str) -> tuple[Parameter, ...]:
 def _kernels() -> tuple[str, dict[str, tuple[str, tuple[Parameter, ...]]]]:
     """What stands before the kernels; their text and parameters by name, in order."""
     text = importlib.resources.files(__package__).joinpath("kernels.c").read_text() + "\n"
-    found = list(FUNCTION.finditer(text))
-    return text[: found[0].start()], {m[1]: (m[0], tuple(map(_parameter, re.split(r",\s+", m[2])))) for m in found}
+    functions = list(FUNCTION.finditer(text))
+    return text[: functions[0].start()], {
+        m[1]: (m[0], tuple(map(_parameter, re.split(r",\s+", m[2])))) for m in functions
+    }
 
 
 def _parameter(declaration: str) -> Parameter:
