@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import re
 import shutil
@@ -183,9 +185,40 @@ def test_the_selftest_returns_the_first_vector_that_differs(tmp_path):
     outputs[chosen[9:]] += 1
     for name, content in c.write(policy, "{}", replace(vectors, outputs=outputs)).items():
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "main.c").write_text('#include "policy.h"\nint main(void) { return policy_selftest(); }\n')
-    subprocess.run(["gcc", *sorted(tmp_path.glob("*.c")), "-o", tmp_path / "selftest"], check=True)
+    subprocess.run(["gcc", "-DPOLICY_MAIN", *sorted(tmp_path.glob("*.c")), "-o", tmp_path / "selftest"], check=True)
     assert subprocess.run([tmp_path / "selftest"], check=False).returncode == 10
+
+
+def test_a_runtime_leaves_no_process_and_no_folder(tmp_path):
+    policy, x = static("relu")
+    loaded = compiled(policy, x, tmp_path)
+    folder, process = loaded.folder, loaded.process
+    assert (loaded.run(x[:1]) == loaded.run(x[:2])[:1]).all()
+    del loaded
+    gc.collect()
+    assert not folder.exists()
+    assert process.returncode is not None
+
+
+def test_a_program_that_ends_is_one_line(tmp_path):
+    policy, x = static("relu")
+    loaded = compiled(policy, x, tmp_path)
+    loaded.process.kill()
+    with pytest.raises(QuarlError, match=r"^policy\.c ended"):
+        loaded.run(x[:1])
+
+
+def test_no_comment_becomes_c(tmp_path):
+    policy, x = static("relu")
+    comment = json.dumps({"id": "*/ int x; /*", "??": "a\\"})
+    text = c.write(policy, comment, golden.record(policy, x))["policy.c"].decode()
+    assert json.loads(c.check(text).comment) == json.loads(comment)
+    (tmp_path / "policy.c").write_text(text)
+    try:
+        loaded = runtimes.load("c", tmp_path / "policy.c")
+    except QuarlError as error:
+        pytest.skip(str(error))
+    assert (loaded.run(x) == reference(policy, x)).all()
 
 
 def test_an_observation_with_nan_or_infinity_is_refused_and_leaves_the_action_alone(tmp_path):

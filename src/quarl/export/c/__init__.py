@@ -29,6 +29,10 @@ int policy_selftest(void) {{
     }}
     return 0;
 }}
+
+#ifdef POLICY_MAIN /* as a program of its own */
+int main(void) {{ return policy_selftest(); }}
+#endif
 """
 
 

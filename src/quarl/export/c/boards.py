@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
+import select
 import shutil
 import subprocess
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,8 +29,8 @@ QEMU = "qemu-system-arm -M mps2-an386 -display none -monitor none -serial none -
 QEMU += " -semihosting-config enable=on,target=native -kernel ./policy"
 INSTRUCTIONS = 40
 """In a tick of that machine's clock: 25 MHz, where an instruction counts as a nanosecond."""
-LONGEST = 1200.0
-"""Seconds that a program may run."""
+LONGEST = 600.0
+"""Seconds that a compiler may take, and a program for an observation."""
 
 
 class Board(NamedTuple):
@@ -58,6 +61,9 @@ class Compiled:
     version: str
     program: Program
     folder: Path
+    process: subprocess.Popen[bytes]
+    pipes: tuple[int, int]
+    """Into it and out of it."""
     arithmetic: str = "f32-rne"
     stack: int = field(default=0, init=False)
     """Bytes that the last run took, and instructions of an action in the mean; 0 but on a bare Cortex-M."""
@@ -70,18 +76,29 @@ class Compiled:
 
     def both(self, observations: Array) -> tuple[Array, Array]:
         """The network's raw outputs, float32 [B, n], and the actions, int32 or float32 [B, m]."""
-        where, program = self.folder, self.program
-        dtype = np.uint8 if program.x == "uint8_t" else np.float32
-        (where / "in").write_bytes(np.asarray(observations).astype(dtype).tobytes())
-        _ran(BOARDS[self.name].run, where)
-        words = np.fromfile(where / "out", np.uint32)
-        rows, width = len(observations), program.raw + program.action
-        if len(words) > rows * width:
-            ticks, self.stack = words[-2:].tolist()
-            self.instructions = ticks * INSTRUCTIONS // max(rows, 1)
-        table = words[: rows * width].reshape(rows, width)
-        raw, action = table[:, : program.raw], table[:, program.raw :]
+        program, dtype = self.program, np.uint8 if self.program.x == "uint8_t" else np.float32
+        width = program.raw + program.action + 2
+        rows = np.asarray(observations).reshape(-1, program.observation).astype(dtype)
+        answers = b"".join(self._answer(row.tobytes(), 4 * width) for row in rows)
+        words = np.frombuffer(answers, np.uint32).reshape(len(rows), width)
+        if len(rows):
+            self.stack = int(words[:, -1].max())
+            self.instructions = int(words[:, -2].mean() * INSTRUCTIONS)
+        raw, action = words[:, : program.raw], words[:, program.raw : -2]
         return raw.view(np.float32), action.view(np.int32 if program.a == "int32_t" else np.float32)
+
+    def _answer(self, question: bytes, size: int) -> bytes:
+        """What the program writes to its pipe for what is written to it; QuarlError where it has ended."""
+        (in_, out), answer, ends = self.pipes, b"", time.monotonic() + LONGEST
+        while question or len(answer) < size:
+            readable, writable, _ = select.select([out], [in_] if question else [], [], 1.0)
+            if writable:
+                question = question[os.write(in_, question[: select.PIPE_BUF]) :]
+            if readable:
+                answer += os.read(out, size - len(answer))
+            elif not writable and (self.process.poll() is not None or time.monotonic() > ends):
+                raise QuarlError(f"policy.c ended, or took more than {LONGEST:g} s for an observation")
+        return answer
 
     def flash(self) -> int:
         """Bytes of code and tables; of a Cortex-M with what they need of the compiler's library."""
@@ -103,15 +120,28 @@ def load(name: str, file: Path) -> Compiled:
     except QuarlError as error:
         raise QuarlError(f"{name} does not run {file.name}: {error}") from None
     where = Path(tempfile.mkdtemp(prefix="quarl-"))
-    compiled = Compiled(name, "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip(), program, where)
-    weakref.finalize(compiled, shutil.rmtree, where, ignore_errors=True)
     harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
     for path, text in (("policy.h", program.header()), ("policy.c", program.source()), ("harness.c", harness)):
         (where / path).write_text(text)
     types = f"-DPOLICY_NUMBER={program.x} -DPOLICY_RESULT={program.a}"
     _ran(f"{board.compiler} {STRICT} {board.flags} -c policy.c", where)
     _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
+    for pipe in ("in", "out"):
+        os.mkfifo(where / pipe)
+    pipes = os.open(where / "in", os.O_RDWR), os.open(where / "out", os.O_RDWR)
+    process = subprocess.Popen(board.run.split(), cwd=where, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    version = "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip()
+    compiled = Compiled(name, version, program, where, process, pipes)
+    weakref.finalize(compiled, _end, process, pipes, where)
     return compiled
+
+
+def _end(process: subprocess.Popen[bytes], pipes: tuple[int, int], folder: Path) -> None:
+    process.kill()
+    process.wait()
+    for pipe in pipes:
+        os.close(pipe)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ran(words: str, where: Path) -> str:
