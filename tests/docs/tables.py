@@ -6,6 +6,8 @@ CUTS = {
     "ptq": {"--episodes": 3},
     "distill": {"--episodes": 3, "--rounds": 1, "--updates": 20, "--states": 100, "--validation": 3},
     "eval": {"--episodes": 3},
+    "export": {"--episodes": 3},
+    "verify": {"--episodes": 3},
     "play": {"--episodes": 1, "--max-episode-steps": 60},
     "train": {"-n": 2000, "--eval-episodes": 1},
     "sweep": {"-n": 2000, "--episodes": 2, "--seeds": 1},
@@ -57,7 +59,7 @@ GOALS = {
     "docs/guide/ptq.md": "out/rows.json",
     "docs/guide/qat.md": "cartpole.zip",
     "docs/guide/actorq.md": "runs/cartpole/model.zip",
-    "docs/guide/export.md": "policy.tflite",
+    "docs/guide/export.md": "cartpole/policy.tflite",
     "docs/guide/study.md": "study/study.sqlite",
 }
 """Page: what its first block, run in an empty folder, has written."""

@@ -57,7 +57,7 @@ class VerifyConfig(Config):
     verb: ClassVar[str] = "verify"
     examples = ("quarl verify quarl-export --runtime litert tflm",)
 
-    model: Positional[Annotated[tuple[str, ...], shown("DIR|FILE")]] = ()
+    model: Positional[Annotated[tuple[str, ...], shown("PATH")]] = ()
     """A folder that quarl export wrote, or its file alone, of which fewer checks can be made."""
     runtime: Annotated[tuple[Runtimes, ...], shown("NAME ...", default="those that are installed")] = ()
     """Runtimes to run the file in: litert, ort, openvino, tract, tflm, c, c-aarch64, c-m4 or c-m0."""
@@ -72,8 +72,10 @@ class VerifyConfig(Config):
 
     def check(self) -> None:
         super().check()
-        if len(self.model) != 1:
-            raise QuarlError(f"DIR|FILE is one folder or file, got {len(self.model)}: as in quarl verify quarl-export")
+        if not self.model:
+            raise QuarlError("PATH is missing: it stands before the options, as in quarl verify quarl-export")
+        if len(self.model) > 1:
+            raise QuarlError(f"PATH is one folder or file, got {len(self.model)} words: {' '.join(self.model)}")
         if self.episodes < 0:
             raise QuarlError(f"--episodes must not be negative, got {self.episodes}")
         check_margin(self.margin)

@@ -15,7 +15,6 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record
 from quarl.export import contract, golden, targets, verify
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
-from quarl.export.footprint import footprint
 from quarl.export.readme import readme
 from quarl.export.targets import FILES, STATIC, TARGETS
 from quarl.files import staged, write_bytes
@@ -130,6 +129,8 @@ def export(
 
 def _footprint(policy: QuantizedPolicy, target: str) -> dict[str, Any]:
     """What a board has to have for it, and how that was found, or why it was not."""
+    from quarl.export.footprint import footprint  # here: it takes half of what playing a file has to load
+
     try:
         return asdict(footprint(policy, target))
     except QuarlError as error:
