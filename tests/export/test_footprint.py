@@ -13,9 +13,8 @@ from networks import dense
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.export import footprint as module
 from quarl.export.c import boards
-from quarl.export.footprint import footprint
+from quarl.export.footprint import Footprint, footprint
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 
@@ -102,7 +101,7 @@ def test_nothing_fits_is_an_exit_code_of_its_own(without_tools, tmp_path, capsys
 
 
 def test_where_instructions_are_not_known_they_are_not_said_to_fit(monkeypatch, tmp_path):
-    takes = module.Footprint(flash=1, ram=1, macs=1, instructions=None, how="so")
+    takes = Footprint(flash=1, ram=1, macs=1, instructions=None, how="so")
     monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target: takes)
     words = ("--target", "tflite", "--bits", "int8", "--hz", "10", "--mhz", "10")
     assert [row["fits"] for row in budget(tmp_path, *words)[1]] == [None]
