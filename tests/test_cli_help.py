@@ -135,7 +135,7 @@ def bash(tmp_path_factory):
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("quarl p", ["ptq", "play"]),
+        ("quarl p", ["ptq", "play", "push"]),
         ("quarl study r", ["run", "report"]),
         ("quarl bench ", ["latency", "actorq", "mixed-precision"]),
         ("quarl help stu", ["study"]),

@@ -24,7 +24,7 @@ from quarl.config.base import (
     check_folder,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
-from quarl.config.deploy import BudgetConfig
+from quarl.config.deploy import BudgetConfig, PushConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
 from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
@@ -201,6 +201,7 @@ __all__ = [
     "PlayConfig",
     "PrecisionsConfig",
     "PtqConfig",
+    "PushConfig",
     "StudyConfig",
     "StudyReportConfig",
     "StudyRunConfig",
@@ -223,6 +224,7 @@ VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
     VerifyConfig,
     BenchConfig,
     BudgetConfig,
+    PushConfig,
     EnvsConfig,
     DoctorConfig,
     DemoConfig,

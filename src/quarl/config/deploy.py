@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
 from quarl.config.base import Config
-from quarl.config.groups import QUANTISATION, shown
+from quarl.config.groups import OUTPUT, QUANTISATION, shown
 from quarl.config.model import check_paths
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
@@ -66,6 +67,33 @@ class BudgetConfig(Config):
     def bounds(self) -> tuple[float, float]:
         """Bytes of flash and of RAM at most."""
         return _bytes("--flash", self.flash), _bytes("--ram", self.ram)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushConfig(Config):
+    """Publish a folder of `quarl export` or `quarl ptq` on the Hugging Face hub, with a card that says its returns."""
+
+    verb: ClassVar[str] = "push"
+    examples = ("quarl push out --repo me/dqn-CartPole-v1-int8", "quarl push out --to card")
+
+    model: Positional[Annotated[tuple[str, ...], shown("DIR")]] = ()
+    """The folder."""
+    repo: Annotated[str | None, shown("ORG/NAME")] = None
+    """The repository, which is made where there is none."""
+    to: Annotated[Path | None, shown("FOLDER"), OUTPUT] = None
+    """Write what would be published into this folder instead."""
+    rows: Annotated[Path | None, shown("FILE", default="DIR/rows.json")] = None
+    """What quarl ptq or quarl eval --json wrote of the policy's returns."""
+
+    def check(self) -> None:
+        super().check()
+        if len(self.model) != 1:
+            raise QuarlError(f"DIR is missing or not one: it stands before the options, as in quarl {self.verb} DIR")
+        self.refuse(("json",), "is of rows, and there are none to write")
+        if (self.repo is None) == (self.to is None):
+            raise QuarlError("say where to: --repo ORG/NAME publishes, --to FOLDER writes what would be published")
+        if self.repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo):
+            raise QuarlError(f"--repo is {self.repo[:60]!r}; use ORG/NAME, as in me/dqn-CartPole-v1-int8")
 
 
 def _bytes(option: str, text: str | None) -> float:

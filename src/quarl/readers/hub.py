@@ -1,4 +1,5 @@
-"""Agents on the Hugging Face hub: the files of a repository that QuaRL reads, fetched into the hub's own cache.
+"""Agents on the Hugging Face hub: the files of a repository that QuaRL reads, fetched into the hub's own cache; and a
+folder that becomes a repository.
 
 RL Zoo's `push_to_hub` writes a repository ALGO-ENV with ALGO-ENV.zip, config.yml, args.yml, env_kwargs.yml and, where
 observations were normalised, vec_normalize.pkl, all in its top folder; beside them lie videos, metrics and the zip
@@ -7,8 +8,10 @@ unpacked once more. What is fetched is data: the same readers open it that open 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
+from collections.abc import Iterator
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -40,37 +43,45 @@ def fetch(repo_id: str, cache: Path | None = None) -> Path:
     return _agent(_snapshot(repo, file or "*.zip", cache), repo, file)
 
 
+def push(folder: Path, repo: str) -> None:
+    """Makes the folder's files those of the repository ORG/NAME, which is made where there is none."""
+    with _reached(f"cannot push to {repo}", repo) as hub:
+        hub.create_repo(repo, exist_ok=True)
+        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="quarl push")
+
+
 def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
     """The folder of the repository's newest files, as far as they match `wanted` or say how the agent was trained."""
+    below = ["*/*"] if "/" not in wanted else []  # patterns match across slashes
+    with _reached(f"cannot fetch {repo} from the hub", PREFIX + repo) as hub:
+        from huggingface_hub.utils.tqdm import tqdm
+
+        untyped: Any = tqdm
+
+        class Bar(untyped):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **{"disable": None, **kwargs})  # None: shown on a terminal only
+
+        patterns = {"allow_patterns": [wanted, *BESIDE, *STATISTICS], "ignore_patterns": [METRICS, *below]}
+        return Path(hub.snapshot_download(repo, cache_dir=cache, tqdm_class=Bar, **patterns))
+
+
+@contextlib.contextmanager
+def _reached(failure: str, what: str) -> Iterator[Any]:
+    """huggingface_hub, whose errors become one line that begins with `failure`."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
         from huggingface_hub.utils import logging
-        from huggingface_hub.utils.tqdm import tqdm
     except ImportError:
-        raise QuarlError(f"{PREFIX}{repo} needs an extra: pip install 'quarl[hub]'") from None
-
-    untyped: Any = tqdm
-
-    class Bar(untyped):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{"disable": None, **kwargs})  # None: shown on a terminal only
-
-    below = ["*/*"] if "/" not in wanted else []  # patterns match across slashes
+        raise QuarlError(f"{what} needs an extra: pip install 'quarl[hub]'") from None
     level = logging.get_verbosity()
     logging.set_verbosity(ERROR)  # what matters is said in one line below
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Path(
-                huggingface_hub.snapshot_download(
-                    repo,
-                    cache_dir=cache,
-                    allow_patterns=[wanted, *BESIDE, *STATISTICS],
-                    ignore_patterns=[METRICS, *below],
-                    tqdm_class=Bar,
-                )
-            )
+            yield huggingface_hub
+            return
     except errors.GatedRepoError:
         cause = "it is gated: ask for access on its page and log in with `hf auth login`"
     except errors.RepositoryNotFoundError:
@@ -80,11 +91,11 @@ def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
         cause = f"{switch}, and the cache has no whole copy; fetch it once with a connection"
     except errors.HFValidationError:
         cause = f"that is no name of a repository; write hub:ORG/NAME, as in {EXAMPLE}"
-    except Exception as error:  # HTTP, TLS, proxies, disks: a download fails in many ways
+    except Exception as error:  # HTTP, TLS, proxies, disks: a transfer fails in many ways
         cause = first_line(error)[:150]
     finally:
         logging.set_verbosity(level)
-    raise QuarlError(f"cannot fetch {repo} from the hub: {cause}")
+    raise QuarlError(f"{failure}: {cause}")
 
 
 def _agent(folder: Path, repo: str, file: str) -> Path:
