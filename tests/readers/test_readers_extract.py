@@ -121,7 +121,7 @@ def test_model_zip_and_predict_agree(case: tuple[Any, ...], tmp_path: Path):
     read = load.read(tmp_path / "agent.zip")
     assert_same(policy, read)
     assert read.provenance.algo == policy.provenance.algo == type(model).__name__.lower()
-    observations = sample(np.random.default_rng(1), case[2], 200)
+    observations = sample(np.random.default_rng(1), case[2], 2_000)
     expected, _ = model.predict(observations, deterministic=True)
     output = as_float(policy, observations)[policy.output]
     assert (np.ptp(output, axis=0) > 1e-3).all()  # not saturated: the comparison means something
@@ -164,7 +164,7 @@ def test_normalisation_becomes_part_of_the_policy(clip: float, tmp_path: Path):
         env.step([BOX.low])
     policy = from_model(model)
     assert isinstance(policy.ops[0], Normalize)
-    raw = 3 * sample(np.random.default_rng(1), VECTOR, 200)
+    raw = 3 * sample(np.random.default_rng(1), VECTOR, 2_000)
     expected, _ = model.predict(env.normalize_obs(raw), deterministic=True)
     np.testing.assert_allclose(actions(policy, raw), expected, rtol=0, atol=1e-5)
     run = tmp_path / "Drift-v0_1"
