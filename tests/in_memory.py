@@ -73,17 +73,19 @@ class InMemoryChannel(Channel):
 
     num_sent = send = room
 
-    def receive(self, most):
+    def num_waiting(self):
+        return sum(map(len, self.queues))
+
+    def drain(self, rows):
         """As the contract says, a segment at a time."""
-        while most > 0 and any(self.queues):
+        taken = []
+        while len(taken) < len(rows) and any(self.queues):
             turns = [(self.turn + i) % len(self.queues) for i in range(len(self.queues))]
             chosen = min((i for i in turns if self.queues[i]), key=lambda i: int(self.queues[i][0]["version"]))
-            version, rows = self.queues[chosen][0]["version"], []
-            while self.queues[chosen] and len(rows) < most and self.queues[chosen][0]["version"] == version:
-                rows.append(self.queues[chosen].popleft())
-            yield np.array(rows, self.dtype)
-            most -= len(rows)
+            taken.append(self.queues[chosen].popleft())
             self.turn = (chosen + 1) % len(self.queues)
+        rows[: len(taken)] = sorted(taken, key=lambda row: row["actor"])
+        return len(taken)
 
     def observations(self, num, rng):
         recent = list(self.recent)

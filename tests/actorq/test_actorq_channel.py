@@ -58,6 +58,12 @@ def test_a_slot_that_its_writer_left_by_an_error_is_never_seen(channel):
     assert channel.packed.pull(1).data.tobytes() == b"next one"
 
 
+def drained(channel, most=99):
+    """Segments that the learner takes."""
+    rows = np.zeros(most, DTYPE)
+    return rows[: channel.drain(rows)]
+
+
 def test_pulled_weights_stay_as_they_were(channel):
     channel.packed.publish(b"good", version=1, step=1)
     pulled = channel.packed.pull()
@@ -70,14 +76,14 @@ def test_segments_arrive_as_they_were_sent_and_in_order(channel):
     sender = channel.of(1)
     for sequence in range(5):
         sender.send(*segment(sequence, actor=1, terminated=sequence == 4))
-    rows = np.concatenate([rows.copy() for rows in channel.receive(99)])
+    rows = drained(channel)
     assert rows["sequence"].tolist() == [0, 1, 2, 3, 4]
     assert rows["actor"].tolist() == [1] * 5
     assert (rows["reward"].tolist(), rows["action"].tolist()) == ([0.5] * 5, [1] * 5)
     assert rows["terminated"].tolist() == [False] * 4 + [True]
     assert rows["observation"][:, 3].tolist() == [0, 1, 2, 3, 4]
     assert rows["next_observation"][:, 0].tolist() == [1, 2, 3, 4, 5]
-    assert list(channel.receive(99)) == []
+    assert not len(drained(channel))
 
 
 def test_a_full_queue_has_no_room_until_the_learner_takes_some(channel):
@@ -87,7 +93,7 @@ def test_a_full_queue_has_no_room_until_the_learner_takes_some(channel):
         sender.send(*segment(sequence))
     assert sender.room() == 0
     assert channel.of(1).room() == ROOM
-    assert sum(len(rows) for rows in channel.receive(3)) == 3
+    assert len(drained(channel, 3)) == 3
     assert sender.room() == 3
     assert (sender.num_sent(), channel.of(0).num_sent(), channel.of(1).num_sent()) == (ROOM, ROOM, 0)
 
@@ -96,21 +102,41 @@ def test_the_learner_takes_the_oldest_weights_first_and_serves_equals_in_turn(ch
     for i, versions in enumerate(([5, 5, 9, 9], [7, 7], [5, 5])):
         for sequence, version in enumerate(versions):
             channel.of(i).send(*segment(sequence, i, version))
-    taken = [(int(row["actor"]), int(row["version"])) for rows in channel.receive(99) for row in rows]
-    assert taken == [(0, 5), (0, 5), (2, 5), (2, 5), (1, 7), (1, 7), (0, 9), (0, 9)]
+    taken = [(row["actor"].item(), row["version"].item()) for _ in range(4) for row in drained(channel, 2)]
+    assert taken == [(0, 5), (2, 5), (0, 5), (2, 5), (1, 7), (1, 7), (0, 9), (0, 9)]
     for i in range(3):
         for sequence in range(4):
             channel.of(i).send(*segment(sequence, i))
-    served = [int(rows["actor"][0]) for _ in range(6) for rows in channel.receive(2)]
+    served = [int(row["actor"]) for _ in range(6) for row in drained(channel, 1)]
     assert served == [1, 2, 0, 1, 2, 0]  # behind the one that was served last
+
+
+def test_drained_segments_lie_actor_by_actor_wherever_their_queues_begin_anew(channel):
+    sent = [0, 0, 0]
+    rng = np.random.default_rng(0)
+    taken = [[], [], []]
+    for _ in range(100):
+        for actor in range(3):
+            for _ in range(int(rng.integers(channel.of(actor).room() + 1))):
+                channel.of(actor).send(*segment(sent[actor], actor, version=sent[actor] // 5))
+                sent[actor] += 1
+        assert channel.num_waiting() == sum(sent) - sum(map(len, taken))
+        rows = drained(channel, int(rng.integers(1, 2 * ROOM)))
+        assert (np.diff(rows["actor"]) >= 0).all()
+        for actor in range(3):
+            mine = rows[rows["actor"] == actor]
+            taken[actor] += mine["sequence"].tolist()
+            assert (mine["observation"][:, 3] == mine["sequence"]).all()
+    for each in taken:
+        assert each == list(range(len(each)))
+        assert len(each) > 2 * ROOM
 
 
 def test_the_publisher_sees_recent_observations_of_every_actor(channel):
     assert channel.observations(8, np.random.default_rng(0)) is None
     for i, sequence in ((0, 3), (2, 7)):
         channel.of(i).send(*segment(sequence, i))
-    for _ in channel.receive(99):
-        pass
+    drained(channel)
     recent = channel.observations(64, np.random.default_rng(0))
     assert set(recent[:, 0]) == {3.0, 7.0}
 
@@ -127,7 +153,7 @@ def test_a_local_channel_is_the_same_one_where_it_is_unpickled():
     try:
         elsewhere = pickle.loads(pickle.dumps(channel.of(1)))
         elsewhere.send(*segment(0, actor=1))
-        assert [int(rows["actor"][0]) for rows in channel.receive(9)] == [1]
+        assert drained(channel)["actor"].tolist() == [1]
         channel.packed.publish(b"good", version=1, step=1)
         assert elsewhere.packed.pull().data.tobytes() == b"good"
     finally:

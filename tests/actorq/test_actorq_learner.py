@@ -18,6 +18,7 @@ from stable_baselines3.sac import sac
 from stable_baselines3.td3 import td3
 
 from quarl import qat
+from quarl.actorq import learner
 from quarl.actorq.board import SLOTS
 from quarl.actorq.build import build, limiter_of, samples_per_insert
 from quarl.actorq.channel import LocalChannel
@@ -97,6 +98,8 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path, monkeypatch):
+    """Whoever sends waits for the learner's step here, so that this one waits for no more than a nap."""
+    monkeypatch.setattr(learner, "GATHER_S", 1e-9)
     made = []
 
     def create(**changed):
@@ -284,14 +287,14 @@ def test_a_learner_that_actors_flood_updates_all_the_same(rig):
     chosen.loop.begin()
     for _ in range(200):
         chosen.send()
-    receive = chosen.loop.channel.receive
+    drain = chosen.loop.channel.drain
 
-    def flooded(count):
+    def flooded(rows):
         for _ in range(50):
             chosen.send()
-        return receive(count)
+        return drain(rows)
 
-    chosen.loop.channel.receive = flooded
+    chosen.loop.channel.drain = flooded
     while not chosen.loop.limiter.updates_allowed():
         chosen.loop.step()
     before = chosen.loop.model._n_updates

@@ -17,6 +17,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
+from quarl.actorq import replay as replays
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.samplable import SamplableRows
 from quarl.config import ActorQConfig
@@ -488,3 +489,34 @@ def test_options_that_cannot_be_are_refused():
         ActorQConfig(max_times_sampled=0).check()
     with pytest.raises(QuarlError, match="flatten them"):
         SegmentReplay(10, spaces.Dict({"a": BOX}), ACTIONS)
+
+
+def test_streams_side_by_side_link_as_row_by_row_does_in_ten_thousand_batches(monkeypatch):
+    """Four actors of three environments, with gaps, duplicates, restarts and a buffer that begins anew."""
+    monkeypatch.setattr(replays, "FEW", 0)
+    rng = np.random.default_rng(0)
+    at_once, single = (SegmentReplay(499, BOX, ACTIONS, device="cpu", n_steps=3) for _ in range(2))
+    monkeypatch.setattr(single, "_following", lambda rows: None)
+    sequences, incarnations = np.zeros((4, 3), np.int64), np.zeros(4, np.int64)
+    for _ in range(10_000):
+        rows = np.zeros(int(rng.integers(1, 40)), at_once.segment_dtype)
+        rows["actor"], rows["environment"] = np.sort(rng.integers(4, size=len(rows))), rng.integers(3, size=len(rows))
+        if rng.random() < 0.02:
+            restarted = rng.integers(4)
+            incarnations[restarted] += 1
+            sequences[restarted] = 0
+        rows["incarnation"] = incarnations[rows["actor"]]
+        for row in rows:
+            stream = row["actor"], row["environment"]
+            sequences[stream] += 2 * (rng.random() < 0.003)
+            row["sequence"] = sequences[stream] - (rng.random() < 0.001)
+            sequences[stream] += 1
+        rows["observation"] = rng.standard_normal(rows["observation"].shape)
+        rows["terminated"], rows["truncated"] = rng.random((2, len(rows))) < 0.01
+        assert at_once.insert(rows) == single.insert(rows)
+        assert np.array_equal(at_once.successor, single.successor)
+    assert at_once.num_gaps > 100
+    assert at_once.num_duplicates > 10
+    assert at_once.num_rows > 100 * at_once.buffer_size
+    assert at_once._streams == single._streams
+    assert all(np.array_equal(column, single.columns[name]) for name, column in at_once.columns.items())

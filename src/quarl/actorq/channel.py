@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -36,6 +34,7 @@ class Ring:
         counters = memory.array(f"{name}.counters")
         self._head, self._tail = counters[:1], counters[_STRIDE : _STRIDE + 1]
         self._written = int(self._head[0])
+        self._bytes = self.rows.view(np.uint8).reshape(self.capacity, -1)
 
     @staticmethod
     def blocks(name: str, dtype: np.dtype[Any], capacity: int) -> dict[str, Block]:
@@ -63,16 +62,23 @@ class Ring:
         """Rows that were ever handed over."""
         return int(self._head[0])
 
-    def peek(self, most: int) -> Array:
-        """Up to `most` of the oldest rows, in place and contiguous; `take` acknowledges them."""
-        tail = int(self._tail[0])
-        start = tail % self.capacity
-        stop = min(start + min(most, int(self._head[0]) - tail), self.capacity)
-        rows: Array = self.rows[start:stop]
-        return rows
+    @property
+    def num_waiting(self) -> int:
+        """Rows that are written and not taken."""
+        return int(self._head[0]) - int(self._tail[0])
 
-    def take(self, num: int) -> None:
-        """Acknowledges `num` rows: the writer may overwrite them."""
+    def versions(self, num: int) -> Array:
+        """Those of the weights behind the oldest `num` rows."""
+        versions: Array = self.rows["version"].take(np.arange(self._tail[0], self._tail[0] + num), mode="wrap")
+        return versions
+
+    def take_into(self, rows: Array) -> None:
+        """Takes as many of the oldest rows, which must be there, as uint8 [n, bytes of a row] has room for."""
+        start, num = int(self._tail[0]) % self.capacity, len(rows)
+        first = min(num, self.capacity - start)
+        rows[:first] = self._bytes[start : start + first]
+        if first < num:
+            rows[first:] = self._bytes[: num - first]
         self._tail[0] += num
 
 
@@ -125,22 +131,29 @@ class LocalChannel(Channel):
         self._next_observations[place] = next_observation
         self._ring.commit(1)
 
-    def receive(self, most: int) -> Iterator[Array]:
-        """Views of the rings' rows, which their actors may overwrite when the next block is asked for."""
-        rings = self._rings
-        while most > 0:
-            order = [(self._next + i) % len(rings) for i in range(len(rings))]
-            heads = [(int(rows["version"][0]), i) for i in order if len(rows := rings[i].peek(1))]
-            if not heads:
-                return
-            _, chosen = min(heads, key=itemgetter(0))
-            rows = rings[chosen].peek(most)
-            if others := [version for version, i in heads if i != chosen]:
-                rows = rows[: max(np.searchsorted(rows["version"], min(others), "right"), 1)]
-            yield rows
-            rings[chosen].take(len(rows))
-            most -= len(rows)
-            self._next = (chosen + 1) % len(rings)
+    def num_waiting(self) -> int:
+        """Of all rings."""
+        return sum(ring.num_waiting for ring in self._rings)
+
+    def drain(self, rows: Array) -> int:
+        """One copy, or two where a ring begins anew, for each ring."""
+        waiting, last = [ring.num_waiting for ring in self._rings], 0
+        if sum(waiting) > len(rows):  # oldest first, and equals in turn
+            versions = [ring.versions(min(num, len(rows))) for ring, num in zip(self._rings, waiting, strict=True)]
+            rings = np.repeat(np.arange(len(versions)), [len(each) for each in versions])
+            places = np.concatenate([np.arange(len(each)) for each in versions])
+            turns = (rings - self._next) % len(versions)
+            chosen = rings[np.lexsort((turns, places, np.concatenate(versions)))[: len(rows)]]
+            waiting = np.bincount(chosen, minlength=len(versions)).tolist()
+            last = int(chosen[-1])
+        taken = 0
+        copied = rows.view(np.uint8).reshape(len(rows), -1)  # whole, and not one field after the other
+        for ring, num in zip(self._rings, waiting, strict=True):
+            if num:
+                ring.take_into(copied[taken : taken + num])
+                taken += num
+        self._next = (last + 1) % len(self._rings)
+        return taken
 
     def observations(self, num: int, rng: np.random.Generator) -> Array | None:
         """Drawn from what lies in the rings, taken or not; equally many of each."""

@@ -33,8 +33,12 @@ from quarl.runs.checkpoint_model import not_finite
 from quarl.runs.folder import RunFolder
 from quarl.runs.tracking import make_logger
 
-NAP_S = 0.0002
-AT_ONCE = 1024
+NAP_S, LONGEST_NAP_S = 0.0002, 0.001
+GATHER_S = 0.005
+"""How long segments are waited for that could be taken in at once."""
+SHOWN_S = 0.005
+"""Between two looks of others at numbers that nobody waits for."""
+AT_ONCE, AT_ONCE_BYTES = 1024, 2**22
 """Segments taken in between two looks at the limiter, at most."""
 TRACKED_S = 1.0
 """Between two points of TensorBoard's curves."""
@@ -65,6 +69,8 @@ class LearnerLoop(roles.Learner):
         self.precision = Precision.of(self.model, config.learner_dtype)
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
+        dtype = self.channel.dtype
+        self.staging = np.zeros(min(AT_ONCE, max(AT_ONCE_BYTES // dtype.itemsize, 1)), dtype)
         self.limiter = limiter_of(config, self.model)
         self.versions = Versions(config.output)
         self.replay_insert = ReplayInsert(self.model, self.limiter, self.versions, self.counters.staleness)
@@ -74,7 +80,7 @@ class LearnerLoop(roles.Learner):
         self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)
         self.clock_before = self.checkpointer.resume() if config.resume else 0.0
         self.evaluations = self.pushed_step = self.sound_version = 0
-        self.last_insert = time.monotonic()
+        self.last_insert, self.shown = time.monotonic(), 0.0
         self.inserts_before = self.model.num_timesteps
         self.next_evaluation = self._next(config.eval_freq if config.eval_episodes else 0)
         self.next_save = self._next(config.save_freq)
@@ -121,10 +127,14 @@ class LearnerLoop(roles.Learner):
         if self.limiter.updates_allowed():
             self.receive()
             self.update()
-        elif not self.receive():
-            self._wait()
+        else:
+            self._gather()
+            if not self.receive():
+                self._rest()
         # let actors go on
-        self._show()
+        self._show_limits()
+        if time.monotonic() - self.shown > SHOWN_S:
+            self._show()
         if self.config.track != "none" and time.monotonic() - self.tracked >= TRACKED_S:
             self.tracked = time.monotonic()
             self.model.dump_logs()  # Stable-Baselines3's own tags
@@ -138,27 +148,36 @@ class LearnerLoop(roles.Learner):
             self.next_save = self._next(self.config.save_freq)
             self._save()
 
-    def _wait(self) -> None:
-        """A moment's wait for experience."""
-        start = time.perf_counter()
-        time.sleep(NAP_S)
-        self.cells[Learner.WAIT_S] += time.perf_counter() - start
+    def _wanted(self) -> int:
+        """Segments to take in at once; actors may have made a step more than they should."""
+        left = self.config.steps - self.model.num_timesteps
+        return min(self.limiter.inserts_wanted(), len(self.staging), left)
+
+    def _gather(self) -> None:
+        """Waits for as many segments as are wanted, or a moment: each one taken in by itself costs as much as many."""
+        wanted, nap = self._wanted(), NAP_S
+        start = now = time.perf_counter()
+        while now - start < GATHER_S and self.channel.num_waiting() < wanted:
+            time.sleep(nap)
+            nap, now = min(2 * nap, LONGEST_NAP_S), time.perf_counter()
+        self.cells[Learner.WAIT_S] += now - start
+
+    def _rest(self) -> None:
+        """Shows actors new weights where nothing comes of those that they have."""
         if time.monotonic() - self.last_insert > IDLE_S and self.pushed_step < self.model._n_updates:
             self._push()
 
     def receive(self) -> int:
         """Takes segments in, as many as there are and the limiter wants; how many there were."""
         start = time.perf_counter()
-        received = 0
-        left = self.config.steps - self.model.num_timesteps  # actors may have made a step more than they should
-        for rows in self.channel.receive(min(self.limiter.inserts_wanted(), AT_ONCE, left)):
+        wanted = self._wanted()
+        received = self.channel.drain(self.staging[:wanted]) if wanted > 0 else 0
+        if received:
             try:
-                self.replay_insert.take(rows)
+                self.replay_insert.take(self.staging[:received])
             except QuarlError as error:  # NaN from an environment: what was learned until then is sound
                 self._save()
                 raise QuarlError(f"{self.config.env}: {error}") from None
-            received += len(rows)
-        if received:
             if self.started is None:
                 self.started = start
             self.cells[Learner.INSERT_S] += time.perf_counter() - start
@@ -255,25 +274,31 @@ class LearnerLoop(roles.Learner):
         running = 0.0 if self.started is None else time.perf_counter() - self.started - self.paused_s
         return self.clock_before + running
 
-    def _show(self) -> None:
-        """What actors and supervisor look at."""
+    def _show_limits(self) -> None:
+        """What actors wait for."""
         cells, model = self.cells, self.model
         # An actor steps all its environments or none; what they make beyond the last step is not taken in.
         limit = min(self.limiter.insert_limit(), self.config.steps + self.config.envs_per_actor - 1)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
-        cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
         # a line on which updates follow inserts; constant where the limiter keeps a ratio
         cells[Learner.UPDATES_PER_INSERT] = per_insert = self.limiter.updates_per_insert
         taken = self.limiter.inserts - self.inserts_before
         cells[Learner.UPDATES_OFFSET] = model._n_updates + self.limiter.updates_owed() - per_insert * taken
         cells[Learner.TIMESTEPS], cells[Learner.UPDATES] = model.num_timesteps, model._n_updates
+
+    def _show(self) -> None:
+        """What actors and supervisor look at."""
+        self._show_limits()
+        cells, model = self.cells, self.model
+        cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
+        self.shown = time.monotonic()
         cells[Learner.SAMPLES_PER_INSERT] = self.limiter.realised
         if self.started is not None:
             cells[Learner.EXPLORATION] = getattr(model, "exploration_rate", 0.0)
         cells[Learner.CLOCK_S] = self._clock()
-        cells[Learner.EPISODES] = model._episode_num
-        if model.ep_info_buffer:
+        if model.ep_info_buffer and cells[Learner.EPISODES] != model._episode_num:
             cells[Learner.RETURN_MEAN] = sum(e["r"] for e in model.ep_info_buffer) / len(model.ep_info_buffer)
+        cells[Learner.EPISODES] = model._episode_num
         cells[Learner.DUPLICATES], cells[Learner.GAPS] = self.replay.num_duplicates, self.replay.num_gaps
 
 

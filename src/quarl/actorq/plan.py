@@ -41,8 +41,8 @@ SECONDS, ROUNDS, MIN_CALLS = 2.0, 4, 4
 """For each rate; turns that precisions take, so that a slow moment meets all; calls of what is slow, at least."""
 START_S = 60.0
 """For an actor to come up, or to make a step on other weights."""
-KEPT = 500
-"""Blocks of segments that are kept for the learner."""
+BLOCK, KEPT = 64, 500
+"""Segments of a block at most, and blocks that are kept for the learner."""
 EVEN = 1.1
 """Rates within this factor of each other are even."""
 WAITS = {"actors": "actors are the bottleneck", "learner": "the learner is the bottleneck", "even": "sides even"}
@@ -146,7 +146,7 @@ def measure(
 def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
     """A step of each arm, all of one engine, in one actor process that never waits; keeps some of its segments."""
     config, counters, child = supervisor.config, supervisor.counters, supervisor.workers.actors[0]
-    cells = counters.actors[0]
+    cells, rows = counters.actors[0], np.zeros(BLOCK, supervisor.channel.dtype)
 
     def booked(column: Actor, above: float, until: float = 0.0) -> Array:
         """The actor's books when it has more than `above` in that column, and the time has come."""
@@ -156,9 +156,9 @@ def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments
                 raise QuarlError(f"an actor died while it was timed ({child.reason()})")
             if time.monotonic() > deadline:
                 raise QuarlError(f"an actor made no step of {config.env} in {START_S:g} s")
-            for rows in supervisor.channel.receive(2**20):  # as the learner would, so that there is always room
+            while num := supervisor.channel.drain(rows):  # as the learner would, so that there is always room
                 if len(segments) < KEPT:
-                    segments.append(rows.copy())
+                    segments.append(rows[:num].copy())
             time.sleep(0.001)
         books: Array = cells.copy()
         return books

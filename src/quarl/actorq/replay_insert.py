@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.dqn import DQN
 
 from quarl.actorq.counters import CLASSES
 from quarl.actorq.limiter import Limiter
@@ -23,13 +24,15 @@ class ReplayInsert:
         self.model, self.replay, self.limiter, self.versions = model, model.replay_buffer, limiter, versions
         self._staleness, normalize = staleness, model.get_vec_normalize_env()
         self._statistics = None if normalize is None else Statistics(normalize)
-        # Only DQN does something at every step; for the others the last one sets the same clocks.
-        self._step_by_step = type(model)._on_step is not OffPolicyAlgorithm._on_step
+        # Only DQN does something on its steps; for the others the last one sets the same clocks.
+        self._interval = max(model.target_update_interval // model.n_envs, 1) if isinstance(model, DQN) else 0
 
     def take(self, rows: Array) -> None:
-        """Segments of one actor, in their order; QuarlError where the environment gave what is no number."""
+        """Segments, each actor's in their order; QuarlError where an environment gave what is no number."""
         for name in ("reward", "observation", "next_observation"):
-            if rows[name].dtype.kind == "f" and not np.isfinite(rows[name]).all():  # bytes are always numbers
+            # A sum is sound where all are, but for overflows; bytes always are.
+            numbers = rows[name]
+            if numbers.dtype.kind == "f" and not np.isfinite(numbers.sum()) and not np.isfinite(numbers).all():
                 what = name.replace("_", " ")
                 raise QuarlError(f"the environment gave a {what} that is NaN or infinite: mend its step() or reset()")
         # how old their weights are, and which episodes end in them
@@ -46,10 +49,15 @@ class ReplayInsert:
         self.limiter.on_insert(num)
         if self._statistics is not None:
             self._statistics.update(rows)
-        # Stable-Baselines3's clocks
-        every = 1 if self._step_by_step else num
-        for _ in range(0, num, every):
-            model.num_timesteps += every
+        # Stable-Baselines3's clocks, which stop where DQN's target network is due, and at the last row
+        left = num
+        while left:
+            passed = left
+            if isinstance(model, DQN):
+                passed = min(left, self._interval - model._n_calls % self._interval)
+                model._n_calls += passed - 1
+            left -= passed
+            model.num_timesteps += passed
             model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
             model._on_step()
 
@@ -63,17 +71,17 @@ class Statistics:
         """By actor and environment: incarnation and sequence of the step that follows, discounted return before it."""
 
     def update(self, rows: Array) -> None:
-        """Observations and discounted returns of one actor's rows, in their order."""
+        """Observations and discounted returns of rows, each actor's in their order."""
         if self.normalize.norm_obs:
             self.normalize.obs_rms.update(rows["observation"].astype(np.float64))
-        returns = np.empty(len(rows))
-        for i, row in enumerate(rows):
-            stream = (int(row["actor"]), int(row["environment"]))
-            incarnation, sequence = int(row["incarnation"]), int(row["sequence"])
-            following, before = self._returns.get(stream, (None, 0.0))
+        returns = []
+        names = ("actor", "environment", "incarnation", "sequence", "reward")
+        over = (rows["terminated"] | rows["truncated"]).tolist()
+        columns = (rows[name].tolist() for name in names)
+        for actor, environment, incarnation, sequence, reward, is_over in zip(*columns, over, strict=True):
+            following, before = self._returns.get((actor, environment), (None, 0.0))
             goes_on = following == (incarnation, sequence)  # else steps are missing: no return crosses a gap
-            returns[i] = (before if goes_on else 0.0) * self.normalize.gamma + row["reward"]
-            after = 0.0 if row["terminated"] or row["truncated"] else float(returns[i])
-            self._returns[stream] = (incarnation, sequence + 1), after
+            returns.append((before if goes_on else 0.0) * self.normalize.gamma + reward)
+            self._returns[actor, environment] = (incarnation, sequence + 1), 0.0 if is_over else returns[-1]
         if self.normalize.norm_reward:
-            self.normalize.ret_rms.update(returns)
+            self.normalize.ret_rms.update(np.array(returns))

@@ -17,7 +17,7 @@ import contextlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -106,10 +106,15 @@ class Channel(ABC):
         """Writes one segment where the learner will read it; only where there is room."""
 
     @abstractmethod
-    def receive(self, most: int) -> Iterator[Array]:
-        """Segments for the learner, up to `most`, in blocks of one actor's; a block is its until it asks for the next.
+    def num_waiting(self) -> int:
+        """Segments that the learner could take now."""
 
-        Oldest weights first, so that no segment ages while younger ones are taken; among equals, actors in turn.
+    @abstractmethod
+    def drain(self, rows: Array) -> int:
+        """Copies the learner's next segments into `rows` [n], at most n of them, and takes them; how many there were.
+
+        Each actor's lie together, in their order. Where there are more, those of the oldest weights are taken, so that
+        none ages while younger ones are, and among equals actors in turn.
         """
 
     @abstractmethod
