@@ -121,7 +121,7 @@ def slow_learner(folder: Path, *, seconds: float) -> Row:
         "--net-arch",
         "512,512",
     )
-    small = ("--params", *SMALL, "buffer_size:5000", "batch_size:2048")
+    small = ("--params", *SMALL, "buffer_size:5000", "batch_size:4096")
     with Run(folder, *words, *small) as run:
         run.ready()
         run.until(lambda: min(actor["wait_s"] for actor in run.rows()[-1]["actors"]) > 5)
