@@ -147,7 +147,7 @@ class LocalChannel(Channel):
             waiting = np.bincount(chosen, minlength=len(versions)).tolist()
             last = int(chosen[-1])
         taken = 0
-        copied = rows.view(np.uint8).reshape(len(rows), -1)  # whole, and not one field after the other
+        copied = rows.view(np.uint8).reshape(len(rows), self.dtype.itemsize)  # whole, and not one field after the other
         for ring, num in zip(self._rings, waiting, strict=True):
             if num:
                 ring.take_into(copied[taken : taken + num])
