@@ -46,7 +46,7 @@ static POLICY_NUMBER x[POLICY_OBSERVATION];
 static POLICY_RESULT action[POLICY_ACTION];
 int main(void) {
     int i, done = 0;
-    FILE *in = fopen("in", "rb");
+    FILE *in = fopen("row", "rb");
     clock_t start;
     if (fread(x, sizeof x, 1, in) != 1)
         return 1;
@@ -85,7 +85,7 @@ def timed(policy: QuantizedPolicy, compiled: boards.Compiled, x: Array) -> dict[
     """Microseconds of an action in C, and of LiteRT's invoke() alone: the least of five rounds each."""
     where, program, board = compiled.folder, compiled.program, boards.BOARDS["c"]
     (where / "timer.c").write_text(TIMER)
-    (where / "in").write_bytes(x[:1].tobytes())
+    (where / "row").write_bytes(x[:1].tobytes())
     types = [
         f"-DPOLICY_NUMBER={program.x}",
         f"-DPOLICY_RESULT={program.a}",
