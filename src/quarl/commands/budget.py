@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -45,7 +46,7 @@ class BudgetRow(Row):
 def run(config: BudgetConfig) -> int | None:
     """Prints a row for each target and precision; NOTHING_FITS where none does."""
     (flash, ram), rows, said = config.bounds(), list[BudgetRow](), dict[str, None]()
-    for policy in in_precisions(load.read(find.named(config.model)), config.specs()):
+    for policy in in_precisions(load.read(find.named(config.model, config.folder)), config.specs()):
         for target in config.target:
             try:
                 takes = footprint(policy, target)
@@ -63,6 +64,7 @@ def run(config: BudgetConfig) -> int | None:
         raise QuarlError(next(iter(said)))
     fitting = ", ".join(f"{row.precision} as {row.target}" for row in rows if row.fits)
     about = f"Fits: {fitting}." if fitting else "Nothing fits; fewer bits or a smaller network would."
-    loss = f"What a precision costs in return: quarl ptq {config.model[0]} --mode static"
-    terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *said, about, loss, model=config.model[0])
+    named = shlex.join([*config.model, *(["-f", str(config.folder)] if config.folder else [])])
+    loss = f"What a precision costs in return: quarl ptq {named} --mode static"
+    terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *said, about, loss, model=named)
     return None if fitting else NOTHING_FITS

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from quarl.config.base import Config
 from quarl.config.groups import OUTPUT, QUANTISATION, shown
-from quarl.config.model import check_paths
+from quarl.config.model import NamedModel
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
 
@@ -20,14 +20,12 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetConfig(Config):
+class BudgetConfig(NamedModel):
     """Show which precisions of a policy fit a small board: flash, RAM and instructions, and how each was found."""
 
     verb: ClassVar[str] = "budget"
     examples = ("quarl budget logs/dqn/CartPole-v1_1 --flash 256K --ram 64K --hz 1000 --mhz 168",)
 
-    model: Positional[Annotated[tuple[str, ...], shown("MODEL")]] = ()
-    """A policy as other verbs take it, or one that is saved in a static precision."""
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("int8", "int4e8", "int4")
     """Precisions of a policy that is not quantised: intN, or intNeK for K bits in the first and last layers."""
     target: Annotated[tuple[Literal["c", "tflite"], ...], shown("c|tflite ...")] = ("c", "tflite")
@@ -43,10 +41,6 @@ class BudgetConfig(Config):
 
     def check(self) -> None:
         super().check()
-        if len(self.model) != 1:
-            raise QuarlError(
-                f"MODEL is missing or not one: it stands before the options, as in quarl {self.verb} MODEL"
-            )
         if (self.hz is None) != (self.mhz is None):
             raise QuarlError("--hz and --mhz go together: actions a second, and the board's million instructions")
         for name, number in (("hz", self.hz), ("mhz", self.mhz)):
@@ -56,9 +50,6 @@ class BudgetConfig(Config):
             raise QuarlError("--bits and --target need at least one name each")
         self.specs()
         self.bounds()
-
-    def look(self) -> None:
-        check_paths(self.model)
 
     def specs(self) -> list[QuantSpec]:
         """Every precision once, in order."""

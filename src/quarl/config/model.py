@@ -11,32 +11,26 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from quarl.config.base import EnvId, Normalize
+from quarl.config.base import Config, EnvId, Normalize
 from quarl.config.environment import EnvironmentConfig
 from quarl.config.groups import shown
 from quarl.errors import QuarlError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(EnvironmentConfig):
-    """A verb about one trained policy."""
+class NamedModel(Config):
+    """A verb about one trained policy, as it is."""
 
     model: Positional[Annotated[tuple[str, ...], shown("MODEL")]] = ()
     """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; hub:ORG/NAME of the Hugging
     Face hub; or ALGO ENV with -f FOLDER."""
     folder: Annotated[Path | None, shown("FOLDER", "-f")] = None
     """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
-    normalize: Normalize = None
-    """VecNormalize's saved statistics with which the agent observed, or none."""
-    env: EnvId = None
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
-    seed: int = 0
-    """Seed of the episodes; episode k starts from the same state at every precision."""
 
     def check(self) -> None:
         super().check()
         if not self.model:
-            raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL --seed 0")
+            raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL")
         self.check_model()
 
     def look(self) -> None:
@@ -53,6 +47,18 @@ class ModelConfig(EnvironmentConfig):
             raise QuarlError(
                 f"-f FOLDER goes with two words ALGO ENV, got only {words}: add the environment or drop -f"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(NamedModel, EnvironmentConfig):
+    """The same, with an environment to play in."""
+
+    normalize: Normalize = None
+    """VecNormalize's saved statistics with which the agent observed, or none."""
+    env: EnvId = None
+    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    seed: int = 0
+    """Seed of the episodes; episode k starts from the same state at every precision."""
 
 
 def check_paths(paths: Iterable[str]) -> None:

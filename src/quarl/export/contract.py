@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -160,7 +161,10 @@ def read(content: bytes, where: str) -> dict[str, Any]:
     """The contract inside a file; QuarlError where there is none, or where any bit of the file is not as written."""
     begin = content.find(BEGIN.encode())
     if begin < 0:
-        raise QuarlError(f"{where} holds no contract: it is no file that quarl export wrote, or it is damaged")
+        raise QuarlError(
+            f"{where} holds no contract: it is no file that quarl export wrote, or it is damaged; "
+            f"quarl inspect {os.path.basename(where)} may show its weights"
+        )
     seal = SEAL.search(content, begin, begin + MOST_INSIDE)
     whole = seal and sha256(content[: seal.start(1)] + OPEN.encode() + content[seal.end(1) :])
     if seal is None or whole != seal[1].decode():
