@@ -18,8 +18,10 @@ from rich.console import Console
 from quarl.calibration import Calibrated, quantize, round_layers
 from quarl.engines import load_fitting, sound
 from quarl.errors import UnsupportedError
+from quarl.export import c, contract, golden
 from quarl.inert import npz, pickle
 from quarl.inert import zip as container
+from quarl.inert.budget import read_json, reading
 from quarl.inspection import LayerRow, inspect, whole
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -85,6 +87,12 @@ def parsers() -> dict[str, Parser]:
         agent = seeds.zipped({"data": data, "policy.pth": weights[b"policy_delay" in data]})
         return sb3.read_zip(_put(agent, folder, "agent.zip"))
 
+    def described(data: bytes) -> Any:
+        with reading("f"):
+            contract.policy_of(read_json(data, "f"), "f")
+
+    written, vectors, contracts = seeds.exported()
+
     rows = (
         Parser("pickle", lambda d, _: pickle.read_pickle(d, "f"), mutate.pickle_opcodes, opcodes, statistics),
         Parser(
@@ -115,6 +123,9 @@ def parsers() -> dict[str, Parser]:
                 ("sb2", ".pkl", mutate.pickle_opcodes, opcodes),
             )
         ),
+        Parser("golden", lambda d, _: golden.read(d, "f"), mutate.member, zip_file, (vectors,)),
+        Parser("contract", lambda d, _: described(d), mutate.json_tree, json.loads, contracts),
+        Parser("c", lambda d, _: c.check(d.decode("ascii", "replace")), mutate.any_bytes, bytes.decode, (written,)),
         Parser("npy", lambda d, _: npz.read_npy(d, "f"), mutate.npy_header, frame, arrays),
         Parser("artefact", lambda d, _: artifact.from_bytes(d, "f"), mutate.safetensors, artifact._open, artefacts),
         Parser(

@@ -9,8 +9,10 @@ import base64
 import io
 import json
 import pickle
+import tempfile
 import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,11 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3 import A2C
 
+from quarl.calibration import quantize
+from quarl.export import export
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
-from quarl.policy.operators import Activation, Add, Dense, LayerNorm, Normalize, QuantizedTensor
+from quarl.policy.operators import OBSERVATION, Activation, Add, Dense, LayerNorm, Normalize, QuantizedTensor
 from quarl.quant.spec import QuantSpec
 from stress.fuzz.pickles import Call, Name, pickled
 
@@ -283,6 +287,28 @@ def integer_policy() -> QuantizedPolicy:
 def artefact(*, quantized: bool) -> bytes:
     """A policy in QuaRL's own format."""
     return artifact.to_bytes(integer_policy() if quantized else float_policy())
+
+
+def exported() -> tuple[bytes, bytes, tuple[bytes, ...]]:
+    """policy.c, golden.npz, and the contracts of a C and a .tflite file, as quarl export writes them."""
+    rng = np.random.default_rng(0)
+    x, first, last = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((64, OBSERVED), (HIDDEN, OBSERVED), (ACTIONS, HIDDEN))
+    )
+    ops = (
+        Dense("a", (OBSERVATION,), first, np.zeros(HIDDEN, np.float32)),
+        Activation("r", ("a",), "relu"),
+        Dense("q", ("r",), last, np.zeros(ACTIONS, np.float32)),
+    )
+    floats = Policy(observation_shape=(OBSERVED,), ops=ops, head=ActionHead("argmax"))
+    policy = quantize(floats, QuantSpec.parse("int8", mode="static"), x)
+    with tempfile.TemporaryDirectory() as folder:
+        for target in ("c", "tflite"):
+            export(policy, target, Path(folder) / target, observations=x)
+        names = ("c/policy.c", "c/golden.npz", "c/contract.json", "tflite/contract.json")
+        code, vectors, *contracts = ((Path(folder) / name).read_bytes() for name in names)
+    return code, vectors, tuple(contracts)
 
 
 def learner() -> A2C:
