@@ -27,7 +27,7 @@ PAGES = sorted(
 )
 PROGRAMS = ("quarl", "make", "python", "pip", "git", "cd", "source", ".", "tensorboard", "trackio")
 SHELLS, OUTPUTS, PYTHON = ("sh", "bash"), ("", "console"), ("python",)
-SHOWN = ("text", "yaml", "json", "toml", "bibtex", "diff", "ini")
+SHOWN = ("text", "yaml", "json", "toml", "bibtex", "diff", "ini", "c")
 """Languages of what is only looked at; `{...}` are MyST's directives."""
 GENERATED = re.compile(r"<!-- generated.*?(?:<!-- generated.*?-->|\Z)", re.DOTALL)
 """From its mark to the next one, or to the end."""
