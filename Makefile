@@ -21,7 +21,7 @@ JOBS ?= 2
 MINUTES ?= 1000000
 LEARNER_DTYPE ?= bf16
 
-.PHONY: demo test docs-test check format reference pages docs package fuzz hostile chaos kills $(BENCHES) clean
+.PHONY: demo test docs-test check format reference pages docs package boards runtimes fuzz hostile chaos kills $(BENCHES) clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
@@ -160,6 +160,13 @@ fuzz: $(VENV)/.dev
 
 hostile: $(VENV)/.dev
 	$(STRESS).hostile.corpus $(HOSTILE) --load
+
+# exported agents, held to the reference: bits and instructions as C, what other runtimes give
+boards: $(VENV)/.dev
+	$(STRESS).boards $(AGENTS) --keep
+
+runtimes: $(VENV)/.dev
+	$(STRESS).runtimes $(AGENTS) --episodes 0 --keep
 
 chaos: $(VENV)/.dev
 	$(STRESS).chaos.checkpoint

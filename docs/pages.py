@@ -35,10 +35,12 @@ PAGES = ROOT / "docs" / "results"
 MARK = "<!-- generated: make pages -->\n"
 NUMERIC = re.compile(r"(≥ |> |[±×\[])?[−+-]?\d|–$")
 TARGETS = {
+    "boards": "boards",
     "chaos": "chaos",
     "chaos-checkpoint": "chaos",
     "fuzz": "fuzz",
     "mixed-precision-updates": "bench-mixed-precision",
+    "runtimes": "runtimes",
     "study-kills": "kills",
     "weight-decay": "bench-weight-decay-0` to `make bench-weight-decay-1e-2",
 }
