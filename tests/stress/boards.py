@@ -11,7 +11,6 @@ that C has kernels for. Ends with 1 where a bit differs.
 from __future__ import annotations
 
 import argparse
-import math
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record
 from quarl.export import c, golden
 from quarl.export.c import boards
-from quarl.policy.graph import Policy, QuantizedPolicy, shapes
+from quarl.policy.graph import Policy, QuantizedPolicy, macs
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 from results import write
@@ -126,7 +125,7 @@ def measured(name: str, policy: QuantizedPolicy, x: Array, runtime: str) -> dict
         "observations": len(x),
         "rows_that_differ": int((raw.view(np.uint32) != expected.view(np.uint32)).any(axis=1).sum()),
         "largest_error_of_an_action": float((away / np.where(np.isfinite(span), span, 1)).max()),
-        "macs": sum(op.weight.size * math.prod(shapes(policy)[op.name][1:]) for op in policy.linear),
+        "macs": sum(macs(policy).values()),
         "flash": compiled.flash(),
         "stack": compiled.stack,
         "instructions": compiled.instructions,

@@ -20,7 +20,7 @@ from quarl.export.numbers import bounds, observed
 from quarl.inert.budget import read_json
 from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
 from quarl.policy.container import raw
-from quarl.policy.graph import ActionHead, QuantizedPolicy, shapes
+from quarl.policy.graph import ActionHead, QuantizedPolicy, macs
 from quarl.policy.inputs import Input, layout
 from quarl.policy.operators import QuantizedTensor
 from quarl.quant.spec import QuantSpec
@@ -59,7 +59,7 @@ def contract(
     source: `file` and `sha256` of the agent. footprint: `flash` and `ram` in bytes, and `how` they were found. env: of
     the policy, which says what its observations are; None: there is none here.
     """
-    head, of, shape_of = policy.head, provenance_to_json(policy.provenance), shapes(policy)
+    head, of, products = policy.head, provenance_to_json(policy.provenance), macs(policy)
     order = "channels first" if len(policy.observation_shape) == 3 else "one row"
     return {
         "format": FORMAT,
@@ -97,7 +97,7 @@ def contract(
                 "kind": type(op).__name__,
                 "shape": list(op.weight.shape),
                 "bits": policy.bits_of_layers[op.name],
-                "macs": math.prod(op.weight.shape) * math.prod(shape_of[op.name][1:]),
+                "macs": products[op.name],
                 "bytes": math.ceil(policy.bits_of_layers[op.name] * math.prod(op.weight.shape) / 8),
             }
             for op in policy.linear

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import TABLE, Program
-from quarl.policy.graph import QuantizedPolicy, shapes
+from quarl.policy.graph import QuantizedPolicy, macs
 
 BOARD = "c-m4"
 CODE, DIVISION = 0.47, 1000
@@ -47,8 +46,7 @@ def footprint(policy: QuantizedPolicy, target: str) -> Footprint:
     UnsupportedError for other targets, and where the target cannot run the policy. QuarlError where TFLite Micro is not
     installed, which alone knows how much memory it takes.
     """
-    of = shapes(policy)
-    macs = sum(math.prod(op.weight.shape) * math.prod(of[op.name][1:]) for op in policy.linear)
+    products = sum(macs(policy).values())
     if target not in ("c", "tflite"):
         raise UnsupportedError(f"{target} is for computers, which no footprint is computed of; use c or tflite")
     with tempfile.TemporaryDirectory() as folder:
@@ -59,16 +57,18 @@ def footprint(policy: QuantizedPolicy, target: str) -> Footprint:
             if said:
                 raise UnsupportedError(f"{said[0]}; integer-only C, --to c, has 2 to 8 bits")
             how = "the file, without the interpreter; arena as measured with 64-bit pointers"
-            return Footprint(flash=file.stat().st_size, ram=runtimes.arena(file), macs=macs, instructions=None, how=how)
+            return Footprint(
+                flash=file.stat().st_size, ram=runtimes.arena(file), macs=products, instructions=None, how=how
+            )
         program = Lowering(policy).program("")
         file.write_text(program.source())
         try:
-            return _counted(policy, file, macs)
+            return _counted(policy, file, products)
         except QuarlError as error:
-            return _estimated(program, macs, str(error))
+            return _estimated(program, products, str(error))
 
 
-def _counted(policy: QuantizedPolicy, file: Path, macs: int) -> Footprint:
+def _counted(policy: QuantizedPolicy, file: Path, products: int) -> Footprint:
     from quarl.export.c import boards
 
     numbers = np.random.default_rng(0).normal(size=(4, *policy.observation_shape))
@@ -76,10 +76,10 @@ def _counted(policy: QuantizedPolicy, file: Path, macs: int) -> Footprint:
     board = boards.load(BOARD, file)
     board.run(rows.astype(policy.observation_dtype))
     how = f"counted on a Cortex-M4 in qemu, {board.version} -O2"
-    return Footprint(flash=board.flash(), ram=board.stack, macs=macs, instructions=board.instructions, how=how)
+    return Footprint(flash=board.flash(), ram=board.stack, macs=products, instructions=board.instructions, how=how)
 
 
-def _estimated(program: Program, macs: int, why: str) -> Footprint:
+def _estimated(program: Program, products: int, why: str) -> Footprint:
     source, total = program.source(), float(CALL)
     letters = re.sub(r"\s+|/\*.*?\*/", "", TABLE.sub("", source), flags=re.S)
     calls = (*program.network, *program.head)
@@ -98,7 +98,7 @@ def _estimated(program: Program, macs: int, why: str) -> Footprint:
         + round(CODE * len(letters))
         + DIVISION * bool(re.search("divide|squash", source)),
         ram=program.ram + FRAMES + WINDOW * convolves,
-        macs=macs,
+        macs=products,
         instructions=round(total),
         how=f"tables counted, the rest estimated for a Cortex-M4 ({why})",
     )

@@ -289,6 +289,12 @@ def shapes(policy: Policy) -> dict[str, Shape]:
     return shapes_of
 
 
+def macs(policy: Policy) -> dict[str, int]:
+    """By linear operator, products of weights and inputs that one observation takes."""
+    shape_of = shapes(policy)
+    return {op.name: math.prod(op.weight.shape) * math.prod(shape_of[op.name][1:]) for op in policy.linear}
+
+
 def ungridded(policy: QuantizedPolicy) -> str | None:
     """A value that static mode needs a grid of and that has none."""
     if policy.spec.mode != "static":
