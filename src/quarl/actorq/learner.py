@@ -132,9 +132,10 @@ class LearnerLoop(roles.Learner):
             if not self.receive():
                 self._rest()
         # let actors go on
-        self._show_limits()
         if time.monotonic() - self.shown > SHOWN_S:
             self._show()
+        else:
+            self._show_limits()
         if self.config.track != "none" and time.monotonic() - self.tracked >= TRACKED_S:
             self.tracked = time.monotonic()
             self.model.dump_logs()  # Stable-Baselines3's own tags

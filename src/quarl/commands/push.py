@@ -16,10 +16,8 @@ from quarl.config import PushConfig
 from quarl.errors import QuarlError, printable
 from quarl.experiments.precisions import PtqRow
 from quarl.export.contract import CONTRACT, SUMS, sha256
-from quarl.export.verify import verify
+from quarl.export.verify import read_document, verify
 from quarl.files import staged, write_bytes
-from quarl.inert.budget import read_json, reading
-from quarl.inert.zip import read_bytes
 from quarl.readers import hub
 from quarl.report import assessment, tables
 
@@ -33,8 +31,8 @@ def run(config: PushConfig) -> None:
     """Publishes the folder, or writes what would be published."""
     folder = Path(config.model[0])
     rows = config.rows or folder / "rows.json"
-    contract = _read(folder / CONTRACT) if (folder / CONTRACT).is_file() else {}
-    document = _read(rows) if config.rows or rows.is_file() else {}
+    contract = read_document(folder / CONTRACT) if (folder / CONTRACT).is_file() else {}
+    document = read_document(rows) if config.rows or rows.is_file() else {}
     if not contract and not document:
         raise QuarlError(
             f"{folder} is no folder of quarl export or quarl ptq: neither {CONTRACT} nor rows.json is there"
@@ -49,11 +47,6 @@ def run(config: PushConfig) -> None:
             _fill(Path(out), folder, contract, document, repo.partition("/")[2])
             hub.push(Path(out), repo)
         terminal.say(f"published: https://huggingface.co/{repo}")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    with reading(file):
-        return read_json(read_bytes(file), str(file))
 
 
 def _fill(out: Path, folder: Path, contract: Mapping[str, Any], document: Mapping[str, Any], name: str) -> None:

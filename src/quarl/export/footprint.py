@@ -46,7 +46,7 @@ def footprint(policy: QuantizedPolicy, target: str) -> Footprint:
     UnsupportedError for other targets, and where the target cannot run the policy. QuarlError where TFLite Micro is not
     installed, which alone knows how much memory it takes.
     """
-    products = sum(macs(policy).values())
+    work = sum(macs(policy).values())
     if target not in ("c", "tflite"):
         raise UnsupportedError(f"{target} is for computers, which no footprint is computed of; use c or tflite")
     with tempfile.TemporaryDirectory() as folder:
@@ -57,18 +57,16 @@ def footprint(policy: QuantizedPolicy, target: str) -> Footprint:
             if said:
                 raise UnsupportedError(f"{said[0]}; integer-only C, --to c, has 2 to 8 bits")
             how = "the file, without the interpreter; arena as measured with 64-bit pointers"
-            return Footprint(
-                flash=file.stat().st_size, ram=runtimes.arena(file), macs=products, instructions=None, how=how
-            )
+            return Footprint(flash=file.stat().st_size, ram=runtimes.arena(file), macs=work, instructions=None, how=how)
         program = Lowering(policy).program("")
         file.write_text(program.source())
         try:
-            return _counted(policy, file, products)
+            return _counted(policy, file, work)
         except QuarlError as error:
-            return _estimated(program, products, str(error))
+            return _estimated(program, work, str(error))
 
 
-def _counted(policy: QuantizedPolicy, file: Path, products: int) -> Footprint:
+def _counted(policy: QuantizedPolicy, file: Path, work: int) -> Footprint:
     from quarl.export.c import boards
 
     numbers = np.random.default_rng(0).normal(size=(4, *policy.observation_shape))
@@ -76,10 +74,10 @@ def _counted(policy: QuantizedPolicy, file: Path, products: int) -> Footprint:
     board = boards.load(BOARD, file)
     board.run(rows.astype(policy.observation_dtype))
     how = f"counted on a Cortex-M4 in qemu, {board.version} -O2"
-    return Footprint(flash=board.flash(), ram=board.stack, macs=products, instructions=board.instructions, how=how)
+    return Footprint(flash=board.flash(), ram=board.stack, macs=work, instructions=board.instructions, how=how)
 
 
-def _estimated(program: Program, products: int, why: str) -> Footprint:
+def _estimated(program: Program, work: int, why: str) -> Footprint:
     source, total = program.source(), float(CALL)
     letters = re.sub(r"\s+|/\*.*?\*/", "", TABLE.sub("", source), flags=re.S)
     calls = (*program.network, *program.head)
@@ -98,7 +96,7 @@ def _estimated(program: Program, products: int, why: str) -> Footprint:
         + round(CODE * len(letters))
         + DIVISION * bool(re.search("divide|squash", source)),
         ram=program.ram + FRAMES + WINDOW * convolves,
-        macs=products,
+        macs=work,
         instructions=round(total),
         how=f"tables counted, the rest estimated for a Cortex-M4 ({why})",
     )

@@ -83,7 +83,7 @@ def verify(
     folder = path if path.is_dir() else None
     if folder is not None:
         yield VerifyRow(check="sha256", count=_check_sums(folder))
-        full = read_json(_read(folder / CONTRACT), str(folder / CONTRACT))
+        full = read_document(folder / CONTRACT)
         path = folder / targets.FILES.get(str(full.get("target")), "")
     inside = contract.read(_read(path), str(path))
     exported = contract.policy_of(inside, str(path))
@@ -217,6 +217,11 @@ def _source(folder: Path, full: dict[str, Any]) -> QuantizedPolicy:
         raise QuarlError(f"{file} has changed since")
     policy = load.read(file)
     return policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
+
+
+def read_document(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; QuarlError where there is none."""
+    return read_json(_read(file), str(file))
 
 
 def _read(file: Path) -> bytes:
