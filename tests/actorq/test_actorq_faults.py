@@ -258,10 +258,7 @@ def watched(supervised, monkeypatch):
     supervisor, said = supervised
     clock = _Clock()
     monkeypatch.setattr(workers, "time", clock)
-    for child in supervisor.workers.all:
-        child.process, child.started = _Living(), clock.now
-    supervisor.workers._looked = supervisor.workers._stale_at = clock.now
-    supervisor.workers._env_timeout = 10.0
+    _watch(supervisor, said, env_timeout=10.0)
 
     def after(seconds, **beats):
         """Looks every half second; those named beat meanwhile."""
@@ -272,6 +269,14 @@ def watched(supervised, monkeypatch):
             supervisor.workers.look()
 
     return supervisor, said, clock, after
+
+
+def _watch(supervisor, said, env_timeout):
+    config, learner = dataclasses.replace(supervisor.config, env_timeout=env_timeout), supervisor.workers.learner
+    arguments = (supervisor.template, supervisor.channel, learner.spec.world, said.append)
+    supervisor.workers = workers.Workers(config, *arguments)
+    for child in supervisor.workers.all:
+        child.process, child.started = _Living(), workers.time.monotonic()
 
 
 def _cells(supervisor, name):
@@ -289,7 +294,7 @@ def test_a_slow_import_is_no_hang_and_a_silent_actor_is_one(watched):
     assert not said
     after(1, actor_1=1, publisher=1)
     assert said == ["actor 0 made no step for 10 s: killed"]
-    assert [child.alive() for child in supervisor.workers.actors] == [False, True]
+    assert [child.alive() for child in supervisor.workers.actors.children] == [False, True]
 
 
 def test_a_frozen_publisher_is_replaced_in_the_end(watched):
@@ -311,7 +316,7 @@ def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
 
 def test_a_short_timeout_blames_nobody_either(watched):
     supervisor, said, clock, after = watched
-    supervisor.workers._env_timeout = 0.8
+    _watch(supervisor, said, env_timeout=0.8)
     after(1, actor_0=1, actor_1=1, publisher=1)
     supervisor.workers.look()
     clock.now += 3600  # Ctrl-Z, and fg
@@ -402,7 +407,7 @@ def test_whatever_ends_a_supervisor_lets_the_learner_save(supervised, monkeypatc
 def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(supervised):
     supervisor, _ = supervised
     at_work(supervisor)
-    actor = supervisor.workers.actors[0]
+    actor = supervisor.workers.actors.children[0]
     actor.process = _Left()
     actor._result = Result(error="environment 'X-v0' cannot be made: licence server is busy", mistake=QuarlError)
     supervisor.counters.actors[0, Actor.STEPS] = 24_000
@@ -523,7 +528,7 @@ def test_incarnations_go_on_after_resume(tmp_path):
     def first(**options):
         supervisor = Supervisor(config(tmp_path, **options), print)
         supervisor.channel.remove()
-        return supervisor.workers.actors[0].spec.incarnation
+        return supervisor.workers.actors.children[0].spec.incarnation
 
     assert first() == 0
     with poison.rig(tmp_path) as rig:
@@ -660,7 +665,7 @@ def test_the_learner_has_a_core_for_each_of_its_threads(tmp_path, monkeypatch, t
     monkeypatch.setattr(Memory, "alone", lambda memory: True)
     supervisor = Supervisor(config(tmp_path, learner_threads=threads, actors=3), print)
     supervisor.channel.remove()
-    learner, *actors = (child.spec.cores for child in (supervisor.workers.learner, *supervisor.workers.actors))
+    learner, *actors = (child.spec.cores for child in (supervisor.workers.learner, *supervisor.workers.actors.children))
     assert learner == frozenset(range(threads))
     assert len({*actors, learner}) == min(4, 1 + 4 - threads)
     assert all(len(cores) == 1 for cores in actors)

@@ -145,7 +145,7 @@ def measure(
 
 def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
     """A step of each arm, all of one engine, in one actor process that never waits; keeps some of its segments."""
-    config, counters, child = supervisor.config, supervisor.counters, supervisor.workers.actors[0]
+    config, counters, child = supervisor.config, supervisor.counters, supervisor.workers.actors.children[0]
     cells, rows = counters.actors[0], np.zeros(BLOCK, supervisor.channel.dtype)
 
     def booked(column: Actor, above: float, until: float = 0.0) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from quarl.actorq import metrics, roles
 from quarl.actorq.build import build, limiter_of, recalled
 from quarl.actorq.channel import LocalChannel
-from quarl.actorq.counters import Actor, Control, Learner
+from quarl.actorq.counters import Control, Learner
 from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.options import begun
 from quarl.actorq.segment import segment_dtype
@@ -135,15 +135,12 @@ class Supervisor(roles.Supervisor):
             if workers.publisher.parked:
                 self._wind_up()
                 return self._over(1, "the publisher keeps dying")
-        for child, sent in zip(workers.actors, self.counters.actors[:, Actor.STEPS], strict=True):
-            if not child.alive() and not child.parked:
-                if child.result.mistake and not sent:  # one that has worked was made by no mistake
-                    self._wind_up()
-                    return USAGE, f"{child.name}: {child.reason()}"
-                self.children.revive(child)
+        if mistake := workers.actors.revive(self.children):
+            self._wind_up()
+            return USAGE, mistake
         # fewer actors than the user wants are no run
-        at_work, config = sum(not child.parked for child in workers.actors), self.config
-        control[Control.ACTORS] = sum(child.alive() for child in workers.actors)
+        at_work, config = workers.actors.num_at_work, self.config
+        control[Control.ACTORS] = workers.actors.num_alive
         if at_work < config.min_actors:
             left = f"only {at_work} of {config.actors} actors are left and --min-actors is {config.min_actors}"
             self._wind_up()
@@ -255,7 +252,7 @@ class Supervisor(roles.Supervisor):
             **{name: last[name] for name in ("clock_s", "wall_s", "timesteps", "updates", "samples_per_insert")},
             "reached_s": self.evaluator.reached_s,
             "final": evaluations[-1] if evaluations else None,
-            "actor_deaths": sum(child.num_deaths for child in self.workers.actors),
+            "actor_deaths": self.workers.actors.num_deaths,
         }
 
 

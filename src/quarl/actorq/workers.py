@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quarl.actorq import actor, learner, publisher
 from quarl.actorq.actor import ActorSpec
@@ -17,7 +17,7 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
-from quarl.processes.child import Child
+from quarl.processes.child import Child, Children
 
 START_S = 120.0
 """For a new process until its first sign of life: a slow import is no hang."""
@@ -30,74 +30,100 @@ STALE_SHARE = 0.5
 """Of a second that an actor waits for newer weights, and it is worth a line."""
 
 
-class Workers:
-    """The child processes, not started yet; errors of each go to a log of its own in the output folder.
+class Watchdog:
+    """Kills what hangs; whoever revives the dead starts it again. `tick` comes before each round of looks."""
 
-    `look` is called again and again while a run goes on: it finds those that are alive and do not work, and says when
-    actors wait for newer weights.
-    """
-
-    def __init__(
-        self, config: ActorQConfig, template: Template, channel: Channel, world: Recalled, say: Callable[[str], None]
-    ) -> None:
-        """world: what a learner, which plays nothing, needs of its environment."""
-        self._counters, self._env_timeout, self._say = channel.counters, config.env_timeout, say
-        self._looked = self._stale_at = time.monotonic()
-        self._watched = 0.0
-        """Seconds that count."""
+    def __init__(self, longest_s: float, say: Callable[[str], None]) -> None:
+        """longest_s: of the time between two looks that counts, at most."""
+        self._longest_s, self._say = longest_s, say
+        self._looked, self._watched, self._span = time.monotonic(), 0.0, 0.0
+        """When it last looked; seconds that count, and those since the look before."""
         self._signs: dict[str, tuple[float, float]] = {}
         """Of each child, by name: its last sign of life, and when it was seen, in seconds that count."""
-        self._stale, self._waiting = 0.0, False
-        cores, *cores_of_actors = _cores(config.actors, config.learner_threads, alone=channel.alone())
-        of_learner = LearnerSpec(config=config, channel=channel, world=world, cores=cores)
-        self.learner = Child("learner", learner.main, of_learner, config.output / "learner.log")
-        packer = (config.actor_precision, config.comm_bits, config.weight_compress)
-        of_publisher = PublisherSpec(channel=channel, template=template, packer=packer)
-        self.publisher = Child("publisher", publisher.main, of_publisher, config.output / "publisher.log")
-        # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
-        # reserved in blocks by every learner, so their first number is above all incarnations before it.
-        first = Versions(config.output).first - 1
-        self.actors: list[Child] = []
-        for i, rung in enumerate(ladder(template.initial.head.kind, config.actors, config.sigma)):
-            log = config.output / f"actor-{i}.log"
-            spec = ActorSpec(
-                config=config,
-                channel=channel.of(i),
-                cores=cores_of_actors[i],
-                index=i,
-                incarnation=first,
-                rung=rung,
-                log=log,
-            )
-            self.actors.append(Child(f"actor {i}", actor.main, spec, log))
 
-    @property
-    def all(self) -> tuple[Child, ...]:
-        return (self.learner, self.publisher, *self.actors)
-
-    def look(self) -> None:
-        """Kills what hangs; whoever revives the dead starts it again."""
+    def tick(self) -> None:
+        """Counts the time since the last look."""
         now = time.monotonic()
-        span = min(now - self._looked, BLIND_S, self._env_timeout / 2)
-        self._watched, self._looked = self._watched + span, now
-        for child, cells in zip(self.actors, self._counters.actors, strict=True):
-            self._watch(child, float(cells[Actor.HEARTBEAT_S]), span, self._env_timeout, "made no step")
-        heard = float(self._counters.publisher[Publisher.HEARTBEAT_S])
-        self._watch(self.publisher, heard, span, PUBLISHER_S, "gave no sign of life")
-        self._staleness(now)
+        self._span = min(now - self._looked, self._longest_s)
+        self._watched, self._looked = self._watched + self._span, now
 
-    def _watch(self, child: Child, heard: float, span: float, bound: float, lack: str) -> None:
-        """Counts `span` more seconds of its work, and kills it where it was silent for longer than `bound`."""
+    def watch(self, child: Child, heard: float, bound: float, lack: str) -> None:
+        """Kills the child where it was silent for longer than `bound` seconds.
+
+        heard: time.monotonic() of its last sign of life. lack: who did not do what, as the user is told.
+        """
         if not child.alive():
             return
-        child.worked_s += span * (heard > child.started)
+        child.worked_s += self._span * (heard > child.started)
         sign = max(heard, child.started)
         if self._signs.get(child.name, (None,))[0] != sign:
             self._signs[child.name] = sign, self._watched
         if self._watched - self._signs[child.name][1] > bound + START_S * (heard <= child.started):
-            name = f"the {child.name}" if child is self.publisher else child.name
-            self._say(f"{name} {lack} for {bound:g} s: killed")
+            self._say(f"{lack} for {bound:g} s: killed")
             child.kill()
+
+
+class ActorFamily:
+    """The actor processes of one machine, not started yet, and whether each of them works."""
+
+    def __init__(
+        self,
+        config: ActorQConfig,
+        channel: Channel,
+        rungs: Sequence[float],
+        cores: Sequence[frozenset[int] | None],
+        incarnation: int,
+        say: Callable[[str], None],
+    ) -> None:
+        """rungs, cores: of each actor. incarnation: of their first processes, above all that the run ever had."""
+        self._counters, self._env_timeout, self._say = channel.counters, config.env_timeout, say
+        self._watchdog = Watchdog(min(BLIND_S, config.env_timeout / 2), say)
+        self._stale_at, self._stale, self._waiting = time.monotonic(), 0.0, False
+        self.children: list[Child] = []
+        for i, rung in enumerate(rungs):
+            log = config.output / f"actor-{i}.log"
+            spec = ActorSpec(
+                config=config,
+                channel=channel.of(i),
+                cores=cores[i],
+                index=i,
+                incarnation=incarnation,
+                rung=rung,
+                log=log,
+            )
+            self.children.append(Child(f"actor {i}", actor.main, spec, log))
+
+    @property
+    def num_alive(self) -> int:
+        """Actors whose processes are there."""
+        return sum(child.alive() for child in self.children)
+
+    @property
+    def num_at_work(self) -> int:
+        """Actors that are there, or will be again."""
+        return sum(not child.parked for child in self.children)
+
+    @property
+    def num_deaths(self) -> int:
+        """Of all of them, since the run began."""
+        return sum(child.num_deaths for child in self.children)
+
+    def look(self) -> None:
+        """Kills those that make no step, and says when they wait for newer weights."""
+        self._watchdog.tick()
+        for child, cells in zip(self.children, self._counters.actors, strict=True):
+            heard = float(cells[Actor.HEARTBEAT_S])
+            self._watchdog.watch(child, heard, self._env_timeout, f"{child.name} made no step")
+        self._staleness(time.monotonic())
+
+    def revive(self, children: Children) -> str:
+        """Starts the dead again; why none can work, where one died of what the user got wrong before it made a step."""
+        for child, sent in zip(self.children, self._counters.actors[:, Actor.STEPS], strict=True):
+            if not child.alive() and not child.parked:
+                if child.result.mistake and not sent:  # one that has worked was made by no mistake
+                    return f"{child.name}: {child.reason()}"
+                children.revive(child)
+        return ""
 
     def _staleness(self, now: float) -> None:
         """Says once that actors wait, and again when they have gone on in between."""
@@ -110,6 +136,41 @@ class Workers:
             self._say("actors wait for newer weights: those they have are --max-staleness updates old")
         elif grown == 0:
             self._waiting = False
+
+
+class Workers:
+    """The child processes, not started yet; errors of each go to a log of its own in the output folder.
+
+    `look` is called again and again while a run goes on: it finds those that are alive and do not work.
+    """
+
+    def __init__(
+        self, config: ActorQConfig, template: Template, channel: Channel, world: Recalled, say: Callable[[str], None]
+    ) -> None:
+        """world: what a learner, which plays nothing, needs of its environment."""
+        self._cells, self._watchdog = channel.counters.publisher, Watchdog(BLIND_S, say)
+        cores, *cores_of_actors = _cores(config.actors, config.learner_threads, alone=channel.alone())
+        of_learner = LearnerSpec(config=config, channel=channel, world=world, cores=cores)
+        self.learner = Child("learner", learner.main, of_learner, config.output / "learner.log")
+        packer = (config.actor_precision, config.comm_bits, config.weight_compress)
+        of_publisher = PublisherSpec(channel=channel, template=template, packer=packer)
+        self.publisher = Child("publisher", publisher.main, of_publisher, config.output / "publisher.log")
+        # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
+        # reserved in blocks by every learner, so their first number is above all incarnations before it.
+        first = Versions(config.output).first - 1
+        rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
+        self.actors = ActorFamily(config, channel, rungs, cores_of_actors, first, say)
+
+    @property
+    def all(self) -> tuple[Child, ...]:
+        return (self.learner, self.publisher, *self.actors.children)
+
+    def look(self) -> None:
+        """Kills what hangs; whoever revives the dead starts it again."""
+        self.actors.look()
+        self._watchdog.tick()
+        heard = float(self._cells[Publisher.HEARTBEAT_S])
+        self._watchdog.watch(self.publisher, heard, PUBLISHER_S, "the publisher gave no sign of life")
 
 
 def _cores(actors: int, learner_threads: int, *, alone: bool) -> list[frozenset[int] | None]:
