@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 
 import numpy as np
@@ -15,7 +14,6 @@ from quarl.engines import litert, onnx
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.quant.spec import QuantSpec
-from quarl.readers.weights_only import read_metadata
 
 WRITERS = {".tflite": litert.write, ".onnx": onnx.write}
 
@@ -97,24 +95,12 @@ def test_a_missing_runtime_names_the_line_that_installs_it(tmp_path, name, monke
 
 
 @pytest.mark.parametrize("suffix", list(WRITERS))
-def test_metadata_come_back_as_they_were_given_and_change_no_bit(tmp_path, suffix):
+def test_metadata_lie_in_the_file_as_they_were_given_and_change_no_bit(tmp_path, suffix):
     made, x, path = exported(tmp_path, networks.dense([5, 16, 3]), suffix)
     name = "litert" if suffix == ".tflite" else "ort"
     plain, texts = runtimes.load(name, path).run(x), {"quarl.contract": '{"é": [1, 2]}', "other": ""}
-    assert read_metadata(path) == {}
-    path.write_bytes(WRITERS[suffix](made, acts=True, metadata=texts))
-    assert read_metadata(path) == texts
+    content = WRITERS[suffix](made, acts=True, metadata=texts)
+    for text in ("quarl.contract", *texts.values()):
+        assert text.encode() in content
+    path.write_bytes(content)
     np.testing.assert_array_equal(runtimes.load(name, path).run(x), plain)
-
-
-@pytest.mark.parametrize("suffix", list(WRITERS))
-def test_metadata_of_a_damaged_file_are_refused_or_read_as_data(tmp_path, suffix):
-    made, _, path = exported(tmp_path, networks.dense([5, 4, 3]), suffix)
-    content = WRITERS[suffix](made, acts=True, metadata={"quarl.contract": "{}"})
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        damaged = bytearray(content)
-        damaged[rng.integers(8, 300)] = rng.integers(256)
-        path.write_bytes(damaged)
-        with contextlib.suppress(QuarlError):
-            assert all(isinstance(text, str) for text in read_metadata(path).values())

@@ -3,12 +3,10 @@ contexts in which their simulators do not print what says nothing to a user."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 
 from quarl.errors import QuarlError
+from quarl.processes.muted import muted
 
 ATARI_GAMES = (
     *("adventure", "air_raid", "alien", "amidar", "assault", "asterix", "asteroids", "atlantis", "bank_heist"),
@@ -82,25 +81,6 @@ TASKS: Mapping[str, tuple[str, str]] = {
 
 
 @contextmanager
-def descriptors_muted() -> Iterator[None]:
-    """File descriptors 1 and 2 lead nowhere inside (PyBullet prints its build time, and "argv[0]=" per client)."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for descriptor in saved:
-            os.dup2(nowhere, descriptor)
-        yield
-    finally:
-        _flush_c_streams()  # C's buffer would otherwise come out after the descriptors are back
-        for descriptor, original in saved.items():
-            os.dup2(original, descriptor)
-            os.close(original)
-        os.close(nowhere)
-
-
-@contextmanager
 def mujoco_muted() -> Iterator[None]:
     """MuJoCo's warnings are dropped inside.
 
@@ -124,7 +104,7 @@ def robotics_muted() -> Iterator[None]:
     It looks for a joint's type, a number, among members of MuJoCo's enumeration, which equal no number of numpy's now.
     """
     mujoco: Any = importlib.import_module("mujoco")
-    with descriptors_muted():
+    with muted():
         joints: Any = importlib.import_module("gymnasium_robotics.utils.mujoco_utils")  # an extra
     types = SimpleNamespace(**{name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()})
     joints.mujoco = SimpleNamespace(**{**vars(mujoco), "mjtJoint": types})
@@ -160,11 +140,6 @@ def atari_muted() -> Iterator[None]:
     yield
 
 
-def _flush_c_streams() -> None:
-    with suppress(OSError, AttributeError, TypeError):  # no C library to ask for on some systems
-        ctypes.CDLL(None).fflush(None)
-
-
 @dataclass(frozen=True, slots=True)
 class Suite:
     """A family of environments that an optional package brings."""
@@ -177,7 +152,7 @@ class Suite:
     """What pip calls the package that brings it."""
     example: str
     """An id that stands for the others."""
-    muted: Callable[[], AbstractContextManager[None]] = nullcontext
+    muted: Callable[[], AbstractContextManager[object]] = nullcontext
     """Keeps quiet what its simulator prints while an environment is imported and made."""
     prints_at_reset: bool = False
     """Its simulator also prints at the first reset, which must then be made inside `muted`."""
@@ -204,7 +179,7 @@ SUITES = (
         "pybullet_envs_gymnasium",
         "pybullet-envs-gymnasium",
         "HalfCheetahBulletEnv-v0",
-        descriptors_muted,
+        muted,  # it prints its build time, and "argv[0]=" per client
         prints_at_reset=True,
         ids=tuple(f"{robot}BulletEnv-v0" for robot in BULLET_ROBOTS),
     ),
@@ -221,7 +196,7 @@ SUITES = (
         "panda_gym",
         "panda-gym",
         "PandaReach-v3",
-        descriptors_muted,
+        muted,
         ids=tuple(f"Panda{task}{kind}-v3" for task in PANDA_TASKS for kind in ("", "Dense", "Joints", "JointsDense")),
     ),
     Suite(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, first_line
+from quarl.processes.muted import muted
 
 ARENA = 2**24
 """Bytes that TFLite Micro may take here; `arena` says how many it does."""
@@ -159,7 +158,7 @@ def arena(file: Path) -> int:
     Measured in its Python package, of 64-bit pointers: boards need less. QuarlError as of `load`.
     """
     load("tflm", file)
-    with _stderr() as said:
+    with muted((2,)) as said:
         interpreter = _micro(file)
         about = interpreter.get_input_details(0)
         interpreter.set_input(np.zeros(about["shape"], about["dtype"]), 0)
@@ -206,7 +205,7 @@ def _version(package: str) -> str:
 @contextlib.contextmanager
 def _refusals(what: str, runs: str = "") -> Iterator[None]:
     """Makes one line of what a runtime raises inside, while what it prints to stderr is kept from it."""
-    with _stderr() as said:
+    with muted((2,)) as said:
         try:
             yield
         except QuarlError:
@@ -216,16 +215,3 @@ def _refusals(what: str, runs: str = "") -> Iterator[None]:
             printed = said().strip().splitlines() if type(error) is RuntimeError else []
             reason = printed[0].strip() if printed else first_line(error)
             raise QuarlError("; ".join(filter(None, (f"{what}: {reason}", runs)))) from None
-
-
-@contextlib.contextmanager
-def _stderr() -> Iterator[Callable[[], str]]:
-    """Keeps what the process's libraries print to stderr inside, and gives what tells it."""
-    with tempfile.TemporaryFile() as file:
-        kept = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lambda: os.pread(file.fileno(), 2**16, 0).decode("utf-8", "replace")
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 
 import numpy as np
@@ -15,6 +14,7 @@ from quarl.engines.litert.file import Model, Operator
 from quarl.engines.litert.graph import Lowering, write
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
+from quarl.processes.muted import muted
 
 __all__ = ["LiteRT", "load", "write"]
 
@@ -74,15 +74,9 @@ def load(policy: QuantizedPolicy, batch: int) -> LiteRT:
 
 @functools.cache
 def _first_interpreter() -> None:
-    """Makes a process's first interpreter with stderr closed: the runtime greets it with a line that is no error."""
+    """Makes a process's first interpreter without its stderr: the runtime greets it with a line that is no error."""
     model = Model()
     source = model.value((1, 1))
     content = model.to_bytes(source, model.add(Operator.RELU, [source], model.value((1, 1))))
-    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-        kept = os.dup(2)
-        try:
-            os.dup2(nowhere.fileno(), 2)
-            Interpreter(model_content=content, num_threads=1).allocate_tensors()
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+    with contextlib.suppress(OSError), muted((2,)):
+        Interpreter(model_content=content, num_threads=1).allocate_tensors()

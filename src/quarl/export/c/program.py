@@ -11,7 +11,7 @@ import importlib.resources
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,9 +69,16 @@ int policy_act(const {x} *x, {a} *a) {{
     return 0;
 }}
 """
-PARTS = {"x": "uint8_t|uint32_t", "a": "u?int32_t", "comment": "[^*]*", "body": ".*?", "check": r"(?:    if [^\n]*\n)?"}
-PARTS |= {"network": "[^}]*", "head": "[^}]*", "sizes": SIZES.format(observation=r"\d+", raw=r"\d+", action=r"\d+")}
-"""What may stand in the places of SOURCE, as patterns; in others a number."""
+NUMBER = r"(?P<{}>\d{{1,9}})"
+PARTS = re.compile(
+    r"/\* (?P<comment>[^*]*) \*/\n#include \"policy.h\"\n\n"
+    + SIZES.format(**{name: NUMBER.format(name) for name in ("observation", "raw", "action")})
+    + r"(?P<body>.*?)\nint policy_raw\(const (?P<x>uint8_t|uint32_t) \*x, uint32_t \*y\) \{\n"
+    + rf"    int16_t c\[{NUMBER.format('codes')}\];\n    real r\[{NUMBER.format('reals')}\];\n"
+    + r"(?P<network>[^}]*)\}\n\nint policy_act\(const \w+ \*x, (?P<a>u?int32_t) \*a\) \{\n(?P<head>[^}]*)\}\n",
+    re.S,
+)
+"""What a Program is read from; all that stands in the file is compared with what that is written as."""
 FUNCTION = re.compile(r"(?:/\*[^*]*\*/\n)?static \w+ (\w+)\(([^{]*)\) \{\n.*?\n\}\n\n?", re.S)
 TABLE = re.compile(r"static const (u?int(?:8|16|32))_t ([a-z]+\d+)\[\d+\] = \{([^}]*)\};\n")
 CALL = re.compile(r"    (\w+)\((.*)\);")
@@ -158,7 +165,7 @@ class Program:
 
 def check(text: str) -> Program:
     """The Program that a policy.c is; QuarlError, with the line, where it is anything else than one."""
-    m = _pattern().fullmatch(text)
+    m = PARTS.fullmatch(text)
     if m is None:
         raise QuarlError("policy.c is not one that quarl export wrote; export it anew")
     try:
@@ -168,20 +175,9 @@ def check(text: str) -> Program:
         }
     except (ValueError, OverflowError):
         raise QuarlError("policy.c has tables of other things than numbers; export it anew") from None
-    observation, raw, action = map(int, re.findall(r"\d+", m["sizes"]))
-    program = Program(
-        comment=m["comment"],
-        x=m["x"],
-        a=m["a"],
-        observation=observation,
-        raw=raw,
-        action=action,
-        codes=int(m["codes"]),
-        reals=int(m["reals"]),
-        tables=tables,
-        network=_calls(m["network"]),
-        head=_calls(m["head"]),
-    )
+    parts: dict[str, Any] = {name: m[name] for name in ("comment", "x", "a")}
+    parts |= {name: int(m[name]) for name in ("observation", "raw", "action", "codes", "reals")}
+    program = Program(**parts, tables=tables, network=_calls(m["network"]), head=_calls(m["head"]))
     program.validate()
     if (ours := program.source()) != text:
         pairs = enumerate(zip(ours.split("\n"), text.split("\n"), strict=False), 1)
@@ -221,17 +217,6 @@ def _parameter(declaration: str) -> Parameter:
 
 def _calls(lines: str) -> tuple[Call, ...]:
     return tuple(Call(kernel, tuple(arguments.split(", "))) for kernel, arguments in CALL.findall(lines))
-
-
-@functools.cache
-def _pattern() -> re.Pattern[str]:
-    """What SOURCE becomes."""
-    places = dict.fromkeys(re.findall(r"(?<!{){(\w+)}(?!})", SOURCE))
-    text = re.escape(SOURCE.format(**{name: f"@{name}@" for name in places}))
-    for name in places:
-        group = f"(?P<{name}>{PARTS.get(name, '[0-9]{1,9}')})"
-        text = text.replace(f"@{name}@", group, 1).replace(f"@{name}@", f"(?P={name})")
-    return re.compile(text, re.S)
 
 
 def _closure(names: Iterable[str]) -> set[str]:

@@ -7,8 +7,7 @@ looked at. Each reader gives layers with their outputs along axis 0, as a policy
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,30 +68,15 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
         data = read_bytes(path)
         if kind == "torch":
             return checked(names.layers(read_nested(data, str(path))), path)
-        with _refusals(path, kind), extras(f"reading .{kind}"):
-            layers = importlib.import_module(f"{__name__}.{kind}").layers(data, path.parent)
+        try:
+            with extras(f"reading .{kind}"):
+                layers = importlib.import_module(f"{__name__}.{kind}").layers(data, path.parent)
+        except QuarlError as error:
+            raise error if str(error).startswith(str(path)) else type(error)(f"{path}: {error}") from None
+        except Exception as error:  # what broken files make libraries raise has no kind in common
+            what, way = FORMATS[kind]
+            raise QuarlError(f"{path} is not {what} ({first_line(error)[:100]}); {way}") from None
         return checked(layers, path)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The texts by name that a .onnx or .tflite file carries; QuarlError where it is damaged or of neither kind."""
-    if (kind := recognise(path)) not in ("onnx", "tflite"):
-        raise QuarlError(f"{path} is not an .onnx or .tflite file; check the path")
-    with reading(path), _refusals(path, kind), extras(f"reading .{kind}"):
-        metadata: dict[str, str] = importlib.import_module(f"{__name__}.{kind}").metadata(read_bytes(path))
-        return metadata
-
-
-@contextmanager
-def _refusals(path: Path, kind: str) -> Iterator[None]:
-    """Makes one line about the file of what its reader raises."""
-    try:
-        yield
-    except QuarlError as error:
-        raise error if str(error).startswith(str(path)) else type(error)(f"{path}: {error}") from None
-    except Exception as error:  # what broken files make libraries raise has no kind in common
-        what, way = FORMATS[kind]
-        raise QuarlError(f"{path} is not {what} ({first_line(error)[:100]}); {way}") from None
 
 
 def read_model(path: Path) -> tuple[LayerWeights, ...]:

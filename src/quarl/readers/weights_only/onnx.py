@@ -51,11 +51,6 @@ def layers(data: bytes, folder: Path) -> list[LayerWeights]:
         return _Graph(model, folder).layers()
 
 
-def metadata(data: bytes) -> dict[str, str]:
-    """The texts by name that the file carries along."""
-    return {entry.key: entry.value for entry in onnx.load_model_from_string(data).metadata_props}
-
-
 class _Graph:
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
         self.folder, self.budget, self.nodes = folder, current(), model.graph.node

@@ -59,17 +59,6 @@ def layers(data: bytes, folder: Path) -> list[LayerWeights]:
         raise Malformed("an offset leads outside it") from None
 
 
-def metadata(data: bytes) -> dict[str, str]:
-    """The texts by name that the file carries along."""
-    file, texts = _File(data), {}
-    for entry in file.tables(file.model, "Metadata"):
-        buffer = file.table(file.model, "Buffers", int(entry.Buffer()), "metadata name buffer")
-        texts[str(entry.Name() or b"", "utf-8", "replace")] = (
-            _vector(buffer, "Data").tobytes().decode("utf-8", "replace")
-        )
-    return texts
-
-
 class _File:
     def __init__(self, data: bytes) -> None:
         self.data, self.budget, self.model = data, current(), schema.Model.GetRootAs(data)
