@@ -49,8 +49,9 @@ def in_one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of others says first, or its kind where it says nothing."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """What an error of others says first, or its kind where it says nothing; where in their sources is not said."""
+    lines = [line for line in str(error).strip().splitlines() if not line.startswith("Exception from ")]
+    return (lines or [""])[0] or type(error).__name__
 
 
 def complain(line: str) -> None:

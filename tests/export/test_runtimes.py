@@ -57,6 +57,15 @@ def test_files_act_as_the_reference_does(tmp_path, network, name, suffix, arithm
     np.testing.assert_allclose(runtime.run(x), given(policy, x), rtol=0, atol=1e-6)
 
 
+def test_four_bit_weights_act_in_openvino_with_the_hint_alone(tmp_path):
+    policy, x, path = exported(tmp_path, networks.dense([4, 64, 64, 2]), ".tflite", "int4")
+    runtime = loaded("openvino", path)
+    np.testing.assert_allclose(runtime.run(x), given(policy, x), rtol=0, atol=1e-6)
+    openvino = pytest.importorskip("openvino")
+    plain = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert np.abs(np.concatenate([plain([row[None]])[0] for row in x]) - given(policy, x)).max() > 1e-3
+
+
 def test_rows_are_each_run_alone(tmp_path):
     _, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite", mode="dynamic")
     runtime = runtimes.load("litert", path)
@@ -74,6 +83,9 @@ def test_what_a_runtime_does_not_take_is_refused_in_a_line(tmp_path, capfd):
         match=r"^tflm does not run .*: Input type: FLOAT32 with .* INT8 not supported\.; it runs fp32 and static int8",
     ):
         loaded("tflm", path)
+    _, _, path = exported(tmp_path, networks.dense([5, 16, 3]), ".onnx", mode="dynamic")
+    with pytest.raises(QuarlError, match=r"^openvino does not run policy\.onnx: Check '!shape\.rank"):
+        loaded("openvino", path)
     assert capfd.readouterr() == ("", "")
 
 

@@ -191,6 +191,13 @@ def test_runtimes_that_are_not_there_are_left_out_unless_they_are_asked_for(fold
     assert "openvino is not installed: pip install" in capsys.readouterr().err
 
 
+def test_openvino_is_not_held_to_activations_that_are_quantised_at_run_time(tmp_path, capsys):
+    policy, x = agent("int8", "dynamic")
+    export(policy, "tflite", tmp_path / "out", observations=x)
+    assert main(["verify", str(tmp_path / "out"), "--episodes", "0"]) == 0
+    assert "openvino runs static integers, not int8 dynamic: export it with --mode static" in capsys.readouterr().out
+
+
 def test_what_tflite_micro_has_not_names_the_target_that_has_it(tmp_path, capsys):
     policy, x = agent("int4")
     export(policy, "tflite", tmp_path / "out", observations=x)

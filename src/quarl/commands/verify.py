@@ -25,7 +25,7 @@ def run(config: VerifyConfig) -> None:
         else:
             said.append(each)
     if any(row.runtime == "openvino" for row in rows):
-        said.append("openvino computes in float32 here, by its hint INFERENCE_PRECISION_HINT=f32: give it that, too")
+        said.append("openvino computes in float32 here, by its hint EXECUTION_MODE_HINT=ACCURACY: give it that, too")
     terminal.tell(config, VerifyRow, rows, f"{path}", "", *said, model=str(path), seed=config.seed)
     for row in rows:
         if row.result == DIFFERS:

@@ -131,13 +131,15 @@ def verify(
 
 
 def _loaded(name: str, path: Path, exported: Exported) -> Runtime:
-    """The file in a runtime; UnsupportedError names the target for boards where TFLite Micro lacks the precision."""
+    """The file in a runtime; UnsupportedError names the target that a runtime without the precision has instead."""
     spec = exported.spec
     whole = spec.float_type == "fp32" or (spec.float_type is None and spec.mode == "static" and spec.weight_bits == 8)
     if name == "tflm" and not whole:
         raise UnsupportedError(
             f"tflm runs fp32 and static int8, not {spec.in_words}: boards run static int2 to int8 --to c"
         )
+    if name == "openvino" and spec.mode == "dynamic" and spec.weight_bits and spec.activation_bits:
+        raise UnsupportedError(f"openvino runs static integers, not {spec.in_words}: export it with --mode static")
     return runtimes.load(name, path)
 
 
