@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -66,6 +67,52 @@ def test_a_flipped_bit_anywhere_is_an_error_that_names_the_file(folder, tmp_path
         said = capsys.readouterr().err
         assert name in said
         assert said.count("\n") == 1
+
+
+PLACES = {
+    "policy.tflite": r"at byte [\d,]+, (in tensor '(0\.|2\.|\w)[\w.:]*'|in its head, before all tensors)",
+    "policy.onnx": r"at byte [\d,]+, (behind the name '[\w.]+'|before all names of layers)",
+    "policy.c": r"in line \d+",
+    "policy.h": r"in line \d+",
+    "policy_selftest.c": r"in line \d+",
+    "README.md": r"in line \d+",
+    "golden.npz": r"(Bad CRC-32 for file '\w|Error -3 while decomp|no array in it|member|\.npy|not a whole zip)",
+    "policy.quarl": r"(tensor '[\w./]+' does not match|manifest|header|container|no array in it)",
+    "contract.json": r"(is damaged in '[\w.]+'|what the policy does not tell|not JSON|lacks '\w+'|contract\.json)",
+    "SHA256SUMS": "",
+}
+"""By file, what is said of a place in it."""
+
+
+@pytest.mark.parametrize("target", ["tflite", "onnx", "c"])
+def test_a_flipped_bit_is_said_with_its_place(tmp_path, target):
+    export(quantised(cartpole(), target), target, tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        name = names[rng.integers(len(names))]
+        path = tmp_path / "out" / name
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        with pytest.raises(QuarlError) as said:
+            rows(tmp_path / "out", names=["litert"], episodes=0)
+        assert re.search(rf"{name if PLACES[name] else ''}.*{PLACES[name]}", str(said.value), re.S), (name, said.value)
+        path.write_bytes(whole)
+
+
+def test_the_tensor_of_a_flipped_weight_is_named(tmp_path):
+    policy, x = agent()
+    export(policy, "tflite", tmp_path / "out", observations=x)
+    content = (tmp_path / "out" / "policy.tflite").read_bytes()
+    last = policy.linear[-1]
+    start = content.index(last.weight.codes.tobytes())
+    (tmp_path / "out" / "policy.tflite").write_bytes(
+        content[:start] + bytes([content[start] ^ 4]) + content[start + 1 :]
+    )
+    with pytest.raises(QuarlError, match=f"it is damaged at byte {start:,}, in tensor '{last.name}.weight';"):
+        rows(tmp_path / "out", episodes=0)
 
 
 def test_a_file_alone_says_which_checks_are_missing(folder, tmp_path):

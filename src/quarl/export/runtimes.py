@@ -120,8 +120,8 @@ def _ort(name: str, file: Path) -> RowByRow:
 
 
 def _openvino(name: str, file: Path) -> RowByRow:
-    """With its hint for accuracy: else it computes in bfloat16 where the processor can, and quantises what 4-bit weights
-    are multiplied by once more, in groups of its own; other actions come of either.
+    """With its hint for accuracy: else it computes in bfloat16 where the processor can, and quantises once more, in
+    groups of its own, what 4-bit weights are multiplied by; other actions come of either.
 
     It makes QuantizeLinear and DequantizeLinear pairs of every file: it adds a grid's zero point before it rounds, so
     that a sum within some 1e-5 of a rounding tie may fall to either side.

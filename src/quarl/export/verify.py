@@ -19,6 +19,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
+from quarl.export.damage import place
 from quarl.export.equal import TIGHT, VerifyRow, held
 from quarl.export.golden import Golden
 from quarl.export.runtimes import Runtime
@@ -189,7 +190,7 @@ def _check_sums(folder: Path) -> int:
     for name, digest in sums.items():
         if contract.sha256(_read(folder / name)) != digest:
             raise QuarlError(
-                f"{folder / name} does not match its sha256 in {SUMS}; it is damaged: export the policy again"
+                f"{folder / name} does not match its sha256 in {SUMS}: {place(folder, name)}; export the policy again"
             )
     return len(sums)
 
