@@ -75,8 +75,8 @@ def test_an_option_is_shown_with_its_names_value_default_and_meaning():
     # declared anew, with other words, in the group of its first declaration
     assert (by_name["--eval-freq"].default, by_name["--eval-freq"].group) == ("10000", "training")
     assert (by_name["--learner-dtype"].choices, by_name["--learner-dtype"].value) == (
-        ("fp32", "bf16", "fp16"),
-        "{fp32,bf16,fp16}",
+        ("auto", "fp32", "bf16", "fp16"),
+        "{auto,fp32,bf16,fp16}",
     )
     assert by_name["--save-replay-buffer"].names == ("--no-save-replay-buffer", "--save-replay-buffer")
     assert (by_name["--plan"].value, by_name["--plan"].default) == ("", "")

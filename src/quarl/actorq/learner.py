@@ -23,6 +23,7 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.replay_insert import ReplayInsert
 from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
+from quarl.algorithms.captured import Updates, graphs_for
 from quarl.algorithms.cpu import start_threads
 from quarl.algorithms.precision import Precision
 from quarl.config import ActorQConfig
@@ -66,7 +67,8 @@ class LearnerLoop(roles.Learner):
         self.model = build(config, spec.world)
         self.template = Template(self.model)
         self.delay = config.delay(config.steps)
-        self.precision = Precision.of(self.model, config.learner_dtype)
+        precision = Precision.of(self.model, config.learner_dtype)
+        self.updates = Updates(self.model, precision, graphs_for(self.model, precision, qat=config.qat is not None))
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
         dtype = self.channel.dtype
@@ -79,6 +81,7 @@ class LearnerLoop(roles.Learner):
         self.model.set_logger(make_logger(config, lambda: config.output, note, beside=True))
         self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)
         self.clock_before = self.checkpointer.resume() if config.resume else 0.0
+        self.updates.forget()
         self.evaluations = self.pushed_step = self.sound_version = 0
         self.last_insert, self.shown = time.monotonic(), 0.0
         self.inserts_before = self.model.num_timesteps
@@ -138,6 +141,7 @@ class LearnerLoop(roles.Learner):
             self._show_limits()
         if self.config.track != "none" and time.monotonic() - self.tracked >= TRACKED_S:
             self.tracked = time.monotonic()
+            self.updates.losses()
             self.model.dump_logs()  # Stable-Baselines3's own tags
         # stand still for an evaluation
         steps = self.model.num_timesteps
@@ -165,7 +169,11 @@ class LearnerLoop(roles.Learner):
 
     def _rest(self) -> None:
         """Shows actors new weights where nothing comes of those that they have."""
-        if time.monotonic() - self.last_insert > IDLE_S and self.pushed_step < self.model._n_updates:
+        if (
+            time.monotonic() - self.last_insert > IDLE_S
+            and self.pushed_step < self.model._n_updates
+            and self._is_sound()
+        ):
             self._push()
 
     def receive(self) -> int:
@@ -186,30 +194,35 @@ class LearnerLoop(roles.Learner):
         return received
 
     def update(self) -> None:
-        """One gradient step, its clocks and checks, and a push of weights where one is due."""
+        """One gradient step, its clock, checks, and a push of weights where one is due."""
         start = time.perf_counter()
         model = self.model
         # Stable-Baselines3's own gradient step, on a batch of replay
         try:
-            with self.precision.update():
-                model.train(gradient_steps=1, batch_size=model.batch_size)
+            self.updates.update()
         except ValueError:  # SAC's distribution takes no NaN
             if not_finite(model) is None:
                 raise
             self._roll_back()
             return
         self.cells[Learner.TRAIN_S] += time.perf_counter() - start
-        # the clocks: what it used up, what it cost
         self.limiter.on_sample(model.batch_size)
-        losses = {k: float(v) for k, v in model.logger.name_to_value.items() if k.endswith("loss")}
-        self.cells[Learner.LOSS] = losses.get("train/loss", losses.get("train/critic_loss", math.nan))
-        self.cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", self.cells[Learner.ACTOR_LOSS])
-        # back to sound weights where these are not, else on to the actors
-        refused = self.counters.publisher[Publisher.REFUSED_VERSION] > self.sound_version
-        if refused or not all(map(math.isfinite, losses.values())):
-            self._roll_back()
-        elif model._n_updates % self.config.publish_interval == 0:
+        # A GPU is not waited for where nobody looks: what is not finite stays so until weights are pushed.
+        due = model._n_updates % self.config.publish_interval == 0
+        looked_at = due or self.updates.graphs is None or time.monotonic() - self.shown > SHOWN_S
+        if looked_at and self._is_sound() and due:
             self._push()
+
+    def _is_sound(self) -> bool:
+        """Whether the losses are numbers, which it shows, and the publisher takes the weights; else they go back."""
+        losses, cells = self.updates.losses(), self.cells
+        cells[Learner.LOSS] = losses.get("train/loss", losses.get("train/critic_loss", cells[Learner.LOSS]))
+        cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", cells[Learner.ACTOR_LOSS])
+        refused = self.counters.publisher[Publisher.REFUSED_VERSION] > self.sound_version
+        sound = not refused and all(map(math.isfinite, losses.values()))
+        if not sound:
+            self._roll_back()
+        return sound
 
     def _push(self) -> None:
         """Puts the actor's tensors up for the publisher; never waits."""
@@ -244,6 +257,7 @@ class LearnerLoop(roles.Learner):
     def _roll_back(self) -> None:
         """Back to sound weights; what was pushed before no longer counts."""
         self.checkpointer.roll_back()
+        self.updates.forget()
         self.sound_version = self.versions.newest
         self.cells[Learner.ROLLBACKS] = self.checkpointer.rollbacks
         self._push()

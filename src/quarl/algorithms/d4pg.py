@@ -70,6 +70,8 @@ class D4PG(OffPolicyAlgorithm):
     actor_target: D4PGActor
     critic: CategoricalCritic
     critic_target: CategoricalCritic
+    asks: ClassVar[bool] = True
+    """Whether an update may wait for numbers of its own; one that a CUDA graph records must not."""
 
     def __init__(
         self,
@@ -164,7 +166,8 @@ class D4PG(OffPolicyAlgorithm):
         assert self.replay_buffer is not None
         losses: list[Tensor] = []
         values: list[Tensor] = []
-        unfit = self._n_updates == 0 or self.critic.support is None  # also where weights went back to the beginning
+        # also where weights went back to the beginning
+        unfit = self.asks and (self._n_updates == 0 or self.critic.support is None)
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
             if unfit:
@@ -173,16 +176,20 @@ class D4PG(OffPolicyAlgorithm):
             losses.append(self._update_critic(batch))
             values.append(self._update_actor(batch.observations))
             self._n_updates += 1
-            if self._n_updates % self.target_update_interval == 0:
-                polyak_update(self.actor.parameters(), self.actor_target.parameters(), self.tau)
-                polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-                polyak_update(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
-                polyak_update(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
-                d4pg_support.widen(self, self._expected)
+            self.after_update()
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if losses:
             self.logger.record("train/critic_loss", torch.stack(losses).mean().item())
             self.logger.record("train/value", torch.stack(values).mean().item())
+
+    def after_update(self) -> None:
+        """Moves the target networks, and the support beneath them, where that is due."""
+        if self._n_updates % self.target_update_interval == 0:
+            polyak_update(self.actor.parameters(), self.actor_target.parameters(), self.tau)
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+            polyak_update(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
+            polyak_update(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
+            d4pg_support.widen(self, self._expected)
 
     def _update_critic(self, batch: ReplayBufferSamples) -> Tensor:
         """The cross-entropy of the critic's distribution with the n-step target, after one step down its gradient."""
@@ -221,7 +228,7 @@ class D4PG(OffPolicyAlgorithm):
     def _step(self, network: D4PGActor | CategoricalCritic) -> None:
         gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        if norm > self.max_grad_norm:  # rare: without the question, clipping would rewrite every gradient
+        if not self.asks or norm > self.max_grad_norm:  # rare: unasked, clipping multiplies every gradient, mostly by 1
             nn.utils.clip_grads_with_norm_(network.parameters(), self.max_grad_norm, norm)
         network.optimizer.step()
 

@@ -93,6 +93,9 @@ class ActorQConfig(LearnerOptions):
     needs, and a tenth of the warm-up's at least."""
     learner_threads: Annotated[int, ADVANCED] = 1
     """Threads of the learner."""
+    learner_dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], ADVANCED] = "auto"  # type: ignore[assignment]  # one more
+    """Autocast of the updates' matrix products, fp16 with loss scaling; auto is TF32 on a GPU, bf16 for layers of 1,024
+    units and more where the processor multiplies it, else fp32."""
     device: Annotated[str, shown("NAME")] = "auto"
     """The learner's device; auto is the GPU where there is one."""
     eval_freq: int = 10_000
