@@ -114,7 +114,7 @@ def test_the_verb_says_what_runtimes_make_of_the_file(tmp_path, capsys):
     assert document["command"] == "verify"
     assert [row["result"] for row in document["rows"] if row["runtime"] == "litert"] == ["equal"]
     source = json.loads((tmp_path / "out" / "contract.json").read_text())["source"]
-    assert source["file"] == "../agent.quarl"
+    assert source["file"] == "agent.quarl"
     assert "its output is a score for each action" in capsys.readouterr().out
 
 

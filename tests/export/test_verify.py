@@ -127,7 +127,12 @@ def test_a_file_alone_says_which_checks_are_missing(folder, tmp_path):
 def test_an_agent_that_is_gone_or_changed_costs_the_comparison_and_is_said(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "out")
     done, left_out = rows(tmp_path / "out", names=["litert"], episodes=3)
-    assert left_out == [f"left out: return against fp32 (its agent is not at {tmp_path / 'out' / '../agent.quarl'})"]
+    assert left_out == [
+        "left out: return against fp32 "
+        f"(its agent 'agent.quarl' is not beside {tmp_path / 'out'}: name it with --agent)"
+    ]
+    named, left_out = rows(tmp_path / "out", agent=folder.parent / "agent.quarl", names=["litert"], episodes=3)
+    assert (left_out, "fp32" in named[-1].detail) == ([], True)
     assert done[-1].check == "return"
     (tmp_path / "agent.quarl").write_bytes(b"another")
     assert "has changed since" in rows(tmp_path / "out", names=["litert"], episodes=3)[1][0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from quarl.commands import terminal
 from quarl.config import VerifyConfig
 from quarl.errors import QuarlError
 from quarl.export.equal import DIFFERS, VerifyRow
 from quarl.export.verify import verify
+from quarl.readers import find
 
 
 def run(config: VerifyConfig) -> None:
@@ -16,9 +18,8 @@ def run(config: VerifyConfig) -> None:
     path = Path(config.model[0])
     rows: list[VerifyRow] = []
     said: list[str] = []
-    checks = verify(
-        path, config.runtime, episodes=config.episodes, env_id=config.env, margin_pct=config.margin, seed=config.seed
-    )
+    about: Any = {"episodes": config.episodes, "env_id": config.env, "margin_pct": config.margin, "seed": config.seed}
+    checks = verify(path, config.runtime, agent=find.file(config.agent) if config.agent else None, **about)
     for each in checks:
         if isinstance(each, VerifyRow):
             rows.append(each)

@@ -61,6 +61,8 @@ class VerifyConfig(Config):
     """A folder that quarl export wrote, or its file alone, of which fewer checks can be made."""
     runtime: Annotated[tuple[Runtimes, ...], shown("NAME ...", default="those that are installed")] = ()
     """Runtimes to run the file in: litert, ort, openvino, tract, tflm, c, c-aarch64, c-m4 or c-m0."""
+    agent: Annotated[str | None, shown("PATH", default="of the same name, in the folder or beside it")] = None
+    """The agent that was exported, as a file or the folder of its run."""
     episodes: int = 20
     """Episodes of the return in each runtime, against fp32; 0 plays none."""
     margin: Annotated[float, shown("PERCENT")] = 5.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -107,8 +106,7 @@ def export(
         policy,
         target,
         arithmetic="qdq" if target == "onnx-qdq" else "f32-rne",
-        source=_source(policy, source, directory),
-        footprint=_footprint(policy, target),
+        source=_source(policy, source),
         env=env,
     )
     if env is not None:
@@ -117,6 +115,7 @@ def export(
     with staged(directory) as folder:
         for name, content in files.items():
             write_bytes(contract.sealed(content), folder / name)
+        full["footprint"] = _footprint(policy, target, folder / FILES[target])
         full["verified"] = verify.verified(policy, target, vectors, folder / FILES[target])
         artifact.write(policy, folder / POLICY)
         write_bytes(vectors.to_bytes(), folder / GOLDEN)
@@ -127,18 +126,18 @@ def export(
     return full
 
 
-def _footprint(policy: QuantizedPolicy, target: str) -> dict[str, Any]:
+def _footprint(policy: QuantizedPolicy, target: str, file: Path) -> dict[str, Any]:
     """What a board has to have for it, and how that was found, or why it was not."""
     from quarl.export.footprint import footprint  # here: it takes half of what playing a file has to load
 
     try:
-        return asdict(footprint(policy, target))
+        return asdict(footprint(policy, target, file))
     except QuarlError as error:
         return {"flash": None, "ram": None, "how": str(error)}
 
 
-def _source(policy: QuantizedPolicy, source: Path | None, directory: Path) -> dict[str, str]:
-    """The agent's file, as seen from the folder, with its sha256; of an agent that is no file its own alone."""
+def _source(policy: QuantizedPolicy, source: Path | None) -> dict[str, str]:
+    """The name of the agent's file, with its sha256; of an agent that is no file its own alone."""
     if source is None:
         return {"file": "", "sha256": sha256(artifact.to_bytes(policy))}
-    return {"file": os.path.relpath(source, directory), "sha256": sha256(source.read_bytes())}
+    return {"file": source.name, "sha256": sha256(source.read_bytes())}

@@ -51,13 +51,12 @@ def contract(
     *,
     arithmetic: str,
     source: Mapping[str, str],
-    footprint: Mapping[str, Any] | None = None,
     env: gymnasium.Env[Any, Any] | None = None,
 ) -> dict[str, Any]:
-    """What contract.json holds; `verified` is empty.
+    """What contract.json holds; `footprint` and `verified` are empty.
 
-    source: `file` and `sha256` of the agent. footprint: `flash` and `ram` in bytes, and `how` they were found. env: of
-    the policy, which says what its observations are; None: there is none here.
+    source: `file` and `sha256` of the agent. env: of the policy, which says what its observations are; None: there is
+    none here.
     """
     head, of, products = policy.head, provenance_to_json(policy.provenance), macs(policy)
     order = "channels first" if len(policy.observation_shape) == 3 else "one row"
@@ -104,7 +103,7 @@ def contract(
         ],
         "grids": {n: {"scale": g.scale, "zero_point": g.zero_point, "bits": g.bits} for n, g in policy.grids.items()},
         "sha256": digests(policy),
-        "footprint": dict(footprint or {}),
+        "footprint": {},
         "verified": [],
     }
 

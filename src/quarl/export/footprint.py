@@ -14,6 +14,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import TABLE, Program
+from quarl.files import write_bytes
 from quarl.policy.graph import QuantizedPolicy, macs
 
 BOARD = "c-m4"
@@ -40,30 +41,32 @@ class Footprint:
     how: str
 
 
-def footprint(policy: QuantizedPolicy, target: str) -> Footprint:
+def footprint(policy: QuantizedPolicy, target: str, file: Path | None = None) -> Footprint:
     """What the policy takes as "c", or as "tflite" in TFLite Micro, whose own code comes beside the file.
 
     UnsupportedError for other targets, and where the target cannot run the policy. QuarlError where TFLite Micro is not
-    installed, which alone knows how much memory it takes.
+    installed, which alone knows how much memory it takes, or does not run it.
+
+    file: of the policy; None: it is written for this.
     """
     work = sum(macs(policy).values())
     if target not in ("c", "tflite"):
         raise UnsupportedError(f"{target} is for computers, which no footprint is computed of; use c or tflite")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"policy.{target}"
-        if target == "tflite":
-            said: list[str] = []
-            file.write_bytes(litert.write(policy, acts=True, say=said.append))
-            if said:
-                raise UnsupportedError(f"{said[0]}; integer-only C, --to c, has 2 to 8 bits")
-            how = "the file, without the interpreter; arena as measured with 64-bit pointers"
-            return Footprint(flash=file.stat().st_size, ram=runtimes.arena(file), macs=work, instructions=None, how=how)
-        program = Lowering(policy).program("")
-        file.write_text(program.source())
-        try:
-            return _counted(policy, file, work)
-        except QuarlError as error:
-            return _estimated(program, work, str(error))
+    if file is None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / f"policy.{target}"
+            content = litert.write(policy, acts=True) if target == "tflite" else Lowering(policy).program("").source()
+            write_bytes(content if isinstance(content, bytes) else content.encode(), file)
+            return footprint(policy, target, file)
+    if target == "tflite":
+        how = "the file, without the interpreter; arena as measured with 64-bit pointers"
+        return Footprint(
+            flash=file.stat().st_size, ram=runtimes.arena(file, policy.spec), macs=work, instructions=None, how=how
+        )
+    try:
+        return _counted(policy, file, work)
+    except QuarlError as error:
+        return _estimated(Lowering(policy).program(""), work, str(error))
 
 
 def _counted(policy: QuantizedPolicy, file: Path, work: int) -> Footprint:

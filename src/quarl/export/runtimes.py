@@ -16,6 +16,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, first_line
 from quarl.processes.muted import muted
+from quarl.quant.spec import QuantSpec
 
 ARENA = 2**24
 """Bytes that TFLite Micro may take here; `arena` says how many it does."""
@@ -72,16 +73,28 @@ class RowByRow:
             return np.stack([np.array(self.row(x[None]), np.float32).reshape(-1) for x in np.asarray(observations)])
 
 
-def load(name: str, file: Path) -> Runtime:
+def load(name: str, file: Path, spec: QuantSpec | None = None) -> Runtime:
     """The file ready to run in the runtime `name`.
 
     QuarlError where that is not installed, with the line that installs it, and where it refuses the file;
-    UnsupportedError where it runs files of another kind.
+    UnsupportedError where it runs files of another kind, or has not the precision, which names the target that does.
+
+    spec: of the policy in it; None: it is not known.
     """
     if (kind := RUNTIMES.get(name)) is None:
         raise QuarlError(f"no runtime {name!r}; choose of {', '.join(RUNTIMES)}{did_you_mean(name, RUNTIMES)}")
     if file.suffix.lower() not in kind.suffixes:
         raise UnsupportedError(f"{name} runs {' and '.join(kind.suffixes)} files, not {file.name}")
+    if spec is not None:
+        whole = spec.float_type == "fp32" or (
+            spec.float_type is None and spec.mode == "static" and spec.weight_bits == 8
+        )
+        if name == "tflm" and not whole:
+            raise UnsupportedError(
+                f"tflm runs fp32 and static int8, not {spec.in_words}: boards run static int2 to int8 --to c"
+            )
+        if name == "openvino" and spec.mode == "dynamic" and spec.weight_bits and spec.activation_bits:
+            raise UnsupportedError(f"openvino runs static integers, not {spec.in_words}: export it with --mode static")
     # openvino's import would otherwise report over the network that it is used, from a thread that outlives the run
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: it cannot be imported
     try:
@@ -153,12 +166,12 @@ def _tflm(name: str, file: Path) -> RowByRow:
     return RowByRow(name, "q31-double", _version("tflite-micro"), row)
 
 
-def arena(file: Path) -> int:
+def arena(file: Path, spec: QuantSpec | None = None) -> int:
     """Bytes of memory that TFLite Micro takes for the .tflite file, its constants not counted.
 
     Measured in its Python package, of 64-bit pointers: boards need less. QuarlError as of `load`.
     """
-    load("tflm", file)
+    load("tflm", file, spec)
     with muted((2,)) as said:
         interpreter = _micro(file)
         about = interpreter.get_input_details(0)

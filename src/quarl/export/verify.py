@@ -15,7 +15,7 @@ import numpy as np
 from quarl import formats, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError
 from quarl.evaluation import evaluate, record
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
@@ -70,6 +70,7 @@ def verify(
     path: Path,
     names: Sequence[str] = (),
     *,
+    agent: Path | None = None,
     episodes: int = 20,
     env_id: str | None = None,
     margin_pct: float = 5.0,
@@ -79,7 +80,8 @@ def verify(
 
     QuarlError where anything is not as it was written, and where a runtime that is asked for is not installed.
 
-    names: of runtimes; none: all that are installed. episodes: of each return, 0 plays none.
+    names: of runtimes; none: all that are installed. agent: the file that was exported; None: of its name, beside or in
+    the folder. episodes: of each return, 0 plays none.
     """
     folder = path if path.is_dir() else None
     if folder is not None:
@@ -108,7 +110,7 @@ def verify(
     baseline = None
     if folder is not None and has_home and episodes:
         try:
-            baseline = _return(_source(folder, full), "litert", episodes, seed, env_id)
+            baseline = _return(_source(folder, full, agent), "litert", episodes, seed, env_id)
         except QuarlError as error:
             yield f"left out: return against fp32 ({error})"
     for name in names or runtimes.for_file(path):
@@ -116,7 +118,7 @@ def verify(
             yield f"left out: {name} (it emulates another processor: ask for it with --runtime {name})"
             continue
         try:
-            runtime = _loaded(name, path, exported)
+            runtime = runtimes.load(name, path, exported.spec)
         except QuarlError as error:
             if names:
                 raise
@@ -129,19 +131,6 @@ def verify(
         if has_home and episodes:
             played = _return(exported, Loaded(runtime, path), episodes, seed, env_id)
             yield _judged(runtime, played, baseline, margin_pct, seed)
-
-
-def _loaded(name: str, path: Path, exported: Exported) -> Runtime:
-    """The file in a runtime; UnsupportedError names the target that a runtime without the precision has instead."""
-    spec = exported.spec
-    whole = spec.float_type == "fp32" or (spec.float_type is None and spec.mode == "static" and spec.weight_bits == 8)
-    if name == "tflm" and not whole:
-        raise UnsupportedError(
-            f"tflm runs fp32 and static int8, not {spec.in_words}: boards run static int2 to int8 --to c"
-        )
-    if name == "openvino" and spec.mode == "dynamic" and spec.weight_bits and spec.activation_bits:
-        raise UnsupportedError(f"openvino runs static integers, not {spec.in_words}: export it with --mode static")
-    return runtimes.load(name, path)
 
 
 def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, env_id: str | None) -> Array:
@@ -177,7 +166,10 @@ def judged(
         return
     old, new = (_return(each, "litert", episodes, seed, env_id) for each in (before, after))
     word, interval = _verdict(old, new, 5.0, seed)
-    yield f"return {new.mean():.1f} static, {old.mean():.1f} dynamic, {episodes} episodes: {word} ({interval})"
+    yield (
+        f"return {new.mean():.1f} static, {old.mean():.1f} dynamic, {episodes} episodes: {word} ({interval}); "
+        "the file names no fp32 to compare both with"
+    )
 
 
 def _check_sums(folder: Path) -> int:
@@ -211,13 +203,14 @@ def _sources(folder: Path, full: dict[str, Any]) -> tuple[QuantizedPolicy, Golde
     return policy, vectors
 
 
-def _source(folder: Path, full: dict[str, Any]) -> QuantizedPolicy:
-    """The agent that was exported, in float32 where its file is; QuarlError where that is not there any more."""
-    file = folder / str(full["source"]["file"])
-    if not full["source"]["file"] or not file.is_file():
-        raise QuarlError(f"its agent is not at {file}")
+def _source(folder: Path, full: dict[str, Any], agent: Path | None) -> QuantizedPolicy:
+    """The agent that was exported, in float32 where its file is; QuarlError where that is not there, or is another."""
+    name = Path(str(full["source"]["file"])).name
+    file = agent or next((f for f in (folder / name, folder.parent / name) if f.is_file()), None)
+    if file is None:
+        raise QuarlError(f"its agent {name!r} is not beside {folder}: name it with --agent")
     if contract.sha256(_read(file)) != full["source"]["sha256"]:
-        raise QuarlError(f"{file} has changed since")
+        raise QuarlError(f"{file} is not what was exported, or has changed since")
     policy = load.read(file)
     return policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
 
