@@ -71,7 +71,7 @@ class InMemoryChannel(Channel):
     def room(self):
         raise AssertionError("only an actor sends")
 
-    num_sent = send = room
+    num_sent = send = send_rows = room
 
     def num_waiting(self):
         return sum(map(len, self.queues))
@@ -115,9 +115,13 @@ class Sender(InMemoryChannel):
         row = np.zeros((), self.dtype)
         for name, value in zip(self.dtype.names, (*head, action, observation, next_observation), strict=True):
             row[name] = value
-        self.recent.append(row["observation"].copy())
-        self.queues[self.index].append(row[()].copy())
-        self.counts[self.index] += 1
+        self.send_rows(row[None])
+
+    def send_rows(self, rows):
+        for row in rows:
+            self.recent.append(row["observation"].copy())
+            self.queues[self.index].append(row.copy())
+        self.counts[self.index] += len(rows)
 
 
 LOOPS = {learner.main: LearnerLoop, publisher.main: PublisherLoop, actor.main: ActorLoop}

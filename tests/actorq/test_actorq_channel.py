@@ -13,9 +13,10 @@ from in_memory import InMemoryChannel, Threads
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Learner
 from quarl.actorq.segment import segment_dtype
-from quarl.actorq.supervisor import Supervisor
+from quarl.actorq.supervisor import Supervisor, ring_rows
 from quarl.algorithms.cpu import threads
 from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
 from quarl.policy import artifact
 
 NUM_FLOATS, ROOM = 8, 16
@@ -62,6 +63,28 @@ def drained(channel, most=99):
     """Segments that the learner takes."""
     rows = np.zeros(most, DTYPE)
     return rows[: channel.drain(rows)]
+
+
+def test_rows_that_are_sent_together_arrive_as_if_one_by_one_wherever_the_queue_begins_anew(channel):
+    sender, sequence = channel.of(1), 0
+    for num in (5, 7, ROOM, 1, 9, 3, 11):
+        rows = np.zeros(num, DTYPE)
+        rows["actor"], rows["sequence"] = 1, np.arange(sequence, sequence + num)
+        rows["observation"] = rows["sequence"][:, None]
+        sender.send_rows(rows)
+        assert sender.room() == ROOM - num
+        assert np.array_equal(drained(channel), rows)
+        sequence += num
+        assert sender.num_sent() == sequence
+
+
+def test_what_an_actor_sends_has_room_for_a_step_of_all_its_environments_or_is_refused():
+    assert [ring_rows(100, num_envs) for num_envs in (1, 64, 3000)] == [4096, 4096, 6000]
+    frames = 2 * 4 * 84 * 84 + 64
+    assert ring_rows(frames, 64) == 2**26 // frames == 1187
+    assert ring_rows(2**25, 2) == ring_rows(2**27, 1) == 2
+    with pytest.raises(QuarlError, match=r"3: a step of them all is 96 MiB, and .* room for 64: use at most 2"):
+        ring_rows(2**25, 3)
 
 
 def test_pulled_weights_stay_as_they_were(channel):

@@ -114,14 +114,14 @@ def test_an_environment_that_cannot_be_made_anew_at_once_is_tried_again(monkeypa
     monkeypatch.setattr("quarl.actorq.environments.time.sleep", slept.append)
     found = world(monkeypatch, env, (3,), np.float32)
     found._say = said.append
-    found.episode[1] = (7, 3.0)
+    found.length[1], found.total[1] = 7, 3.0
     Away.failures = failures
     if failures == 5:
         with pytest.raises(ConnectionError):
             found.replace(1, RuntimeError("it broke"))
     else:
         found.replace(1, RuntimeError("it broke"))
-        assert (found.sequence, found.episode[1]) == ([0, 2], (0, 0.0))
+        assert (found.sequence, found.length[1], found.total[1]) == ([0, 2], 0, 0.0)
         assert found._cells[Actor.DROPPED] == 7
     Away.failures = 0
     assert found._cells[Actor.ERRORS] == 5

@@ -77,6 +77,17 @@ def test_epsilon_is_raised_to_the_actors_power():
         assert (chosen == 0).mean() == pytest.approx(share, rel=0.05)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 600])
+def test_a_row_explores_with_epsilon_and_then_takes_each_action_alike_however_many_a_call_has(rows):
+    explorer = Explorer(ActionHead("argmax"), spaces.Discrete(4), 1.0, RNG(0))
+    outputs = np.tile(np.array([[0.0, 0.0, 0.0, 1.0]], np.float32), (rows, 1))
+    chosen = np.concatenate([explorer.act(outputs, epsilon=0.4)[0] for _ in range(30_000 // rows)])
+    shares = np.bincount(chosen, minlength=4) / len(chosen)
+    np.testing.assert_allclose(shares, [0.1, 0.1, 0.1, 0.7], atol=0.01)  # the greedy one is among the random ones
+    greedy = chosen == 3
+    assert (greedy[1:] & greedy[:-1]).mean() == pytest.approx(0.49, abs=0.01)  # independent of the row before
+
+
 def test_discrete_actions_count_from_the_spaces_start():
     space = spaces.Discrete(3, start=5)
     explorer = Explorer(ActionHead("argmax", start=5), space, 1.0, RNG(0))

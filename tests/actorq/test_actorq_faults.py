@@ -767,7 +767,7 @@ def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch)
     cells = np.zeros(len(Actor))
     said: list[str] = []
     world = Environments("any", 1, 0, 0, cells, np.zeros((1, 2), np.float32), said.append)
-    world.episode[0], world.sequence[0] = (7, 1.0), 7
+    world.length[0], world.total[0], world.sequence[0] = 7, 1.0, 7
     world.replace(0, RuntimeError("boom"))
     assert (cells[Actor.ERRORS], cells[Actor.DROPPED]) == (1, 7)
     assert world.sequence[0] > 8  # a gap

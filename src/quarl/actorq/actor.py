@@ -13,6 +13,7 @@ import numpy as np
 
 from quarl import engines
 from quarl.actorq import roles, wire
+from quarl.actorq.block import Block
 from quarl.actorq.board import ORDERED
 from quarl.actorq.counters import CLASSES, Actor, Learner
 from quarl.actorq.environments import Environments, world_of
@@ -27,6 +28,8 @@ BLOCK_S = 0.005
 """Steps and seconds between two looks at what the others do, at most."""
 NAP_S = 0.0005
 """Between two looks at a number that another process will change."""
+ROW_WISE = 4
+"""Environments up to which each sends its own row: a block of all costs more than so many."""
 NOT_ENDED = (0, 0.0)
 """Length and return of an episode that goes on."""
 STEPS, HEARTBEAT_S = int(Actor.STEPS), int(Actor.HEARTBEAT_S)
@@ -69,6 +72,9 @@ class ActorLoop(roles.Actor):
         self.world = Environments(
             config.env, self.num_envs, config.seed, place, self.cells, seen, say, world_of(config)
         )
+        self.block: Block | None = None
+        if self.num_envs > ROW_WISE:
+            self.block = Block(self.world, self.channel.dtype, spec.index, spec.incarnation, self.cells)
         self.version = self.step_of_version = 0
         self.engine: engines.Engine
         self.explorer: Explorer
@@ -140,7 +146,7 @@ class ActorLoop(roles.Actor):
 
     def _act(self, num_steps: int, *, random: bool) -> None:
         inference_s = environment_s = insert_s = 0.0
-        now, send, world, cells = time.monotonic, self.channel.send, self.world, self.cells
+        now, send, world, cells, block = time.monotonic, self.channel.send, self.world, self.cells, self.block
         index, incarnation = self.spec.index, self.spec.incarnation
         until = now() + BLOCK_S
         version = -1 if random else self.version
@@ -155,7 +161,20 @@ class ActorLoop(roles.Actor):
                 outputs = self.engine.run(world.observations)
                 acted = now()
                 actions, stored = self.explorer.act(outputs, epsilon)
-            for k in range(self.num_envs):
+            # many environments: all of them step, and what comes of it is sent at once
+            if block is not None:
+                rows, ended, stepped_s = block.step(actions, stored, version)
+                environment_s += stepped_s
+                started = now()
+                self.channel.send_rows(rows)
+                self.steps += len(rows)
+                cells[STEPS] = self.steps
+                sent = now()
+                insert_s += sent - started
+                for k in ended:
+                    world.reset(k)
+                environment_s += now() - sent
+            for k in range(self.num_envs if block is None else 0):
                 # step the environment; one that raises is made anew, and what it did has no end in replay
                 started = now()
                 try:
@@ -165,9 +184,8 @@ class ActorLoop(roles.Actor):
                     continue
                 cells[HEARTBEAT_S] = stepped = now()
                 # send the segment, and count it when it is whole
-                length, total = world.episode[k]
                 gained = float(reward)
-                episode = (length + 1, total + gained)
+                episode = (world.length[k] + 1, world.total[k] + gained)
                 done = terminated or truncated
                 length, total = episode if done else NOT_ENDED
                 head = (world.sequence[k], version, index, incarnation, k, length, total, gained, terminated, truncated)
@@ -175,7 +193,7 @@ class ActorLoop(roles.Actor):
                 self.steps += 1
                 cells[STEPS] = self.steps
                 world.sequence[k] += 1
-                world.episode[k] = NOT_ENDED if done else episode
+                world.length[k], world.total[k] = NOT_ENDED if done else episode
                 environment_s += stepped - started
                 insert_s += now() - stepped
                 # go on from there, or begin the next episode

@@ -52,6 +52,15 @@ class Ring:
         """Where the k-th uncommitted row lies in `rows`."""
         return (self._written + k) % self.capacity
 
+    def put(self, rows: Array) -> None:
+        """Writes uint8 [n, bytes of a row], for which there must be room, and hands them over at once."""
+        start, num = self.index(0), len(rows)
+        first = min(num, self.capacity - start)
+        self._bytes[start : start + first] = rows[:first]
+        if first < num:
+            self._bytes[: num - first] = rows[first:]
+        self.commit(num)
+
     def commit(self, num: int) -> None:
         """Hands over the next `num` rows, which have been filled."""
         self._written += num
@@ -130,6 +139,10 @@ class LocalChannel(Channel):
         self._observations[place] = observation
         self._next_observations[place] = next_observation
         self._ring.commit(1)
+
+    def send_rows(self, rows: Array) -> None:
+        """One copy, or two where the ring begins anew."""
+        self._ring.put(rows.view(np.uint8).reshape(len(rows), self._stride))
 
     def num_waiting(self) -> int:
         """Of all rings."""

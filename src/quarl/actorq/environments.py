@@ -66,12 +66,14 @@ class Environments:
         self._env_id, self._seed, self._place, self._cells, self._say = env_id, seed, place, cells, say
         self._making = world.making
         self._made = self._raised = 0
-        self.sequence = [0] * num
-        """Number of the next segment of each."""
+        self.sequence: Any = [0] * num
+        """Number of the next segment of each; a list, or an array where a `Block` steps them."""
         self._failed_at = [(0, 0)] * num
         """(its sequence after it was last replaced, times that it was there)."""
-        self.episode = [(0, 0.0)] * num
-        """(length, return) so far."""
+        self.length: Any = [0] * num
+        """Steps of each one's episode so far."""
+        self.total: Any = [0.0] * num
+        """Its return so far."""
         self.observations = observations
         self.envs = [self._make() for _ in range(num)]
         for k in range(num):
@@ -116,9 +118,9 @@ class Environments:
                 self._beat()
                 time.sleep(PAUSE_S * 2 ** (times - 1))
                 error, times = again, times + 1
-        self._cells[Actor.DROPPED] += self.episode[k][0]
+        self._cells[Actor.DROPPED] += self.length[k]
         self.sequence[k] += GAP
-        self.episode[k] = (0, 0.0)
+        self.length[k], self.total[k] = 0, 0.0
         self._failed_at[k] = (self.sequence[k], times)
 
     def _beat(self) -> None:

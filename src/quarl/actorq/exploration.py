@@ -42,6 +42,7 @@ class Explorer:
         self.kind, self.rung, self._rng = head.kind, rung, rng
         if isinstance(action_space, spaces.Discrete):
             self._start, self._num, self._dtype = int(action_space.start), int(action_space.n), action_space.dtype
+            self._draws: list[float] = []
         else:
             assert isinstance(action_space, spaces.Box)
             self._low = action_space.low
@@ -56,8 +57,8 @@ class Explorer:
         if self.kind == "argmax":
             chosen = outputs.argmax(axis=1) + self._start
             threshold = epsilon**self.rung
-            for row in range(len(chosen)):
-                if self._rng.random() < threshold:
+            for row, draw in enumerate(self._next_draws(len(chosen))):
+                if draw < threshold:
                     chosen[row] = self._start + self._rng.integers(self._num)
             return chosen, chosen
         if self.kind == "gaussian":
@@ -70,6 +71,14 @@ class Explorer:
             np.maximum(scaled, -1, out=scaled)
             np.minimum(scaled, 1, out=scaled)
         return self._unscaled(scaled)
+
+    def _next_draws(self, num: int) -> list[float]:
+        """Uniform numbers in [0, 1): many are drawn at once, and read as Python's."""
+        if len(self._draws) < num:
+            self._draws = self._rng.random(max(NOISE_ROWS, num)).tolist()
+        draws = self._draws[-num:]
+        del self._draws[-num:]
+        return draws
 
     def _next_noise(self, num: int) -> Array:
         """Gaussian noise [num, A]: many rows are drawn at once, because a draw costs more than its numbers."""

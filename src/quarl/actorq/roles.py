@@ -91,7 +91,7 @@ class Channel(ABC):
 
     @abstractmethod
     def of(self, actor: int) -> Channel:
-        """The same, for the actor of that number, who sends: `room`, `num_sent` and `send` are its own."""
+        """The same, for the actor of that number, who sends: `room`, `num_sent`, `send` and `send_rows` are its own."""
 
     @abstractmethod
     def room(self) -> int:
@@ -104,6 +104,10 @@ class Channel(ABC):
     @abstractmethod
     def send(self, head: Head, action: Any, observation: Array, next_observation: Array) -> None:
         """Writes one segment where the learner will read it; only where there is room."""
+
+    @abstractmethod
+    def send_rows(self, rows: Array) -> None:
+        """Writes segments [n], of `dtype`, where the learner will read them; only where there is room for all."""
 
     @abstractmethod
     def num_waiting(self) -> int:
@@ -220,7 +224,7 @@ class Actor(Role, ABC):
 
     @abstractmethod
     def act(self, num_steps: int) -> None:
-        """Makes at most so many steps of every environment, and sends each at once."""
+        """Makes at most so many steps of every environment, and sends what comes of them."""
 
 
 class Supervisor(ABC):

@@ -21,7 +21,7 @@ from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers
 from quarl.config import ActorQConfig
-from quarl.errors import in_one_line, note
+from quarl.errors import QuarlError, in_one_line, note
 from quarl.files import Dispensable, append_row, locked, read_rows, write_rows
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
@@ -70,7 +70,7 @@ class Supervisor(roles.Supervisor):
         limiter_of(config, model)  # refuses here what the learner would, before there is a folder
         self.template = Template(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
-        rows = max(min(RING_ROWS, RING_BYTES // dtype.itemsize), 2 * config.envs_per_actor)
+        rows = ring_rows(dtype.itemsize, config.envs_per_actor)
         self.channel: roles.Channel = open_channel(config.actors, self.template.num_floats, dtype, rows)
         self.counters = self.channel.counters
         try:
@@ -254,6 +254,17 @@ class Supervisor(roles.Supervisor):
             "final": evaluations[-1] if evaluations else None,
             "actor_deaths": self.workers.actors.num_deaths,
         }
+
+
+def ring_rows(size: int, num_envs: int) -> int:
+    """Segments of `size` bytes that may be on their way; QuarlError where no step of all environments has room."""
+    rows = max(min(max(RING_ROWS, 2 * num_envs), RING_BYTES // size), 2)
+    if rows < num_envs:
+        raise QuarlError(
+            f"--envs-per-actor {num_envs}: a step of them all is {num_envs * size / 2**20:,.0f} MiB, and what an actor "
+            f"sends has room for {RING_BYTES // 2**20}: use at most {rows}"
+        )
+    return rows
 
 
 def warn_about_cores(config: ActorQConfig) -> None:
