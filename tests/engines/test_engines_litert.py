@@ -473,9 +473,9 @@ def test_measured_is_not_said_where_static_layers_multiply_in_float32():
 @pytest.mark.parametrize(
     ("precision", "scheme", "reason"),
     [
-        ("w4a6", "per-channel", "6-bit activations"),
-        ("int12", "per-channel", "more than 8 bits"),
-        ("int8", "affine", "affine weights"),
+        ("w4a6", "per-channel", "8-bit activations only, not w4a6"),
+        ("int12", "per-channel", "weights of 8 bits or fewer only"),
+        ("int8", "affine", "symmetric weights only"),
     ],
 )
 def test_what_no_integer_kernel_does_is_refused_in_one_line(precision, scheme, reason):

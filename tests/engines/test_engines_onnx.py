@@ -219,8 +219,8 @@ def test_measured_is_said_of_the_kernels_that_compute_in_the_precision():
     ("precision", "scheme", "reason"),
     [
         ("w4a6", "per-channel", "8-bit activations only, not w4a6"),
-        ("int12", "per-channel", "at most 8 bits"),
-        ("int8", "affine", "without zero points"),
+        ("int12", "per-channel", "weights of 8 bits or fewer only"),
+        ("int8", "affine", "symmetric weights only"),
     ],
 )
 def test_what_no_integer_kernel_does_is_refused_in_one_line(precision, scheme, reason):

@@ -16,7 +16,7 @@ from quarl.arrays import Array
 from quarl.engines.sums import requantisation, unit
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
-from quarl.policy.formulas import FORMULAS
+from quarl.policy.formulas import FORMULAS, norm_of_codes
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, final_linear
 from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.quant.affine import TINY, dequantize, fake_quantize, quantize, quantize_rows, requantize
@@ -30,7 +30,10 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(LEAKY_SLOPE)),
 }
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum, "max": np.maximum}
-ARITHMETIC: Mapping[str, Callable[..., Array]] = {**FUNCTIONS, **BINARY, "log": np.log}
+ARITHMETIC: Mapping[str, Callable[..., Array]] = {
+    **{**FUNCTIONS, **BINARY, "log": np.log, "round": np.round, "sqrt": np.sqrt},
+    "sum": lambda x: x.sum(axis=-1, keepdims=True, dtype=np.float32),
+}
 
 MAX_EXACT_NORM = 1024
 """Features over which a sum of squared distances of int8 codes from their mean stays exact in float32."""
@@ -153,11 +156,12 @@ def _linear(op: Linear, x: Array) -> Array:
     return fold(op, sums, x.shape[1:])
 
 
+def _computed(kind: str, *values: Any) -> Array:
+    return ARITHMETIC[kind](*values)
+
+
 def _activation(op: operators.Activation, x: Array) -> Array:
-    if op.kind in FUNCTIONS:
-        value = FUNCTIONS[op.kind](x)
-    else:
-        value = FORMULAS[op.kind](lambda kind, *values: ARITHMETIC[kind](*values), x, *op.settings)
+    value = FUNCTIONS[op.kind](x) if op.kind in FUNCTIONS else FORMULAS[op.kind](_computed, x, *op.settings)
     return value.astype(np.float32, copy=False)
 
 
@@ -223,21 +227,8 @@ def norm_constants(op: operators.LayerNorm, grid: ActivationGrid) -> tuple[np.fl
 
 
 def layer_norm_of_codes(op: operators.LayerNorm, integers: Array, grid: ActivationGrid) -> Array:
-    """LayerNorm of codes less their zero point, as float32 integers; their scale does not matter to it.
-
-    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in. The squares
-    are of distances from an integer next to the mean: those from 0 would leave the variance of a row of large, nearly
-    equal numbers to the rounding of a difference, which can fall below 0. Runtimes' square roots differ by some units
-    in the last place; one step of Newton's method makes them one.
-    """
-    share, epsilon = norm_constants(op, grid)
-    near = integers - (integers.sum(axis=-1, keepdims=True, dtype=np.float32) * share).round()
-    mean = near.sum(axis=-1, keepdims=True, dtype=np.float32) * share
-    second = np.square(near).sum(axis=-1, keepdims=True, dtype=np.float32) * share
-    variance = second - mean * mean + epsilon
-    root = np.sqrt(variance)
-    deviation = (root + variance / root) * np.float32(0.5)
-    return np.asarray((near - mean) / deviation * op.weight + op.bias)
+    """LayerNorm of codes less their zero point, as float32 integers: see `formulas.norm_of_codes`."""
+    return np.asarray(norm_of_codes(_computed, integers, *norm_constants(op, grid), op.weight, op.bias))
 
 
 def unfold(op: Linear, x: Array) -> Array:

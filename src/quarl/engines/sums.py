@@ -9,8 +9,8 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError
-from quarl.policy.graph import ActivationGrid
-from quarl.policy.grids import EXACT
+from quarl.policy.graph import ActivationGrid, QuantizedPolicy
+from quarl.policy.grids import EXACT, narrowed
 from quarl.policy.operators import Linear, QuantizedTensor
 
 INT32 = 2**31 - 1
@@ -20,6 +20,24 @@ SMALL = 2**14
 """Weights that float kernels multiply in the time of integer ones."""
 LARGEST_DISTANCE = 255
 """From one int8 code to another: how far a row that is quantised at run time may reach from its zero point."""
+
+
+def check_bits(policy: QuantizedPolicy, runtime: str) -> None:
+    """Refuses activations of other than 8 bits, which the runtime has no kernels for; wider observations may pass."""
+    if policy.spec.activation_bits not in (None, 8):
+        raise UnsupportedError(f"{runtime} runs 8-bit activations only, not {policy.spec.precision}")
+    if (name := narrowed(policy)) is not None:
+        raise UnsupportedError(f"{runtime} runs 8-bit activations only, {name!r} has {policy.grids[name].bits}")
+
+
+def symmetric(op: Linear, runtime: str) -> QuantizedTensor:
+    """The layer's codes, int8 and without zero points; UnsupportedError for others, which the runtime cannot take."""
+    weight = op.weight
+    if not isinstance(weight, QuantizedTensor) or weight.codes.dtype != np.int8:
+        raise UnsupportedError(f"{runtime} runs weights of 8 bits or fewer only, layer {op.name!r} has others")
+    if weight.zero_point.any():
+        raise UnsupportedError(f"{runtime} runs symmetric weights only, layer {op.name!r} has affine ones")
+    return weight
 
 
 def unit(weight: QuantizedTensor, source: ActivationGrid) -> Array:

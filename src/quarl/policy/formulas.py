@@ -1,4 +1,4 @@
-"""Activation functions that are formulas of others: every engine computes the same float32 operations in this order.
+"""Functions that are formulas of others: every engine computes the same float32 operations in this order.
 
 A formula takes `f`, an engine's arithmetic: f("mul", x, y) is its value of one operation, of which y may be a number;
 and x, and the settings of the operator.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 Arithmetic = Callable[..., Any]
 GELU = (1.59577049, 0.072664274, -6.34383438e-05, -1.11275803e-04, 8.04383585e-06, -2.73330278e-07, 3.75484086e-09)
@@ -50,6 +52,33 @@ def _softplus(f: Arithmetic, x: Any) -> Any:
 def _selu(f: Arithmetic, x: Any, alpha: float, scale: float) -> Any:
     below = f("mul", f("elu", f("min", x, 0.0)), alpha)
     return f("mul", f("add", f("relu", x), below), scale)
+
+
+def norm_of_codes(f: Arithmetic, integers: Any, share: Any, epsilon: Any, gain: Any, offset: Any) -> Any:
+    """LayerNorm of codes less their zero point, as float32 integers; their scale does not matter to it.
+
+    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in. The squares
+    are of distances from an integer next to the mean: those from 0 would leave the variance of a row of large, nearly
+    equal numbers to the rounding of a difference, which can fall below 0. Runtimes' square roots differ by some units
+    in the last place; one step of Newton's method makes them one.
+
+    share: 1 / n. epsilon: in squared steps. Besides the arithmetic of activations, f has sum, of a row, round and sqrt.
+    """
+    near = f("sub", integers, f("round", f("mul", f("sum", integers), share)))
+    mean = f("mul", f("sum", near), share)
+    second = f("mul", f("sum", f("mul", near, near)), share)
+    variance = f("add", f("sub", second, f("mul", mean, mean)), epsilon)
+    root = f("sqrt", variance)
+    deviation = f("mul", f("add", root, f("div", variance, root)), 0.5)
+    return f("add", f("mul", f("div", f("sub", near, mean), deviation), gain), offset)
+
+
+def action(f: Arithmetic, x: Any, low: Any, high: Any, *, squashed: bool) -> Any:
+    """The action within its bounds that a network's output means, which a tanh squashes or not."""
+    if squashed:
+        half = np.float32(0.5) * (high - low)
+        x = f("add", f("mul", f("add", f("tanh", x), 1.0), half), low)
+    return f("max", f("min", x, high), low)
 
 
 FORMULAS: Mapping[str, Callable[..., Any]] = {

@@ -24,6 +24,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.files import hold
 from quarl.inert.budget import read_json
 from quarl.machine import version
+from quarl.policy.artifact import plain
 from quarl.policy.container import NAMES, TYPES, digest, header, ordered, parse, raw, sealed, unsealed
 
 FORMAT = "quarl-checkpoint"
@@ -47,7 +48,7 @@ def write(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
     for name, array in arrays.items():
         if array.dtype not in NAMES:
             raise UnsupportedError(f"{name!r} has dtype {array.dtype}, which a checkpoint cannot hold")
-    facts = json.loads(json.dumps(facts, default=_plain))  # fixed from here on: the header is written twice
+    facts = json.loads(json.dumps(facts, default=plain))  # fixed from here on: the header is written twice
     contents = {name: np.asarray(arrays[name], order="C") for name in ordered(arrays)}
     with ThreadPoolExecutor(1) as pool, replacing(path) as file:
         digests = pool.map(digest, contents.values())  # beside the writing: neither holds the interpreter's lock
@@ -147,10 +148,3 @@ def first_bytes(manifest: str) -> bytes:
     """Length and header of the file that has this manifest; padded, so that the tensors start aligned."""
     table = {name: (entry["dtype"], entry["shape"]) for name, entry in json.loads(manifest)["tensors"].items()}
     return header(table, sealed(manifest), ascii_only=True)
-
-
-def _plain(value: object) -> object:
-    """numpy's numbers and arrays for JSON, which knows Python's only."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} {value!r} is neither number, text, list nor dict")

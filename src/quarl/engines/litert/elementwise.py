@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl.arrays import Array
 from quarl.engines.litert.file import Model, Operator
 from quarl.engines.reference import norm_constants
-from quarl.policy.formulas import FORMULAS
+from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Shape, Slice, Softmax, windows
 
@@ -25,7 +26,7 @@ KERNELS = {
     "sigmoid": Operator.LOGISTIC,
     "elu": Operator.ELU,
     "leaky_relu": Operator.LEAKY_RELU,
-    "log": Operator.LOG,
+    **{kind: getattr(Operator, kind.upper()) for kind in ("log", "round", "sqrt")},
 }
 BINARY = {kind: getattr(Operator, kind.upper()) for kind in ("add", "sub", "mul", "div")}
 BINARY |= {"min": Operator.MINIMUM, "max": Operator.MAXIMUM}
@@ -70,14 +71,18 @@ def centred(model: Model, codes: int) -> int:
 
 def activation(model: Model, op: Activation, x: int) -> int:
     """The function of float32 x."""
+    f = partial(_computed, model)
+    return f(op.kind, x) if op.kind in KERNELS else formulas.FORMULAS[op.kind](f, x, *op.settings)
 
-    def computed(kind: str, x: int, *y: float) -> int:
-        if kind in BINARY:
-            return (each if isinstance(y[0], float) else binary)(model, BINARY[kind], x, *y)
-        options = {"alpha": LEAKY_SLOPE} if kind == "leaky_relu" else {}
-        return model.add(KERNELS[kind], [x], model.value(model.shape(x)), **options)
 
-    return computed(op.kind, x) if op.kind in KERNELS else FORMULAS[op.kind](computed, x, *op.settings)
+def _computed(model: Model, kind: str, x: int, *y: Any) -> int:
+    """One operation of a formula, of a tensor and another one or numbers."""
+    if kind in BINARY:
+        return (binary if isinstance(y[0], int) else each)(model, BINARY[kind], x, *y)
+    if kind == "sum":
+        return _reduced(model, Operator.SUM, x)
+    options = {"alpha": LEAKY_SLOPE} if kind == "leaky_relu" else {}
+    return model.add(KERNELS[kind], [x], model.value(model.shape(x)), **options)
 
 
 def softmax(model: Model, op: Softmax, x: int) -> int:
@@ -134,22 +139,10 @@ def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
 
 def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: ActivationGrid) -> int:
     """x normalised over its last axis, from its codes less their zero point as float32 integers."""
-    share, epsilon = norm_constants(op, grid)
-
-    def mean_of(x: int) -> int:
-        return each(model, Operator.MUL, _reduced(model, Operator.SUM, x), share)
-
-    middle = mean_of(integers)
-    whole = model.add(Operator.ROUND, [middle], model.value(model.shape(middle)))
-    near = binary(model, Operator.SUB, integers, whole)
-    mean, second = mean_of(near), mean_of(binary(model, Operator.MUL, near, near))
-    variance = binary(model, Operator.SUB, second, binary(model, Operator.MUL, mean, mean))
-    spread = each(model, Operator.ADD, variance, epsilon)
-    root = model.add(Operator.SQRT, [spread], model.value(model.shape(spread)))
-    twice = binary(model, Operator.ADD, root, binary(model, Operator.DIV, spread, root))
-    deviation = each(model, Operator.MUL, twice, 0.5)
-    normalized = binary(model, Operator.DIV, binary(model, Operator.SUB, near, mean), deviation)
-    return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
+    normal: int = formulas.norm_of_codes(
+        partial(_computed, model), integers, *norm_constants(op, grid), op.weight, op.bias
+    )
+    return normal
 
 
 def gathered(model: Model, x: int, numbers: range) -> int:
@@ -195,11 +188,8 @@ def action(model: Model, head: ActionHead, output: int) -> int:
         return output
     if head.kind == "gaussian":
         output = gathered(model, output, range(head.low.size))
-    if head.kind != "clip":
-        output = model.add(Operator.TANH, [output], model.value(model.shape(output)))
-        output = each(model, Operator.MUL, each(model, Operator.ADD, output, 1), 0.5 * (head.high - head.low))
-        output = each(model, Operator.ADD, output, head.low)
-    return each(model, Operator.MAXIMUM, each(model, Operator.MINIMUM, output, head.high), head.low)
+    f = partial(_computed, model)
+    return formulas.action(f, output, head.low, head.high, squashed=head.kind != "clip")  # type: ignore[no-any-return]
 
 
 def _constant(model: Model, numbers: Any) -> int:

@@ -18,11 +18,11 @@ from quarl.engines.litert import elementwise
 from quarl.engines.litert.file import Model, Operator
 from quarl.engines.litert.linear import dynamic, floating, hidden, last, turned, wide, wider_than_a_pixel, with_weight
 from quarl.engines.reference import averages_codes, norms_codes
+from quarl.engines.sums import check_bits
 from quarl.engines.tables import steady_scale, table
-from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes
-from quarl.policy.grids import narrowed, pixel_grid
+from quarl.policy.grids import pixel_grid
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
 from quarl.readers.weights_only.names import MULTIPLIERS
 
@@ -68,10 +68,7 @@ class Lowering:
     """Builds the file operator by operator; conversions between reals and codes are made when first needed."""
 
     def __init__(self, policy: QuantizedPolicy) -> None:
-        if policy.spec.activation_bits not in (None, 8):
-            raise UnsupportedError(f"LiteRT has no kernels for {policy.spec.activation_bits}-bit activations")
-        if (name := narrowed(policy)) is not None:
-            raise UnsupportedError(f"LiteRT has no kernels for {policy.grids[name].bits}-bit values as {name!r} is")
+        check_bits(policy, "LiteRT")
         self.policy = policy
         self.acts = False
         self.model = Model()

@@ -16,7 +16,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl.arrays import Array
 from quarl.engines.litert.elementwise import binary, centred, reshape, rounded, transpose
 from quarl.engines.litert.file import Model, Operator
-from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, in_floats, requantisation, unit
+from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, in_floats, requantisation, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import EXACT
@@ -42,7 +42,7 @@ def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
 
 def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
     """Codes times float32 inputs that the kernel quantises row by row: float32 out."""
-    weight = _symmetric(op)
+    weight = symmetric(op, "LiteRT")
     check_int32(op.name, weight.codes)
     tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias, role="bias")]
     return _apply(model, op, tensors, relu=relu)
@@ -63,7 +63,7 @@ def hidden(
     All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize. anywhere: its
     codes are to be the same in TFLite Micro.
     """
-    weight = _symmetric(op)
+    weight = symmetric(op, "LiteRT")
     bias, multiplier = requantisation(op, weight, source, target)
     if in_floats(weight, source, bias, multiplier, anywhere=anywhere):
         return wide(model, op, centred(model, x), source, target, relu=relu)
@@ -82,7 +82,7 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
 
     Rounded before they become codes, since other runtimes have ways of their own with ties.
     """
-    weight = _symmetric(op)
+    weight = symmetric(op, "LiteRT")
     bias, multiplier = requantisation(op, weight, source, target)
     codes = _arrange(op, weight.codes)
     if not fits(codes, EXACT, source.reach, bias):
@@ -102,7 +102,7 @@ def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
     Products of integers and their sums are exact in float32 while they stay within 24 bits. Where they might not,
     the weight is split in two halves of 4 bits; adding their sums rounds once, as converting the accumulator would.
     """
-    weight = _symmetric(op)
+    weight = symmetric(op, "LiteRT")
     codes = _arrange(op, weight.codes)
     parts = [(codes, 1)]
     if not fits(codes, EXACT, source.reach):
@@ -125,17 +125,6 @@ def _as_floats(model: Model, codes: Array, factor: int = 1) -> int:
 def _arrange(op: Linear, weight: Array) -> Array:
     """The weight as the runtime wants it: [out, in] or [out, height, width, in]."""
     return weight if isinstance(op, Dense) else weight.transpose(0, 2, 3, 1)
-
-
-def _symmetric(op: Linear) -> QuantizedTensor:
-    """The layer's codes, which the integer kernels want symmetric and in 8 bits."""
-    weight = op.weight
-    assert isinstance(weight, QuantizedTensor)
-    if weight.zero_point.any():
-        raise UnsupportedError(f"layer {op.name!r} has affine weights; LiteRT's kernels take symmetric ones")
-    if weight.codes.dtype != np.int8:
-        raise UnsupportedError(f"layer {op.name!r} has codes of more than 8 bits; LiteRT's kernels have none for them")
-    return weight
 
 
 def _integers(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from quarl.engines.onnx.file import File
 from quarl.engines.reference import norm_constants
-from quarl.policy.formulas import FORMULAS
+from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Softmax
 from quarl.quant.affine import TINY
@@ -23,30 +25,29 @@ NARROWEST = 255 * TINY
 
 def action(file: File, head: ActionHead, output: str) -> str:
     """The greedy action that the head of continuous ones makes of the network's output."""
-    low, high = file.constant(head.low), file.constant(head.high)
     if head.kind == "gaussian":
         ends = (file.constant(np.array([end], np.int64)) for end in (0, head.low.size, 1))
         output = file.node("Slice", output, *ends)
-    if head.kind != "clip":
-        half = file.constant(np.float32(0.5) * (head.high - head.low))
-        output = file.node("Mul", file.node("Add", file.node("Tanh", output), file.number(1)), half)
-        output = file.node("Add", output, low)
-    return file.node("Max", file.node("Min", output, high), low)
+    f = partial(_computed, file)
+    return formulas.action(f, output, head.low, head.high, squashed=head.kind != "clip")  # type: ignore[no-any-return]
 
 
 def activation(file: File, op: Activation, x: str) -> str:
     """The function of the tensor x."""
+    f, formula = partial(_computed, file), formulas.FORMULAS.get(op.kind)
+    return f(op.kind, x) if formula is None else formula(f, x, *op.settings)
 
-    def computed(kind: str, *values: str | float) -> str:
-        tensors = [file.number(value) if isinstance(value, float) else value for value in values]
-        if kind == "elu":
-            return _elu(file, *tensors)
-        if kind == "leaky_relu":
-            return file.node("LeakyRelu", *tensors, alpha=LEAKY_SLOPE)
-        return file.node(NODES.get(kind, kind.title()), *tensors)
 
-    formula = FORMULAS.get(op.kind)
-    return computed(op.kind, x) if formula is None else formula(computed, x, *op.settings)
+def _computed(file: File, kind: str, *values: Any) -> str:
+    """One operation of a formula, of tensors and numbers."""
+    tensors = [value if isinstance(value, str) else file.constant(np.asarray(value, np.float32)) for value in values]
+    if kind == "elu":
+        return _elu(file, *tensors)
+    if kind == "leaky_relu":
+        return file.node("LeakyRelu", *tensors, alpha=LEAKY_SLOPE)
+    if kind == "sum":
+        return file.reduced("ReduceSum", tensors[0], [-1], keepdims=True)
+    return file.node(NODES.get(kind, kind.title()), *tensors)
 
 
 def softmax(file: File, op: Softmax, x: str) -> str:
@@ -99,22 +100,10 @@ def layer_norm(file: File, op: LayerNorm, x: str) -> str:
 
 
 def layer_norm_of_codes(file: File, op: LayerNorm, integers: str, grid: ActivationGrid) -> str:
-    """The same from codes less their zero point as float32 integers, in the reference engine's order of operations."""
-    share, epsilon = (file.number(float(number)) for number in norm_constants(op, grid))
-
-    def mean_of(x: str) -> str:
-        return file.node("Mul", file.reduced("ReduceSum", x, [-1], keepdims=True), share)
-
-    near = file.node("Sub", integers, file.node("Round", mean_of(integers)))
-    mean = mean_of(near)
-    variance = file.node("Sub", mean_of(file.node("Mul", near, near)), file.node("Mul", mean, mean))
-    spread = file.node("Add", variance, epsilon)
-    root = file.node("Sqrt", spread)
-    twice = file.node("Add", root, file.node("Div", spread, root))
-    deviation = file.node("Mul", twice, file.number(0.5))
-    normal = file.node("Div", file.node("Sub", near, mean), deviation)
+    """The same from codes less their zero point as float32 integers."""
     gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
-    return file.scaled(normal, gain, offset)
+    numbers = (*norm_constants(op, grid), gain, offset)
+    return formulas.norm_of_codes(partial(_computed, file), integers, *numbers)  # type: ignore[no-any-return]
 
 
 def _mean(file: File, x: str) -> str:

@@ -19,12 +19,12 @@ from quarl.engines.onnx import elementwise
 from quarl.engines.onnx.elementwise import SHIFT, Rows
 from quarl.engines.onnx.file import File
 from quarl.engines.reference import averages_codes, norms_codes
-from quarl.engines.sums import check_int32, fits, requantisation, unit
+from quarl.engines.sums import check_bits, check_int32, fits, requantisation, symmetric, unit
 from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
-from quarl.policy.grids import EXACT, narrowed
+from quarl.policy.grids import EXACT
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor, as_float32
 from quarl.readers.weights_only.names import MULTIPLIERS
 
@@ -56,27 +56,12 @@ def write(
 
 def refuse(policy: QuantizedPolicy) -> None:
     """Raises UnsupportedError where ONNX operators cannot express the policy's precision."""
-    spec = policy.spec
-    if spec.float_type is not None or spec.activation_bits is None:
-        return
-    if spec.activation_bits != 8:
-        raise UnsupportedError(f"engine onnx runs 8-bit activations only, not {spec.precision}")
-    if (name := narrowed(policy)) is not None:
-        raise UnsupportedError(f"engine onnx runs 8-bit activations only, {name!r} has {policy.grids[name].bits}")
-    for op in policy.linear:
-        if not isinstance(op.weight, QuantizedTensor):
-            continue
-        if op.weight.codes.dtype != np.int8:
-            raise UnsupportedError(
-                f"engine onnx runs weights of at most 8 bits, layer {op.name!r} has codes beyond -128..127"
-            )
-        if op.weight.zero_point.any():
-            raise UnsupportedError(
-                f"engine onnx runs weights without zero points only, layer {op.name!r} has them: "
-                "a symmetric scheme has none"
-            )
-        if spec.mode == "dynamic":
-            check_int32(op.name, op.weight.codes)
+    check_bits(policy, "engine onnx")
+    for op in policy.linear if policy.spec.activation_bits is not None else ():
+        if isinstance(op.weight, QuantizedTensor):
+            weight = symmetric(op, "engine onnx")
+            if policy.spec.mode == "dynamic":
+                check_int32(op.name, weight.codes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.reference import norm_constants, norms_codes
-from quarl.engines.sums import check_int32, requantisation, unit
+from quarl.engines.sums import check_int32, requantisation, symmetric, unit
 from quarl.engines.tables import table
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes, ungridded
-from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
+from quarl.policy.operators import OBSERVATION, Linear, Op
 from quarl.quant.affine import quantize
 
 
@@ -192,7 +192,7 @@ class Lowering:
         return layer and grids[source] == grids.get(op.name)
 
     def _linear(self, op: Linear) -> Value:
-        weight, source, x = _symmetric(op), self.policy.grids[op.inputs[0]], self.codes(op.inputs[0])
+        weight, source, x = symmetric(op, "C"), self.policy.grids[op.inputs[0]], self.codes(op.inputs[0])
         size, rows = math.prod(self.shapes[op.name]), weight.codes.reshape(len(weight.codes), -1)
         narrow = weight.bits <= 4 and rows.min() >= -8 and rows.max() <= 7
         bits, codes = (4, _nibbles(rows)) if narrow else (8, rows)
@@ -342,13 +342,6 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Concat: Lowering._concat,
     operators.Add: Lowering._add,
 }
-
-
-def _symmetric(op: Linear) -> QuantizedTensor:
-    weight = op.weight
-    if not isinstance(weight, QuantizedTensor) or weight.codes.dtype != np.int8 or weight.zero_point.any():
-        raise UnsupportedError(f"layer {op.name!r} has weights that are no symmetric codes of 8 bits or fewer")
-    return weight
 
 
 def _nibbles(rows: Array) -> Array:
