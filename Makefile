@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 # Measured by a study, by `quarl bench`, or by a script in benchmarks/; the rows go into results/.
 STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(addprefix qat-bits-finetuned-,ppo-CartPole \
 	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
-VERBS := actorq-throughput actorq-time-to-reward actorq-breakdown actorq-staleness actorq-final-return \
+VERBS := actorq-throughput actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return \
 	mixed-precision mixed-precision-learning
 SCRIPTS := latency eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts
 BENCHES := $(addprefix bench-,$(STUDIES) auto distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
@@ -82,6 +82,7 @@ bench-actorq-final-return: WORDS = actorq --what staleness --arms int8 fp32 --se
 	--actor-update-interval 30 --publish-interval 10 --learner-dtype bf16 -n 160000 \
 	--params n_steps:20 learning_rate:3e-4 learning_starts:2000 target_update_interval:20
 bench-actorq-time-to-reward: WORDS = actorq --what time-to-reward --protocol benchmarks/actorq_protocol.json
+bench-actorq-free-ratio: WORDS = actorq --what time-to-reward --ratios free --protocol benchmarks/actorq_free.json
 bench-mixed-precision: WORDS = mixed-precision --what updates
 # RL Zoo's, but faster: the Nature CNN was at -8.6 after 200,000 steps with seed 100 (with 1e-4 at -20.8); fp16 is for a GPU
 bench-mixed-precision-learning: WORDS = mixed-precision --what learning --policies A --dtypes fp32 bf16 --seeds 3 \

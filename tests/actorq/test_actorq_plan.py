@@ -90,22 +90,40 @@ def said(config, rates=RATES, cores=2):
     return " ".join(sentences(predict(rates, config, cores), rates, config))
 
 
-def test_the_sentence_says_what_the_actors_are_worth():
-    assert "int8 actors will make 2.00 times as many updates as fp32 ones and 10.00 times" in said(CONFIG)
-    idle = said(replace(CONFIG, samples_per_insert=8.0))
-    assert "int8 actors will not help here (1.00 times" in idle
-    assert "the learner is the bottleneck" in idle
-    assert "below 2 samples per insert (now 8)" in idle
+def test_the_regime_follows_from_the_two_sides_and_says_what_to_change():
+    # steps of fp32 actors take 40 ms an update at one sample per insert, of int8 ones 10; an update takes 20
+    for ratio, regime, gain in ((0.25, "actor-bound", 4.0), (1.0, "between", 2.0), (8.0, "learner-bound", 1.0)):
+        told = said(replace(CONFIG, samples_per_insert=ratio))
+        assert told.startswith(
+            f"{regime} at {ratio:g} samples per insert: int8 actors make {gain:.2f} times the updates"
+        )
+    assert "raise --actors, --envs-per-actor or --samples-per-insert" in said(replace(CONFIG, samples_per_insert=0.25))
+    assert "10.00 times those of torch fp32" in said(CONFIG)
+    assert "begin to help below 2 samples per insert" in said(replace(CONFIG, samples_per_insert=8.0))
     crowded = said(replace(CONFIG, actors=64, samples_per_insert=8.0), replace(RATES, insert_s=1e-3), cores=64)
-    assert "the learner is the bottleneck at any ratio" in crowded  # 380 us of 63 cores are less than one of its 1,000
+    assert "help at no ratio" in crowded  # 380 us of 63 cores are less than one of its 1,000
     slow_world = [s._replace(environment_s=1e-3) for s in (*RATES.steps[:2], step("int8", "litert", 300.0), PLAIN)]
     assert "inference is a small part" in said(CONFIG, replace(RATES, steps=tuple(slow_world)))
+    assert said(CONFIG).endswith(
+        "rates are predicted, not time to reward: how many updates a target takes depends on the ratio too"
+    )
+
+
+def test_on_one_core_float_actors_take_the_learner_s_time_where_they_are_not_waited_for():
+    told = said(replace(CONFIG, samples_per_insert=4.0), cores=1)  # 20 + 10 ms an update, of int8 20 + 2.5
+    assert told.startswith("between at 4 samples per insert: int8 actors make 1.33 times")
+
+
+def test_float_actors_are_told_their_regime_too():
+    told = said(replace(CONFIG, actor_precision="fp32"))
+    assert told.startswith("actor-bound at 1 samples per insert: fp32 actors make 1.00 times")
+    assert "will not help" not in told
 
 
 def test_where_actorq_does_not_pay_the_plan_says_what_does():
     assert "quarl train" not in said(CONFIG)
-    assert "ActorQ does not pay here (1.04 times" in said(replace(CONFIG, samples_per_insert=400.0))
-    assert said(replace(CONFIG, samples_per_insert=400.0)).endswith("use `quarl train` instead")
+    told = said(replace(CONFIG, samples_per_insert=400.0))
+    assert "ActorQ does not pay here (1.04 times plain Stable-Baselines3): use `quarl train` instead" in told
 
 
 def test_rates_of_a_small_run_are_timed_and_predict_every_arm(tmp_path: Path):

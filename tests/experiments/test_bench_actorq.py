@@ -17,12 +17,12 @@ from quarl.config import ActorQConfig, BenchActorQConfig, LatencyConfig
 from quarl.errors import QuarlError
 from quarl.experiments.methods import actorq, actorq_reward, actorq_speedup, actorq_throughput
 from quarl.experiments.methods.actorq import ADDED, settings_of, train, watch
-from quarl.experiments.methods.actorq_protocol import read
+from quarl.experiments.methods.actorq_protocol import Choice, read
 from quarl.experiments.methods.actorq_reward import time_to_reward
 from quarl.experiments.methods.actorq_speedup import speedups
 from quarl.experiments.methods.actorq_throughput import breakdown, throughput
 from quarl.experiments.methods.cells import Cells
-from quarl.report import schema
+from quarl.report import actorq_reward_figures, schema
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "benchmarks" / "actorq_protocol.json"
 STEP_US = {"torch": 2000.0, "fp32": 400.0, "int8": 100.0}
@@ -211,6 +211,7 @@ def protocol(folder, **task):
         "window_s": 5,
         "arms": ["int8", "fp32", "torch-fp32"],
         "seeds": [0],
+        "development_seed": 100,
         "common": {"actors": 1, "net_arch": "64,64"},
         "tasks": {"Cart Pole": entry},
     }
@@ -371,6 +372,7 @@ def reward_row(task, precision, engine, seed, seconds, **changed):
         "final_return": 100.0,
         "final_return_quantised": 100.0,
         "samples_per_insert": 1.0,
+        "part": "fixed",
     } | changed
 
 
@@ -440,6 +442,166 @@ def test_runs_that_missed_the_target_are_counted_and_left_out():
     assert (found.against, found.speedup, found.seeds, found.lost) == ("torch fp32", pytest.approx(3.0), 1, 1)
 
 
+# free ratios
+
+
+UPDATES_PER_S = {("litert", "int8"): 40.0, ("litert", "fp32"): 20.0, ("torch", "fp32"): 5.0}
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Seconds that runs need, by engine, precision, ratio and environments; those that are not there never arrive."""
+    asked, needs = [], {}
+
+    def record(config, *, cap_s, say, meter):
+        arm = config.engine, config.actor_precision
+        needed = needs.get((*arm, config.samples_per_insert, config.envs_per_actor), 1e9)
+        asked.append((*arm, config.samples_per_insert, config.envs_per_actor, config.seed, cap_s))
+        pace, clock_s = UPDATES_PER_S[arm], min(needed, cap_s)
+        entries = [
+            {"clock_s": second, "timesteps": 9, "updates": updates, "return": 1.0, "return_quantised": 1.0}
+            for second, updates in ((2.0, 0), (3.0, 8), (3.0 + 10, 8 + 10 * pace))
+        ]
+        cell = {"clock_s": clock_s, "timesteps": 9, "updates": 8, "evaluations": entries, "reached": None}
+        return cell | ({"reached": entries[-1] | {"clock_s": needed}} if needed <= cap_s else {})
+
+    def rates(config, arms):
+        """Of a learner that makes 50 updates a second, and actors that are never waited for."""
+        steps = tuple(Step(*arm, 1e-9, 1e-9, 1e-9) for arm in arms)
+        return Rates(batch_size=256, samples_per_insert=1.0, update_s=0.020, insert_s=0.0, steps=steps)
+
+    monkeypatch.setattr(actorq_reward, "train", record)
+    monkeypatch.setattr(actorq_reward.plan, "measure", rates)
+    return asked, needs
+
+
+INT8, FP32, FP32_TORCH = ("litert", "int8"), ("litert", "fp32"), ("torch", "fp32")
+
+
+def free_rows(folder, minutes=10.0, **task):
+    found, here = read(protocol(folder, **{"ratios": [1, 4, 16]} | task)), cells(folder, minutes)
+    rows = [row for row, _ in time_to_reward(found, found.chosen((), free=True), here, free=True)]
+    return checked("bench actorq time-to-reward", rows), here
+
+
+def places(rows, part):
+    return [
+        (row.engine, row.precision, row.samples_per_insert, row.envs_per_actor, row.seed, row.seconds, row.censored)
+        for row in rows
+        if row.part == part
+    ]
+
+
+def test_each_precision_runs_the_measured_seeds_at_the_fastest_of_its_development_runs(tmp_path, free):
+    asked, needs = free
+    needs |= {(*INT8, 1, 1): 9.0, (*INT8, 4, 1): 6.0, (*INT8, 16, 1): 7.0}
+    needs |= {(*FP32, 4, 1): 20.0, (*FP32_TORCH, 1, 1): 30.0, (*FP32_TORCH, 16, 1): 12.0}
+    rows, _ = free_rows(tmp_path, seeds=[0, 1])
+    assert places(rows, "choice") == [
+        ("litert", "int8", 4, 1, 100, 6.0, False),
+        ("torch", "fp32", 16, 1, 100, 12.0, False),
+    ]
+    assert places(rows, "measured") == [
+        (engine, precision, ratio, 1, seed, seconds, False)
+        for seed in (0, 1)
+        for engine, precision, ratio, seconds in (("litert", "int8", 4, 6.0), ("torch", "fp32", 16, 12.0))
+    ]
+    assert len(places(rows, "development")) == 9 - 2
+    assert [line[:40] for line in actorq_reward.choices_in_words(rows)] == [
+        "Cart Pole: of 3 runs on seed 100 int8 wa",
+        "Cart Pole: of 6 runs on seed 100 fp32 wa",
+    ]
+    bounds = {tuple(call[:3]): call[-1] for call in asked if call[4] == 100}
+    assert (bounds[*INT8, 1], bounds[*FP32, 1], bounds[*FP32_TORCH, 1]) == (60.0, 36.0, 36.0)  # four times int8's 9
+    assert (bounds[*INT8, 4], bounds[*FP32, 4], bounds[*FP32_TORCH, 4]) == (9.0, 24.0, 30.0)  # an arm's best so far
+    assert bounds[*INT8, 16] == 6.0
+    assert {call[-1] for call in asked if call[4] in (0, 1)} == {60.0, 24.0}
+
+
+def test_free_runs_are_compared_at_their_choices_with_the_chosen_float_engine(tmp_path, free):
+    _, needs = free
+    needs |= {(*INT8, 4, 1): 6.0, (*FP32, 1, 1): 20.0, (*FP32_TORCH, 16, 1): 15.0}
+    rows, _ = free_rows(tmp_path, seeds=[0, 1])
+    (found,) = speedups(list(map(asdict, rows)))
+    assert (found.precision, found.against, found.best_ratio, found.seeds) == ("int8", "best fp32", True, 2)
+    assert found.speedup == pytest.approx(15 / 6)
+    drawn = actorq_reward_figures.times(list(map(asdict, rows)), "").axes[0]
+    assert [text.get_text() for text in drawn.get_xticklabels()] == ["Cart Pole"]
+    contracts.check(schema.document(actorq_speedup.SpeedupRow, (found,)))
+
+
+def test_of_equally_fast_choices_the_first_is_taken_and_environments_are_one_of_them(tmp_path, free):
+    _, needs = free
+    needs |= {(*INT8, ratio, envs): 6.0 for ratio in (4, 16) for envs in (1, 16)} | {(*INT8, 1, 16): 8.0}
+    needs |= {(*FP32, 4, 16): 5.0}
+    rows, _ = free_rows(tmp_path, envs_per_actor=[1, 16], arms=["int8", "fp32"])
+    assert [place[:4] for place in places(rows, "choice")] == [("litert", "int8", 4, 1), ("litert", "fp32", 4, 16)]
+    assert [place[:4] for place in places(rows, "measured")] == [("litert", "int8", 4, 1), ("litert", "fp32", 4, 16)]
+
+
+def test_a_precision_that_nowhere_arrives_is_not_measured_and_that_is_said(tmp_path, free):
+    _, needs = free
+    needs |= {(*INT8, 4, 1): 6.0}
+    rows, _ = free_rows(tmp_path)
+    assert {row.precision for row in rows if row.part == "measured"} == {"int8"}
+    assert all(row.censored for row in rows if row.precision == "fp32")
+    last = "Cart Pole: fp32 reached the target in none of 6 development runs, and is not measured"
+    assert list(actorq_reward.choices_in_words(rows))[-1] == last
+    needs.clear()
+    (tmp_path / "none").mkdir()
+    rows, here = free_rows(tmp_path / "none")
+    assert {row.part for row in rows} == {"development"}
+    assert (here.missing, speedups(list(map(asdict, rows)))) == (0, [])
+
+
+def test_a_reference_that_nowhere_arrives_bounds_nothing(tmp_path, free):
+    asked, needs = free
+    needs |= {(*FP32, 4, 1): 50.0}
+    rows, _ = free_rows(tmp_path)
+    assert places(rows, "measured") == [("litert", "fp32", 4, 1, 0, 50.0, False)]
+    assert [call[-1] for call in asked if call[4] == 0] == [60.0]
+
+
+def test_derived_arms_choose_among_updates_at_their_own_pace(tmp_path, free, monkeypatch):
+    monkeypatch.setattr(actorq_reward, "watch", lambda config, **_: {"updates": 50, "clock_s": 5.0})
+    _, needs = free
+    needs |= {(*INT8, 4, 1): 8.0, (*FP32, 1, 1): 30.0, (*FP32, 4, 1): 25.0}
+    rows, _ = free_rows(tmp_path, arms=["int8", "fp32"], derived=["torch-fp32"])
+    updates = 8 + 10 * 20
+    assert places(rows, "choice")[0] == ("torch", "fp32", 1, 1, 100, updates / 10, False)
+    (measured,) = (row for row in rows if row.part == "measured" and row.derived)
+    assert measured.seconds == updates / 10
+
+
+def test_updates_a_second_leave_out_what_comes_before_the_first_and_stand_beside_the_prediction(tmp_path, free):
+    _, needs = free
+    needs |= {(*INT8, 4, 1): 6.0}
+    rows, _ = free_rows(tmp_path)
+    row = next(row for row in rows if row.part == "measured")
+    assert (row.updates_per_s, row.predicted_updates_per_s) == (40.0, 50.0)
+    assert actorq_reward._predicted(50.0, 40.0) == "50 (+25 %)"
+    assert actorq_reward._predicted(50.0, None) == "50"
+
+
+def test_nothing_is_measured_before_all_have_chosen_and_cells_resume(tmp_path, free):
+    asked, needs = free
+    needs |= {(*INT8, 4, 1): 6.0, (*FP32, 4, 1): 20.0}
+    rows, here = free_rows(tmp_path)
+    asked.clear()
+    assert free_rows(tmp_path, minutes=-1.0)[0] == rows
+    assert asked == []
+    with sqlite3.connect(tmp_path / "study.sqlite") as database:
+        database.execute("DELETE FROM cells WHERE source = 'Cart-Pole-torch-fp32-spi16-seed100'")
+    rows, here = free_rows(tmp_path, minutes=-1.0)
+    assert {row.part for row in rows} == {"development"}
+    assert here.missing == 1 + 2  # and a measured seed of two precisions
+
+
+def test_free_ratios_need_a_grid_and_a_seed_to_choose_on(tmp_path):
+    with pytest.raises(QuarlError, match="--ratios free wants a development_seed"):
+        read(protocol(tmp_path)).chosen((), free=True)
+
+
 @pytest.mark.parametrize(
     ("task", "said"),
     [
@@ -452,6 +614,12 @@ def test_runs_that_missed_the_target_are_counted_and_left_out():
         ({"options": {"algo": "ppo"}}, "ppo learns on-policy"),
         ({"target": "high"}, "could not convert"),
         ({"target": None}, "not as expected"),
+        ({"ratios": []}, "ratios and envs_per_actor need at least one value each"),
+        ({"ratios": [1], "envs_per_actor": []}, "ratios and envs_per_actor need at least one value each"),
+        ({"ratios": [1, 0]}, "samples-per-insert must be above 0"),
+        ({"ratios": [1], "envs_per_actor": [0]}, "envs-per-actor must be at least 1"),
+        ({"ratios": ["low"]}, "could not convert"),
+        ({"seeds": [0, 100]}, "measures development_seed 100: take another"),
     ],
 )
 def test_a_wrong_protocol_is_refused_before_any_run(tmp_path, task, said):
@@ -467,7 +635,11 @@ def test_the_committed_protocol_is_sound():
         assert set(task.arms) == {"int8", "int4", "fp32", "torch-fp32"}
         assert len(task.seeds) == seeds
         assert set(task.also_seeds) <= set(task.seeds)
-        assert task.training("int8", 1.0, 0).net_arch == "2048,2048,2048"
+        assert task.training("int8", Choice(1.0), 0).net_arch == "2048,2048,2048"
+    free = read(PROTOCOL.with_name("actorq_free.json"))
+    for task in free.chosen((), free=True):
+        assert task.options == found.chosen((task.name,))[0].options
+        assert (len(task.choices()), free.development_seed, task.seeds) == (3, 100, (0, 1, 2))
     with pytest.raises(QuarlError, match="no task 'Pong'"):
         found.chosen(("Pong",))
 
@@ -489,6 +661,7 @@ def test_both_benches_are_parsed():
     [
         ("--what time-to-reward", "wants --protocol FILE"),
         ("--protocol x.json", "belong to --what time-to-reward"),
+        ("--ratios free", "--protocol, --only and --ratios belong to --what time-to-reward"),
         ("--what time-to-reward --protocol x.json --env Nope-v9", "--env is said by the protocol of time-to-reward"),
         ("--what throughput --seeds 3", "--seeds belongs to --what staleness: drop it"),
         ("--what staleness --warm-up 3", "--warm-up is of windows, and --what staleness trains to the end: drop it"),

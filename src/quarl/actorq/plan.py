@@ -45,7 +45,11 @@ BLOCK, KEPT = 64, 500
 """Segments of a block at most, and blocks that are kept for the learner."""
 EVEN = 1.1
 """Rates within this factor of each other are even."""
-WAITS = {"actors": "actors are the bottleneck", "learner": "the learner is the bottleneck", "even": "sides even"}
+REGIMES = {
+    "actor-bound": "the learner waits for them: raise --actors, --envs-per-actor or --samples-per-insert",
+    "between": "fp32 ones hold the learner up, these less: a faster one (--device, --learner-dtype) gains more by them",
+    "learner-bound": "all wait for the learner: a faster one helps (--device, --learner-dtype), or a lower ratio",
+}
 
 
 class Step(NamedTuple):
@@ -250,29 +254,29 @@ def even_ratio(rates: Rates, row: PlanRow, config: ActorQConfig) -> float:
 
 
 def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> Iterator[str]:
-    """What the rows mean for actors of the run's precision, in plain words, and what to do where they do not pay."""
+    """What the rows mean for actors of the run's precision, in plain words, and what to change."""
     by_arm = {(row.precision, row.engine): row for row in rows}
     precision, base = config.actor_precision, by_arm[FLOAT]
     row = by_arm[precision, "litert"]
     gain, torch_gain, plain_gain = (
         row.predicted_updates_per_s / by_arm[arm].predicted_updates_per_s for arm in (FLOAT, TORCH, PLAIN)
     )
-    if precision == "fp32":
-        yield f"fp32 actors: {row.predicted_updates_per_s:.3g} updates/s, {WAITS[row.bottleneck]}"
-    elif gain >= EVEN:
+    regime = "actor-bound" if row.bottleneck == "actors" else "between"
+    if base.bottleneck != "actors" and gain < EVEN:
+        regime = "learner-bound"
+    yield (
+        f"{regime} at {config.samples_per_insert or rates.samples_per_insert:g} samples per insert: {precision} actors "
+        f"make {gain:.2f} times the updates of fp32 ones, {torch_gain:.2f} times those of torch fp32; {REGIMES[regime]}"
+    )
+    if regime == "learner-bound":
+        limit = even_ratio(rates, base, config)
         yield (
-            f"{precision} actors will make {gain:.2f} times as many updates as fp32 ones and {torch_gain:.2f} times as "
-            f"many as on torch fp32: with fp32 {WAITS[base.bottleneck]}"
+            f"quantised actors begin to help below {limit:.2g} samples per insert"
+            if limit
+            else "they help at no ratio: the learner takes steps in more slowly than they come"
         )
-    else:
-        why = "inference is a small part of an actor's step"
-        if base.bottleneck != "actors":
-            limit, now = even_ratio(rates, base, config), config.samples_per_insert or rates.samples_per_insert
-            why = f"the learner is the bottleneck; they begin to below {limit:.2g} samples per insert (now {now:g})"
-            if not limit:
-                why = "the learner is the bottleneck at any ratio: it takes steps in more slowly than they come"
-        yield f"{precision} actors will not help here ({gain:.2f} times the updates of fp32 ones): {why}"
-    if row.bottleneck == "actors":
-        yield f"with {precision} actors too the learner waits for them: raise --actors or --samples-per-insert"
+    elif gain < EVEN and precision != "fp32":
+        yield f"{precision} actors will not help here: inference is a small part of an actor's step"
     if plain_gain < EVEN:
         yield f"ActorQ does not pay here ({plain_gain:.2f} times plain Stable-Baselines3): use `quarl train` instead"
+    yield "rates are predicted, not time to reward: how many updates a target takes depends on the ratio too"

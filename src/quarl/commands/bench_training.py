@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from quarl import energy
@@ -14,7 +15,7 @@ from quarl.envs import resolve
 from quarl.experiments.methods import mixed_precision_learning
 from quarl.experiments.methods.actorq import StalenessRow, staleness
 from quarl.experiments.methods.actorq_protocol import Protocol, read
-from quarl.experiments.methods.actorq_reward import RewardRow, time_to_reward
+from quarl.experiments.methods.actorq_reward import RewardRow, choices_in_words, time_to_reward
 from quarl.experiments.methods.actorq_speedup import SpeedupRow, speedups
 from quarl.experiments.methods.actorq_throughput import BreakdownRow, ThroughputRow, breakdown, throughput
 from quarl.experiments.methods.cells import Cells
@@ -71,7 +72,7 @@ def actorq(config: BenchActorQConfig) -> None:
         for suffix in ("png", "pdf"):
             style.save(drawn, config.output / f"{name}.{suffix}")
     terminal.finish(config, documents[0])
-    terminal.say(*cells.left())
+    terminal.say(*choices_in_words(row for row in chain(*tables.values()) if isinstance(row, RewardRow)), *cells.left())
 
 
 def _watched(config: BenchActorQConfig, cells: Cells) -> tuple[Tables, Figures]:
@@ -84,15 +85,16 @@ def _watched(config: BenchActorQConfig, cells: Cells) -> tuple[Tables, Figures]:
 def _raced(config: BenchActorQConfig, protocol: Protocol, cells: Cells) -> tuple[Tables, Figures]:
     """(tables, the verb's own first; figures by name) of a protocol's runs."""
     title, figures = TITLES[RewardRow], dict[str, "Figure"]()
-    runs = time_to_reward(protocol, protocol.chosen(config.only), cells)
+    free = config.ratios == "free"
+    runs = time_to_reward(protocol, protocol.chosen(config.only, free=free), cells, free=free)
     drawn = [(asdict(row), curve) for row, curve in runs]
     rows = [row for row, _ in drawn]
     faster = speedups(rows)
-    if rows:
+    if any(row["part"] in ("fixed", "measured") for row in rows):
         figures["times"] = actorq_reward_figures.times(rows, title)
         figures["curves"] = actorq_reward_figures.curves(drawn, title)
         figures["curves-updates"] = actorq_reward_figures.curves(drawn, title, "updates")
-    if any(row.best_ratio for row in faster):
+    if free or any(row.best_ratio for row in faster):
         figures["ratios"] = actorq_reward_figures.ratios(rows, title)
     return {RewardRow: [row for row, _ in runs], SpeedupRow: faster}, figures
 

@@ -20,7 +20,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import Mode, QuantSpec
 
 What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
-BESIDE_PROTOCOLS = ("what", "protocol", "only", "minutes", "output", *ASIDE)
+BESIDE_PROTOCOLS = ("what", "protocol", "only", "ratios", "minutes", "output", *ASIDE)
 """Options of `quarl bench actorq` that time to reward has; its protocol says all others."""
 OF_RUNS = ("actors", "envs_per_actor", "batch_size", "params", "learner_dtype", "learner_threads", "device", "output")
 """Those that its runs have under the same names."""
@@ -107,6 +107,8 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     """Tasks, targets, hyper-parameters and seeds of time-to-reward, as JSON."""
     only: Annotated[tuple[str, ...], shown("TASK ...", default="all")] = ()
     """Tasks of the protocol."""
+    ratios: Literal["fixed", "free"] = "fixed"
+    """Samples per insert of time-to-reward: the protocol's, or free: each precision runs at the best of its grids."""
     minutes: float = 90.0
     """With this much time spent no new cell is begun; the same command goes on later."""
     arms: Annotated[tuple[str, ...], shown("ARM ..."), QUANTISATION] = ("torch-fp32", "fp32", "int8", "int4")
@@ -174,8 +176,8 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             self.refuse(("seconds", "warm_up", "rounds"), "is of windows, and --what staleness trains to the end")
         else:
             self.refuse(("seeds", "n_timesteps"), "belongs to --what staleness")
-        if self.protocol is not None or self.only:
-            raise QuarlError("--protocol and --only belong to --what time-to-reward")
+        if self.protocol is not None or self.only or self.ratios != "fixed":
+            raise QuarlError("--protocol, --only and --ratios belong to --what time-to-reward")
         if not self.arms:
             raise QuarlError("--arms needs at least one name, as in --arms torch-fp32 int8")
         for run in self.runs():

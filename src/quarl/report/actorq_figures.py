@@ -57,6 +57,13 @@ def own_ratios(rows: Iterable[Fields]) -> dict[str, float]:
     return {task: members[0]["samples_per_insert"] for task, members in by(rows, itemgetter("task")).items()}
 
 
+def at_own_ratio(rows: Sequence[Fields]) -> list[Fields]:
+    """Those at their task's own ratio, or, where ratios are free, the measured ones."""
+    ratio_of = own_ratios(rows)
+    own = [row for row in rows if row["samples_per_insert"] == ratio_of[row["task"]] or row["part"] == "measured"]
+    return [row for row in own if row["part"] in ("fixed", "measured")]
+
+
 def rank(name: str) -> int:
     return ORDER.index(name) if name in ORDER else len(ORDER)
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from quarl.report import style
-from quarl.report.actorq_figures import arm, bars, colour, logarithmic, own_ratios, rank
+from quarl.report.actorq_figures import arm, at_own_ratio, bars, colour, logarithmic, own_ratios, rank
 from quarl.report.schema import Fields
 from quarl.rows import by
 from quarl.stats import geometric_mean
@@ -25,17 +25,18 @@ CLOCKS = {"clock_s": "training seconds", "updates": "updates"}
 
 @style.look()
 def times(rows: Sequence[Fields], title: str) -> Figure:
-    """Seconds to the target, geometric mean over seeds, a bar an arm and task; rows at the task's own ratio.
+    """Seconds to the target, geometric mean over seeds, a bar an arm and task; rows at the task's own ratio or measured
+    at the arm's choice.
 
     Hatched: derived. With an arrow: runs were stopped before they reached the target. Points: single runs.
     """
-    ratio_of = own_ratios(rows)
-    at_own = [row for row in rows if row["samples_per_insert"] == ratio_of[row["task"]]]
+    at_own = at_own_ratio(rows)
+    tasks = list(by(at_own, itemgetter("task")))
     runs = by(at_own, lambda row: (row["task"], arm(row)))
     means = by(map(_mean, runs.values()), itemgetter("task"))
     drawn, (axes,) = style.panels(1, height=3.6)
     heights = [row["seconds"] for row in at_own]
-    for row, (x, width) in bars(axes, [means[task] for task in ratio_of], "seconds", list(ratio_of)):
+    for row, (x, width) in bars(axes, [means[task] for task in tasks], "seconds", tasks):
         single = runs[row["task"], arm(row)]
         seconds = [run["seconds"] for run in single]
         axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor=style.PAPER, zorder=3)
@@ -43,11 +44,11 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
             heights.append(_arrow(axes, x + width / 4, row["seconds"]))  # where no run's point is
         if any(run["derived"] for run in single):
             axes.bar(x, row["seconds"], width, **DERIVED)
-    if any(row["derived"] for row in rows):
+    if any(row["derived"] for row in at_own):
         axes.bar([0], [0], label="derived", **DERIVED)
     logarithmic(axes, heights)
     axes.set(ylabel="seconds to the target", title=title)
-    if len(ratio_of) > SIDE_BY_SIDE:
+    if len(tasks) > SIDE_BY_SIDE:
         for label in axes.get_xticklabels():
             label.set(rotation=20, horizontalalignment="right", rotation_mode="anchor")
     drawn.legend(loc="outside right upper")
@@ -61,6 +62,7 @@ def ratios(rows: Sequence[Fields], title: str) -> Figure:
     A line an arm, through geometric means over seeds; points: single runs, hollow and with an arrow where they were
     stopped at the seconds shown before they reached the target.
     """
+    rows = [row for row in rows if row["part"] != "measured"]
     ratio_of = own_ratios(rows)
     others = {(row["task"], row["seed"]) for row in rows if row["samples_per_insert"] != ratio_of[row["task"]]}
     tasks = by((row for row in rows if (row["task"], row["seed"]) in others), itemgetter("task"))
@@ -88,12 +90,12 @@ def ratios(rows: Sequence[Fields], title: str) -> Figure:
 
 @style.look()
 def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "clock_s") -> Figure:
-    """Return of the learner's policy, a line a run, a panel a task, the target dashed; runs at the task's own ratio.
+    """Return of the learner's policy, a line a run, a panel a task, the target dashed; runs as those of `times`.
 
     against: clock_s or updates.
     """
-    ratio_of = own_ratios(row for row, _ in pairs)
-    members = [(row, curve) for row, curve in pairs if curve and row["samples_per_insert"] == ratio_of[row["task"]]]
+    own = at_own_ratio([row for row, _ in pairs])
+    members = [(row, curve) for row, curve in pairs if curve and row in own]
     tasks = by(members, lambda pair: pair[0]["task"])
     drawn, panels = _panels(list(tasks), title, CLOCKS[against], "return")
     for runs, axes in zip(tasks.values(), panels, strict=True):

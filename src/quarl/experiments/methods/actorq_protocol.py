@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quarl.config import ActorQConfig
 from quarl.config.base import ASIDE
@@ -21,6 +22,14 @@ FIXED = (
     *ASIDE,
 )
 """Options of `quarl actorq` that the protocol sets itself."""
+
+
+class Choice(NamedTuple):
+    """What an arm may choose where ratios are free."""
+
+    samples_per_insert: float
+    envs_per_actor: int | None = None
+    """None: as the task's options say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +54,19 @@ class Task:
     also_samples_per_insert: tuple[float, ...] = ()
     """Other ratios, for each arm's best one; with the seeds of also_seeds."""
     also_seeds: tuple[int, ...] = ()
+    ratios: tuple[float, ...] = ()
+    """The grid of samples per insert where ratios are free."""
+    envs_per_actor: tuple[int, ...] = ()
+    """That of environments an actor; where empty there is no choice of them."""
 
-    def training(self, arm: str, ratio: float, seed: int) -> ActorQConfig:
+    def choices(self) -> list[Choice]:
+        """What every arm tries on the development seed, in order."""
+        return list(map(Choice._make, product(self.ratios, self.envs_per_actor or (None,))))
+
+    def training(self, arm: str, choice: Choice, seed: int) -> ActorQConfig:
         """The run of a cell."""
         precision, engine = split_arm(arm)
+        ratio, envs = choice
         options: dict[str, Any] = {"preset": "none", "save_replay_buffer": False}
         options |= {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
         for name, updates in self.in_updates.items():
@@ -59,6 +77,7 @@ class Task:
                 options["params"] = (*options.get("params", ()), f"{name}:{steps}")
         of_arm: dict[str, Any] = {"actor_precision": precision, "engine": engine, "seed": seed}
         of_arm |= {"samples_per_insert": ratio, "target": self.target}
+        options |= {} if envs is None else {"envs_per_actor": envs}
         try:
             return ActorQConfig(**options, **of_arm)
         except TypeError as error:
@@ -88,14 +107,19 @@ class Protocol:
     window_s: float
     """Of training, in which derived arms' seconds of an update are measured."""
     tasks: tuple[Task, ...]
+    development_seed: int | None = None
+    """The seed on which arms choose where ratios are free; none that is measured."""
 
-    def chosen(self, only: tuple[str, ...]) -> tuple[Task, ...]:
-        """The tasks of these names, all of them for none."""
+    def chosen(self, only: tuple[str, ...], *, free: bool = False) -> tuple[Task, ...]:
+        """The tasks of these names, all of them for none. free: each must have a grid to choose from."""
         known = [task.name for task in self.tasks]
         for name in only:
             if name not in known:
                 raise QuarlError(f"the protocol has no task {name!r}; it has {', '.join(known)}")
-        return tuple(task for task in self.tasks if not only or task.name in only)
+        tasks = tuple(task for task in self.tasks if not only or task.name in only)
+        if free and (self.development_seed is None or not all(task.ratios for task in tasks)):
+            raise QuarlError("--ratios free wants a development_seed in the protocol, and ratios for each of its tasks")
+        return tasks
 
 
 def read(path: Path) -> Protocol:
@@ -115,8 +139,8 @@ def read(path: Path) -> Protocol:
         raise QuarlError(f"the protocol {path} is not as expected: {reason}") from None
     for task in protocol.tasks:
         for arm in (*task.arms, *task.derived):
-            for seed, ratio in task.runs():
-                task.training(arm, ratio, seed).check()
+            for choice in (*(Choice(ratio) for _, ratio in task.runs()), *task.choices()):
+                task.training(arm, choice, task.seeds[0]).check()
     return protocol
 
 
@@ -130,12 +154,15 @@ def _protocol(document: Mapping[str, Any]) -> Protocol:
         cap_minutes=float(document["cap_minutes"]),
         window_s=float(document["window_s"]),
         tasks=tasks,
+        development_seed=None if document.get("development_seed") is None else int(document["development_seed"]),
     )
     for task in tasks:
         if protocol.reference not in task.arms:
             raise ValueError(f"task {task.name} lacks the reference arm {protocol.reference}")
         if task.derived and protocol.derived_from not in task.arms:
             raise ValueError(f"task {task.name} derives from {protocol.derived_from}, which is none of its arms")
+        if protocol.development_seed in task.seeds:
+            raise ValueError(f"task {task.name} measures development_seed {protocol.development_seed}: take another")
     return protocol
 
 
@@ -149,6 +176,9 @@ def _task(name: str, entry: Mapping[str, Any], document: Mapping[str, Any], comm
     }
     if in_updates and "batch_size" not in options:
         raise ValueError(f"task {name}: in_updates needs a batch_size among its options")
+    grids = {key: entry.get(key, document.get(key)) for key in ("ratios", "envs_per_actor")}
+    if [] in grids.values():
+        raise ValueError(f"task {name}: ratios and envs_per_actor need at least one value each, or are left out")
     return Task(
         name=name,
         in_updates=in_updates,
@@ -161,4 +191,6 @@ def _task(name: str, entry: Mapping[str, Any], document: Mapping[str, Any], comm
         cap_minutes=float(entry.get("cap_minutes", document["cap_minutes"])),
         also_samples_per_insert=tuple(map(float, entry.get("also_samples_per_insert", ()))),
         also_seeds=tuple(map(int, entry.get("also_seeds", ()))),
+        ratios=tuple(map(float, grids["ratios"] or ())),
+        envs_per_actor=tuple(map(int, grids["envs_per_actor"] or ())),
     )
