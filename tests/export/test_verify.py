@@ -262,7 +262,7 @@ def test_what_tflite_micro_has_not_names_the_target_that_has_it(tmp_path, capsys
 def test_a_difference_ends_the_verb_with_code_2_after_its_table(folder, tmp_path, capsys, monkeypatch):
     shutil.copytree(folder, tmp_path / "out")
     loaded = runtimes.load
-    monkeypatch.setattr(runtimes, "load", lambda name, file: Otherwise(lambda x: loaded(name, file).run(x) + 1))
+    monkeypatch.setattr(runtimes, "load", lambda *about: Otherwise(lambda x: loaded(*about).run(x) + 1))
     assert main(["verify", str(tmp_path / "out"), "--runtime", "litert", "--episodes", "0"]) == 2
     said = capsys.readouterr()
     assert "differs" in said.out
