@@ -62,8 +62,8 @@ class _Graph:
         if bytes(data[:1]) == b"\x08":
             raise Malformed("it is a SavedModel, whose variables lie in other files; freeze it first")
         self.nodes: dict[str, _Node] = {}
-        for message in wire.messages(data, 1):
-            node = _node(message)
+        for message in wire.grouped(data).get(1, []):
+            node = _node(_bytes(message))
             self.nodes.setdefault(node.name, node)
         self.values: dict[str, Array | None] = {}
 
@@ -158,7 +158,7 @@ class _Graph:
         return np.frombuffer(content, dtype).reshape(shape)
 
     def _shape(self, message: memoryview, name: str) -> tuple[int, ...]:
-        sizes = [_last(wire.grouped(axis), 1, 0) for axis in wire.messages(message, 2)]
+        sizes = [_last(wire.grouped(_bytes(axis)), 1, 0) for axis in wire.grouped(message).get(2, [])]
         shape = tuple(signed(size) if isinstance(size, int) else -1 for size in sizes)
         if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) >= 2**31:
             raise Malformed(f"constant {name[:80]!r} has no shape that a weight can have")

@@ -47,15 +47,6 @@ def grouped(data: memoryview) -> dict[int, list[Value]]:
     return groups
 
 
-def messages(data: memoryview, number: int) -> Iterator[memoryview]:
-    """The fields of that number, which are bytes: text, messages or packed numbers."""
-    for field, value in fields(data):
-        if field == number:
-            if isinstance(value, int):
-                raise Malformed(f"field {number} is a number, where bytes belong")
-            yield value
-
-
 def varints(data: memoryview) -> list[int]:
     """The numbers of a packed field."""
     budget, numbers, at = current(), list[int](), 0
