@@ -583,6 +583,14 @@ def test_updates_a_second_leave_out_what_comes_before_the_first_and_stand_beside
     assert actorq_reward._predicted(50.0, None) == "50"
 
 
+def test_without_updates_between_evaluations_there_is_no_rate(tmp_path, monkeypatch):
+    entry = {"clock_s": 3.0, "timesteps": 9, "updates": 8, "return": 200.0, "return_quantised": 200.0}
+    closing = entry | {"clock_s": 3.1}
+    cell = {"clock_s": 3.1, "timesteps": 9, "updates": 8, "reached": entry, "evaluations": [entry, closing]}
+    monkeypatch.setattr(actorq_reward, "train", lambda *_, **__: cell)
+    assert {row.updates_per_s for row in rows_of(protocol(tmp_path), tmp_path)} == {None}
+
+
 def test_nothing_is_measured_before_all_have_chosen_and_cells_resume(tmp_path, free):
     asked, needs = free
     needs |= {(*INT8, 4, 1): 6.0, (*FP32, 4, 1): 20.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal
 
 from quarl import formats
@@ -51,7 +51,7 @@ class RewardRow(Row):
     """fixed: at a ratio of the protocol. Where ratios are free, development: on the development seed; choice: of these
     the precision's fastest that reached the target; measured: a measured seed at the choice."""
     updates_per_s: Annotated[float | None, Column("updates/s", formats.three_digits)]
-    """Between the first evaluation after an update and the last one; null of fewer than two."""
+    """Between the first evaluation after an update and the last one; null where there was none in between."""
     predicted_updates_per_s: Annotated[
         float | None, Column("predicted", _predicted, of=("predicted_updates_per_s", "updates_per_s"), optional=True)
     ]
@@ -109,13 +109,12 @@ def _free(protocol: Protocol, task: Task, cells: Cells) -> list[Run]:
         runs = _seed(protocol, task, protocol.development_seed or 0, everywhere, number, best_s, cells)
         tried |= {(arm, choice): run for arm, run in runs.items()}
         best_s |= {arm: row.seconds for arm, (row, _) in runs.items() if not row.censored}
-    chosen: dict[str, tuple[str, Choice]] = {}
-    for place, (row, _) in sorted(tried.items(), key=lambda each: each[1][0].seconds):
-        if not row.censored:
-            chosen.setdefault(row.precision, place)
+    arrived = [(row.seconds, row.precision, place) for place, (row, _) in tried.items() if not row.censored]
     if len(tried) < len(arms) * len(task.choices()):
         cells.missing += len(task.seeds) * len({split_arm(arm)[0] for arm in arms})
-        chosen = {}
+        arrived = []
+    # the last one stays: the fastest, and of equal ones the first
+    chosen = {precision: place for _, precision, place in sorted(arrived, key=itemgetter(0))[::-1]}
     choices, rates = dict(chosen.values()), {choice: _rates(task, arms, choice, cells) for choice in task.choices()}
     placed: list[tuple[str, Choice, Any, Run]] = [
         (arm, choice, "choice" if choices.get(arm) == choice else "development", run)
@@ -190,7 +189,7 @@ def _trained(task: Task, arm: str, choice: Choice, seed: int, cap_s: float, cell
         return None
     ended = cell["reached"] or cell
     paced = [entry for entry in cell["evaluations"] if entry["updates"]]
-    pace_s = paced[-1]["clock_s"] - paced[0]["clock_s"] if paced else 0.0
+    seconds, updates = (paced[-1][name] - paced[0][name] if paced else 0 for name in ("clock_s", "updates"))
     last: dict[str, Any] = cell["evaluations"][-1] if cell["evaluations"] else {}
     row = RewardRow(
         task=task.name,
@@ -204,7 +203,7 @@ def _trained(task: Task, arm: str, choice: Choice, seed: int, cap_s: float, cell
         final_return=last.get("return"),
         final_return_quantised=last.get("return_quantised"),
         part="fixed",
-        updates_per_s=(paced[-1]["updates"] - paced[0]["updates"]) / pace_s if pace_s else None,
+        updates_per_s=updates / seconds if updates else None,
         predicted_updates_per_s=None,
         cpu=cell["machine"]["cpu"],
         joules=cell.get("joules"),
@@ -237,8 +236,8 @@ def choices_in_words(rows: Iterable[RewardRow]) -> Iterator[str]:
     for (task, precision), runs in by(tried, attrgetter("task", "precision")).items():
         for row in (run for run in runs if run.part == "choice"):
             yield (
-                f"{task}: of {len(runs)} runs on seed {row.seed} {precision} was fastest on {row.engine} at "
-                f"{row.samples_per_insert:g} samples per insert and {row.envs_per_actor} environments an actor"
+                f"{task}: of {len(runs)} runs on seed {row.seed} {precision} was fastest on {row.engine} with "
+                f"{row.samples_per_insert:g} samples per insert, environments an actor: {row.envs_per_actor}"
             )
         if all(run.censored for run in runs):
             yield f"{task}: {precision} reached the target in none of {len(runs)} development runs, and is not measured"
