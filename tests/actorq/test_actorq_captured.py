@@ -26,6 +26,7 @@ from quarl.algorithms.precision import Precision, chosen
 from quarl.config import ActorQConfig
 from quarl.errors import UnsupportedError
 from quarl.runs import checkpoint_model
+from stress.chaos import poison
 
 ALGORITHMS = (DQN, DoubleDQN, DDPG, TD3, SAC, D4PG)
 ROWS = 400
@@ -317,6 +318,23 @@ def test_supports_follow_returns_whether_updates_are_recorded_or_not():
             each.update()
     assert len(said[0]) > 1
     assert said[0] == said[1]
+
+
+def test_what_is_not_finite_is_seen_before_weights_leave(tmp_path, monkeypatch):
+    """Nobody looks at the losses of recorded updates in between."""
+    monkeypatch.setattr("quarl.actorq.learner.SHOWN_S", float("inf"))
+    with poison.rig(tmp_path, publish_interval=10) as run:
+        graphs = Rerun()
+        run.learner.updates = updates(run.learner.model, graphs)
+        run.train(15)
+        assert (run.rollbacks, graphs.num_recorded, run.published) == (0, 1, 2)
+        with torch.no_grad():
+            next(iter(run.learner.model.policy.parameters()))[0, 0] = float("nan")
+        run.train(4)
+        assert run.rollbacks == 0
+        run.train(11)
+        assert (run.rollbacks, run.refused, run.not_finite, graphs.num_recorded) == (1, 0, 0, 2)
+        assert run.sound()
 
 
 @pytest.mark.parametrize(

@@ -111,19 +111,16 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         cuda: Any = torch.cuda  # torch does not annotate these
-        self._stream, self._turn = cuda.Stream(device), 0
-        self._pinned: list[list[Tensor]] = [[], []]
-        self._copied = [cuda.Event(), cuda.Event()]
+        self._stream, self._copied = cuda.Stream(device), cuda.Event()
+        self._pinned: list[Tensor] = []
 
     def fill(self, static: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
-        """Copies a batch of main memory to the device; waits for the copy before the last one alone."""
-        self._turn = 1 - self._turn
-        pinned, copied = self._pinned[self._turn], self._copied[self._turn]
-        copied.synchronize()
-        pinned += [tensor.pin_memory() for tensor in batch[len(pinned) :]]
-        for place, page, tensor in zip(static, pinned, batch, strict=True):
+        """Copies a batch of main memory to the device, once the last copy is there: an update behind at most."""
+        self._copied.synchronize()
+        self._pinned += [tensor.pin_memory() for tensor in batch[len(self._pinned) :]]
+        for place, page, tensor in zip(static, self._pinned, batch, strict=True):
             place.copy_(page.copy_(tensor), non_blocking=True)
-        copied.record()
+        self._copied.record()
 
     def warm(self, body: Callable[[], None]) -> None:
         """Runs it on a stream of its own, as torch wants it before it is recorded."""
@@ -135,7 +132,8 @@ class Graphs:
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         """What replays it; nothing of it is computed yet."""
         graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # torch leaves its stream current where recording fails
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             body()
         return lambda: graph.replay()
 
