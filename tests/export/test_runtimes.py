@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,13 +61,30 @@ def test_files_act_as_the_reference_does(tmp_path, network, name, suffix, arithm
     np.testing.assert_allclose(runtime.run(x), given(policy, x), rtol=0, atol=1e-6)
 
 
+CPU = Path("/proc/cpuinfo")
+PLAIN = """
+import sys; from pathlib import Path; import numpy as np; sys.modules["openvino_telemetry"] = None; import openvino
+folder = Path(sys.argv[1])
+network = openvino.Core().compile_model(folder / "policy.tflite", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+print([network([row[None]])[0][0].tolist() for row in np.load(folder / "x.npy")])
+"""
+"""OpenVINO without the hint for accuracy."""
+
+
 def test_four_bit_weights_act_in_openvino_with_the_hint_alone(tmp_path):
     policy, x, path = exported(tmp_path, networks.dense([4, 64, 64, 2]), ".tflite", "int4")
     runtime = loaded("openvino", path)
     np.testing.assert_allclose(runtime.run(x), given(policy, x), rtol=0, atol=1e-6)
-    openvino = pytest.importorskip("openvino")
-    plain = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    assert np.abs(np.concatenate([plain([row[None]])[0] for row in x]) - given(policy, x)).max() > 1e-3
+
+
+@pytest.mark.skipif("vnni" not in CPU.read_text() if CPU.exists() else True, reason="OpenVINO has other kernels there")
+def test_four_bit_weights_act_otherwise_in_openvino_without_the_hint(tmp_path):
+    policy, x, path = exported(tmp_path, networks.dense([4, 64, 64, 2]), ".tflite", "int4")
+    loaded("openvino", path)
+    np.save(tmp_path / "x.npy", x)
+    # in a process of its own: in pytest's, the tests of SIGINT that came after it ended in a segmentation fault
+    done = subprocess.run([sys.executable, "-c", PLAIN, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert np.abs(np.array(json.loads(done.stdout)) - given(policy, x)).max() > 1e-3
 
 
 def test_rows_are_each_run_alone(tmp_path):
