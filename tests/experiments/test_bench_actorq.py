@@ -615,6 +615,7 @@ def test_free_ratios_need_a_grid_and_a_seed_to_choose_on(tmp_path):
     [
         ({"options": {"env": "CartPole-v1", "engine": "torch"}}, "'engine' is no option that a task can have"),
         ({"options": {"frob": 1}}, "'frob' is no option"),
+        ({"options": {"env": "CartPole-v1", "envs_per_actor": "auto"}}, "say actors and envs_per_actor as numbers"),
         ({"arms": ["fp32"]}, "lacks the reference arm int8"),
         ({"arms": ["int8"], "derived": ["torch-fp32"]}, "derives from fp32, which is none of its arms"),
         ({"arms": ["int8", "tpu-int8"]}, "unknown engine"),

@@ -171,6 +171,8 @@ def _task(name: str, entry: Mapping[str, Any], document: Mapping[str, Any], comm
     for key in options:
         if key not in OPTIONS or key in FIXED:
             raise ValueError(f"task {name}: {key!r} is no option that a task can have")
+    if "auto" in (options.get("actors"), options.get("envs_per_actor")):
+        raise ValueError(f"task {name}: runs that are compared say actors and envs_per_actor as numbers, not auto")
     in_updates = {
         key: float(value) for key, value in {**document.get("in_updates", {}), **entry.get("in_updates", {})}.items()
     }
