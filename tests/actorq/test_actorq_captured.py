@@ -25,6 +25,7 @@ from quarl.algorithms.double_dqn import DoubleDQN
 from quarl.algorithms.precision import Precision, chosen
 from quarl.config import ActorQConfig
 from quarl.errors import UnsupportedError
+from quarl.experiments.trainings import actorq_config
 from quarl.runs import checkpoint_model
 from stress.chaos import poison
 
@@ -148,10 +149,12 @@ def test_a_hundred_recorded_updates_are_a_hundred_plain_ones(cls, more):
     number = 100 if "observation_space" not in more else 30
     plain, recorded, graphs = learner(cls, **more), learner(cls, **more), Rerun()
     one, other = updates(plain), updates(recorded, graphs)
+    assert (one.settled, other.settled) == (True, False)
     wanted, losses = losses_of(one, number), losses_of(other, number)
     for a, b in zip(wanted, losses, strict=True):
         assert b == pytest.approx(a, rel=1e-5, abs=1e-5)
     phases = 2 if cls is TD3 else 1
+    assert other.settled
     assert (graphs.num_warm, graphs.num_recorded, other.graphs) == (phases * captured.WARM, phases, graphs)
     assert plain._n_updates == recorded._n_updates == number
     here, there = plain.policy.state_dict(), recorded.policy.state_dict()
@@ -384,3 +387,11 @@ def test_what_actorq_does_not_train_is_refused_by_name(algo, tmp_path):
         UnsupportedError, match=f"^{algo} is not trained here .what is: dqn, ddpg, td3, sac, d4pg.: train it"
     ):
         ActorQConfig(algo=algo, env="Pendulum-v1", output=tmp_path).check()
+
+
+def test_a_study_s_learner_is_in_float32_on_every_machine(tmp_path):
+    """A cell's key has what the study says, and the same key means the same run."""
+    work = {"algo": "dqn", "env_id": "CartPole-v1", "precision": "int8", "seed": 0, "options": {"params": {}}}
+    assert actorq_config(work, tmp_path).learner_dtype == "fp32"
+    said = work | {"options": {"params": {}, "learner_dtype": "bf16"}}
+    assert actorq_config(said, tmp_path).learner_dtype == "bf16"

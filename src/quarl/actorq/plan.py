@@ -199,8 +199,9 @@ def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: fl
         start, trained_s = time.perf_counter(), float(learner.cells[Learner.TRAIN_S])
         learner.replay_insert.take(segments)
         insert_s += time.perf_counter() - start
+        settled = learner.updates.settled
         learner.update()
-        if inserts:  # the first update makes the optimiser's state
+        if settled and inserts:  # the first update makes the optimiser's state, some on a GPU a graph
             updates, update_s = updates + 1, update_s + float(learner.cells[Learner.TRAIN_S]) - trained_s
         inserts += len(segments)
     return update_s / updates, insert_s / inserts

@@ -169,6 +169,11 @@ class Updates:
         self._static: Any = None
         self.forget()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to be recorded."""
+        return self.graphs is None or (bool(self._phases) and all(phase.replay for phase in self._phases.values()))
+
     def forget(self) -> None:
         """Records anew: after a checkpoint was loaded, optimisers have other tensors."""
         self._phases: dict[bool, Phase] = {}

@@ -189,7 +189,8 @@ def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
         params=_words(work["options"]["params"]),
         output=folder,
         **work.get("environment", {}),
-        **{"preset": "none"} | {name: value for name, value in work["options"].items() if name != "params"},
+        **{"preset": "none", "learner_dtype": "fp32"}
+        | {name: value for name, value in work["options"].items() if name != "params"},
     )
 
 
