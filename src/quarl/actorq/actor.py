@@ -56,7 +56,7 @@ class ActorLoop(roles.Actor):
         super().__init__(spec)
         self.spec = spec
         self.config = config = spec.config
-        self.num_envs = config.envs_per_actor
+        self.num_envs = config.num_envs
         self.cells = self.counters.actors[spec.index]
         self.sent = self.counters.actors[:, Actor.STEPS]
         self.cells[Actor.HEARTBEAT_S] = time.monotonic()  # imports are over

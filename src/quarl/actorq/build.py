@@ -140,7 +140,7 @@ def limiter_of(config: ActorQConfig, model: OffPolicyAlgorithm) -> Limiter:
             starts // steps * steps,
             config.error_buffer,
             updates_at_once=at_once,
-            inserts_at_once=config.envs_per_actor,
+            inserts_at_once=config.num_envs,
         )
     if not config.resume and not config.plan:
         if config.steps <= starts:
@@ -149,7 +149,7 @@ def limiter_of(config: ActorQConfig, model: OffPolicyAlgorithm) -> Limiter:
             raise no_update(first - 1, config.steps, "train_freq or learning_starts")
     # Every actor may be one step ahead of what it knew of the others, and a round of updates cannot be halved.
     promised = ratio / batch_size
-    least = math.floor(config.actors * config.envs_per_actor * promised) + at_once + 1
+    least = math.floor(config.num_actors * config.num_envs * promised) + at_once + 1
     if config.max_staleness < least:
         raise QuarlError(
             f"--max-staleness {config.max_staleness} would stop this run: {promised:g} updates for "

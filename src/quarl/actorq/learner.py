@@ -293,7 +293,7 @@ class LearnerLoop(roles.Learner):
         """What actors wait for."""
         cells, model = self.cells, self.model
         # An actor steps all its environments or none; what they make beyond the last step is not taken in.
-        limit = min(self.limiter.insert_limit(), self.config.steps + self.config.envs_per_actor - 1)
+        limit = min(self.limiter.insert_limit(), self.config.steps + self.config.num_envs - 1)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
         # a line on which updates follow inserts; constant where the limiter keeps a ratio
         cells[Learner.UPDATES_PER_INSERT] = per_insert = self.limiter.updates_per_insert

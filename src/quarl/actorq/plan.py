@@ -126,10 +126,10 @@ def measure(
         supervisor = Supervisor(replace(config, output=Path(folder), resume=False), lambda line: None)
         with contextlib.closing(supervisor):
             segments: list[Array] = []
-            steps: list[Step] = []
+            timed: list[Step] = []
             for engine in dict.fromkeys(engine for _, engine in arms):
                 say(f"actor, {engine}")
-                steps += _steps(supervisor, [arm for arm in arms if arm[1] == engine], seconds, segments)
+                timed += steps(supervisor, [arm for arm in arms if arm[1] == engine], seconds, segments)
             say("learner")
             rows = np.concatenate(segments)
             learner = LearnerLoop(replace(supervisor.workers.learner.spec, cores=None))
@@ -137,17 +137,17 @@ def measure(
             ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
             update_s, insert_s = _learning(learner, rows, model.batch_size / ratio, seconds)
             calls, predict_s = Timer(lambda: model.predict(rows["observation"][0], deterministic=True)).autorange()
-    steps.append(Step(*PLAIN, steps[0].environment_s, predict_s / calls, steps[0].overhead_s))
+    timed.append(Step(*PLAIN, timed[0].environment_s, predict_s / calls, timed[0].overhead_s))
     return Rates(
         batch_size=model.batch_size,
         samples_per_insert=ratio,
         update_s=update_s,
         insert_s=insert_s,
-        steps=tuple(steps),
+        steps=tuple(timed),
     )
 
 
-def _steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
+def steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
     """A step of each arm, all of one engine, in one actor process that never waits; keeps some of its segments."""
     config, counters, child = supervisor.config, supervisor.counters, supervisor.workers.actors.children[0]
     cells, rows = counters.actors[0], np.zeros(BLOCK, supervisor.channel.dtype)
@@ -213,7 +213,7 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
     num_steps = rates.batch_size / (config.samples_per_insert or rates.samples_per_insert)
     learner_s = rates.update_s + num_steps * rates.insert_s
     # An actor fills one core; the learner's threads have theirs before them.
-    actor_cores = min(config.actors, max(cores - config.learner_threads, 1))
+    actor_cores = min(config.num_actors, max(cores - config.learner_threads, 1))
     costs = {}  # of an update, by arm: seconds that its steps take the actors, and until the next one
     for step in rates.steps:
         busy_s = num_steps * step.seconds
@@ -232,7 +232,7 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
             env_us=round(1e6 * step.environment_s, 2),
             inference_us=round(1e6 * step.inference_s, 2),
             overhead_us=round(1e6 * step.overhead_s, 2),
-            steps_per_s=round(num_steps / actors_s / (1 if step.arm == PLAIN else config.actors), 1),
+            steps_per_s=round(num_steps / actors_s / (1 if step.arm == PLAIN else config.num_actors), 1),
             learner_ms=round(1e3 * learner_s, 3),
             predicted_updates_per_s=round(1 / update_s, 6),
             predicted_speedup_vs_torch_fp32=speedup(update_s, TORCH),
@@ -250,7 +250,7 @@ def _bottleneck(ratio: float) -> Bottleneck:
 
 def even_ratio(rates: Rates, row: PlanRow, config: ActorQConfig) -> float:
     """The samples per insert at which the learner is as fast as the actors of a row; 0: inserts alone are slower."""
-    spare_s = 1 / (row.steps_per_s * config.actors) - rates.insert_s  # of a step, for its share of an update
+    spare_s = 1 / (row.steps_per_s * config.num_actors) - rates.insert_s  # of a step, for its share of an update
     return rates.batch_size * max(spare_s, 0.0) / rates.update_s
 
 

@@ -70,8 +70,8 @@ class Supervisor(roles.Supervisor):
         limiter_of(config, model)  # refuses here what the learner would, before there is a folder
         self.template = Template(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
-        rows = ring_rows(dtype.itemsize, config.envs_per_actor)
-        self.channel: roles.Channel = open_channel(config.actors, self.template.num_floats, dtype, rows)
+        rows = ring_rows(dtype.itemsize, config.num_envs)
+        self.channel: roles.Channel = open_channel(config.num_actors, self.template.num_floats, dtype, rows)
         self.counters = self.channel.counters
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
@@ -269,5 +269,5 @@ def ring_rows(size: int, num_envs: int) -> int:
 
 def warn_about_cores(config: ActorQConfig) -> None:
     """One line where there are more processes than cores to run them."""
-    if config.actors + 1 > usable_cores():
+    if config.num_actors + 1 > usable_cores():
         note(f"{config.actors} actors and a learner share {usable_cores()} cores: they will slow each other down")

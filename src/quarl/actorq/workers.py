@@ -149,7 +149,7 @@ class Workers:
     ) -> None:
         """world: what a learner, which plays nothing, needs of its environment."""
         self._cells, self._watchdog = channel.counters.publisher, Watchdog(BLIND_S, say)
-        cores, *cores_of_actors = _cores(config.actors, config.learner_threads, alone=channel.alone())
+        cores, *cores_of_actors = _cores(config.num_actors, config.learner_threads, alone=channel.alone())
         of_learner = LearnerSpec(config=config, channel=channel, world=world, cores=cores)
         self.learner = Child("learner", learner.main, of_learner, config.output / "learner.log")
         packer = (config.actor_precision, config.comm_bits, config.weight_compress)
@@ -158,7 +158,7 @@ class Workers:
         # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
         # reserved in blocks by every learner, so their first number is above all incarnations before it.
         first = Versions(config.output).first - 1
-        rungs = ladder(template.initial.head.kind, config.actors, config.sigma)
+        rungs = ladder(template.initial.head.kind, config.num_actors, config.sigma)
         self.actors = ActorFamily(config, channel, rungs, cores_of_actors, first, say)
 
     @property

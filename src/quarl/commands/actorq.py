@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from quarl import energy, formats
-from quarl.actorq import plan
+from quarl.actorq import auto, plan
 from quarl.actorq.environments import world_of
 from quarl.actorq.options import adopt
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
@@ -98,7 +98,7 @@ def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
         notes.append(line)
         console.print(f"quarl: {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
-    supervisor = Supervisor(config, say)
+    supervisor = Supervisor(auto.chosen(config, say), say)
     config = supervisor.config
     with (
         contextlib.closing(supervisor),
@@ -124,13 +124,13 @@ def _distilled(config: ActorQConfig) -> float:
 
 def _plan(config: ActorQConfig) -> int:
     """Times the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
-    config = adopt(config, terminal.note)
+    config = auto.chosen(adopt(config, terminal.note), terminal.note)
     arms = tuple(dict.fromkeys((*plan.ARMS, (config.actor_precision, "litert"))))
     with energy.meter(config) as meter, terminal.progress(PLAN_STAGES) as progress:
         rates = plan.measure(config, arms, say=lambda label: progress(label, 1))
     warn_about_cores(config)
     rows = plan.predict(rates, config)
-    actors = f"{config.actors} actors of {formats.counted(config.envs_per_actor, 'environment')}"
+    actors = f"{config.actors} actors of {formats.counted(config.num_envs, 'environment')}"
     title = f"{config.algo} {config.env}: {actors}, {rates.samples_per_insert:g} samples per insert"
     about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
     terminal.tell(config, plan.PlanRow, rows, title, *plan.sentences(rows, rates, config), **about)

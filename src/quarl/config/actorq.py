@@ -47,8 +47,8 @@ class ActorQConfig(LearnerOptions):
     """Off-policy learner: dqn, ddpg, td3, sac or d4pg."""
     updates: Annotated[int | None, shown("N", default="no bound"), TRAINING] = None
     """Learner updates after which training ends, if that comes first."""
-    actors: int = 2
-    """Actor processes; each runs one engine on one thread."""
+    actors: Annotated[int | Literal["auto"], shown("N|auto")] = 2
+    """Actor processes; each runs one engine on one thread. auto: the cores that the learner's threads leave."""
     actor_precision: Annotated[str, shown("BITS"), QUANTISATION] = "int8"
     """What actors compute in: fp32, fp16, int8, or int7 ... int2 weights with int8 activations; intNeK has K bits in
     the first and last layers."""
@@ -60,8 +60,9 @@ class ActorQConfig(LearnerOptions):
     """Lossless compression of the packed weights."""
     engine: Annotated[Literal["litert", "torch"], QUANTISATION] = "litert"
     """What runs the actors' policy; torch is what users have without QuaRL: the baseline."""
-    envs_per_actor: Annotated[int, ENVIRONMENT] = 1
-    """Environments that an actor steps side by side, one batch of inference for all."""
+    envs_per_actor: Annotated[int | Literal["auto"], shown("N|auto"), ENVIRONMENT] = 1
+    """Environments that an actor steps side by side, one batch of inference for all. auto: from 1, 2, 4 ... 64 those
+    from which an actor, timed for some seconds, makes no tenth more steps."""
     actor_update_interval: Annotated[int, ADVANCED] = 100
     """Environment steps of an actor between two looks for newer weights."""
     publish_interval: Annotated[int, ADVANCED] = 10
@@ -148,7 +149,7 @@ class ActorQConfig(LearnerOptions):
             raise QuarlError(f"--sigma must not be negative, got {self.sigma:g}")
         if not self.env_timeout > 0:
             raise QuarlError(f"--env-timeout must be above 0 seconds, got {self.env_timeout:g}")
-        if self.min_actors > self.actors:
+        if self.actors != "auto" and self.min_actors > self.actors:
             raise QuarlError(f"--min-actors {self.min_actors} is more than --actors {self.actors}")
         check_folder(self.output)
 
@@ -174,6 +175,18 @@ class ActorQConfig(LearnerOptions):
             raise QuarlError("--distill is for integer actors: use --actor-precision int8 ... int2, or drop it")
         if self.comm_bits is not None and not 2 <= self.comm_bits <= 32:
             raise QuarlError(f"--comm-bits must be 2..32, got {self.comm_bits}")
+
+    @property
+    def num_actors(self) -> int:
+        """`actors`, once it is a number."""
+        assert self.actors != "auto"
+        return self.actors
+
+    @property
+    def num_envs(self) -> int:
+        """`envs_per_actor`, once it is a number."""
+        assert self.envs_per_actor != "auto"
+        return self.envs_per_actor
 
     @property
     def steps(self) -> int:

@@ -82,14 +82,15 @@ def distil(job: Job) -> dict[str, Any]:
 
 def run_actorq(job: Job) -> dict[str, Any]:
     """A learner with quantised actors; what is played is the learner's policy, in float."""
-    from quarl.actorq.supervisor import Supervisor  # here: other trainings need no learner
+    from quarl.actorq.auto import chosen  # here: other trainings need no learner
+    from quarl.actorq.supervisor import Supervisor
 
     config = actorq_config(job.cell.work, job.folder)
     if RunFolder(config.output).checkpoints():
         config = replace(config, resume=True)
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to go on from
-    supervisor = Supervisor(config, _print)
+    supervisor = Supervisor(chosen(config, _print), _print)
     for _ in supervisor.run():
         pass
     ended, row = supervisor.result, supervisor.result.row

@@ -1,0 +1,108 @@
+"""What a run that says auto gets: from given rates by hand, and from real ones."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from quarl.actorq import auto
+from quarl.actorq.auto import chosen
+from quarl.cli import parse
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+from quarl.runs.folder import RunFolder
+
+
+def timed(monkeypatch, *rates, then=None):
+    """`chosen` for an actor that makes so many steps/s with 1, 2, 4 ... environments: width, and its last line."""
+
+    def given(config):
+        yield from zip(auto.WIDTHS, rates, strict=False)
+        if then is not None:
+            raise then
+        assert len(rates) == len(auto.WIDTHS), "one width too many was timed"
+
+    monkeypatch.setattr(auto, "_rates", given)
+    said: list[str] = []
+    return chosen(ActorQConfig(envs_per_actor="auto"), said.append).envs_per_actor, said[-1]
+
+
+def test_the_fewest_environments_are_taken_from_which_steps_grow_by_no_tenth(monkeypatch):
+    width, line = timed(monkeypatch, 1000.0, 1800.0, 3000.0, 3200.0, 3290.0)
+    assert width == 4
+    assert line == (
+        "--envs-per-actor auto: 4; an actor's steps/s are 1,000 with 1, 1,800 with 2, 3,000 with 4, 3,200 with 8, "
+        "3,290 with 16; neither 8 nor 16 are 1.1 times as fast"
+    )
+    assert timed(monkeypatch, 1000.0, 1090.0, 1050.0)[0] == 1
+
+
+def test_one_slow_moment_does_not_end_the_search(monkeypatch):
+    assert timed(monkeypatch, 1000.0, 700.0, 3000.0, 3100.0, 3000.0)[0] == 4
+
+
+def test_where_steps_grow_to_the_last_the_last_is_taken_and_said_to_be_it(monkeypatch):
+    width, line = timed(monkeypatch, *(1000.0 * 2**i for i in range(7)))
+    assert width == 64
+    assert line.endswith("64,000 with 64; no more than 64 are tried")
+
+
+def test_a_width_that_the_run_may_not_have_ends_the_search_and_the_line_says_why(monkeypatch):
+    refusal = QuarlError("--max-staleness 7 would stop this run")
+    assert timed(monkeypatch, 1000.0, 2000.0, then=refusal) == (
+        2,
+        "--envs-per-actor auto: 2; an actor's steps/s are 1,000 with 1, 2,000 with 2; "
+        "--max-staleness 7 would stop this run",
+    )
+    with pytest.raises(QuarlError, match="would stop this run"):  # nor would one environment run
+        timed(monkeypatch, then=refusal)
+
+
+@pytest.mark.parametrize(("cores", "threads", "actors"), [(8, 1, 7), (8, 3, 5), (2, 2, 1), (1, 1, 1)])
+def test_actors_have_the_cores_that_the_learner_leaves_and_one_is_the_least(monkeypatch, cores, threads, actors):
+    monkeypatch.setattr(auto, "usable_cores", lambda: cores)
+    said: list[str] = []
+    config = chosen(parse(["actorq", "--actors", "auto", "--learner-threads", str(threads)]), said.append)
+    assert config.actors == actors
+    assert said[0].startswith(f"--actors auto: {actors}, of {cores} core")
+    assert "actors" in config.typed
+    assert f"--actors {actors}" in config.command_line()
+
+
+def test_more_actors_than_auto_comes_to_cannot_be_asked_for(monkeypatch):
+    monkeypatch.setattr(auto, "usable_cores", lambda: 2)
+    with pytest.raises(QuarlError, match="--min-actors 3 is more than --actors 1"):
+        chosen(ActorQConfig(actors="auto", min_actors=3), print)
+
+
+def test_a_run_that_goes_on_keeps_what_it_had_and_measures_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(auto, "_rates", None)
+    RunFolder(tmp_path).describe(ActorQConfig(actors=3, envs_per_actor=8))
+    said: list[str] = []
+    going_on = ActorQConfig(actors="auto", envs_per_actor="auto", resume=True, output=tmp_path)
+    config = chosen(going_on, said.append)
+    assert (config.actors, config.envs_per_actor) == (3, 8)
+    assert said == ["--actors auto: 3, as the run had", "--envs-per-actor auto: 8, as the run had"]
+
+
+def test_numbers_stay_and_nothing_is_said_of_them():
+    config = ActorQConfig(actors=5, envs_per_actor=2)
+    assert chosen(config, pytest.fail) == config
+    with pytest.raises(QuarlError, match="--envs-per-actor must be at least 1, got 0"):
+        ActorQConfig(envs_per_actor=0).check()
+    with pytest.raises(QuarlError, match="--actors is 'many'"):
+        ActorQConfig(actors="many").check()
+
+
+def test_real_actors_are_timed_until_the_limiter_refuses_more(monkeypatch, tmp_path):
+    """At one update a step, weights of two actors of 2 environments may be 4 updates apart, and a round of 1 more."""
+    monkeypatch.setattr(auto, "SECONDS", 0.1)
+    params = ("train_freq:1", "buffer_size:1000")
+    config = ActorQConfig(actors=2, net_arch="16,16", params=params, preset="none", max_staleness=5)
+    with contextlib.closing(auto._rates(config)) as timed:
+        width, rate = next(timed)
+        assert width == 1
+        assert rate > 100
+        with pytest.raises(QuarlError, match="--max-staleness 5 would stop this run"):
+            next(timed)
