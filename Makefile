@@ -13,7 +13,7 @@ STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(ad
 	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 VERBS := actorq-throughput actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return \
 	mixed-precision mixed-precision-learning
-SCRIPTS := latency eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq
+SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq
 BENCHES := $(addprefix bench-,$(STUDIES) auto distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
 # Trained agents in the zoo's layout; jobs and minutes of a call, and the learner's type (fp32 without bf16 in hardware).
 AGENTS ?= ../shared/agents

@@ -32,7 +32,7 @@ def test_the_fewest_environments_are_taken_from_which_steps_grow_by_no_tenth(mon
     width, line = timed(monkeypatch, 1000.0, 1800.0, 3000.0, 3200.0, 3290.0)
     assert width == 4
     assert line == (
-        "--envs-per-actor auto: 4; an actor's steps/s are 1,000 with 1, 1,800 with 2, 3,000 with 4, 3,200 with 8, "
+        "--envs-per-actor auto: 4, for steps/s of 1,000 with 1, 1,800 with 2, 3,000 with 4, 3,200 with 8, "
         "3,290 with 16; neither 8 nor 16 are 1.1 times as fast"
     )
     assert timed(monkeypatch, 1000.0, 1090.0, 1050.0)[0] == 1
@@ -52,8 +52,7 @@ def test_a_width_that_the_run_may_not_have_ends_the_search_and_the_line_says_why
     refusal = QuarlError("--max-staleness 7 would stop this run")
     assert timed(monkeypatch, 1000.0, 2000.0, then=refusal) == (
         2,
-        "--envs-per-actor auto: 2; an actor's steps/s are 1,000 with 1, 2,000 with 2; "
-        "--max-staleness 7 would stop this run",
+        "--envs-per-actor auto: 2, for steps/s of 1,000 with 1, 2,000 with 2; --max-staleness 7 would stop this run",
     )
     with pytest.raises(QuarlError, match="would stop this run"):  # nor would one environment run
         timed(monkeypatch, then=refusal)
@@ -106,3 +105,10 @@ def test_real_actors_are_timed_until_the_limiter_refuses_more(monkeypatch, tmp_p
         assert rate > 100
         with pytest.raises(QuarlError, match="--max-staleness 5 would stop this run"):
             next(timed)
+
+
+def test_auto_is_typed_where_a_number_could_be():
+    config = parse(["actorq", "--actors", "auto", "--envs-per-actor=auto"])
+    assert (config.actors, config.envs_per_actor) == ("auto", "auto")
+    config = parse(["actorq", "--actors", "1e1", "--envs-per-actor", "3"])
+    assert (config.actors, config.envs_per_actor) == (10, 3)

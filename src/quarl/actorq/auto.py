@@ -26,48 +26,33 @@ SECONDS = 0.5
 
 
 def chosen(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
-    """`config` with numbers where it said auto; one line for each says which, and why.
-
-    A run that goes on keeps those that it had.
-    """
-    numbers: dict[str, int] = {}
-    left = [name for name in ("actors", "envs_per_actor") if getattr(config, name) == "auto"]
-    options = RunFolder(config.output).options
-    if config.resume and options.is_file():
-        saved = RunFolder(config.output).read_args()
-        numbers = {name: saved[name] for name in left if type(saved.get(name)) is int}
-        for name, number in numbers.items():
-            say(f"--{name.replace('_', '-')} auto: {number}, as the run had")
-    if "actors" in left and "actors" not in numbers:
-        cores, threads = usable_cores(), config.learner_threads
-        numbers["actors"] = max(cores - threads, 1)
-        say(f"--actors auto: {numbers['actors']}, of {counted(cores, 'core')} with {threads} for the learner")
-    if "envs_per_actor" in left and "envs_per_actor" not in numbers:
-        numbers["envs_per_actor"] = _timed(_with(config, numbers), say)
-    config = _with(config, numbers)
-    if numbers:
+    """`config` with numbers where it said auto, those that a run had which goes on; one line for each says why."""
+    folder, config = RunFolder(config.output), copy.copy(config)  # which keeps what was typed
+    saved = folder.read_args() if config.resume and folder.options.is_file() else {}
+    for name in ("actors", "envs_per_actor"):
+        option, number, why = f"--{name.replace('_', '-')}", saved.get(name), "as the run had"
+        if getattr(config, name) != "auto":
+            continue
+        if type(number) is not int and name == "actors":
+            cores, threads = usable_cores(), config.learner_threads
+            number, why = max(cores - threads, 1), f"of {counted(cores, 'core')} with {threads} for the learner"
+        elif type(number) is not int:
+            say(f"{option} auto: actors of 1, 2, 4 ... environments are timed for some seconds")
+            number, why = _timed(config)
+        object.__setattr__(config, name, number)
         config.check()
+        say(f"{option} auto: {number}, {why}")
     return config
 
 
-def _with(config: ActorQConfig, numbers: dict[str, int]) -> ActorQConfig:
-    """The same, and what was typed stays typed."""
-    changed = copy.copy(config)
-    for name, number in numbers.items():
-        object.__setattr__(changed, name, number)
-    return changed
-
-
-def _timed(config: ActorQConfig, say: Callable[[str], None]) -> int:
-    """The first width from which an actor makes no GROWS times more steps with twice the environments."""
+def _timed(config: ActorQConfig) -> tuple[int, str]:
+    """The width from which two or four times as many environments make no GROWS times the steps, and why."""
     rates: dict[int, float] = {}
     number, end = 1, f"no more than {WIDTHS[-1]} are tried"
-    say("--envs-per-actor auto: actors of 1, 2, 4 ... environments are timed for some seconds")
     with contextlib.closing(_rates(config)) as timed:
         try:
-            for width, rate in timed:
-                rates[width] = rate
-                if width == 1 or rate >= GROWS * rates[number]:
+            for width, rates[width] in timed:
+                if width == 1 or rates[width] >= GROWS * rates[number]:
                     number = width
                 elif width == 4 * number:  # one slow moment says nothing yet
                     end = f"neither {2 * number} nor {width} are {GROWS:g} times as fast"
@@ -76,9 +61,7 @@ def _timed(config: ActorQConfig, say: Callable[[str], None]) -> int:
             if not rates:
                 raise
             end = in_one_line(error)
-    steps = ", ".join(f"{rate:,.0f} with {width}" for width, rate in rates.items())
-    say(f"--envs-per-actor auto: {number}; an actor's steps/s are {steps}; {end}")
-    return number
+    return number, f"for steps/s of {', '.join(f'{rate:,.0f} with {width}' for width, rate in rates.items())}; {end}"
 
 
 def _rates(config: ActorQConfig) -> Generator[tuple[int, float]]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import dropwhile, pairwise, takewhile
 from types import NoneType
-from typing import Annotated, Any, Union, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -170,16 +170,22 @@ def counterpart(option: str, value: str, known: Collection[str]) -> str:
     return f"; {'' if words.startswith('drop') else 'use '}{words}" if words else ""
 
 
+AUTO = Literal["auto"]
+"""What some numbers may be instead."""
+
+
 @NUMBERS.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     kinds = set(get_args(info.type) or (info.type,))
-    if kinds - {NoneType} not in ({int}, {float}):
+    names = get_args(AUTO) if AUTO in kinds else ()
+    if (kinds := kinds - {AUTO}) - {NoneType} not in ({int}, {float}):
         return None
+    read = _count if int in kinds else _real
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT" if int in kinds else "FLOAT",
-        instance_from_str=lambda words: _count(words[0]) if int in kinds else _real(words[0]),
-        is_instance=lambda value: isinstance(value, tuple(kinds)),
+        instance_from_str=lambda words: words[0] if words[0] in names else read(words[0]),
+        is_instance=lambda value: value in names or isinstance(value, tuple(kinds)),
         str_from_instance=lambda value: [str(value)],
     )
 
