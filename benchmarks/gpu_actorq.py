@@ -35,6 +35,8 @@ BARS = {"dqn": 1.0, "d4pg": 2.0}
 """Milliseconds of an update, replayed in float32."""
 ROWS = 100_000
 """In replay, as many as fall out of a processor's caches."""
+ALIKE = 20
+"""Updates after which weights of both ways are compared: on a GPU sums differ in their last bits."""
 BLOCKS = 10
 THROUGHPUT = (*("bench", "actorq", "--arms", "int8", "fp32", "--samples-per-insert", "1", "4"), "--params")
 PARTS: dict[str, tuple[float, tuple[str, ...]]] = {
@@ -88,7 +90,8 @@ def measure_updates(options: argparse.Namespace) -> list[dict[str, Any]]:
         learners = {way: updates_of(algo, way[0], options, recorded=way[1]) for way in ways}
         blocks: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
         for updates in learners.values():
-            timed(updates, 10, options.device)  # recorded meanwhile
+            timed(updates, ALIKE, options.device)  # recorded meanwhile
+        weights = {way: [w.detach().clone() for w in each.model.policy.parameters()] for way, each in learners.items()}
         for way, updates in itertools.chain.from_iterable([list(learners.items())] * BLOCKS):
             blocks[way].append(timed(updates, options.updates, options.device))
         for (dtype, recorded), ms in blocks.items():
@@ -97,6 +100,9 @@ def measure_updates(options: argparse.Namespace) -> list[dict[str, Any]]:
             row = {"algo": algo, "net_arch": options.net_arch, "batch": 256, "dtype": updates.precision.dtype}
             row |= {"asked": dtype, "recorded": updates.graphs is not None, "ms_per_update": statistics.median(ms)}
             row |= {"least_ms": min(ms), "most_ms": max(ms), "updates": BLOCKS * options.updates, "losses": losses}
+            if recorded:
+                pairs = zip(weights[dtype, True], weights[dtype, False], strict=True)
+                row["weights_apart"] = max(float((a - b).abs().max()) for a, b in pairs)
             if dtype == "fp32" and recorded:
                 row |= {"bar_ms": BARS[algo], "met": statistics.median(ms) <= BARS[algo]}
             rows.append(row)

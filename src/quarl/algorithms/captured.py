@@ -182,7 +182,6 @@ class Updates:
             return
         self.replay.device = torch.device("cpu")
         for optimizer in optimizers(self.model):
-            vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
             for group in optimizer.param_groups:
                 group["fused"] = True
             for parameter, state in optimizer.state.items():
