@@ -29,7 +29,9 @@ FUNCTIONS = ("elu", "sigmoid", "clip", "one-sided", "selu", "silu", "gelu", "gel
 KINDS = [name for name in networks.EVERY if name not in (*MISSING, *FUNCTIONS)]
 WEIGHTS = ("odd", "convolutional", "padded", "sliced", "residual")
 """Networks whose weights lie in all the ways that nibbles do."""
-SOUND = "-std=c99 -O1 -g -Wall -Wextra -Werror -pedantic -fsanitize=undefined,address -fno-sanitize-recover=all"
+SOUND = "-std=c99 -U__GNUC__ -O1 -g -Wall -Wextra -Werror -pedantic"
+SOUND += " -fsanitize=undefined,address -fno-sanitize-recover=all"
+"""With what stands in for functions that only gcc and clang have."""
 
 
 def static(name: str, precision: str = "int8") -> tuple[QuantizedPolicy, np.ndarray]:

@@ -6,10 +6,14 @@ typedef uint32_t real;
 
 /* Bits up to the highest that is set. */
 static int width(uint64_t v) {
+#ifdef __GNUC__
+    return v ? 64 - __builtin_clzll(v) : 0;
+#else
     int n = 0, s;
     for (s = 32; s; s >>= 1)
         if (v >> s) n += s, v >>= s;
     return n + (int)v;
+#endif
 }
 
 /* v / 2^s as a whole number, ties to even. */
