@@ -36,6 +36,8 @@ class ExportConfig(ModelConfig):
         None
     )
     """Activations: quantised per row at run time, or on grids calibrated beforehand, which boards need."""
+    io: Literal["float", "int8"] = "float"
+    """Numbers that the file takes and gives; int8 is refused, with the reason."""
     observations: Annotated[Path | None, shown("FILE")] = None
     """Recorded observations, .npy or .npz, in place of an environment: to calibrate on, and for golden vectors."""
     episodes: int = 100
@@ -48,6 +50,11 @@ class ExportConfig(ModelConfig):
         at_least_one(episodes=self.episodes)
         if self.precision is not None:
             QuantSpec.parse(self.precision)
+        if self.io == "int8":
+            raise QuarlError(
+                "--io int8 would be another policy than the one that was measured: observations keep up to 16 bits, "
+                "since 8 leave dead zones around rest; hand it float32, or an image's bytes"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
