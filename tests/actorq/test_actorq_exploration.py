@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from quarl import engines
@@ -151,3 +152,34 @@ def test_no_return_goes_on_where_steps_are_missing(tmp_path):
     for block in np.split(rows, [1, 4, 6]):
         statistics.update(block)
     assert seen == [8, 12, 8, 12, 8, 12, 8]
+
+
+@pytest.mark.parametrize("most", [1, 7, 600])
+def test_returns_of_many_rows_at_once_are_those_of_one_after_the_other(tmp_path, most):
+    """Four actors of three environments: rows side by side, gaps, ends of episodes, and new incarnations."""
+    model = build(ActorQConfig(algo="td3", env="Pendulum-v1", normalize=True, params=("gamma:0.98",), output=tmp_path))
+    statistics, rng, state = Statistics(model.get_vec_normalize_env()), RNG(most), {}
+    plain = RunningMeanStd(shape=())
+    dtype = segment_dtype(model.observation_space, model.action_space)
+    while plain.count < 5000:
+        rows = np.zeros(rng.integers(1, most + 1), dtype)
+        expected = []
+        for row in rows:
+            stream = int(rng.integers(4)), int(rng.integers(3))
+            incarnation, sequence, before = state.get(stream, (0, 0, 0.0))
+            if rng.random() < 0.02:  # an environment was lost, or an actor
+                incarnation, sequence, before = (
+                    (incarnation, sequence + 2, 0.0) if rng.random() < 0.5 else (incarnation + 1, 0, 0.0)
+                )
+            reward, over = rng.normal(), rng.random() < 0.03
+            before = 0.98 * before + reward
+            expected.append(before)
+            state[stream] = incarnation, sequence + 1, 0.0 if over else before
+            row["actor"], row["environment"] = stream
+            row["incarnation"], row["sequence"], row["reward"] = incarnation, sequence, reward
+            row["truncated" if sequence % 2 else "terminated"] = over
+        statistics.update(rows)
+        for each in expected:
+            plain.update(np.array([each]))
+    ours = statistics.normalize.ret_rms
+    np.testing.assert_allclose([ours.mean, ours.var, ours.count], [plain.mean, plain.var, plain.count], rtol=1e-6)
