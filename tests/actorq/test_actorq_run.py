@@ -278,8 +278,8 @@ def test_a_target_without_evaluations_is_refused(tmp_path, capsys):
 
 
 def test_a_run_that_trains_for_what_its_actors_run(tmp_path):
-    """D4PG with two environments to an actor, quantisation-aware."""
-    words = ("--algo", "d4pg", "--env", "Pendulum-v1", "-n", "1200", "--actors", "1", "--envs-per-actor", "2")
+    """D4PG with six environments to an actor, which sends them as a block, quantisation-aware."""
+    words = ("--algo", "d4pg", "--env", "Pendulum-v1", "-n", "1200", "--actors", "1", "--envs-per-actor", "6")
     words += ("--net-arch", "32,32", "--qat", "w8a8", "--quant-delay", "600", "--eval-freq", "0")
     params = ("qf_arch:[32,32]", "learning_starts:200", "batch_size:32", "buffer_size:5000")
     assert run(tmp_path / "out", *words, "--params", *params) == 0
