@@ -8,6 +8,7 @@ import pytest
 
 from quarl.actorq import auto
 from quarl.actorq.auto import chosen
+from quarl.actorq.supervisor import Supervisor
 from quarl.cli import parse
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
@@ -33,7 +34,7 @@ def test_the_fewest_environments_are_taken_from_which_steps_grow_by_no_tenth(mon
     assert width == 4
     assert line == (
         "--envs-per-actor auto: 4, for steps/s of 1,000 with 1, 1,800 with 2, 3,000 with 4, 3,200 with 8, "
-        "3,290 with 16; neither 8 nor 16 are 1.1 times as fast"
+        "3,290 with 16; neither 8 nor 16 is 1.1 times as fast"
     )
     assert timed(monkeypatch, 1000.0, 1090.0, 1050.0)[0] == 1
 
@@ -83,6 +84,13 @@ def test_a_run_that_goes_on_keeps_what_it_had_and_measures_nothing(monkeypatch, 
     config = chosen(going_on, said.append)
     assert (config.actors, config.envs_per_actor) == (3, 8)
     assert said == ["--actors auto: 3, as the run had", "--envs-per-actor auto: 8, as the run had"]
+
+
+def test_a_run_that_would_be_overwritten_is_refused_before_anything_is_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(auto, "_rates", None)
+    monkeypatch.setattr(RunFolder, "checkpoints", lambda folder: ["checkpoint"])
+    with pytest.raises(QuarlError, match=r"holds a run .* --resume"):
+        Supervisor(chosen(ActorQConfig(envs_per_actor="auto", output=tmp_path), pytest.fail), print)
 
 
 def test_numbers_stay_and_nothing_is_said_of_them():

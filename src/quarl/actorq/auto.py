@@ -28,6 +28,8 @@ SECONDS = 0.5
 def chosen(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     """`config` with numbers where it said auto, those that a run had which goes on; one line for each says why."""
     folder, config = RunFolder(config.output), copy.copy(config)  # which keeps what was typed
+    if folder.checkpoints() and not (config.resume or config.plan):
+        return config  # which is refused before anything starts, and need not be timed for that
     saved = folder.read_args() if config.resume and folder.options.is_file() else {}
     for name in ("actors", "envs_per_actor"):
         option, number, why = f"--{name.replace('_', '-')}", saved.get(name), "as the run had"
@@ -55,7 +57,7 @@ def _timed(config: ActorQConfig) -> tuple[int, str]:
                 if width == 1 or rates[width] >= GROWS * rates[number]:
                     number = width
                 elif width == 4 * number:  # one slow moment says nothing yet
-                    end = f"neither {2 * number} nor {width} are {GROWS:g} times as fast"
+                    end = f"neither {2 * number} nor {width} is {GROWS:g} times as fast"
                     break
         except QuarlError as error:
             if not rates:
