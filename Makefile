@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 # Measured by a study, by `quarl bench`, or by a script in benchmarks/; the rows go into results/.
 STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(addprefix qat-bits-finetuned-,ppo-CartPole \
 	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
-VERBS := actorq-throughput actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return \
+VERBS := actorq-throughput actorq-wide actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return \
 	mixed-precision mixed-precision-learning
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq
 BENCHES := $(addprefix bench-,$(STUDIES) auto distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
@@ -70,6 +70,8 @@ endef
 
 bench-actorq-throughput: WORDS = actorq --what throughput --seconds 120 --learner-dtype $(LEARNER_DTYPE) \
 	--params learning_starts:2000 buffer_size:200000
+bench-actorq-wide: WORDS = actorq --what throughput --algo dqn --env CartPole-v1 --arms torch-fp32 fp32 int8 \
+	--samples-per-insert 0.01 --envs-per-actor 16 --seconds 60 --rounds 2
 bench-actorq-breakdown: WORDS = actorq --what breakdown --arms torch-fp32 fp32 fp16 int8 int4 --seconds 60 \
 	--learner-dtype $(LEARNER_DTYPE) --params learning_starts:2000 buffer_size:200000
 # chosen on seed 100, which is none of those that are shown: with a rate of 3e-4 and one step nothing is learned
