@@ -281,7 +281,7 @@ def test_formats_are_chosen_by_suffixes_in_any_case_and_values_have_names(tmp_pa
 
 def test_what_no_runtime_has_kernels_for_says_what_to_do_instead(tmp_path):
     agent = quarl.Agent(networks.dense([4, 16, 2])).quantize("w8a4", scheme="per-channel")
-    with pytest.raises(QuarlError, match=r"4-bit activations; use engine reference$"):
+    with pytest.raises(QuarlError, match=r"LiteRT runs 8-bit activations only, not w8a4; use engine reference$"):
         agent.predict(np.zeros(4, np.float32))
     for suffix in ("tflite", "onnx"):
         with pytest.raises(QuarlError, match=r"save it as \.safetensors$"):
