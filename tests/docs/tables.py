@@ -62,7 +62,7 @@ GOALS = {
     "docs/guide/export.md": "cartpole/policy.tflite",
     "docs/guide/study.md": "study/study.sqlite",
 }
-"""Page: what its first block, run in an empty folder, has written."""
+"""Page: what its first block that writes, run in an empty folder, has written."""
 
 PLACED = {
     r"model\.zip": ("model.zip", "sb3/dqn/CartPole-v1_1/CartPole-v1.zip"),
