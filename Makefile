@@ -189,7 +189,7 @@ $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo 'installing into $(VENV); the first time takes a few minutes'
-	$(INSTALL) --editable '.[atari,box2d,dev,dm-control,energy,hub,mujoco,pybullet]'
+	$(INSTALL) --editable '.[atari,box2d,cluster,dev,dm-control,energy,hub,mujoco,pybullet]'
 	touch $@ $(VENV)/.core
 
 clean:

@@ -201,9 +201,11 @@ EXPORTED = [*EXPORTED, "eval tflite/policy.tflite --episodes 2", "export int8.sa
 PLAIN = [*PLAIN, *EXPORTED]
 LEARNING = ["train", "actorq", "study run smoke -o s", "study report s", "sweep", "distill agent.zip", "demo"]
 LEARNING = [*LEARNING, "bench latency", "bench actorq", "bench mixed-precision"]
+CLUSTERS = ["cluster start", "cluster join 127.0.0.1:1"]
 ONNX = "export int8.safetensors --to onnx -o onnx --episodes 10"
 NEEDING = {
     **dict.fromkeys([*LEARNING, "eval int8.safetensors --engine torch"], "train"),
+    **dict.fromkeys(CLUSTERS, "cluster"),
     **dict.fromkeys(["eval int8.safetensors --engine onnx", "inspect agent.onnx", ONNX], "onnx"),
 }
 """By command, the extra without which there is nothing to do."""

@@ -16,6 +16,7 @@ EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("torch", "stable_baselines3", "sb3_contrib"), "train"),
     **dict.fromkeys(("onnx", "onnxruntime"), "onnx"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+    "ray": "cluster",
 }
 """Packages that a plain `pip install quarl` leaves out, by import name, and the extra that brings each."""
 MAX_LINE = 600

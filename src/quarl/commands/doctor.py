@@ -27,6 +27,7 @@ EXTRAS = {
     "robotics": ("gymnasium-robotics", "mujoco"),
     "panda": ("panda-gym", "pybullet"),
     "zoo": ("rl-zoo3",),
+    "cluster": ("ray",),
     "energy": ("codecarbon",),
     "hub": ("huggingface-hub",),
     "tensorboard": ("tensorboard",),

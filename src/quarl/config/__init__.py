@@ -24,6 +24,7 @@ from quarl.config.base import (
     check_folder,
 )
 from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
+from quarl.config.cluster import ClusterConfig, ClusterJoinConfig, ClusterStartConfig
 from quarl.config.deploy import BudgetConfig, PushConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
@@ -187,6 +188,9 @@ __all__ = [
     "BenchActorQConfig",
     "BenchConfig",
     "BudgetConfig",
+    "ClusterConfig",
+    "ClusterJoinConfig",
+    "ClusterStartConfig",
     "Config",
     "DemoConfig",
     "DistillConfig",
@@ -210,13 +214,14 @@ __all__ = [
     "TrainConfig",
     "VerifyConfig",
 ]
-VERBS: tuple[type[Config] | type[BenchConfig] | type[StudyConfig], ...] = (
+VERBS: tuple[type[Config | BenchConfig | ClusterConfig | StudyConfig], ...] = (
     PtqConfig,
     DistillConfig,
     TrainConfig,
     SweepConfig,
     StudyConfig,
     ActorQConfig,
+    ClusterConfig,
     EvalConfig,
     PlayConfig,
     InspectConfig,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from quarl.config import VERBS, BenchConfig, Config, StudyConfig
+from quarl.config import VERBS, Config
 from quarl.config.base import summary
 from quarl.config.options import manual, overview
 from quarl.errors import QuarlError, did_you_mean
@@ -103,7 +103,7 @@ def parse(words: Sequence[str]) -> Config:
         sentence = _sentence(said.getvalue())
         zoos = "; the zoo's --track is --track wandb" * sentence.startswith("Missing value for argument '--track'")
         raise QuarlError(f"{sentence}{zoos}; {help_}") from None
-    config: Config = parsed.chosen if isinstance(parsed, BenchConfig | StudyConfig) else parsed
+    config: Config = parsed if isinstance(parsed, Config) else parsed.chosen
     if left:
         raise QuarlError(f"{config.verb} {_unknown(config, left, words)}; {help_}")
     config.came_from(words)
@@ -111,7 +111,7 @@ def parse(words: Sequence[str]) -> Config:
 
 
 def below(kind: type[Any]) -> list[type[Config]]:
-    """The verbs that a verb stands for: those of `bench` or `study`, or itself."""
+    """The verbs that a verb stands for: those of `bench`, `cluster` or `study`, or itself."""
     return [kind] if issubclass(kind, Config) else list(get_args(get_type_hints(kind)["chosen"]))
 
 

@@ -1,0 +1,228 @@
+"""Clusters on this machine: who gets in, what listens, what is said of mistakes, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quarl.cli import main
+from quarl.cluster.connection import Local, connect, token_file
+from quarl.errors import QuarlError
+from waiting import until
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="there is no Ray: pip install 'quarl[cluster]'")
+
+
+def parents() -> dict[int, int]:
+    """The parent of each process that is there and no zombie."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended
+            continue
+        if state != "Z":
+            found[int(path.parent.name)] = int(parent)
+    return found
+
+
+def tree(root: int) -> set[int]:
+    """A process's descendants."""
+    above, found = parents(), {root}
+    while more := {process for process, parent in above.items() if parent in found} - found:
+        found |= more
+    return found - {root}
+
+
+def listening(processes: set[int]) -> list[str]:
+    """Addresses at which these processes listen, as /proc/net has them: in hexadecimal digits, lowest byte first."""
+    owned = set()
+    for process in processes:
+        for path in Path(f"/proc/{process}/fd").glob("*"):
+            try:
+                owned.add(os.readlink(path))
+            except OSError:
+                continue
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in owned]
+
+
+def python(script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own, with arguments and variables."""
+    command = [sys.executable, "-c", script, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+
+
+def driver(address: str, token: Path) -> dict[str, Any]:
+    """What a process sees that connects: the machines, or the error's line; and its seconds."""
+    done = python(DRIVER, address, str(token))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+DRIVER = """
+import dataclasses, json, os, pathlib, signal, sys, time
+from quarl.cluster import connection
+from quarl.errors import QuarlError
+ours = lambda number, frame: None
+signal.signal(signal.SIGTERM, ours)
+start, found, said = time.monotonic(), {}, []
+try:
+    machines = connection.connect(sys.argv[1], token=pathlib.Path(sys.argv[2]))
+    found["machines"] = [dataclasses.asdict(each) for each in machines]
+    found["connected_s"] = time.monotonic() - start
+    found["about"] = connection.check_machines(machines, said.append)
+    connection.__version__ = "0.0.0"
+    try:
+        connection.check_machines(machines[:1], said.append)
+    except QuarlError as error:
+        found["other version"] = str(error)
+    connection.disconnect()
+except QuarlError as error:
+    found["error"] = str(error)
+    found["connected_s"] = time.monotonic() - start
+print(json.dumps({**found, "said": said, "kept": signal.getsignal(signal.SIGTERM) is ours}))
+"""
+OWNER = """
+import pathlib, sys, time
+from quarl.cluster.connection import Local
+local = Local(pathlib.Path(sys.argv[1]))
+print(local.token.parent, flush=True)
+time.sleep(1000)
+"""
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+try:
+    print(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5))
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's home while raylets and drivers of this module run."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def local(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """Two raylets of a run."""
+    with Local(tmp_path_factory.mktemp("run"), num_nodes=2, cpus=1) as cluster:
+        yield cluster
+    assert not cluster.token.parent.exists()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    """A token that no cluster has."""
+    return token_file(tmp_path / "token", make=True)
+
+
+def test_a_driver_sees_the_raylets_as_machines_that_are_alike(local: Local, home: Path):
+    found = driver(local.address, local.token)
+    assert [(each["address"], each["cpus"]) for each in found["machines"]] == [("127.0.0.1", 1)] * 2
+    assert len({each["id"] for each in found["machines"]}) == 2
+    assert [(each["niceness"], each["token"]) for each in found["about"]] == [(os.nice(0), True)] * 2
+    assert (found["said"], found["kept"]) == ([], True)
+    name = socket.gethostname()
+    assert found["other version"].startswith(f"machine {name} (127.0.0.1) has quarl ")
+    assert found["other version"].endswith(", this machine 0.0.0: install the same on both")
+    assert list(home.iterdir()) == []
+
+
+def test_only_loopback_listens(local: Local):
+    addresses = listening(tree(os.getpid()))
+    assert len(addresses) > 4
+    assert {*addresses} <= {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+def test_nobody_gets_in_without_the_token_or_with_another(local: Local, token: Path):
+    found = driver(local.address, token)
+    assert found["error"] == f"the cluster at {local.address} takes another token than that in {token}: copy its own"
+    assert found["connected_s"] < 10
+    stranger = python(STRANGER, local.address, RAY_AUTH_MODE="disabled")
+    assert stranger.stdout.split() == ["AuthenticationError"]
+
+
+def test_the_token_is_its_owners_alone(local: Local, token: Path):
+    assert (token.stat().st_mode & 0o777, local.token.stat().st_mode & 0o777) == (0o600, 0o600)
+    assert token.read_text() != local.token.read_text()
+    assert token_file(token, make=True).read_text() == token.read_text()
+    token.chmod(0o604)
+    with pytest.raises(QuarlError, match=f"others may read the cluster's token: chmod 600 {token}"):
+        token_file(token)
+
+
+def test_what_cannot_be_a_cluster_is_one_line(token: Path, capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        join = ("cluster", "join", "--token", str(token))
+        lines = {
+            (*join, "nowhere"): "'nowhere' is no address of a cluster: use IP:PORT, as quarl cluster start says it",
+            (*join, "127.0.0.1:1"): "no cluster answers at 127.0.0.1:1 (Connection refused)",
+            (*join, f"127.0.0.1:{port}"): "no cluster of Ray 2.",
+            (*join[:2], "127.0.0.1:1", "--token", "/nowhere"): "the cluster's token is not in /nowhere (No such file",
+            ("cluster", "start", "--port", str(port)): f"cannot listen at 127.0.0.1:{port} (Address already in use)",
+            ("cluster", "start", "--host", "203.0.113.1"): "cannot listen at 203.0.113.1:6379 (Cannot assign",
+        }
+        for words, line in lines.items():
+            start = time.monotonic()
+            assert main([*words]) == 2
+            (said,) = capsys.readouterr().err.splitlines()
+            assert said.startswith(f"quarl: {line}"), said
+            assert time.monotonic() - start < 10
+    with pytest.raises(QuarlError, match="this machine has begun no cluster: quarl cluster start begins one"):
+        connect("auto", token=token)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(number: signal.Signals, tmp_path: Path, home: Path):
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        processes = tree(owner.pid)
+        assert len(processes) > 6
+        assert folder.is_dir()
+        owner.send_signal(number)
+    until(lambda: not processes & parents().keys())
+    until(lambda: not folder.exists())
+
+
+def test_machines_begin_a_cluster_join_it_and_leave_it(home: Path, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    quarl, file = [sys.executable, "-m", "quarl", "cluster"], tmp_path / "token"
+    told: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen([*quarl, "start", "--port", address.rpartition(":")[2], "--token", str(file)], **told)
+    assert first.stdout is not None
+    assert first.stdout.readline() == f"a cluster is at {address}; Ctrl-C ends it\n"
+    second = subprocess.Popen([*quarl, "join", address, "--token", str(file), "--cpus", "7"], **told)
+    assert second.stdout is not None
+    assert second.stdout.readline() == f"127.0.0.1 is in the cluster at {address}; Ctrl-C takes it out\n"
+    assert [each["cpus"] for each in driver("auto", file)["machines"]].count(7) == 1
+    processes = tree(first.pid) | tree(second.pid)
+    second.send_signal(signal.SIGINT)
+    assert second.wait() == 130
+    first.send_signal(signal.SIGTERM)
+    first.wait()
+    until(lambda: not processes & parents().keys())
+    until(lambda: not file.with_suffix(".address").exists())
+    assert list(home.iterdir()) == []
