@@ -107,14 +107,31 @@ class LocalChannel(Channel):
             self._next_observations = ring.rows["next_observation"]
 
     @classmethod
-    def create(cls, num_actors: int, num_floats: int, dtype: np.dtype[Any], ring_rows: int) -> LocalChannel:
-        """New memory for weights of so many numbers, and for so many segments of each actor on their way."""
-        blocks = Counters.blocks(num_actors)
+    def create(
+        cls,
+        num_actors: int,
+        num_floats: int,
+        dtype: np.dtype[Any],
+        ring_rows: int,
+        *,
+        num_nodes: int = 0,
+        named: bool = True,
+    ) -> LocalChannel:
+        """New memory for weights of so many numbers, and for so many segments of each actor on their way.
+
+        num_nodes: machines of the cluster that it is the learner's end of. named: as for `Memory.create`.
+        """
+        blocks = Counters.blocks(num_actors, num_nodes)
         blocks |= Board.blocks(LEARNER_BOARD, 4 * num_floats)
         blocks |= Board.blocks(ACTOR_BOARD, 4 * num_floats + ARTEFACT_SLACK)
         for i in range(num_actors):
             blocks |= Ring.blocks(f"ring{i}", dtype, ring_rows)
-        return cls(Memory.create(blocks))
+        return cls(Memory.create(blocks, named=named))
+
+    @property
+    def sizes(self) -> tuple[int, np.dtype[Any], int]:
+        """Numbers of the weights, dtype of segments and rows of a ring, as `create` was told."""
+        return self._memory.array(f"{LEARNER_BOARD}.data").shape[1] // 4, self.dtype, self._rings[0].capacity
 
     def __reduce__(self) -> tuple[type[LocalChannel], tuple[Memory, int | None]]:
         return LocalChannel, (self._memory, self._actor)

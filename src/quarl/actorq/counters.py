@@ -149,6 +149,47 @@ class Actor(_Column):
     HEARTBEAT_S = auto()
 
 
+class Relay(_Column):
+    """Written by the relay of a cluster."""
+
+    HEARTBEAT_S = auto()
+    INCARNATIONS = auto()
+    """Those given out to the machines' actors so far."""
+    CPU_S = auto()
+    VERSIONS = auto()
+    """Put up for all machines."""
+
+
+class Node(_Column):
+    """Of one machine of a cluster; written by the relay."""
+
+    BEGUN = auto()
+    """Times that its agent began: with a new one or a new relay, its actors begin anew."""
+    ANSWERS = auto()
+    """1: its agent does."""
+    ACTORS = auto()
+    """Its actors that are alive."""
+    AT_WORK = auto()
+    """Its actors that are there, or will be again."""
+    DEATHS = auto()
+    """Of its actors."""
+    ROWS = auto()
+    """Segments that came from it."""
+    ROWS_BYTES = auto()
+    WEIGHTS_BYTES = auto()
+    """Of the versions that went to it."""
+    VERSION = auto()
+    """Of the newest weights in its memory."""
+    WEIGHTS_S = auto()
+    """From the learner's stamp until these were there."""
+    DELAY_S = auto()
+    """Of an answer to the least of questions, lately at best."""
+    PIECE_S = auto()
+    """Since its last segments came, lately in the mean."""
+    CPU_S = auto()
+    """Of its agent, without actors."""
+
+
 TIMES = (
     *(Actor.INFERENCE_S, Actor.ENVIRONMENT_S, Actor.INSERT_S, Actor.PULL_S, Actor.DESERIALIZE_S, Actor.LOAD_S),
     *(Actor.WAIT_S, Actor.STALE_S),
@@ -164,6 +205,11 @@ class Counters:
         self.learner: Array = memory.array("counters.learner")
         self.publisher: Array = memory.array("counters.publisher")
         self.actors: Array = memory.array("counters.actors")
+        self.relay: Array = memory.array("counters.relay")
+        self.nodes: Array = memory.array("counters.nodes")
+        """A row for each machine of a cluster; none without one."""
+        self.weights_ms: Array = memory.array("counters.weights_ms")
+        """[machines, classes]: versions by milliseconds from learner step to the machine's memory."""
         self.staleness: Array = memory.array("counters.staleness")
         """Rows that the learner took in by the age of their weights in updates."""
         self.latency_ms: Array = memory.array("counters.latency_ms")
@@ -173,7 +219,7 @@ class Counters:
         """[actors, classes]: pulls by tenths of a millisecond that the actor did not act."""
 
     @staticmethod
-    def blocks(num_actors: int) -> dict[str, Block]:
+    def blocks(num_actors: int, num_nodes: int = 0) -> dict[str, Block]:
         """The memory of a counters."""
         real, whole = np.dtype("f8"), np.dtype("i8")
         return {
@@ -181,6 +227,9 @@ class Counters:
             "counters.learner": Block(real, (len(Learner),)),
             "counters.publisher": Block(real, (len(Publisher),)),
             "counters.actors": Block(real, (num_actors, -(-len(Actor) // 8) * 8)),
+            "counters.relay": Block(real, (len(Relay),)),
+            "counters.nodes": Block(real, (num_nodes, len(Node))),
+            "counters.weights_ms": Block(whole, (num_nodes, CLASSES)),
             "counters.staleness": Block(whole, (CLASSES,)),
             "counters.latency_ms": Block(whole, (num_actors, CLASSES)),
             "counters.blocked_ms": Block(whole, (num_actors, CLASSES)),

@@ -78,8 +78,8 @@ class Memory:
         return Memory, (self.path, self.blocks)
 
     @classmethod
-    def create(cls, blocks: Mapping[str, Block]) -> Memory:
-        """New memory of this process; `remove` ends it."""
+    def create(cls, blocks: Mapping[str, Block], *, named: bool = True) -> Memory:
+        """New memory of this process; `remove` ends it. Without a name it ends with the process, however that ends."""
         if not hasattr(os, "posix_fallocate"):
             raise UnsupportedError(
                 "quarl actorq needs Linux: its processes share memory that other systems do not reserve"
@@ -88,7 +88,14 @@ class Memory:
             if not _held(path):
                 with contextlib.suppress(OSError):
                     path.unlink()
-        folder = _folder(sum(block.extent for block in blocks.values()))
+        size = sum(block.extent for block in blocks.values())
+        if not named:
+            descriptor = os.memfd_create(PREFIX)
+            os.posix_fallocate(descriptor, 0, size)
+            memory = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), blocks)
+            memory._lock = descriptor
+            return memory
+        folder = _folder(size)
         name = f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
         return cls(folder / name, blocks, create=True)
 
@@ -105,7 +112,8 @@ class Memory:
 
     def remove(self) -> None:
         """Deletes the file; processes that have it mapped keep their memory until they end."""
-        self.path.unlink(missing_ok=True)
+        if self.path.name.startswith(PREFIX):
+            self.path.unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from quarl.actorq.counters import TIMES, Actor, Control, Counters, Learner, Publisher, percentile
+from quarl.actorq.counters import TIMES, Actor, Control, Counters, Learner, Node, Publisher, Relay, percentile
 
 COUNTS = (Actor.STEPS, Actor.PULLS, Actor.SKIPPED, Actor.ERRORS, Actor.DROPPED, Actor.VERSION, Actor.INCARNATION)
 WORK = (
     *(Learner.TRAIN_S, Learner.INSERT_S, Learner.PUSH_S, Learner.WAIT_S, Learner.CHECKPOINT_S),
     *(Learner.ROLLBACKS, Learner.DUPLICATES, Learner.GAPS),
+)
+MACHINE = (
+    *(Node.BEGUN, Node.ANSWERS, Node.ACTORS, Node.DEATHS, Node.VERSION),
+    *(Node.ROWS, Node.ROWS_BYTES, Node.WEIGHTS_BYTES),
 )
 
 
@@ -50,6 +54,14 @@ def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None)
                 "latency_ms": _ratio(1e3 * cells[Actor.LATENCY_S], timed),
             }
             for cells, timed in zip(counters.actors, pulls, strict=True)
+        ],
+        "relay": _numbers(counters.relay, float, Relay.CPU_S, Relay.VERSIONS),
+        "machines": [
+            {
+                **_numbers(cells, int, *MACHINE),
+                **_numbers(cells, float, Node.WEIGHTS_S, Node.DELAY_S, Node.PIECE_S, Node.CPU_S),
+            }
+            for cells in counters.nodes
         ],
     }
     span = numbers["clock_s"] - (before["clock_s"] if before else 0.0)

@@ -19,7 +19,7 @@ from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.options import begun
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
-from quarl.actorq.workers import Workers
+from quarl.actorq.workers import ActorFamily, Workers
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line, note
 from quarl.files import Dispensable, append_row, locked, read_rows, write_rows
@@ -58,10 +58,11 @@ class Supervisor(roles.Supervisor):
         say: Callable[[str], None],
         open_channel: Callable[[int, int, np.dtype[Any], int], roles.Channel] = LocalChannel.create,
         children: Callable[[Callable[[str], None]], Children] = Children,
+        family: Callable[..., ActorFamily] = ActorFamily,
     ) -> None:
         """open_channel: from actors, numbers of the weights, dtype of segments, and how many may be on their way.
 
-        children: what starts and ends them.
+        children: what starts and ends them. family: what the actors are, from the arguments of ActorFamily.
         """
         config = begun(config, say)
         self.config, self.say = config, say
@@ -75,7 +76,7 @@ class Supervisor(roles.Supervisor):
         self.counters = self.channel.counters
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.workers = Workers(config, self.template, self.channel, world, say)
+            self.workers = Workers(config, self.template, self.channel, world, say, family)
         except BaseException:
             self.channel.remove()
             raise

@@ -145,9 +145,15 @@ class Workers:
     """
 
     def __init__(
-        self, config: ActorQConfig, template: Template, channel: Channel, world: Recalled, say: Callable[[str], None]
+        self,
+        config: ActorQConfig,
+        template: Template,
+        channel: Channel,
+        world: Recalled,
+        say: Callable[[str], None],
+        family: Callable[..., ActorFamily] = ActorFamily,
     ) -> None:
-        """world: what a learner, which plays nothing, needs of its environment."""
+        """world: what a learner, which plays nothing, needs of its environment. family: makes the actors."""
         self._cells, self._watchdog = channel.counters.publisher, Watchdog(BLIND_S, say)
         cores, *cores_of_actors = _cores(config.num_actors, config.learner_threads, alone=channel.alone())
         of_learner = LearnerSpec(config=config, channel=channel, world=world, cores=cores)
@@ -159,7 +165,7 @@ class Workers:
         # reserved in blocks by every learner, so their first number is above all incarnations before it.
         first = Versions(config.output).first - 1
         rungs = ladder(template.initial.head.kind, config.num_actors, config.sigma)
-        self.actors = ActorFamily(config, channel, rungs, cores_of_actors, first, say)
+        self.actors = family(config, channel, rungs, cores_of_actors, first, say)
 
     @property
     def all(self) -> tuple[Child, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,17 +98,31 @@ def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
         notes.append(line)
         console.print(f"quarl: {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
-    supervisor = Supervisor(auto.chosen(config, say), say)
-    config = supervisor.config
     with (
-        contextlib.closing(supervisor),
+        _machines(config, say) as (config, parts),
+        contextlib.closing(Supervisor(config, say, **parts)) as supervisor,
         contextlib.closing(supervisor.run()) as rows,
         _view(console) as show,
     ):
+        config = supervisor.config
         warn_about_cores(config)
         for row in rows:
             show(_table(config, row, supervisor.evaluator.entries))
     return supervisor
+
+
+@contextlib.contextmanager
+def _machines(config: ActorQConfig, say: Callable[[str], None]) -> Iterator[tuple[ActorQConfig, dict[str, Any]]]:
+    """The options in numbers, and what a Supervisor takes of the machines that its actors are on."""
+    config, folder = auto.chosen(config, say), RunFolder(config.output)
+    saved = folder.read_args() if config.resume and folder.options.is_file() else {}
+    if config.cluster is None and saved.get("cluster") is None:
+        yield config, {}
+        return
+    from quarl.cluster.family import clustered  # here: it needs Ray, and few have it
+
+    with clustered(config, saved, say) as run:
+        yield run
 
 
 def _distilled(config: ActorQConfig) -> float:
@@ -170,6 +184,10 @@ def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str
     )
     for (left, a), (right, b) in zip(cells[::2], cells[1::2], strict=True):
         table.add_row(left, a, right, b)
+    for number, machine in enumerate(row["machines"]):
+        actors = f"{machine['actors']} actors" if machine["answers"] else "does not answer"
+        weights = f"{machine['rows']:,} steps, weights after {1e3 * machine['weights_s']:.0f} ms"
+        table.add_row(f"machine {number}", actors, "", weights)
     return table
 
 

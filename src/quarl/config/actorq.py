@@ -22,6 +22,7 @@ GIVEN_ONCE = ("n_steps", "batch_size")
 COUNTS = (
     *("actors", "envs_per_actor", "actor_update_interval", "publish_interval", "max_staleness"),
     *("min_actors", "learner_threads", "updates", "max_times_sampled", "batch_size", "n_steps"),
+    *("nodes", "actors_per_node"),
 )
 """Options from 1 on."""
 ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars", "maskableppo")
@@ -40,7 +41,7 @@ class ActorQConfig(LearnerOptions):
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "output", "plan")
     free: ClassVar[tuple[str, ...]] = (
         *(*LearnerOptions.free, "updates", "target", "save_replay_buffer", "actors", "min_actors", "max_staleness"),
-        *("env_timeout", "learner_threads", "distill"),
+        *("env_timeout", "learner_threads", "distill", "cluster", "nodes", "actors_per_node"),
     )
 
     algo: Annotated[str, shown("NAME")] = "dqn"
@@ -112,6 +113,13 @@ class ActorQConfig(LearnerOptions):
     """With fewer actors alive the run ends with exit code 4."""
     env_timeout: Annotated[float, ENVIRONMENT] = 60.0
     """Seconds without a step after which an actor counts as hung and is replaced."""
+    cluster: Annotated[str | None, shown("ADDRESS|auto|local", default="this machine alone")] = None
+    """Act on the machines of a Ray cluster, at IP:PORT as quarl cluster start says it; auto: the one that this machine
+    is of; local: machines that are processes of this one, for trying."""
+    nodes: Annotated[int | None, shown("N", default="all that are there"), ADVANCED] = None
+    """Machines of --cluster to act on; of local 2."""
+    actors_per_node: Annotated[int | None, shown("N", default="--actors"), ADVANCED] = None
+    """Actors on each machine of --cluster."""
     distill: Annotated[Flag, QUANTISATION] = False
     """In the end distil the policy for --actor-precision, as quarl distill does, into the folder distilled."""
     plan: Flag = False
@@ -149,7 +157,11 @@ class ActorQConfig(LearnerOptions):
             raise QuarlError(f"--sigma must not be negative, got {self.sigma:g}")
         if not self.env_timeout > 0:
             raise QuarlError(f"--env-timeout must be above 0 seconds, got {self.env_timeout:g}")
-        if self.actors != "auto" and self.min_actors > self.actors:
+        if self.cluster is None and (self.nodes or self.actors_per_node) and not self.resume:
+            raise QuarlError("--nodes and --actors-per-node are of a cluster: give --cluster, or drop them")
+        if self.cluster is not None and self.plan:
+            raise QuarlError("--plan measures this machine alone: drop --cluster")
+        if self.cluster is None and self.actors != "auto" and self.min_actors > self.actors:
             raise QuarlError(f"--min-actors {self.min_actors} is more than --actors {self.actors}")
         check_folder(self.output)
 

@@ -40,6 +40,7 @@ BOUNDS = Bounds(minutes=60.0, memory_gb=4.0)
 """Of one cell, its processes together, in a study that says nothing of them."""
 SET_BY_CELLS = (
     *("algo", "env", "actor_precision", "seed", "output", "resume", "plan", "track", "distill"),
+    *("cluster", "nodes", "actors_per_node"),
     *(*ASIDE, *OPTIONS),
 )
 """Options of `quarl actorq` that a cell sets itself."""

@@ -18,7 +18,7 @@ from quarl.errors import QuarlError
 MAX_BYTES = 2**20
 OPTIONS = {field.name: field for field in dataclasses.fields(ActorQConfig)}
 FIXED = (
-    *("actor_precision", "engine", "seed", "output", "resume", "plan", "target", "samples_per_insert"),
+    *("actor_precision", "engine", "seed", "output", "resume", "plan", "target", "samples_per_insert", "cluster"),
     *ASIDE,
 )
 """Options of `quarl actorq` that the protocol sets itself."""

@@ -1,0 +1,152 @@
+"""A run of ActorQ on many machines: what its supervisor has in place of actors of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.counters import Node, Relay
+from quarl.actorq.roles import Channel
+from quarl.actorq.workers import BLIND_S, ActorFamily, Watchdog
+from quarl.cluster import connection, relay
+from quarl.cluster.relay import RelaySpec
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError
+from quarl.formats import counted
+from quarl.processes.child import Child, Children
+
+RELAY_S = 30.0
+"""Without a sign of life, after which a relay counts as hung."""
+LOCAL_NODES = 2
+"""Of `--cluster local`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where a run's machines are."""
+
+    address: str
+    token: Path
+    num_nodes: int
+
+
+class ClusterFamily(ActorFamily):
+    """The actors of all machines: one process here, the relay, and by it theirs."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ActorQConfig,
+        channel: Channel,
+        rungs: Sequence[float],
+        cores: Sequence[frozenset[int] | None],
+        incarnation: int,
+        say: Callable[[str], None],
+    ) -> None:
+        """As for ActorFamily; cores of other machines are not this one's to give."""
+        self._counters, self._say, self._watchdog = channel.counters, say, Watchdog(BLIND_S, say)
+        self._counters.nodes[:, Node.AT_WORK] = len(rungs) // cluster.num_nodes
+        log = config.output / "relay.log"
+        spec = RelaySpec(
+            config=config,
+            channel=channel,
+            run=os.urandom(4).hex(),
+            rungs=tuple(rungs),
+            incarnation=incarnation,
+            address=cluster.address,
+            token=cluster.token,
+        )
+        self.relay = Child("relay", relay.main, spec, log, apart=True, linked=True)  # Ray has much to say
+        self.children = [self.relay]
+
+    @property
+    def num_alive(self) -> int:
+        return int(self._counters.nodes[:, Node.ACTORS].sum()) if self.relay.alive() else 0
+
+    @property
+    def num_at_work(self) -> int:
+        return 0 if self.relay.parked else int(self._counters.nodes[:, Node.AT_WORK].sum())
+
+    @property
+    def num_deaths(self) -> int:
+        return int(self._counters.nodes[:, Node.DEATHS].sum())
+
+    def look(self) -> None:
+        """Kills a relay that hangs, and says what it has to say."""
+        self._watchdog.tick()
+        heard = float(self._counters.relay[Relay.HEARTBEAT_S])
+        self._watchdog.watch(self.relay, heard, RELAY_S, "the relay gave no sign of life")
+        with contextlib.suppress(OSError):  # it has just died
+            while self.relay.alive() and self.relay.link.poll():
+                if isinstance(line := self.relay.hear(), str):
+                    self._say(line)
+
+    def revive(self, children: Children) -> str:
+        """Starts a dead relay again, whose machines begin anew; why none can, where it died of a user's mistake."""
+        if not self.relay.alive() and not self.relay.parked:
+            if self.relay.result.mistake:
+                return self.relay.reason()
+            children.revive(self.relay)
+        return ""
+
+
+@contextlib.contextmanager
+def clustered(
+    config: ActorQConfig, saved: Mapping[str, Any], say: Callable[[str], None]
+) -> Iterator[tuple[ActorQConfig, dict[str, Any]]]:
+    """The run's options with its actors counted over all machines, and what its Supervisor takes beside them.
+
+    saved: the options that a run has which goes on. Local raylets live as long as the block. QuarlError in one line
+    where machines cannot be reached, or differ.
+    """
+    where, nodes = config.cluster or saved["cluster"], config.nodes or saved.get("nodes")
+    with contextlib.ExitStack() as stack:
+        token, logs = None, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-raylets-")))
+        if where == "local":
+            local = stack.enter_context(connection.Local(logs, nodes or LOCAL_NODES))
+            where, token = local.address, local.token
+        cluster = _surveyed(str(where), token, nodes, logs, say)
+        each = config.actors_per_node or saved.get("actors_per_node") or config.num_actors
+        config = replace(config, actors=cluster.num_nodes * each, actors_per_node=each)
+        say(f"{counted(cluster.num_nodes, 'machine')} of {counted(each, 'actor')} each")
+        yield (
+            config,
+            {
+                "open_channel": partial(LocalChannel.create, num_nodes=cluster.num_nodes),
+                "family": partial(ClusterFamily, cluster),
+            },
+        )
+
+
+def _surveyed(address: str, token: Path | None, nodes: int | None, logs: Path, say: Callable[[str], None]) -> Cluster:
+    """The machines that are there, asked by a process of its own: Ray stays out of this one."""
+    asks = Child("machines", _survey, (address, token), logs / "machines.log", apart=True)
+    asks.start()
+    try:
+        result = asks.result
+    finally:
+        asks.kill()
+    if result.error:
+        raise QuarlError(result.error)
+    names, said = result.value
+    for line in said:
+        say(line)
+    if nodes is not None and nodes > len(names):
+        raise QuarlError(f"--nodes {nodes}: the cluster has {counted(len(names), 'machine')} ({', '.join(names)})")
+    return Cluster(address, connection.token_file(token), nodes or len(names))
+
+
+def _survey(where: tuple[str, Path | None]) -> tuple[list[str], list[str]]:
+    """Names of the cluster's machines, and what is to be said of them."""
+    said: list[str] = []
+    machines = connection.connect(where[0], token=where[1])
+    connection.check_machines(machines, said.append)
+    connection.disconnect()
+    return [machine.name for machine in machines], said

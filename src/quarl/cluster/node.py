@@ -1,0 +1,169 @@
+"""The agent of one machine: memory of its own, the actors that share it, and answers to the learner's relay.
+
+It is an actor of Ray. What the actors of a machine see is what they see without a cluster; nothing of Ray is between
+them and their memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.counters import Actor, Control, Learner
+from quarl.actorq.workers import ActorFamily
+from quarl.arrays import Array
+from quarl.config import ActorQConfig
+from quarl.processes.child import Children
+
+NAP_S = 0.001
+"""Between two looks at the rings."""
+LOOK_S = 0.05
+"""Between two looks at the actors."""
+GRACE_S = 2.0
+"""For actors to leave."""
+HISTOGRAMS_S = 1.0
+"""Between two of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What an agent is to begin."""
+
+    config: ActorQConfig
+    run: str
+    """Names the run's folder of logs on each machine."""
+    first: int
+    """Number of its first actor among those of all machines."""
+    rungs: Sequence[float]
+    """Of its actors."""
+    incarnation: int
+    """Of their first processes; no other agent of the run has it, nor those that follow."""
+    sizes: tuple[int, np.dtype[Any], int]
+    """Of the learner's channel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What an agent has since the last one."""
+
+    rows: Array
+    """Segments; each actor's lie together, and `actor` counts from 0."""
+    cells: Array
+    """The actors', their heartbeats as seconds since then."""
+    histograms: tuple[Array, Array] | None
+    """Latencies and blocked times of its actors so far; not in each report."""
+    alive: int
+    at_work: int
+    deaths: int
+    cpu_s: float
+    said: Sequence[str]
+    mistake: str
+    """What the user got wrong, as the actors' machine says it; empty: nothing."""
+
+
+class NodeAgent:
+    """The methods are called side by side, `begin` before all others."""
+
+    def __init__(self) -> None:
+        self._stop: threading.Event | None = None
+        self._said: list[str] = []
+        self._mistake = ""
+
+    def begin(self, order: Order) -> tuple[str, int]:
+        """Ends what it did, and starts actors in new memory; the machine's name and this process."""
+        self.end()
+        # processes that are started begin with the main module of this one, which is Ray's
+        vars(sys.modules["__main__"]).pop("__file__", None)
+        self._folder = Path(tempfile.gettempdir()) / f"quarl-{order.run}-{order.first}"
+        self._folder.mkdir(exist_ok=True)
+        config, num = replace(order.config, output=self._folder), len(order.rungs)
+        self._channel = LocalChannel.create(num, *order.sizes, named=False)
+        self._most, self._num_envs = num * order.sizes[-1] // 2, config.num_envs
+        self._shown = -np.inf
+        self._said, self._mistake, self._stop = [], "", threading.Event()
+        cores, say = [None] * num, self._said.append
+        self._family = ActorFamily(config, self._channel, order.rungs, cores, order.incarnation, say)
+        # actors die with the thread that started them: it lasts as long as they
+        self._keeper = threading.Thread(target=partial(self._keep, self._stop), daemon=True)
+        self._keeper.start()
+        return os.uname().nodename, os.getpid()
+
+    def _keep(self, stop: threading.Event) -> None:
+        """Starts the actors, and again those that die, until the end."""
+        children = Children(self._said.append)
+        try:
+            for child in self._family.children:
+                children.start(child)
+            while not stop.wait(LOOK_S) and not self._mistake:
+                self._family.look()
+                self._mistake = self._family.revive(children)
+            self._channel.counters.control[Control.STOP] = 1
+            children.wind_up(GRACE_S)
+        finally:
+            children.close()
+
+    def tell(self, cells: Array) -> float:
+        """Takes the learner's cells, with limits that are this machine's; its time.monotonic()."""
+        self._channel.counters.learner[:] = cells
+        return time.monotonic()
+
+    def load(self, data: Array, version: int, step: int, stamp_ns: int) -> float:
+        """Puts weights up for the actors; its time.monotonic() when they were there. stamp_ns: by this clock."""
+        with self._channel.packed.slot(len(data), version=version, step=step, stamp_ns=stamp_ns) as slot:
+            slot[:] = data
+        return time.monotonic()
+
+    def collect(self, most: int, patience_s: float) -> Report:
+        """Takes the actors' segments: when there are so many, the time is over, or more cannot come."""
+        channel, until, most = self._channel, time.monotonic() + patience_s, min(most, self._most)
+        while (waiting := channel.num_waiting()) < most and time.monotonic() < until:
+            if (waiting and self._are_at_limit()) or self._mistake:
+                break
+            time.sleep(NAP_S)
+        rows = np.empty(min(channel.num_waiting(), most), channel.dtype)
+        taken = channel.drain(rows) if len(rows) else 0
+        cells, now = channel.counters.actors.copy(), time.monotonic()
+        cells[:, Actor.HEARTBEAT_S] = now - cells[:, Actor.HEARTBEAT_S]
+        histograms = None
+        if now - self._shown >= HISTOGRAMS_S:
+            self._shown, counters = now, channel.counters
+            histograms = counters.latency_ms.copy(), counters.blocked_ms.copy()
+        said, self._said[:] = self._said[:], []
+        return Report(
+            rows=rows[:taken],
+            cells=cells,
+            histograms=histograms,
+            alive=self._family.num_alive,
+            at_work=self._family.num_at_work,
+            deaths=self._family.num_deaths,
+            cpu_s=time.process_time(),
+            said=said,
+            mistake=self._mistake,
+        )
+
+    def _are_at_limit(self) -> bool:
+        """Whether no actor can make another step of its environments before it is allowed more."""
+        counters = self._channel.counters
+        left = counters.learner[Learner.INSERT_LIMIT] - counters.actors[:, Actor.STEPS].sum()
+        return bool(left < self._num_envs)
+
+    def end(self) -> None:
+        """Nothing of its actors and their memory is left."""
+        if self._stop is not None:
+            self._stop.set()
+            self._keeper.join()
+            self._channel.remove()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._stop = None

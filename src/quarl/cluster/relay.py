@@ -1,0 +1,329 @@
+"""The relay: the process that stands for all machines beside the learner, and speaks with their agents by Ray.
+
+Down go the learner's cells, with limits that are each machine's own, and the newest packed weights, put up once for
+all; up come whole pieces of the actors' rings, which go into the learner's as the actors would have written them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl.actorq import roles
+from quarl.actorq.channel import LocalChannel
+from quarl.actorq.counters import CLASSES, Actor, Learner, Node, Relay
+from quarl.arrays import Array
+from quarl.cluster import connection
+from quarl.cluster.leases import Leases
+from quarl.cluster.node import NodeAgent, Order, Report
+from quarl.config import ActorQConfig
+from quarl.errors import QuarlError, in_one_line
+
+PIECE_ROWS, PIECE_S = 16_000, 0.1
+"""Of segments that come at once, at most."""
+TELL_S = 0.1
+"""After which a machine is told of the learner, also where nothing presses."""
+LOOK_S = 0.002
+"""For an answer, before the boards are looked at again."""
+END_S = 3.0
+"""For agents to end."""
+AGAIN_S = 0.3
+"""Before a lost machine is asked again."""
+SILENT_S, LOST_S = 10.0, 25.0
+"""Without an answer, after which a machine is said to be silent, and its actors count no more."""
+INCARNATIONS = 50
+"""Given to an agent for each of its actors' processes one after the other; then another agent's begin."""
+VERSIONS_HELD = 2
+"""That agents are still reading, at most."""
+DECAY = 0.9
+"""Of what is shown as of lately."""
+PRESENT = [Actor.INCARNATION, Actor.STEPS, Actor.VERSION, Actor.SIGMA, Actor.HEARTBEAT_S]
+"""Cells of an actor that its successors do not add to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelaySpec(roles.Start):
+    """What the relay is told when it is started."""
+
+    config: ActorQConfig
+    run: str
+    rungs: Sequence[float]
+    incarnation: int
+    """Above all that the run ever had."""
+    address: str
+    token: Path
+
+
+@dataclass(eq=False)
+class _Machine:
+    """One place for an agent, and the machine that Ray has found for it."""
+
+    place: int
+    agent: Any
+    actors: slice
+    """Of its actors among those of all machines."""
+    name: str = ""
+    begun: bool = False
+    calls: dict[str, Any] = field(default_factory=dict)
+    """Ray's references to answers that are waited for, by method."""
+    sent: dict[str, float] = field(default_factory=dict)
+    """time.monotonic() of these calls."""
+    not_before: float = 0.0
+    heard: float = field(default_factory=time.monotonic)
+    is_silent: bool = False
+    told: Array | None = None
+    waiting: list[tuple[int, Array]] = field(default_factory=list)
+    """Segments by actor for which the learner's rings had no room yet."""
+    version: int = 0
+    loading: Any = None
+    before: Array | None = None
+    """What the actors' cells held when the agent began, and their histograms."""
+    histograms: tuple[Array, Array] | None = None
+    offset_s: float = 0.0
+    """Its clock less this one's, as the quickest answer has shown."""
+    delay_s: float = np.inf
+
+
+class RelayLoop(roles.Role):
+    """Asks and answers, a few hundred times a second; no call to Ray is for a single step."""
+
+    def __init__(self, spec: RelaySpec, say: Callable[[str], None]) -> None:
+        super().__init__(spec)
+        assert isinstance(self.channel, LocalChannel)
+        self.spec, self.say, self.cells = spec, say, self.counters.relay
+        self.cells[Relay.HEARTBEAT_S] = time.monotonic()
+        connection.connect(spec.address, token=spec.token)
+        import ray  # after the environment that `connect` has set
+
+        self.ray, self.sizes, num = ray, self.channel.sizes, len(self.counters.nodes)
+        each = len(self.counters.actors) // num
+        self.leases = Leases(num, spec.config.num_envs)
+        self.rings = [self.channel.of(i) for i in range(num * each)]
+        group = ray.util.placement_group([{"CPU": 1}] * num, strategy="STRICT_SPREAD")
+        remote = ray.remote(NodeAgent)
+        self.machines = []
+        for place in range(num):
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, place)
+            options = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4, "num_cpus": 1}
+            agent = remote.options(scheduling_strategy=strategy, **options).remote()
+            self.machines.append(_Machine(place, agent, slice(place * each, (place + 1) * each)))
+        self.version = 0
+        self.weights: Any = None
+        """Ray's reference to the newest ones that were put up, and what they are."""
+        self.snapshot: roles.Snapshot
+        self.cpu_before = float(self.cells[Relay.CPU_S])
+
+    def run(self) -> None:
+        """Until it is told to stop; then agents end what they have begun."""
+        try:
+            self._run()
+        finally:
+            connection.disconnect()
+
+    def _run(self) -> None:
+        while not self.stopped():
+            now = self.cells[Relay.HEARTBEAT_S] = time.monotonic()
+            self.cells[Relay.CPU_S] = self.cpu_before + time.process_time()
+            total = self.counters.actors[:, Actor.STEPS].sum()
+            self.leases.grant(self.counters.learner[Learner.INSERT_LIMIT], total, now)
+            self._put_up()
+            for machine in self.machines:
+                if machine.begun:
+                    self._serve(machine, total, now)
+                elif "begin" not in machine.calls and now >= machine.not_before:
+                    self._begin(machine)
+                self._watch(machine, now)
+            self._hear()
+        ends = [machine.agent.end.remote() for machine in self.machines if machine.begun]
+        if ends:
+            self.ray.wait(ends, num_returns=len(ends), timeout=END_S)
+
+    def _put_up(self) -> None:
+        """The newest packed weights, once for all machines; not while older ones are still being read."""
+        held = {id(machine.loading) for machine in self.machines if machine.loading is not None}
+        if len(held) < VERSIONS_HELD and (snapshot := self.channel.packed.pull(self.version)) is not None:
+            self.weights, self.snapshot, self.version = self.ray.put(snapshot.data), snapshot, snapshot.version
+            self.cells[Relay.VERSIONS] += 1
+
+    def _call(self, machine: _Machine, method: str, *arguments: Any) -> None:
+        machine.calls[method] = getattr(machine.agent, method).remote(*arguments)
+        machine.sent[method] = time.monotonic()
+
+    def _begin(self, machine: _Machine) -> None:
+        """An agent that knows nothing, or no longer anything."""
+        spec, incarnation = self.spec, self.spec.incarnation + int(self.cells[Relay.INCARNATIONS])
+        self.cells[Relay.INCARNATIONS] += INCARNATIONS
+        order = Order(
+            config=spec.config,
+            run=spec.run,
+            first=machine.actors.start,
+            rungs=spec.rungs[machine.actors],
+            incarnation=incarnation,
+            sizes=self.sizes,
+        )
+        self._call(machine, "begin", order)
+
+    def _serve(self, machine: _Machine, total: float, now: float) -> None:
+        """Every question that the machine is to answer now."""
+        calls, leases, place = machine.calls, self.leases, machine.place
+        # what the learner allows, and wants to be left alone for
+        cells = self.counters.nodes[place]
+        if "tell" not in calls:
+            told = leases.cells(place, self.counters.learner, total, cells[Node.PIECE_S] + cells[Node.DELAY_S])
+            if self._presses(machine, told) or now - machine.sent.get("tell", 0.0) > TELL_S:
+                machine.told = told
+                self._call(machine, "tell", told)
+        # newer weights
+        if "load" not in calls and machine.version < self.version:
+            snapshot, machine.loading = self.snapshot, self.weights
+            stamp_ns = snapshot.stamp_ns + int(1e9 * machine.offset_s)
+            machine.sent["stamp"] = 1e-9 * snapshot.stamp_ns
+            self._call(machine, "load", self.weights, snapshot.version, snapshot.step, stamp_ns)
+            machine.version = snapshot.version
+            cells[Node.WEIGHTS_BYTES] += len(snapshot.data)
+        # more segments, where there is room for all that came
+        if machine.waiting:
+            machine.waiting = list(self._written(machine.waiting, place))
+        if "collect" not in calls and not machine.waiting:
+            self._call(machine, "collect", PIECE_ROWS, PIECE_S)
+
+    def _presses(self, machine: _Machine, told: Array) -> bool:
+        """Whether the actors stand still, or will soon, for what they do not know."""
+        if machine.told is None or told[Learner.PAUSED] != machine.told[Learner.PAUSED]:
+            return True
+        granted, received = told[Learner.INSERT_LIMIT], self.leases.received[machine.place]
+        known = machine.told[Learner.INSERT_LIMIT]
+        return bool(granted > known and known - received <= 0.75 * (granted - received))
+
+    def _written(self, pieces: Sequence[tuple[int, Array]], place: int) -> Iterator[tuple[int, Array]]:
+        """Puts segments into the learner's rings, and counts them; those for which there is no room yet."""
+        for actor, rows in pieces:
+            ring = self.rings[actor]
+            num = min(ring.room(), len(rows))
+            if num:
+                ring.send_rows(rows[:num])
+                self.counters.actors[actor, Actor.STEPS] = ring.num_sent()
+                self.leases.insert(place, num)
+            if num < len(rows):
+                yield actor, rows[num:]
+
+    def _hear(self) -> None:
+        """The answers that are there, or come in a moment."""
+        waited: dict[Any, tuple[_Machine, str]] = {
+            call: (machine, name) for machine in self.machines for name, call in machine.calls.items()
+        }
+        ready, _ = self.ray.wait(list(waited), num_returns=1, timeout=LOOK_S) if waited else ([], [])
+        if ready:
+            ready, _ = self.ray.wait(list(waited), num_returns=len(waited), timeout=0)
+        else:
+            time.sleep(0 if waited else LOOK_S)
+        for call in ready:
+            machine, name = waited[call]
+            if machine.calls.get(name) is not call:
+                continue  # it was lost with another
+            try:
+                answer = self.ray.get(call)
+            except self.ray.exceptions.RayTaskError as error:
+                # an agent that Ray has made anew, and that has not begun, has no answers
+                if name != "begin" and not isinstance(error.cause, QuarlError):
+                    self._lose(machine, in_one_line(error.cause or error))
+                    continue
+                raise QuarlError(f"{machine.name or 'a machine'}: {in_one_line(error.cause or error)}") from None
+            except self.ray.exceptions.RayError as error:
+                self._lose(machine, type(error).__name__)
+                continue
+            del machine.calls[name]
+            machine.heard = time.monotonic()
+            getattr(self, f"_heard_{name}")(machine, answer)
+
+    def _heard_begin(self, machine: _Machine, answer: tuple[str, int]) -> None:
+        cells, (name, _) = self.counters.nodes[machine.place], answer
+        if cells[Node.BEGUN]:
+            self.say(f"{name}: the machine is back, and its actors begin anew")
+        machine.name, machine.begun, machine.is_silent = name, True, False
+        machine.version, machine.told = 0, None
+        machine.before = self.counters.actors[machine.actors].copy()
+        machine.before[:, PRESENT] = 0
+        counters = self.counters
+        machine.histograms = counters.latency_ms[machine.actors].copy(), counters.blocked_ms[machine.actors].copy()
+        cells[Node.BEGUN] += 1
+        cells[Node.ANSWERS], cells[Node.VERSION] = 1, 0
+        self.leases.begin(machine.place)
+
+    def _heard_tell(self, machine: _Machine, there: float) -> None:
+        """How the clocks differ is known best where the answer was quickest; clocks drift, so that it grows old."""
+        before, cells = machine.sent["tell"], self.counters.nodes[machine.place]
+        took = machine.heard - before
+        machine.delay_s *= 1.001
+        if took <= machine.delay_s:
+            machine.delay_s, machine.offset_s = took, there - (before + machine.heard) / 2
+        cells[Node.DELAY_S] = machine.delay_s
+
+    def _heard_load(self, machine: _Machine, there: float) -> None:
+        cells = self.counters.nodes[machine.place]
+        machine.loading = None
+        cells[Node.VERSION] = machine.version
+        cells[Node.WEIGHTS_S] = there - machine.offset_s - machine.sent["stamp"]
+        weights_ms = self.counters.weights_ms[machine.place]
+        weights_ms[min(max(int(1e3 * cells[Node.WEIGHTS_S]), 0), CLASSES - 1)] += 1
+
+    def _heard_collect(self, machine: _Machine, report: Report) -> None:
+        cells, counters = self.counters.nodes[machine.place], self.counters
+        # segments, by actor and numbered as the learner numbers actors
+        rows = report.rows.copy()  # Ray's bytes are read-only, and stay where they are as long as they are used
+        starts = np.flatnonzero(np.diff(rows["actor"], prepend=-1))
+        rows["actor"] += machine.actors.start
+        pieces = [(int(piece["actor"][0]), piece) for piece in np.split(rows, starts[1:]) if len(piece)]
+        machine.waiting = list(self._written(pieces, machine.place))
+        # what the actors say of themselves, on top of what those before them have said
+        assert machine.before is not None
+        assert machine.histograms is not None
+        shown = machine.before + report.cells
+        shown[:, Actor.STEPS] = [self.rings[i].num_sent() for i in range(machine.actors.start, machine.actors.stop)]
+        shown[:, Actor.HEARTBEAT_S] = machine.heard - report.cells[:, Actor.HEARTBEAT_S]
+        counters.actors[machine.actors] = shown
+        if report.histograms is not None:
+            counters.latency_ms[machine.actors] = machine.histograms[0] + report.histograms[0]
+            counters.blocked_ms[machine.actors] = machine.histograms[1] + report.histograms[1]
+        took = machine.heard - machine.sent["collect"]
+        cells[Node.PIECE_S] = DECAY * cells[Node.PIECE_S] + (1 - DECAY) * took
+        cells[Node.ROWS] += len(rows)
+        cells[Node.ROWS_BYTES] += rows.nbytes
+        cells[Node.ACTORS], cells[Node.AT_WORK], cells[Node.DEATHS] = report.alive, report.at_work, report.deaths
+        cells[Node.CPU_S] = report.cpu_s
+        for line in report.said:
+            self.say(f"{machine.name}: {line}")
+        if report.mistake:
+            raise QuarlError(f"{machine.name}: {report.mistake}")
+
+    def _lose(self, machine: _Machine, why: str) -> None:
+        """Its agent is no more; Ray makes another one there, or where there is a machine."""
+        if machine.begun:
+            self.say(f"{machine.name}: the machine's agent is gone ({why}); the run goes on without its actors")
+        machine.begun, machine.loading, machine.waiting = False, None, []
+        machine.calls.clear()
+        machine.not_before = time.monotonic() + AGAIN_S
+        self.leases.lose(machine.place)
+        cells = self.counters.nodes[machine.place]
+        cells[Node.ANSWERS] = cells[Node.ACTORS] = 0
+
+    def _watch(self, machine: _Machine, now: float) -> None:
+        """Says that a machine is silent; after a while the run no longer counts on it."""
+        silent_s, cells = now - machine.heard, self.counters.nodes[machine.place]
+        if silent_s > SILENT_S and machine.begun and not machine.is_silent:
+            machine.is_silent = True
+            self.say(f"{machine.name}: the machine has not answered for {SILENT_S:g} s")
+        if silent_s < SILENT_S:
+            machine.is_silent = False
+        if silent_s > LOST_S and cells[Node.BEGUN]:
+            cells[Node.AT_WORK] = cells[Node.ACTORS] = 0
+
+
+def main(spec: RelaySpec, link: Connection) -> None:
+    RelayLoop(spec, link.send).run()
