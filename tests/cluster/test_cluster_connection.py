@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,22 @@ def python(script: str, *words: str, **variables: str) -> subprocess.CompletedPr
     """A script in a process of its own, with arguments and variables."""
     command = [sys.executable, "-c", script, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process that has said its first line."""
+
+    process: subprocess.Popen[str]
+    said: str
+
+
+@contextmanager
+def running(*command: str) -> Iterator[Running]:
+    """The command, once it has said something, until it has ended."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Running(process, process.stdout.readline())
 
 
 def driver(address: str, token: Path) -> dict[str, Any]:
@@ -183,25 +200,20 @@ def test_what_cannot_be_a_cluster_is_one_line(token: Path, capsys: pytest.Captur
             ("cluster", "start", "--host", "203.0.113.1"): "cannot listen at 203.0.113.1:6379 (Cannot assign",
         }
         for words, line in lines.items():
-            start = time.monotonic()
             assert main([*words]) == 2
             (said,) = capsys.readouterr().err.splitlines()
             assert said.startswith(f"quarl: {line}"), said
-            assert time.monotonic() - start < 10
-    with pytest.raises(QuarlError, match="this machine has begun no cluster: quarl cluster start begins one"):
+    with pytest.raises(QuarlError, match="this machine has begun no cluster: quarl cluster start does"):
         connect("auto", token=token)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(number: signal.Signals, tmp_path: Path, home: Path):
-    command = [sys.executable, "-c", OWNER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        folder = Path(owner.stdout.readline().strip())
-        processes = tree(owner.pid)
+    with running(sys.executable, "-c", OWNER, str(tmp_path)) as owner:
+        folder, processes = Path(owner.said.strip()), tree(owner.process.pid)
         assert len(processes) > 6
         assert folder.is_dir()
-        owner.send_signal(number)
+        owner.process.send_signal(number)
     until(lambda: not processes & parents().keys())
     until(lambda: not folder.exists())
 
@@ -209,20 +221,18 @@ def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(number: signal.Signa
 def test_machines_begin_a_cluster_join_it_and_leave_it(home: Path, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    quarl, file = [sys.executable, "-m", "quarl", "cluster"], tmp_path / "token"
-    told: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    first = subprocess.Popen([*quarl, "start", "--port", address.rpartition(":")[2], "--token", str(file)], **told)
-    assert first.stdout is not None
-    assert first.stdout.readline() == f"a cluster is at {address}; Ctrl-C ends it\n"
-    second = subprocess.Popen([*quarl, "join", address, "--token", str(file), "--cpus", "7"], **told)
-    assert second.stdout is not None
-    assert second.stdout.readline() == f"127.0.0.1 is in the cluster at {address}; Ctrl-C takes it out\n"
-    assert [each["cpus"] for each in driver("auto", file)["machines"]].count(7) == 1
-    processes = tree(first.pid) | tree(second.pid)
-    second.send_signal(signal.SIGINT)
-    assert second.wait() == 130
-    first.send_signal(signal.SIGTERM)
-    first.wait()
+    quarl, token = [sys.executable, "-m", "quarl", "cluster"], ["--token", str(tmp_path / "token")]
+    with (
+        running(*quarl, "start", "--port", address.rpartition(":")[2], *token) as first,
+        running(*quarl, "join", address, *token, "--cpus", "7") as second,
+    ):
+        assert first.said == f"a cluster is at {address}; Ctrl-C ends it\n"
+        assert second.said == f"127.0.0.1 is in the cluster at {address}; Ctrl-C takes it out\n"
+        assert [each["cpus"] for each in driver("auto", tmp_path / "token")["machines"]].count(7) == 1
+        processes = tree(first.process.pid) | tree(second.process.pid)
+        second.process.send_signal(signal.SIGINT)
+        assert second.process.wait() == 130
+        first.process.send_signal(signal.SIGTERM)
     until(lambda: not processes & parents().keys())
-    until(lambda: not file.with_suffix(".address").exists())
+    until(lambda: [path.name for path in tmp_path.iterdir()] == ["token"])
     assert list(home.iterdir()) == []

@@ -282,11 +282,10 @@ def run(start: Start, link: Connection) -> None:
     finally:
         for node in reversed(nodes):
             node.kill_all_processes(check_alive=False)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.killpg(0, signal.SIGTERM)  # agents would see it a minute later
         if nodes and known:
             known.unlink(missing_ok=True)
         _remove(start.folder)
+    os.killpg(0, signal.SIGKILL)  # Ray's agents would hear of it in a minute
 
 
 def _node(start: Start, join: str) -> Any:
