@@ -35,8 +35,8 @@ END_S = 3.0
 """For agents to end."""
 AGAIN_S = 0.3
 """Before a lost machine is asked again."""
-SILENT_S, LOST_S = 10.0, 25.0
-"""Without an answer, after which a machine is said to be silent, and its actors count no more."""
+SILENT_S, LOST_S, START_S = 10.0, 25.0, 60.0
+"""Without an answer: a machine is said to be silent; its actors count no more; and before its first one."""
 INCARNATIONS = 50
 """Given to an agent for each of its actors' processes one after the other; then another agent's begin."""
 VERSIONS_HELD = 2
@@ -74,6 +74,8 @@ class _Machine:
     """Ray's references to answers that are waited for, by method."""
     sent: dict[str, float] = field(default_factory=dict)
     """time.monotonic() of these calls."""
+    incarnation: int = 0
+    """That its next agent is given; 0: none yet."""
     not_before: float = 0.0
     heard: float = field(default_factory=time.monotonic)
     is_silent: bool = False
@@ -157,14 +159,16 @@ class RelayLoop(roles.Role):
 
     def _begin(self, machine: _Machine) -> None:
         """An agent that knows nothing, or no longer anything."""
-        spec, incarnation = self.spec, self.spec.incarnation + int(self.cells[Relay.INCARNATIONS])
-        self.cells[Relay.INCARNATIONS] += INCARNATIONS
+        spec, given = self.spec, self.cells[Relay.INCARNATIONS]
+        if not machine.incarnation:  # else nothing came of the last one, and nothing of it will
+            machine.incarnation = spec.incarnation + 1 + int(given)
+            self.cells[Relay.INCARNATIONS] += INCARNATIONS
         order = Order(
             config=spec.config,
             run=spec.run,
             first=machine.actors.start,
             rungs=spec.rungs[machine.actors],
-            incarnation=incarnation,
+            incarnation=machine.incarnation,
             sizes=self.sizes,
         )
         self._call(machine, "begin", order)
@@ -246,7 +250,7 @@ class RelayLoop(roles.Role):
         cells, (name, _) = self.counters.nodes[machine.place], answer
         if cells[Node.BEGUN]:
             self.say(f"{name}: the machine is back, and its actors begin anew")
-        machine.name, machine.begun, machine.is_silent = name, True, False
+        machine.name, machine.begun, machine.incarnation = name, True, 0
         machine.version, machine.told = 0, None
         machine.before = self.counters.actors[machine.actors].copy()
         machine.before[:, PRESENT] = 0
@@ -316,11 +320,10 @@ class RelayLoop(roles.Role):
     def _watch(self, machine: _Machine, now: float) -> None:
         """Says that a machine is silent; after a while the run no longer counts on it."""
         silent_s, cells = now - machine.heard, self.counters.nodes[machine.place]
-        if silent_s > SILENT_S and machine.begun and not machine.is_silent:
-            machine.is_silent = True
-            self.say(f"{machine.name}: the machine has not answered for {SILENT_S:g} s")
-        if silent_s < SILENT_S:
-            machine.is_silent = False
+        bound_s, before = SILENT_S if cells[Node.BEGUN] else START_S, machine.is_silent
+        machine.is_silent = silent_s > bound_s
+        if machine.is_silent and not before:
+            self.say(f"{machine.name or f'machine {machine.place}'}: no answer for {bound_s:g} s")
         if silent_s > LOST_S and cells[Node.BEGUN]:
             cells[Node.AT_WORK] = cells[Node.ACTORS] = 0
 
