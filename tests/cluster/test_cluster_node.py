@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from quarl.actorq.actor import AT_ONCE
 from quarl.actorq.counters import Actor, Learner
 from quarl.cluster.node import NodeAgent, Order
 from stress.chaos import poison
@@ -57,7 +58,8 @@ def test_actors_make_the_steps_that_the_machine_is_allowed_and_all_of_them_come_
     rig, agent, order = asked
     allow(rig, agent, 500)
     rows = collected(agent, 500)
-    assert len(rows) in (500, 501)  # two may make the last one
+    # the one may have made the last steps while the other was in the middle of a block
+    assert 500 <= len(rows) <= 500 + AT_ONCE
     assert set(rows["incarnation"]) == {order.incarnation}
     for actor in (0, 1):
         own = rows[rows["actor"] == actor]
@@ -73,7 +75,7 @@ def test_a_piece_comes_at_once_when_no_more_steps_can(asked):
     collected(agent, 1)
     allow(rig, agent, 60)
     rows = agent.collect(10**6, 600.0).rows  # it would wait for ten minutes
-    assert 0 < len(rows) <= 60
+    assert 0 < len(rows) <= 60 + AT_ONCE
 
 
 def test_an_actor_that_is_killed_is_revived_with_an_incarnation_of_its_own(asked):
