@@ -108,11 +108,12 @@ def clustered(
     """
     where, nodes = config.cluster or saved["cluster"], config.nodes or saved.get("nodes")
     with contextlib.ExitStack() as stack:
-        token, logs = None, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-raylets-")))
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-raylets-")))
         if where == "local":
             local = stack.enter_context(connection.Local(logs, nodes or LOCAL_NODES))
-            where, token = local.address, local.token
-        cluster = _surveyed(str(where), token, nodes, logs, say)
+            cluster = Cluster(local.address, local.token, nodes or LOCAL_NODES)
+        else:
+            cluster = _surveyed(str(where), nodes, logs, say)
         each = config.actors_per_node or saved.get("actors_per_node") or config.num_actors
         config = replace(config, actors=cluster.num_nodes * each, actors_per_node=each)
         say(f"{counted(cluster.num_nodes, 'machine')} of {counted(each, 'actor')} each")
@@ -125,9 +126,9 @@ def clustered(
         )
 
 
-def _surveyed(address: str, token: Path | None, nodes: int | None, logs: Path, say: Callable[[str], None]) -> Cluster:
+def _surveyed(address: str, nodes: int | None, logs: Path, say: Callable[[str], None]) -> Cluster:
     """The machines that are there, asked by a process of its own: Ray stays out of this one."""
-    asks = Child("machines", _survey, (address, token), logs / "machines.log", apart=True)
+    asks = Child("machines", _survey, address, logs / "machines.log", apart=True)
     asks.start()
     try:
         result = asks.result
@@ -140,13 +141,13 @@ def _surveyed(address: str, token: Path | None, nodes: int | None, logs: Path, s
         say(line)
     if nodes is not None and nodes > len(names):
         raise QuarlError(f"--nodes {nodes}: the cluster has {counted(len(names), 'machine')} ({', '.join(names)})")
-    return Cluster(address, connection.token_file(token), nodes or len(names))
+    return Cluster(address, connection.token_file(), nodes or len(names))
 
 
-def _survey(where: tuple[str, Path | None]) -> tuple[list[str], list[str]]:
+def _survey(address: str) -> tuple[list[str], list[str]]:
     """Names of the cluster's machines, and what is to be said of them."""
     said: list[str] = []
-    machines = connection.connect(where[0], token=where[1])
+    machines = connection.connect(address)
     connection.check_machines(machines, said.append)
     connection.disconnect()
     return [machine.name for machine in machines], said
