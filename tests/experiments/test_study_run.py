@@ -27,7 +27,7 @@ from quarl.experiments.source import Agent, digest
 from quarl.experiments.store import Store
 from quarl.files import locked
 from quarl.processes.child import kill_group
-from quarl.processes.pool import Bounds, Pool
+from quarl.processes.pool import Bounds, LocalPool
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 from waiting import PATIENCE_S
@@ -224,7 +224,7 @@ def played(episodes: int, agent: Agent | None = None) -> Cell:
 
 def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Path, tmp_path: Path):
     sha256 = digest(small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip")
-    made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
+    made = LocalPool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), 2, partial(preload, ["CartPole-v1"], []))
     try:
         made.prepare("same", cartpole(small_agents, tmp_path, sha256=sha256))
         assert (prepared := until(made)).key == "same"
@@ -236,7 +236,7 @@ def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Pat
 
 
 def test_a_cell_whose_worker_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):
-    made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
+    made = LocalPool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), 2, partial(preload, ["CartPole-v1"], []))
     try:
         made.prepare("home", cartpole(small_agents, tmp_path))
         assert until(made).result.error == ""
@@ -250,7 +250,7 @@ def test_a_cell_whose_worker_hangs_ends_at_its_limit(small_agents: Path, tmp_pat
 
 
 def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_path: Path):
-    made = Pool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), partial(preload, ["CartPole-v1"], []))
+    made = LocalPool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), 2, partial(preload, ["CartPole-v1"], []))
     try:
         made.prepare("home", cartpole(small_agents, tmp_path))
         assert until(made).result.error == ""
@@ -268,7 +268,7 @@ def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_pat
         made.close()
 
 
-def until(made: Pool) -> Any:
+def until(made: LocalPool) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for event in made.events(0.2):

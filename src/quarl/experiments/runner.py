@@ -30,11 +30,13 @@ from quarl.experiments.store import Record, Store, refuse_older
 from quarl.experiments.trainings import WORK
 from quarl.files import locked, write_bytes
 from quarl.processes.inside import Result
-from quarl.processes.pool import Bounds, Ended, Pool
+from quarl.processes.pool import Bounds, Ended, LocalPool, Pool
 from quarl.processes.signals import Interrupts
 from quarl.readers import zoo
 
 Progress = Callable[[str, int], None]
+MakePool = Callable[[Path, Bounds, int, Callable[[], None]], Pool]
+"""As `LocalPool` is made."""
 PLAYED = (FP32, PTQ)
 """Methods whose cells are forked from a worker; the others' processes begin from nothing."""
 TICK_S = 0.2
@@ -66,10 +68,12 @@ def measure(
     jobs: int,
     minutes: float,
     retry_failed: bool,
+    make_pool: MakePool = LocalPool,
 ) -> Measured:
     """Measures what is missing of the chosen cells, inside `locked(folder)`.
 
-    cells: all of the study. progress: told how many there are to measure. minutes: after these no cell begins.
+    cells: all of the study. progress: told how many there are to measure. jobs: cells at a time, of a machine.
+    minutes: after these no cell begins. make_pool: of the processes that measure.
     """
     with ExitStack() as stack:
         store = stack.enter_context(Store(folder, create=True))
@@ -78,7 +82,8 @@ def measure(
             states = store.states()
             store.again(cell.key for cell in chosen if states[cell.key] == FAILED)
         store.again(_lost(folder, store, chosen))
-        runner = Runner(folder, store, cells, study.limits, jobs=jobs, minutes=minutes)
+        own_pool = partial(make_pool, folder / LOG, study.limits, jobs)
+        runner = Runner(folder, store, cells, own_pool, minutes=minutes)
         with progress(sum(runner.states[cell.key] == TODO for cell in chosen)) as report:
             signal = runner.run(chosen, report)
         if signal is not None:
@@ -144,10 +149,17 @@ class Runner:
     """One run over the cells of a study."""
 
     def __init__(
-        self, folder: Path, store: Store, cells: Sequence[Cell], bounds: Bounds, *, jobs: int, minutes: float
+        self,
+        folder: Path,
+        store: Store,
+        cells: Sequence[Cell],
+        make_pool: Callable[[Callable[[], None]], Pool],
+        *,
+        minutes: float,
     ) -> None:
-        """cells: all that the study asks for, which the store knows. minutes: after these no cell begins."""
-        self.folder, self.store, self.bounds, self.jobs = folder, store, bounds, jobs
+        """cells: all that the study asks for, which the store knows. make_pool: called with what its workers import.
+        minutes: after these no cell begins."""
+        self.folder, self.store, self.make_pool = folder, store, make_pool
         self.deadline = time.monotonic() + 60 * minutes
         self.cells = {cell.key: cell for cell in cells}
         self.states = store.states()
@@ -165,7 +177,7 @@ class Runner:
         self.workers = {key: _worker_of(cell) for key, cell in played.items()}
         env_ids = dict.fromkeys(cell.work["env_id"] for cell in played.values())
         load = partial(preload, tuple(env_ids), _wrappers(played.values()))
-        self.pool = pool = Pool(self.folder / LOG, self.bounds, load)
+        self.pool = pool = self.make_pool(load)
         with ExitStack() as stack:
             stack.callback(self._close)
             interrupts = stack.enter_context(Interrupts(pool.kill))
@@ -188,7 +200,7 @@ class Runner:
         """Begins cells while there are free places and time; lets workers go that nobody waits for."""
         over = time.monotonic() >= self.deadline
         for key, cell in [] if over else list(self.waiting.items()):
-            if self.pool.occupied >= self.jobs:
+            if self.pool.full:
                 break
             if cell.needs and self.states[cell.needs] == FAILED:
                 error = f"the training of its agent failed: {self.cells[cell.needs].title}"

@@ -1,4 +1,4 @@
-"""The pool: workers with the jobs that are forked from them, jobs in processes of their own, and bounds for all."""
+"""Pools: workers with the jobs that are forked from them, jobs in processes of their own, and bounds for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.processes.child import Child, join, kill_group, one_thread
@@ -67,14 +67,32 @@ class _Worker:
     group: int
 
 
-class Pool:
-    """All processes of one run over jobs."""
+class Pool(Protocol):
+    """All processes of one run over jobs, wherever they are; LocalPool says what each of these does."""
 
-    def __init__(self, log: Path, bounds: Bounds, load: Callable[[], None]) -> None:
-        """log: what the processes print. load: imports what workers need."""
+    @property
+    def occupied(self) -> int: ...
+    @property
+    def full(self) -> bool: ...
+    def ready(self, name: str) -> bool | None: ...
+    def prepare(self, name: str, make: Callable[[], Held]) -> None: ...
+    def submit(self, name: str, key: str, job: Any) -> None: ...
+    def start(self, key: str, name: str, main: Callable[[Any], Any], spec: Any) -> None: ...
+    def keep_only(self, names: Collection[str]) -> None: ...
+    def events(self, timeout: float) -> Iterator[Ended]: ...
+    def leave(self, keys: Collection[str]) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class LocalPool:
+    """Processes of this machine."""
+
+    def __init__(self, log: Path, bounds: Bounds, jobs: int, load: Callable[[], None]) -> None:
+        """log: what the processes print. jobs: places. load: imports what workers need."""
         if not hasattr(os, "fork"):
             raise UnsupportedError("studies and sweeps fork their processes, which Windows cannot: use Linux, or WSL")
-        self.log, self.bounds = log, bounds
+        self.log, self.bounds, self._places = log, bounds, jobs
         self._server = Child("forkserver", serve, load, log, apart=True, linked=True)
         self._tasks: dict[str, _Task] = {}
         self._workers: dict[str, _Worker] = {}
@@ -86,8 +104,13 @@ class Pool:
         """Places that jobs, and workers that get ready, take."""
         return len(self._tasks)
 
+    @property
+    def full(self) -> bool:
+        """Whether no place is free."""
+        return len(self._tasks) >= self._places
+
     def ready(self, name: str) -> bool | None:
-        """Whether the worker takes jobs; None where there is none of that name."""
+        """Whether the worker takes jobs; None where there is none of that name. Asked where a place is free."""
         return name not in self._tasks if name in self._workers else None
 
     def prepare(self, name: str, make: Callable[[], Held]) -> None:
