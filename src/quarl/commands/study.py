@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from quarl.commands import terminal
@@ -12,9 +14,11 @@ from quarl.experiments import file, rows
 from quarl.experiments.cells import DONE, FAILED, FP32, NA, RUNNING, TODO, Cell
 from quarl.experiments.file import Study
 from quarl.experiments.plan import plan
-from quarl.experiments.runner import Measured, measure
+from quarl.experiments.runner import MakePool, Measured, measure
 from quarl.experiments.store import COLUMNS, NAME, Record, Store
 from quarl.files import locked
+from quarl.formats import counted
+from quarl.processes.pool import LocalPool
 from quarl.processes.signals import SIGNALLED
 
 SOME_FAILED = 2
@@ -40,12 +44,35 @@ def _run(config: StudyRunConfig) -> int:
     if config.dry_run:
         return _dry(config, study, chosen)
     options: dict[str, Any] = {"jobs": config.jobs, "minutes": config.minutes, "retry_failed": config.retry_failed}
-    with locked(config.output):
-        measured = measure(config.output, study, cells, chosen, terminal.progress, **options)
+    with locked(config.output), _pool(config) as make_pool:
+        measured = measure(config.output, study, cells, chosen, terminal.progress, make_pool=make_pool, **options)
     if (code := ended(measured, config)) > SIGNALLED:
         return code
     _show(config, study, measured.records)
     return code
+
+
+@contextmanager
+def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
+    """Makes the pool of this machine, or of the cluster's."""
+    if config.cluster is None:
+        yield LocalPool
+        return
+    from quarl.cluster import connection  # here: few need it
+
+    address, token = config.cluster, None
+    with ExitStack() as stack:
+        if address == "local":
+            local = stack.enter_context(connection.Local(config.output, config.nodes or 2))
+            address, token = local.address, local.token
+        machines = connection.connect(address, token=token)
+        stack.callback(connection.disconnect)
+        if config.nodes is not None and config.nodes > len(machines):
+            raise QuarlError(f"--nodes {config.nodes}: the cluster has {counted(len(machines), 'machine')}")
+        connection.check_machines(machines)
+        from quarl.cluster.pool import ClusterPool  # here: it imports Ray, which has its environment now
+
+        yield partial(ClusterPool, config.nodes or len(machines))
 
 
 def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecisionConfig) -> int:
@@ -60,8 +87,8 @@ def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecis
 
 def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> None:
     again = " (again with --retry-failed)" if FAILED in (record.state for record in records) else ""
-    counted = f"{_counted(records)}{again}; tables and figures: quarl study report {config.output}"
-    said = [*failures(records), counted]
+    line = f"{_counted(records)}{again}; tables and figures: quarl study report {config.output}"
+    said = [*failures(records), line]
     terminal.tell(config, rows.CellRow, rows.rows(records, study.margin), study.name, *said, seed=config.seed)
 
 

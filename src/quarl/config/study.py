@@ -36,7 +36,12 @@ class StudyRunConfig(Config):
     agents: Annotated[Path | None, shown("DIR", default="what the study says")] = None
     """Where its zoo: sources lie."""
     jobs: int = 1
-    """Cells at a time, each on one core."""
+    """Cells at a time, each on one core; of each machine of a cluster."""
+    cluster: Annotated[str | None, shown("ADDRESS|auto|local", default="this machine alone")] = None
+    """Measure on the machines of a Ray cluster, at IP:PORT as quarl cluster start says it; auto: the one that this
+    machine is of; local: machines that are processes of this one, for trying."""
+    nodes: Annotated[int | None, shown("N", default="all that are there")] = None
+    """Machines of --cluster to measure on; of local 2."""
     dry_run: Flag = False
     """Check the study, show what would be measured, and measure nothing."""
     minutes: Annotated[float, shown("FLOAT", default="no bound")] = math.inf
@@ -56,7 +61,9 @@ class StudyRunConfig(Config):
         super().check()
         if not self.study:
             raise QuarlError("STUDY is missing: name a file, or one that comes with QuaRL, as in quarl study run smoke")
-        at_least_one(jobs=self.jobs)
+        at_least_one(jobs=self.jobs, nodes=self.nodes)
+        if self.nodes is not None and self.cluster is None:
+            raise QuarlError("--nodes counts machines of a cluster: name it with --cluster")
         if not self.minutes >= 0:
             raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
         if self.env_module is not None and not re.fullmatch(r"[\w.]+", self.env_module):

@@ -240,7 +240,11 @@ class Runner:
         return Job(cell=cell, study=self.folder, path=path)
 
     def _hear(self, event: Ended) -> None:
-        if event.key in self.cells:
+        if event.lost:
+            self._keep()
+            self.store.again([event.key])
+            self.waiting[event.key] = self.cells[event.key]
+        elif event.key in self.cells:
             self._finish(event)
         elif error := event.result.error:  # its worker cannot be
             for key in [key for key in self.waiting if self.workers.get(key) == event.key]:

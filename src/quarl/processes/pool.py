@@ -45,6 +45,8 @@ class Ended:
     key: str
     result: Result
     seconds: float = 0.0
+    lost: bool = False
+    """Its machine is gone: the job is to be done again, and has no result."""
 
 
 @dataclass(slots=True, kw_only=True)
