@@ -29,6 +29,7 @@ from quarl.errors import QuarlError, extras, first_line
 from quarl.machine import usable_cores
 from quarl.processes.child import Child
 from quarl.processes.inside import Result, die_with_parent
+from quarl.processes.muted import muted
 
 TOKEN = Path(os.path.expanduser("~/.config/quarl/cluster.token"))
 """The token's file where neither an option nor RAY_AUTH_TOKEN_PATH names one."""
@@ -87,7 +88,6 @@ def environment(token: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "",  # it would come first
         "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_BACKEND_LOG_LEVEL": "error",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_CONFIG_PATH": os.devnull,  # no ~/.ray
         "RAY_worker_niceness": "0",  # in place of 15
@@ -124,15 +124,14 @@ def connect(address: str, *, token: Path | None = None) -> list[Machine]:
         known = file.with_suffix(".address")
         if not (address := os.environ.get("RAY_ADDRESS", "") or (known.read_text() if known.is_file() else "")):
             raise QuarlError("this machine has begun no cluster: quarl cluster start does, or name one by IP:PORT")
-    where, own = reach(address)
+    where, _ = reach(address)
     ray = _ray(file)
     from ray._private.services import find_node_ids
 
     if not _nodes_at(where, file) & {*find_node_ids()}:
         raise QuarlError(f"this machine is not in the cluster at {where}: quarl cluster join {where}")
     handler = signal.getsignal(signal.SIGTERM)
-    loopback = {"_node_ip_address": own} if own == LOOPBACK else {}
-    ray.init(where, log_to_driver=False, logging_level=logging.ERROR, **loopback)
+    ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
     if threading.current_thread() is threading.main_thread():  # Ray has taken the signal for itself
         signal.signal(signal.SIGTERM, handler)
     return machines()
@@ -147,10 +146,8 @@ def machines() -> list[Machine]:
     """Machines of the connected cluster that are alive, by address, name and id."""
     keys = {"id": "NodeID", "address": "NodeManagerAddress", "name": "NodeManagerHostname"}
     alive = [node for node in sys.modules["ray"].nodes() if node["Alive"]]
-    found = [
-        Machine(**{k: node[key] for k, key in keys.items()}, cpus=node["Resources"].get("CPU", 0)) for node in alive
-    ]
-    return sorted(found, key=lambda machine: (machine.address, machine.name, machine.id))
+    found = [Machine(**{k: node[v] for k, v in keys.items()}, cpus=node["Resources"].get("CPU", 0)) for node in alive]
+    return sorted(found, key=lambda each: (each.address, each.name, each.id))
 
 
 def about() -> dict[str, Any]:
@@ -159,8 +156,8 @@ def about() -> dict[str, Any]:
     return {**versions, "niceness": os.nice(0), "token": os.environ.get("RAY_AUTH_MODE") == "token"}
 
 
-def check_machines(machines: Sequence[Machine], say: Callable[[str], None] = errors.note) -> list[dict[str, Any]]:
-    """What `about` says on each machine; QuarlError where one has other versions than this process.
+def check_machines(machines: Sequence[Machine], say: Callable[[str], None] = errors.note) -> None:
+    """QuarlError where a machine does not run QuaRL, or has other versions than this process.
 
     say: hears of machines on which tasks give way to others, and of those that ask for no token.
     """
@@ -169,7 +166,7 @@ def check_machines(machines: Sequence[Machine], say: Callable[[str], None] = err
 
     ask = ray.remote(num_cpus=0, max_retries=0)(about)
     answers = [ask.options(scheduling_strategy=At(machine.id, soft=False)).remote() for machine in machines]
-    ours, until, told = about(), time.monotonic() + TASK_S, []
+    ours, until = about(), time.monotonic() + TASK_S
     for machine, answer in zip(machines, answers, strict=True):
         where = f"machine {machine.name} ({machine.address})"
         try:
@@ -181,8 +178,6 @@ def check_machines(machines: Sequence[Machine], say: Callable[[str], None] = err
             say(f"{where} runs tasks at niceness {theirs['niceness']}: let RAY_worker_niceness be 0 there")
         if not theirs["token"]:
             say(f"{where} asks for no token: whoever reaches its ports runs there what he likes")
-        told.append(theirs)
-    return told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +288,11 @@ def _node(start: Start, join: str) -> Any:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
+    class Bare(Node):  # type: ignore[misc]
+        """Without the dashboard's process, which Ray starts even where it is off: 2.7 s of processor time, 70 MB."""
+
+        def start_api_server(self, **_: Any) -> None: ...
+
     parameters = RayParams(
         node_ip_address=start.host,
         gcs_address=join or None,
@@ -305,7 +305,7 @@ def _node(start: Start, join: str) -> Any:
         include_log_monitor=False,
         no_monitor=True,
     )
-    return Node(parameters, head=not join, shutdown_at_exit=False, spawn_reaper=True)
+    return Bare(parameters, head=not join, shutdown_at_exit=False, spawn_reaper=True)
 
 
 def _ray(token: Path) -> Any:
@@ -325,10 +325,11 @@ def _nodes_at(address: str, token: Path) -> set[str]:
     from ray._common.usage.usage_lib import get_cluster_metadata
     from ray._raylet import Config, GcsClient
 
-    Config.initialize('{"gcs_rpc_server_connect_timeout_s": 1, "py_gcs_connect_timeout_s": 3}')  # 40 s if it is mute
+    Config.initialize('{"gcs_rpc_server_connect_timeout_s": 1, "py_gcs_connect_timeout_s": 2}')  # 40 s if it is mute
     try:
-        client = GcsClient(address=address)
-        nodes, cluster = client.get_all_node_info(timeout=ANSWER_S), get_cluster_metadata(client)
+        with muted([2]):  # the line is ours
+            client = GcsClient(address=address)
+            nodes, cluster = client.get_all_node_info(timeout=ANSWER_S), get_cluster_metadata(client)
     except ray.exceptions.AuthenticationError:
         raise QuarlError(f"the cluster at {address} takes another token than that in {token}: copy its own") from None
     except Exception as error:
