@@ -33,7 +33,8 @@ CUTS_IN_TEXT = {
 NOT_RUN = {
     r"pip |python -m (pip|build)": "installs, or asks a package index",
     r"python\S* -m venv |source |\. |cd ": "makes an environment, or changes the reader's shell",
-    r"git ": "asks a server",
+    r"git |ssh ": "asks a server",
+    r"quarl cluster |.*--cluster (auto|\d)": "needs other machines, and has no end",
     r"make ": "an installation, a measurement or a campaign; another test knows that its target exists",
     r"python (benchmarks|docs)/": "reads what hours of measurements left",
     r"tensorboard |trackio ": "a server without an end",
