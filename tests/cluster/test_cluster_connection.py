@@ -178,6 +178,7 @@ def test_nobody_gets_in_without_the_token_or_with_another(local: Owner, token: P
 
 def test_the_token_is_its_owners_alone(local: Owner, token: Path):
     assert (token.stat().st_mode & 0o777, local.token.stat().st_mode & 0o777) == (0o600, 0o600)
+    assert local.token.parent.stat().st_mode & 0o777 == 0o700
     assert token.read_text() != local.token.read_text()
     assert token_file(token, make=True).read_text() == token.read_text()
     token.chmod(0o604)

@@ -249,7 +249,7 @@ class Local(Raylets):
 
 def short_folder() -> Path:
     """A new folder, this user's alone, in which Ray's sockets have names that Linux takes."""
-    return Path(tempfile.mkdtemp(prefix="quarl-", dir="/tmp" if len(tempfile.gettempdir()) > 24 else None))
+    return Path(tempfile.mkdtemp(prefix="quarl-", dir="/tmp" if len(tempfile.gettempdir()) > 20 else None))
 
 
 def run(start: Start, link: Connection) -> None:
@@ -276,7 +276,7 @@ def run(start: Start, link: Connection) -> None:
         pass  # the parent is gone
     finally:
         for node in reversed(nodes):
-            node.kill_all_processes(check_alive=False)
+            node.kill_all_processes(check_alive=False, wait=True)
         if nodes and known:
             known.unlink(missing_ok=True)
         _remove(start.folder)
@@ -299,7 +299,7 @@ def _node(start: Start, join: str) -> Any:
         gcs_server_port=None if join else start.port,
         num_cpus=start.cpus or max(usable_cores() // start.num_nodes, 1),
         object_store_memory=OBJECT_BYTES,
-        temp_dir=str(start.folder),
+        temp_dir=str(start.folder / "ray"),  # which Ray opens to all; the folder stays this user's
         include_dashboard=False,
         dashboard_agent_listen_port=0,
         include_log_monitor=False,
