@@ -32,6 +32,8 @@ def static(policy, x, precision="int8"):
 def held(name, path, policy, x, share=0.995):
     """Asserts the bounds that files are held to: equal greedy actions, rows within 1e-5 of what numbers range over."""
     pytest.importorskip(runtimes.RUNTIMES[name].module, reason=runtimes.RUNTIMES[name].fix)
+    if name == "openvino" and runtimes.openvino_saturates():
+        pytest.skip("OpenVINO's integer kernels saturate on this processor, which has no VNNI")
     path.write_bytes(qdq.write(policy))
     runtime = runtimes.load(name, path)
     outputs, got = engines.run_all(engines.load(policy, "reference", batch=len(x)), x), runtime.run(x)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from quarl import machine
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean, first_line
 from quarl.processes.muted import muted
@@ -101,6 +102,11 @@ def load(name: str, file: Path, spec: QuantSpec | None = None) -> Runtime:
         importlib.import_module(kind.module)
     except ImportError:
         raise QuarlError(f"runtime {name} is not installed: {kind.fix}") from None
+    if name == "openvino" and spec is not None and spec.float_type is None and openvino_saturates():
+        raise UnsupportedError(
+            "openvino acts otherwise on this processor: without VNNI it adds in 16 bits, which saturate; verify its "
+            "files where there is VNNI, and use litert or ort here"
+        )
     module, _, function = kind.load.partition(":")
     loader: Callable[[str, Path], Runtime] = getattr(importlib.import_module(module), function)
     with _refusals(f"{name} does not run {file.name}", kind.runs):
@@ -130,6 +136,12 @@ def _ort(name: str, file: Path) -> RowByRow:
     return RowByRow(
         name, _onnx_arithmetic(content), onnxruntime.__version__, lambda x: session.run(None, {source.name: x})[0]
     )
+
+
+def openvino_saturates() -> bool:
+    """Whether its integer kernels add pairs of products in 16 bits here, as on processors with AVX2 and no VNNI."""
+    sets = set(machine.instruction_sets())
+    return "avx2" in sets and sets.isdisjoint(machine.INT8_DOT)
 
 
 def _openvino(name: str, file: Path) -> RowByRow:
