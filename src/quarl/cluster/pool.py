@@ -57,9 +57,10 @@ class NodePool:
         self._pool = LocalPool(log.with_name(f"{log.stem}-{name}{log.suffix}"), *about)
         return name
 
-    def poll(self, calls: Sequence[tuple[Any, ...]]) -> list[Ended]:
-        """What happens next, after these calls."""
-        assert self._pool is not None
+    def poll(self, calls: Sequence[tuple[Any, ...]]) -> list[Ended] | None:
+        """What happens next, after these calls; None where this is another process than the one that has begun."""
+        if self._pool is None:
+            return None
         lost = []
         for name, *arguments in calls:
             if name == "submit" and self._pool.ready(arguments[0]) is None:  # it died while the job was on its way
@@ -178,6 +179,8 @@ class ClusterPool:
                 raise QuarlError(reason or f"a machine cannot measure cells: {first_line(error)}") from None
             if reason:
                 note_once(reason)
+            ended = None
+        if ended is None:
             yield from self._lose(node)
             return
         if not node.at_work:

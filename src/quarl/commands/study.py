@@ -69,7 +69,8 @@ def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
         stack.callback(connection.disconnect)
         if config.nodes is not None and config.nodes > len(machines):
             raise QuarlError(f"--nodes {config.nodes}: the cluster has {counted(len(machines), 'machine')}")
-        connection.check_machines(machines)
+        if config.cluster != "local":
+            connection.check_machines(machines)
         from quarl.cluster.pool import ClusterPool  # here: it imports Ray, which has its environment now
 
         yield partial(ClusterPool, config.nodes or len(machines))
