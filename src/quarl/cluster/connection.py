@@ -90,6 +90,7 @@ def environment(token: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_CONFIG_PATH": os.devnull,  # no ~/.ray
+        "RAY_health_check_timeout_ms": "3000",  # a machine that stands still is lost after 30 s, and not 65
         "RAY_worker_niceness": "0",  # in place of 15
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback stays loopback
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # no folder is sent to other machines
