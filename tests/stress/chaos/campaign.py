@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from results import RESULTS, read, write
-from stress.chaos import faults, kills
+from stress.chaos import cluster, faults, kills
 from stress.chaos.poison import poisoned
 from stress.chaos.run import Row
 
@@ -64,6 +64,11 @@ ROWS: dict[str, Callable[[Path, random.Random], Row]] = {
     "slow learner": lambda folder, rng: faults.slow_learner(folder, seconds=60.0),
     "signals": lambda folder, rng: faults.signals(folder, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
     "goodput": lambda folder, rng: kills.goodput(folder, seconds=60.0, every_s=10.0),
+    "cluster: agents killed": lambda folder, rng: cluster.agents_killed(folder, rng, kills=5),
+    "cluster: raylets killed": lambda folder, rng: cluster.raylets_killed(folder, rng, kills=2),
+    "cluster: learner killed": lambda folder, rng: cluster.learner_killed(folder),
+    "cluster: slow machine": lambda folder, rng: cluster.slow_machine(folder, seconds=20.0),
+    "cluster: machine stopped": lambda folder, rng: cluster.machine_stopped(folder, short_s=10.0, long_s=40.0),
 }
 """FAULTS.md's rows by what happens in them."""
 

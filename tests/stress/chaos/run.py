@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,7 +40,14 @@ class Laws:
 class Run:
     """One start of the command, in a process group of its own; leaving the block kills what is left of it."""
 
-    def __init__(self, folder: Path, *words: str, chaos: dict[str, Any] | None = None, env: str = ENV) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        chaos: dict[str, Any] | None = None,
+        env: str = ENV,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         self.output, self.log = folder / "run", folder / "log.txt"
         self.counts = folder / f"counts-{len(list(folder.glob('counts-*')))}"
         self.counts.mkdir(parents=True)
@@ -68,7 +75,7 @@ class Run:
             [str(command), "actorq", *options, "--params", *SMALL, *words],
             stdout=self._file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": path, "QUARL_CHAOS": settings},
+            env={**os.environ, "PYTHONPATH": path, "QUARL_CHAOS": settings, **(variables or {})},
             start_new_session=True,
         )
 
@@ -126,7 +133,7 @@ class Run:
 
     def members(self) -> list[int]:
         """All living processes of the run's session, orphans too."""
-        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _session(path) == self.process.pid]
+        return session(self.process.pid)
 
     def send(self, name: str, number: int) -> int:
         """Signals a child; its process id."""
@@ -159,12 +166,31 @@ class Run:
         return [path.name for path in Path("/dev/shm").glob(f"{PREFIX}{self.process.pid}-*")]
 
     def counted(self, name: str = "actor") -> Iterator[tuple[int, int, float, float]]:
-        """(process id, steps, time of the first, time of the last) of every process whose name starts so."""
-        for path in self.counts.glob(f"{name}*[0-9]"):
-            data = path.read_bytes()
-            if len(data) == COUNTS.size and path.name.count(" ") == 2:
-                steps, first, last = COUNTS.unpack(data)
-                yield int(path.name.split()[-1]), steps, first * 1e-9, last * 1e-9
+        """As `counted`, of this start."""
+        return counted(self.counts, name)
+
+
+def counted(folder: Path, name: str = "actor") -> Iterator[tuple[int, int, float, float]]:
+    """(process id, steps, time of the first, time of the last) of every process whose name starts so."""
+    for path in folder.glob(f"{name}*[0-9]"):
+        data = path.read_bytes()
+        if len(data) == COUNTS.size and path.name.count(" ") == 2:
+            steps, first, last = COUNTS.unpack(data)
+            yield int(path.name.split()[-1]), steps, first * 1e-9, last * 1e-9
+
+
+def session(leader: int) -> list[int]:
+    """All living processes of a session."""
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _session(path) == leader]
+
+
+def names(pids: Iterable[int]) -> dict[int, str]:
+    """Those that are there, as `ps` shows them."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/comm").read_text().rstrip()
+    return found
 
 
 def _processes(parent: int) -> Iterator[tuple[int, str, str]]:
