@@ -13,8 +13,9 @@ STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(ad
 	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 VERBS := actorq-throughput actorq-wide actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return \
 	mixed-precision mixed-precision-learning
-SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq
-BENCHES := $(addprefix bench-,$(STUDIES) auto distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
+SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq \
+	cluster-simulation
+BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
 # Trained agents in the zoo's layout; jobs and minutes of a call, and the learner's type (fp32 without bf16 in hardware).
 AGENTS ?= ../shared/agents
 JOBS ?= 2
@@ -154,6 +155,10 @@ bench-drone: $(VENV)/.dev
 	test -f runs/drone/latency.json || $(BIN)/quarl bench latency runs/drone/agents/64-64-64.zip runs/drone/agents/256-256-256.zip \
 		runs/drone/agents/4096-512-1024.zip --runtime litert --json runs/drone/latency.json
 	$(BIN)/python benchmarks/results.py runs/drone --command 'make bench-drone'
+
+# two raylets on this machine, and the parts that bench-cluster-simulation makes more machines of
+bench-cluster: $(VENV)/.dev
+	$(STRESS).cluster
 
 $(SCRIPTS:%=bench-%): bench-%: $(VENV)/.dev
 	$(BIN)/python benchmarks/$(subst -,_,$*).py
