@@ -27,7 +27,7 @@ from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.processes.child import Children
 
-NAP_S = 0.001
+NAP_S = 0.002
 """Between two looks at the rings."""
 LOOK_S = 0.05
 """Between two looks at the actors."""

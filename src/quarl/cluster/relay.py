@@ -29,7 +29,7 @@ PIECE_ROWS, PIECE_S = 16_000, 0.1
 """Of segments that come at once, at most."""
 TELL_S = 0.1
 """After which a machine is told of the learner, also where nothing presses."""
-LOOK_S = 0.002
+LOOK_S = 0.005
 """For an answer, before the boards are looked at again."""
 END_S = 3.0
 """For agents to end."""
