@@ -210,7 +210,8 @@ def main() -> None:
         )
         if "bar_ms" in setup:
             bar = verdict("ms until weights are there, p95", max(row["age_ms_p95"] for row in cluster), setup["bar_ms"])
-        fixed = {"publish_interval": setup["interval"], "batch_size": BATCH, "error_buffer": setup["ratio"] * AHEAD}
+        fixed = {"version_bytes": local[0]["version_bytes"], "publish_interval": setup["interval"], "batch_size": BATCH}
+        fixed["error_buffer"] = setup["ratio"] * AHEAD
         tables = {"runs": runs, "parts": [{**of_run, **of_ray, **fixed}], "bars": [{"name": name, **bar}]}
         print(tables["bars"], write("cluster", "make bench-cluster", root=options.out, **tables), flush=True)
 

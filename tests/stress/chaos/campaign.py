@@ -30,7 +30,7 @@ def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     cli.add_argument("--only", nargs="*", default=[], help="names of rows; the others stay as they are in the file")
     cli.add_argument("--seed", type=int, default=0)
-    cli.add_argument("-o", "--json", type=Path, default=RESULTS / "chaos.json", help="where the rows go")
+    cli.add_argument("--out", type=Path, default=RESULTS, help="folder of results")
     args = cli.parse_args()
     unknown = set(args.only) - set(ROWS)
     if unknown:
