@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quarl.actorq import workers
+from quarl.actorq import family, workers
 from quarl.actorq.build import build, limiter_of
 from quarl.actorq.counters import Actor, Control, Learner, Publisher
 from quarl.actorq.environments import RETRIES, Environments
@@ -287,7 +287,7 @@ def _cells(supervisor, name):
 
 def test_a_slow_import_is_no_hang_and_a_silent_actor_is_one(watched):
     supervisor, said, _, after = watched
-    after(workers.START_S - 1, actor_1=1, publisher=1)
+    after(family.START_S - 1, actor_1=1, publisher=1)
     assert not said
     after(1, actor_0=1, actor_1=1, publisher=1)
     after(9.5, actor_1=1, publisher=1)

@@ -16,10 +16,11 @@ from quarl.actorq.build import build, limiter_of, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Control, Learner
 from quarl.actorq.evaluator import ActorsEvaluator
+from quarl.actorq.family import ActorFamily
 from quarl.actorq.options import begun
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
-from quarl.actorq.workers import ActorFamily, Workers
+from quarl.actorq.workers import Workers
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line, note
 from quarl.files import Dispensable, append_row, locked, read_rows, write_rows

@@ -13,8 +13,8 @@ from typing import Any
 
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Node, Relay
+from quarl.actorq.family import BLIND_S, ActorFamily, Watchdog
 from quarl.actorq.roles import Channel
-from quarl.actorq.workers import BLIND_S, ActorFamily, Watchdog
 from quarl.cluster import connection, relay
 from quarl.cluster.relay import RelaySpec
 from quarl.config import ActorQConfig

@@ -22,7 +22,7 @@ import numpy as np
 
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
-from quarl.actorq.workers import ActorFamily
+from quarl.actorq.family import ActorFamily
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.processes.child import Children
