@@ -35,6 +35,8 @@ from quarl.readers.load import read
 from results import write
 
 PRECISIONS = ("int8", "int4")
+NETWORKS = "networks/"
+"""What the names of those of tests/networks.py begin with."""
 FEWER = 1000
 """Observations in qemu."""
 REPEATS = 20_000
@@ -136,7 +138,7 @@ def measured(name: str, policy: QuantizedPolicy, x: Array, runtime: str) -> dict
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Of every agent and network in every precision and runtime."""
     cases = [(name, policy, None) for name, policy in agents(options.agents)]
-    made = [(f"networks/{name}", make()) for name, make in networks.EVERY.items()]
+    made = [(f"{NETWORKS}{name}", make()) for name, make in networks.EVERY.items()]
     cases += [(name, policy, networks.observations(policy, 512)) for name, policy in made]
     for name, policy, x in cases:
         if options.only not in name:
@@ -173,7 +175,9 @@ def main() -> int:
     wrong = [row["name"] for row in table if row["rows_that_differ"] or row["largest_error_of_an_action"] > 1e-6]
     print(f"{len(table)} rows, {len(wrong)} with a difference", *wrong)
     if options.keep:
-        write("boards", "python -m stress.boards AGENTS --keep", agents=table)
+        of_networks = [row for row in table if row["agent"].startswith(NETWORKS)]
+        others = [row for row in table if row not in of_networks]
+        write("boards", "python -m stress.boards AGENTS --keep", agents=others, networks=of_networks)
     return 1 if wrong or not table else 0
 
 
