@@ -257,7 +257,7 @@ def watched(supervised, monkeypatch):
     """Workers that are watched, of processes that are there in name only, on a clock that is set by hand."""
     supervisor, said = supervised
     clock = _Clock()
-    monkeypatch.setattr(workers, "time", clock)
+    monkeypatch.setattr(family, "time", clock)
     _watch(supervisor, said, env_timeout=10.0)
 
     def after(seconds, **beats):
@@ -276,7 +276,7 @@ def _watch(supervisor, said, env_timeout):
     arguments = (supervisor.template, supervisor.channel, learner.spec.world, said.append)
     supervisor.workers = workers.Workers(config, *arguments)
     for child in supervisor.workers.all:
-        child.process, child.started = _Living(), workers.time.monotonic()
+        child.process, child.started = _Living(), family.time.monotonic()
 
 
 def _cells(supervisor, name):

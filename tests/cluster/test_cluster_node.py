@@ -21,7 +21,8 @@ from waiting import until
 def asked(tmp_path, monkeypatch):
     """(rig, an agent that has begun with two actors and has the first weights, its order)"""
     main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "__file__", main.__file__)  # the agent takes it away
+    if hasattr(main, "__file__"):
+        monkeypatch.setattr(main, "__file__", main.__file__)  # the agent takes it away
     with poison.rig(tmp_path) as rig:
         rig.publish()
         config = replace(rig.learner.config, max_staleness=10**9)
