@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from quarl import __version__, errors
 from quarl.errors import QuarlError, extras, first_line
+from quarl.formats import counted
 from quarl.machine import usable_cores
 from quarl.processes.child import Child
 from quarl.processes.inside import Result, die_with_parent
@@ -36,6 +37,8 @@ TOKEN = Path(os.path.expanduser("~/.config/quarl/cluster.token"))
 LOOPBACK = "127.0.0.1"
 ANSWER_S, TASK_S, END_S = 4.0, 60.0, 10.0
 """For an address to answer, for machines to say what they are like, and for raylets to end."""
+LOCAL_NODES = 2
+"""Of a run's own cluster."""
 OBJECT_BYTES = 256 * 2**20
 """Of shared memory on a machine: some versions of weights and pieces of rows."""
 
@@ -151,6 +154,14 @@ def machines() -> list[Machine]:
     return sorted(found, key=lambda each: (each.address, each.name, each.id))
 
 
+def enough(machines: Sequence[Machine], nodes: int | None) -> int:
+    """How many of the machines are taken: `nodes`, or all; QuarlError where there are not so many."""
+    if nodes is not None and nodes > len(machines):
+        names = ", ".join(machine.name for machine in machines)
+        raise QuarlError(f"--nodes {nodes}: the cluster has {counted(len(machines), 'machine')} ({names})")
+    return nodes or len(machines)
+
+
 def about() -> dict[str, Any]:
     """Versions of what this process runs, its niceness, and whether its machine asks for a token."""
     versions = {"quarl": __version__, "python": platform.python_version(), "ray": sys.modules["ray"].__version__}
@@ -241,7 +252,7 @@ class Raylets:
 class Local(Raylets):
     """A cluster of one run: raylets that only this machine reaches, and only with the run's own token."""
 
-    def __init__(self, folder: Path, num_nodes: int = 2, cpus: int | None = None) -> None:
+    def __init__(self, folder: Path, num_nodes: int = LOCAL_NODES, cpus: int | None = None) -> None:
         """folder: of the run, for what they print. cpus: of each, as in Start."""
         own = short_folder()
         token = token_file(own / "token", make=True)

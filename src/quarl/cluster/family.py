@@ -24,8 +24,6 @@ from quarl.processes.child import Child, Children
 
 RELAY_S = 30.0
 """Without a sign of life, after which a relay counts as hung."""
-LOCAL_NODES = 2
-"""Of `--cluster local`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,9 @@ def clustered(
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-raylets-")))
         if where == "local":
-            local = stack.enter_context(connection.Local(logs, nodes or LOCAL_NODES))
-            cluster = Cluster(local.address, local.token, nodes or LOCAL_NODES)
+            nodes = nodes or connection.LOCAL_NODES
+            local = stack.enter_context(connection.Local(logs, nodes))
+            cluster = Cluster(local.address, local.token, nodes)
         else:
             cluster = _surveyed(str(where), nodes, logs, say)
         each = config.actors_per_node or saved.get("actors_per_node") or config.num_actors
@@ -136,18 +135,16 @@ def _surveyed(address: str, nodes: int | None, logs: Path, say: Callable[[str], 
         asks.kill()
     if result.error:
         raise QuarlError(result.error)
-    names, said = result.value
+    machines, said = result.value
     for line in said:
         say(line)
-    if nodes is not None and nodes > len(names):
-        raise QuarlError(f"--nodes {nodes}: the cluster has {counted(len(names), 'machine')} ({', '.join(names)})")
-    return Cluster(address, connection.token_file(), nodes or len(names))
+    return Cluster(address, connection.token_file(), connection.enough(machines, nodes))
 
 
-def _survey(address: str) -> tuple[list[str], list[str]]:
-    """Names of the cluster's machines, and what is to be said of them."""
+def _survey(address: str) -> tuple[list[connection.Machine], list[str]]:
+    """The cluster's machines, and what is to be said of them."""
     said: list[str] = []
     machines = connection.connect(address)
     connection.check_machines(machines, said.append)
     connection.disconnect()
-    return [machine.name for machine in machines], said
+    return machines, said

@@ -81,8 +81,8 @@ class NodeAgent:
         self._said: list[str] = []
         self._mistake = ""
 
-    def begin(self, order: Order) -> tuple[str, int]:
-        """Ends what it did, and starts actors in new memory; the machine's name and this process."""
+    def begin(self, order: Order) -> str:
+        """Ends what it did, and starts actors in new memory; the machine's name."""
         self.end()
         # processes that are started begin with the main module of this one, which is Ray's
         vars(sys.modules["__main__"]).pop("__file__", None)
@@ -98,7 +98,7 @@ class NodeAgent:
         # actors die with the thread that started them: it lasts as long as they
         self._keeper = threading.Thread(target=partial(self._keep, self._stop), daemon=True)
         self._keeper.start()
-        return os.uname().nodename, os.getpid()
+        return os.uname().nodename
 
     def _keep(self, stop: threading.Event) -> None:
         """Starts the actors, and again those that die, until the end."""

@@ -83,7 +83,8 @@ class _Machine:
     waiting: list[tuple[int, Array]] = field(default_factory=list)
     """Segments by actor for which the learner's rings had no room yet."""
     version: int = 0
-    loading: Any = None
+    loading: roles.Snapshot | None = None
+    """Weights that are on their way there."""
     before: Array | None = None
     """What the actors' cells held when the agent began, and their histograms."""
     histograms: tuple[Array, Array] | None = None
@@ -108,12 +109,11 @@ class RelayLoop(roles.Role):
         self.leases = Leases(num, spec.config.num_envs)
         self.rings = [self.channel.of(i) for i in range(num * each)]
         group = ray.util.placement_group([{"CPU": 1}] * num, strategy="STRICT_SPREAD")
-        remote = ray.remote(NodeAgent)
+        remote = ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=4, num_cpus=1)(NodeAgent)
         self.machines = []
         for place in range(num):
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, place)
-            options = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4, "num_cpus": 1}
-            agent = remote.options(scheduling_strategy=strategy, **options).remote()
+            agent = remote.options(scheduling_strategy=strategy).remote()
             self.machines.append(_Machine(place, agent, slice(place * each, (place + 1) * each)))
         self.version = 0
         self.weights: Any = None
@@ -148,7 +148,7 @@ class RelayLoop(roles.Role):
 
     def _put_up(self) -> None:
         """The newest packed weights, once for all machines; not while older ones are still being read."""
-        held = {id(machine.loading) for machine in self.machines if machine.loading is not None}
+        held = {machine.loading.version for machine in self.machines if machine.loading is not None}
         if len(held) < VERSIONS_HELD and (snapshot := self.channel.packed.pull(self.version)) is not None:
             self.weights, self.snapshot, self.version = self.ray.put(snapshot.data), snapshot, snapshot.version
             self.cells[Relay.VERSIONS] += 1
@@ -178,16 +178,14 @@ class RelayLoop(roles.Role):
         calls, leases, place = machine.calls, self.leases, machine.place
         # what the learner allows, and wants to be left alone for
         cells = self.counters.nodes[place]
-        if "tell" not in calls:
-            told = leases.cells(place, self.counters.learner, total, cells[Node.PIECE_S] + cells[Node.DELAY_S])
-            if self._presses(machine, told) or now - machine.sent.get("tell", 0.0) > TELL_S:
-                machine.told = told
-                self._call(machine, "tell", told)
+        if "tell" not in calls and (self._presses(machine) or now - machine.sent.get("tell", 0.0) > TELL_S):
+            delay_s = cells[Node.PIECE_S] + cells[Node.DELAY_S]
+            machine.told = leases.cells(place, self.counters.learner, total, delay_s)
+            self._call(machine, "tell", machine.told)
         # newer weights
         if "load" not in calls and machine.version < self.version:
-            snapshot, machine.loading = self.snapshot, self.weights
+            snapshot = machine.loading = self.snapshot
             stamp_ns = snapshot.stamp_ns + int(1e9 * machine.offset_s)
-            machine.sent["stamp"] = 1e-9 * snapshot.stamp_ns
             self._call(machine, "load", self.weights, snapshot.version, snapshot.step, stamp_ns)
             machine.version = snapshot.version
             cells[Node.WEIGHTS_BYTES] += len(snapshot.data)
@@ -197,12 +195,12 @@ class RelayLoop(roles.Role):
         if "collect" not in calls and not machine.waiting:
             self._call(machine, "collect", PIECE_ROWS, PIECE_S)
 
-    def _presses(self, machine: _Machine, told: Array) -> bool:
+    def _presses(self, machine: _Machine) -> bool:
         """Whether the actors stand still, or will soon, for what they do not know."""
-        if machine.told is None or told[Learner.PAUSED] != machine.told[Learner.PAUSED]:
+        if (told := machine.told) is None or told[Learner.PAUSED] != self.counters.learner[Learner.PAUSED]:
             return True
-        granted, received = told[Learner.INSERT_LIMIT], self.leases.received[machine.place]
-        known = machine.told[Learner.INSERT_LIMIT]
+        granted, received = self.leases.granted[machine.place], self.leases.received[machine.place]
+        known = told[Learner.INSERT_LIMIT]
         return bool(granted > known and known - received <= 0.75 * (granted - received))
 
     def _written(self, pieces: Sequence[tuple[int, Array]], place: int) -> Iterator[tuple[int, Array]]:
@@ -246,15 +244,14 @@ class RelayLoop(roles.Role):
             machine.heard = time.monotonic()
             getattr(self, f"_heard_{name}")(machine, answer)
 
-    def _heard_begin(self, machine: _Machine, answer: tuple[str, int]) -> None:
-        cells, (name, _) = self.counters.nodes[machine.place], answer
+    def _heard_begin(self, machine: _Machine, name: str) -> None:
+        counters, cells = self.counters, self.counters.nodes[machine.place]
         if cells[Node.BEGUN]:
             self.say(f"{name}: the machine is back, and its actors begin anew")
         machine.name, machine.begun, machine.incarnation = name, True, 0
         machine.version, machine.told = 0, None
-        machine.before = self.counters.actors[machine.actors].copy()
+        machine.before = counters.actors[machine.actors].copy()
         machine.before[:, PRESENT] = 0
-        counters = self.counters
         machine.histograms = counters.latency_ms[machine.actors].copy(), counters.blocked_ms[machine.actors].copy()
         cells[Node.BEGUN] += 1
         cells[Node.ANSWERS], cells[Node.VERSION] = 1, 0
@@ -270,10 +267,10 @@ class RelayLoop(roles.Role):
         cells[Node.DELAY_S] = machine.delay_s
 
     def _heard_load(self, machine: _Machine, there: float) -> None:
-        cells = self.counters.nodes[machine.place]
-        machine.loading = None
-        cells[Node.VERSION] = machine.version
-        cells[Node.WEIGHTS_S] = there - machine.offset_s - machine.sent["stamp"]
+        cells, snapshot = self.counters.nodes[machine.place], machine.loading
+        assert snapshot is not None
+        machine.loading, cells[Node.VERSION] = None, snapshot.version
+        cells[Node.WEIGHTS_S] = there - machine.offset_s - 1e-9 * snapshot.stamp_ns
         weights_ms = self.counters.weights_ms[machine.place]
         weights_ms[min(max(int(1e3 * cells[Node.WEIGHTS_S]), 0), CLASSES - 1)] += 1
 

@@ -17,7 +17,6 @@ from quarl.experiments.plan import plan
 from quarl.experiments.runner import MakePool, Measured, measure
 from quarl.experiments.store import COLUMNS, NAME, Record, Store
 from quarl.files import locked
-from quarl.formats import counted
 from quarl.processes.pool import LocalPool
 from quarl.processes.signals import SIGNALLED
 
@@ -63,17 +62,15 @@ def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
     address, token = config.cluster, None
     with ExitStack() as stack:
         if address == "local":
-            local = stack.enter_context(connection.Local(config.output, config.nodes or 2))
+            local = stack.enter_context(connection.Local(config.output, config.nodes or connection.LOCAL_NODES))
             address, token = local.address, local.token
         machines = connection.connect(address, token=token)
         stack.callback(connection.disconnect)
-        if config.nodes is not None and config.nodes > len(machines):
-            raise QuarlError(f"--nodes {config.nodes}: the cluster has {counted(len(machines), 'machine')}")
         if config.cluster != "local":
             connection.check_machines(machines)
         from quarl.cluster.pool import ClusterPool  # here: it imports Ray, which has its environment now
 
-        yield partial(ClusterPool, config.nodes or len(machines))
+        yield partial(ClusterPool, connection.enough(machines, config.nodes))
 
 
 def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecisionConfig) -> int:
@@ -88,8 +85,8 @@ def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecis
 
 def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> None:
     again = " (again with --retry-failed)" if FAILED in (record.state for record in records) else ""
-    line = f"{_counted(records)}{again}; tables and figures: quarl study report {config.output}"
-    said = [*failures(records), line]
+    counted = f"{_counted(records)}{again}; tables and figures: quarl study report {config.output}"
+    said = [*failures(records), counted]
     terminal.tell(config, rows.CellRow, rows.rows(records, study.margin), study.name, *said, seed=config.seed)
 
 
