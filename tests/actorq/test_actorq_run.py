@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -323,10 +324,13 @@ def test_the_live_view_tells_how_it_goes(finished):
     assert "evaluated fp32 –" in " ".join(console.export_text().replace("│", " ").split())
 
 
-@pytest.mark.parametrize(("cores", "lines"), [(2, 1), (3, 0)])
-def test_more_processes_than_cores_are_told(monkeypatch, capsys, cores, lines):
+@pytest.mark.parametrize(("cores", "nodes", "lines"), [(2, None, 1), (3, None, 0), (2, 3, 1), (3, 3, 0)])
+def test_more_processes_than_cores_are_told(monkeypatch, capsys, cores, nodes, lines):
     monkeypatch.setattr("quarl.actorq.supervisor.usable_cores", lambda: cores)
-    warn_about_cores(parse(["actorq", "--actors", "2"]))
+    config = parse(["actorq", "--actors", "2"])
+    if nodes is not None:  # actors of other machines are on other cores
+        config = replace(config, cluster="10.0.0.1:6379", actors=2 * nodes, actors_per_node=2)
+    warn_about_cores(config)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == lines
     assert all("2 actors and a learner share 2 cores" in line for line in said)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,8 +17,11 @@ from typing import Any
 import pytest
 from stable_baselines3 import DQN
 
+import quarl
 from quarl.cli import main
+from quarl.cluster import connection
 from quarl.cluster.connection import Local
+from quarl.errors import QuarlError
 from waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed: pip install 'quarl[cluster]'")
@@ -120,6 +124,40 @@ def refused(capfd: pytest.CaptureFixture[str], study: Path, folder: Path, *words
 def test_machines_are_asked_for_as_there_are_some(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert "--nodes counts machines of a cluster" in refused(capfd, study, tmp_path / "out", "--nodes", 2)
     assert "--nodes must be at least 1" in refused(capfd, study, tmp_path / "out", "--cluster", "local", "--nodes", 0)
+
+
+def test_a_machine_with_another_version_or_without_the_folder_is_named(tmp_path: Path):
+    import ray
+
+    from quarl.cluster.pool import NodePool
+
+    with Local(tmp_path, 1) as cluster:
+        connection.connect(cluster.address, token=cluster.token)
+        try:
+            pool, about = ray.remote(NodePool).remote(), (tmp_path / "study.log", None, 1, print)
+            for version, law in (("0.0.1", "has QuaRL 0.0.1"), (quarl.__version__, "does not see the runner's")):
+                with pytest.raises(QuarlError, match=law) as refusal:
+                    ray.get(pool.begin.remote(version, tmp_path, tmp_path / "elsewhere/.cluster", *about))
+                assert socket.gethostname() in str(refusal.value)
+        finally:
+            connection.disconnect()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_on_any_machine_and_the_cells_that_are_done(study: Path, tmp_path: Path, number: int):
+    folder = tmp_path / "out"
+    with begun(study, folder, "local") as run:
+        until(lambda: len(below(run.pid, "raylet")) == 2)
+        second = below(run.pid, "raylet")[1]
+        until(lambda: cells(folder, "done") and has_a_cell(run, second))
+        processes = below(run.pid)
+        run.send_signal(number)
+        said = run.stderr.read()
+    assert run.returncode == 128 + number, said
+    until(lambda: all(stat(process)[1] == "Z" for process in processes))
+    assert cells(folder, "done")
+    assert not cells(folder, "running")
+    assert not list(folder.glob(".cluster*"))
 
 
 def test_rows_are_those_of_one_machine_whatever_is_killed(

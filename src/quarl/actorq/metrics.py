@@ -60,8 +60,9 @@ def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None)
             {
                 **_numbers(cells, int, *MACHINE),
                 **_numbers(cells, float, Node.WEIGHTS_S, Node.DELAY_S, Node.PIECE_S, Node.CPU_S),
+                **_percentiles("weights_ms", counts),
             }
-            for cells in counters.nodes
+            for cells, counts in zip(counters.nodes, counters.weights_ms, strict=True)
         ],
     }
     span = numbers["clock_s"] - (before["clock_s"] if before else 0.0)

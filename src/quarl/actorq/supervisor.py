@@ -270,6 +270,7 @@ def ring_rows(size: int, num_envs: int) -> int:
 
 
 def warn_about_cores(config: ActorQConfig) -> None:
-    """One line where there are more processes than cores to run them."""
-    if config.num_actors + 1 > usable_cores():
-        note(f"{config.actors} actors and a learner share {usable_cores()} cores: they will slow each other down")
+    """One line where this machine has more processes than cores to run them."""
+    actors = config.num_actors if config.cluster in (None, "local") else config.actors_per_node or 0
+    if actors + 1 > usable_cores():
+        note(f"{actors} actors and a learner share {usable_cores()} cores: they will slow each other down")

@@ -27,8 +27,8 @@ from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.processes.child import Children
 
-NAP_S = 0.002
-"""Between two looks at the rings."""
+NAP_S, LONG_NAP_S = 0.002, 0.02
+"""Between two looks at the rings: where actors will soon be at their limit, and at most."""
 LOOK_S = 0.05
 """Between two looks at the actors."""
 GRACE_S = 2.0
@@ -127,18 +127,23 @@ class NodeAgent:
 
     def collect(self, most: int, patience_s: float) -> Report:
         """Takes the actors' segments: when there are so many, the time is over, or more cannot come."""
-        channel, until, most = self._channel, time.monotonic() + patience_s, min(most, self._most)
-        while (waiting := channel.num_waiting()) < most and time.monotonic() < until:
-            if (waiting and self._are_at_limit()) or self._mistake:
-                break
-            time.sleep(NAP_S)
+        channel, counters, most = self._channel, self._channel.counters, min(most, self._most)
+        began = now = time.monotonic()
+        while (waiting := channel.num_waiting()) < most and now < began + patience_s and not self._mistake:
+            left = counters.learner[Learner.INSERT_LIMIT] - counters.actors[:, Actor.STEPS].sum()
+            if waiting and left < self._num_envs:
+                break  # no actor can make another step of its environments before it is allowed more
+            # half the time that so many, or the last ones that are allowed, will take at this pace
+            nap_s = 0.5 * min(left, most - waiting) * (now - began) / waiting if waiting else NAP_S
+            time.sleep(min(max(nap_s, NAP_S), LONG_NAP_S))
+            now = time.monotonic()
         rows = np.empty(min(channel.num_waiting(), most), channel.dtype)
         taken = channel.drain(rows) if len(rows) else 0
-        cells, now = channel.counters.actors.copy(), time.monotonic()
+        cells, now = counters.actors.copy(), time.monotonic()
         cells[:, Actor.HEARTBEAT_S] = now - cells[:, Actor.HEARTBEAT_S]
         histograms = None
         if now - self._shown >= HISTOGRAMS_S:
-            self._shown, counters = now, channel.counters
+            self._shown = now
             histograms = counters.latency_ms.copy(), counters.blocked_ms.copy()
         said, self._said[:] = self._said[:], []
         return Report(
@@ -152,12 +157,6 @@ class NodeAgent:
             said=said,
             mistake=self._mistake,
         )
-
-    def _are_at_limit(self) -> bool:
-        """Whether no actor can make another step of its environments before it is allowed more."""
-        counters = self._channel.counters
-        left = counters.learner[Learner.INSERT_LIMIT] - counters.actors[:, Actor.STEPS].sum()
-        return bool(left < self._num_envs)
 
     def end(self) -> None:
         """Nothing of its actors and their memory is left."""

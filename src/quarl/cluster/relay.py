@@ -6,8 +6,10 @@ all; up come whole pieces of the actors' rings, which go into the learner's as t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -70,8 +72,8 @@ class _Machine:
     """Of its actors among those of all machines."""
     name: str = ""
     begun: bool = False
-    calls: dict[str, Any] = field(default_factory=dict)
-    """Ray's references to answers that are waited for, by method."""
+    calls: dict[str, Future[Any]] = field(default_factory=dict)
+    """Answers that are waited for, by method."""
     sent: dict[str, float] = field(default_factory=dict)
     """time.monotonic() of these calls."""
     incarnation: int = 0
@@ -115,6 +117,8 @@ class RelayLoop(roles.Role):
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, place)
             agent = remote.options(scheduling_strategy=strategy).remote()
             self.machines.append(_Machine(place, agent, slice(place * each, (place + 1) * each)))
+        self.heard = threading.Event()
+        """That there may be an answer: Ray's threads set it, so that waiting for answers costs nothing."""
         self.version = 0
         self.weights: Any = None
         """Ray's reference to the newest ones that were put up, and what they are."""
@@ -154,8 +158,9 @@ class RelayLoop(roles.Role):
             self.cells[Relay.VERSIONS] += 1
 
     def _call(self, machine: _Machine, method: str, *arguments: Any) -> None:
-        machine.calls[method] = getattr(machine.agent, method).remote(*arguments)
         machine.sent[method] = time.monotonic()
+        call = machine.calls[method] = getattr(machine.agent, method).remote(*arguments).future()
+        call.add_done_callback(lambda _: self.heard.set())
 
     def _begin(self, machine: _Machine) -> None:
         """An agent that knows nothing, or no longer anything."""
@@ -217,20 +222,13 @@ class RelayLoop(roles.Role):
 
     def _hear(self) -> None:
         """The answers that are there, or come in a moment."""
-        waited: dict[Any, tuple[_Machine, str]] = {
-            call: (machine, name) for machine in self.machines for name, call in machine.calls.items()
-        }
-        ready, _ = self.ray.wait(list(waited), num_returns=1, timeout=LOOK_S) if waited else ([], [])
-        if ready:
-            ready, _ = self.ray.wait(list(waited), num_returns=len(waited), timeout=0)
-        else:
-            time.sleep(0 if waited else LOOK_S)
-        for call in ready:
-            machine, name = waited[call]
-            if machine.calls.get(name) is not call:
-                continue  # it was lost with another
+        self.heard.wait(LOOK_S)
+        self.heard.clear()
+        for machine, name, call in [(each, *item) for each in self.machines for item in each.calls.items()]:
+            if not call.done() or machine.calls.get(name) is not call:
+                continue  # or it was lost with another
             try:
-                answer = self.ray.get(call)
+                answer = call.result()
             except self.ray.exceptions.RayTaskError as error:
                 # an agent that Ray has made anew, and that has not begun, has no answers
                 if name != "begin" and not isinstance(error.cause, QuarlError):

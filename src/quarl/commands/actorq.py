@@ -186,7 +186,7 @@ def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str
         table.add_row(left, a, right, b)
     for number, machine in enumerate(row["machines"]):
         actors = f"{machine['actors']} actors" if machine["answers"] else "does not answer"
-        weights = f"{machine['rows']:,} steps, weights after {1e3 * machine['weights_s']:.0f} ms"
+        weights = f"{machine['rows']:,} steps, weights after {_rate(machine['weights_ms_p50'])} ms"
         table.add_row(f"machine {number}", actors, "", weights)
     return table
 
