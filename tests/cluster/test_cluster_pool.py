@@ -11,17 +11,16 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from stable_baselines3 import DQN
 
 import quarl
 from quarl.cli import main
-from quarl.cluster import connection
 from quarl.cluster.connection import Local
-from quarl.errors import QuarlError
 from waiting import until
 
 pytest.importorskip("ray", reason="the extra cluster is not installed: pip install 'quarl[cluster]'")
@@ -38,6 +37,32 @@ methods:
 """
 SERVER = "quarl-forkserve"
 """What Linux keeps of the name of the process that workers are forked from."""
+DRIVER = """
+import json, pathlib, sys
+from quarl import __version__
+from quarl.cluster import connection
+from quarl.errors import QuarlError
+address, token, folder = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
+connection.connect(address, token=token)
+import ray
+from quarl.cluster.pool import NodePool
+pool, said = ray.remote(NodePool).remote(), []
+for version in ("0.0.1", __version__):
+    try:
+        ray.get(pool.begin.remote(version, folder, folder / "elsewhere/.cluster", folder / "log", None, 1, print))
+    except QuarlError as error:
+        said.append(str(error.cause))
+print(json.dumps(said))
+"""
+
+
+class Machine(NamedTuple):
+    """A cluster of one."""
+
+    address: str
+    token: dict[str, str]
+    """As variables of a driver's environment."""
+    raylet: int
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +75,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save(agent)
     (folder / "study.yml").write_text(STUDY.format(agents=folder))
     return folder / "study.yml"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    before = below(os.getpid(), "raylet")
+    with Local(tmp_path_factory.mktemp("machine"), 1) as cluster:
+        (raylet,) = {*below(os.getpid(), "raylet")} - {*before}
+        yield Machine(cluster.address, {"RAY_AUTH_TOKEN_PATH": str(cluster.token)}, raylet)
 
 
 def begun(study: Path, folder: Path, *words: object, **variables: str) -> subprocess.Popen[str]:
@@ -126,60 +159,48 @@ def test_machines_are_asked_for_as_there_are_some(study: Path, tmp_path: Path, c
     assert "--nodes must be at least 1" in refused(capfd, study, tmp_path / "out", "--cluster", "local", "--nodes", 0)
 
 
-def test_a_machine_with_another_version_or_without_the_folder_is_named(tmp_path: Path):
-    import ray
-
-    from quarl.cluster.pool import NodePool
-
-    with Local(tmp_path, 1) as cluster:
-        connection.connect(cluster.address, token=cluster.token)
-        try:
-            pool, about = ray.remote(NodePool).remote(), (tmp_path / "study.log", None, 1, print)
-            for version, law in (("0.0.1", "has QuaRL 0.0.1"), (quarl.__version__, "does not see the runner's")):
-                with pytest.raises(QuarlError, match=law) as refusal:
-                    ray.get(pool.begin.remote(version, tmp_path, tmp_path / "elsewhere/.cluster", *about))
-                assert socket.gethostname() in str(refusal.value)
-        finally:
-            connection.disconnect()
+def test_a_machine_with_another_version_or_without_the_folder_is_named(machine: Machine, tmp_path: Path):
+    words = (machine.address, *machine.token.values(), str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", DRIVER, *words], capture_output=True, text=True, check=True)
+    versions, folders = json.loads(done.stdout.splitlines()[-1])
+    name = socket.gethostname()
+    assert versions.startswith(f"{name} has QuaRL {quarl.__version__}, the runner 0.0.1: install the same")
+    assert folders.startswith(f"{name} does not see the runner's {tmp_path / 'elsewhere'}: choose")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing_on_any_machine_and_the_cells_that_are_done(study: Path, tmp_path: Path, number: int):
+def test_a_signal_leaves_nothing_on_any_machine_and_the_cells_that_are_done(
+    study: Path, machine: Machine, tmp_path: Path, number: int
+):
     folder = tmp_path / "out"
-    with begun(study, folder, "local") as run:
-        until(lambda: len(below(run.pid, "raylet")) == 2)
-        second = below(run.pid, "raylet")[1]
-        until(lambda: cells(folder, "done") and has_a_cell(run, second))
-        processes = below(run.pid)
+    with begun(study, folder, machine.address, **machine.token) as run:
+        until(lambda: cells(folder, "done") and has_a_cell(run, machine.raylet))
+        processes = {*below(run.pid), *below(machine.raylet, SERVER)}
         run.send_signal(number)
         said = run.stderr.read()
     assert run.returncode == 128 + number, said
     until(lambda: all(stat(process)[1] == "Z" for process in processes))
+    assert not below(machine.raylet, SERVER)
     assert cells(folder, "done")
-    assert not cells(folder, "running")
     assert not list(folder.glob(".cluster*"))
 
 
-def test_rows_are_those_of_one_machine_whatever_is_killed(
-    study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_rows_are_those_of_one_machine_whatever_is_killed(study: Path, machine: Machine, tmp_path: Path):
     assert main(["study", "run", str(study), "-o", str(tmp_path / "one"), "--json", str(tmp_path / "one.json")]) == 0
     folder = tmp_path / "two"
-    with Local(tmp_path, 1) as cluster:
-        (raylet,) = below(os.getpid(), "raylet")
-        token = {"RAY_AUTH_TOKEN_PATH": str(cluster.token)}
-        with begun(study, folder, cluster.address, "--nodes", 2, **token) as run:
-            assert "--nodes 2: the cluster has 1 machine" in run.stderr.read()
-        assert run.returncode == 2
-        with begun(study, folder, cluster.address, **token) as run:
-            until(lambda: cells(folder, "done") and has_a_cell(run, raylet))
-            os.kill(next(iter(below(raylet, "ray::NodePool"))), signal.SIGKILL)
-            said = (line for line in run.stderr if line.startswith("quarl: "))
-            assert "was lost: 1 cell to be measured again" in next(said)
-            assert "measures cells again" in next(said)
-            until(lambda: has_a_cell(run, raylet))
-            run.kill()
-        until(lambda: not below(raylet, SERVER))
+    raylet, token = machine.raylet, machine.token
+    with begun(study, folder, machine.address, "--nodes", 2, **token) as run:
+        assert "--nodes 2: the cluster has 1 machine" in run.stderr.read()
+    assert run.returncode == 2
+    with begun(study, folder, machine.address, **token) as run:
+        until(lambda: cells(folder, "done") and has_a_cell(run, raylet))
+        os.kill(next(iter(below(raylet, "ray::NodePool"))), signal.SIGKILL)
+        said = (line for line in run.stderr if line.startswith("quarl: "))
+        assert "was lost: 1 cell to be measured again" in next(said)
+        assert "measures cells again" in next(said)
+        until(lambda: has_a_cell(run, raylet))
+        run.kill()
+    until(lambda: not below(raylet, SERVER))
     done = cells(folder, "done")
     with begun(study, folder, "local", RAY_health_check_period_ms="500") as run:
         until(lambda: len(below(run.pid, "raylet")) == 2)

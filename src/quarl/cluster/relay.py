@@ -29,10 +29,10 @@ from quarl.errors import QuarlError, in_one_line
 
 PIECE_ROWS, PIECE_S = 16_000, 0.1
 """Of segments that come at once, at most."""
-TELL_S = 0.1
+TELL_S = 0.5
 """After which a machine is told of the learner, also where nothing presses."""
-LOOK_S = 0.005
-"""For an answer, before the boards are looked at again."""
+LOOK_S, PEEK_S = 0.02, 0.005
+"""Between two looks at the boards where nobody answers, and at the version of the newest weights."""
 END_S = 3.0
 """For agents to end."""
 AGAIN_S = 0.3
@@ -222,7 +222,10 @@ class RelayLoop(roles.Role):
 
     def _hear(self) -> None:
         """The answers that are there, or come in a moment."""
-        self.heard.wait(LOOK_S)
+        until = time.monotonic() + LOOK_S
+        while not self.heard.wait(PEEK_S) and self.channel.packed.version <= self.version:
+            if time.monotonic() > until:
+                break
         self.heard.clear()
         for machine, name, call in [(each, *item) for each in self.machines for item in each.calls.items()]:
             if not call.done() or machine.calls.get(name) is not call:
