@@ -128,15 +128,14 @@ class NodeAgent:
     def collect(self, most: int, patience_s: float) -> Report:
         """Takes the actors' segments: when there are so many, the time is over, or more cannot come."""
         channel, counters, most = self._channel, self._channel.counters, min(most, self._most)
-        began = now = time.monotonic()
-        while (waiting := channel.num_waiting()) < most and now < began + patience_s and not self._mistake:
+        began = time.monotonic()
+        while (waiting := channel.num_waiting()) < most and (took_s := time.monotonic() - began) < patience_s:
             left = counters.learner[Learner.INSERT_LIMIT] - counters.actors[:, Actor.STEPS].sum()
-            if waiting and left < self._num_envs:
+            if self._mistake or (waiting and left < self._num_envs):
                 break  # no actor can make another step of its environments before it is allowed more
             # half the time that so many, or the last ones that are allowed, will take at this pace
-            nap_s = 0.5 * min(left, most - waiting) * (now - began) / waiting if waiting else NAP_S
+            nap_s = 0.5 * min(left, most - waiting) * took_s / waiting if waiting else NAP_S
             time.sleep(min(max(nap_s, NAP_S), LONG_NAP_S))
-            now = time.monotonic()
         rows = np.empty(min(channel.num_waiting(), most), channel.dtype)
         taken = channel.drain(rows) if len(rows) else 0
         cells, now = counters.actors.copy(), time.monotonic()

@@ -31,8 +31,8 @@ PIECE_ROWS, PIECE_S = 16_000, 0.1
 """Of segments that come at once, at most."""
 TELL_S = 0.5
 """After which a machine is told of the learner, also where nothing presses."""
-LOOK_S, PEEK_S = 0.02, 0.005
-"""Between two looks at the boards where nobody answers, and at the version of the newest weights."""
+PEEK_S, PEEKS = 0.005, 4
+"""Between two looks at the version of the newest weights; so many of them where nobody answers, then at all boards."""
 END_S = 3.0
 """For agents to end."""
 AGAIN_S = 0.3
@@ -222,10 +222,7 @@ class RelayLoop(roles.Role):
 
     def _hear(self) -> None:
         """The answers that are there, or come in a moment."""
-        until = time.monotonic() + LOOK_S
-        while not self.heard.wait(PEEK_S) and self.channel.packed.version <= self.version:
-            if time.monotonic() > until:
-                break
+        any(self.heard.wait(PEEK_S) or self.channel.packed.version > self.version for _ in range(PEEKS))
         self.heard.clear()
         for machine, name, call in [(each, *item) for each in self.machines for item in each.calls.items()]:
             if not call.done() or machine.calls.get(name) is not call:
