@@ -26,7 +26,9 @@ def asked(tmp_path, monkeypatch):
     with poison.rig(tmp_path) as rig:
         rig.publish()
         config = replace(rig.learner.config, max_staleness=10**9)
-        order = Order(config=config, run="test", first=4, rungs=(1.0, 8.0), incarnation=70, sizes=rig.channel.sizes)
+        order = Order(
+            config=config, run="test", first=4, rungs=(1.0, 8.0), cores={}, incarnation=70, sizes=rig.channel.sizes
+        )
         agent = NodeAgent()
         agent.begin(order)
         try:

@@ -48,7 +48,7 @@ class ClusterFamily(ActorFamily):
         incarnation: int,
         say: Callable[[str], None],
     ) -> None:
-        """As for ActorFamily; cores of other machines are not this one's to give."""
+        """As for ActorFamily; cores are given out on this machine alone."""
         self._counters, self._say, self._watchdog = channel.counters, say, Watchdog(BLIND_S, say)
         self._counters.nodes[:, Node.AT_WORK] = len(rungs) // cluster.num_nodes
         log = config.output / "relay.log"
@@ -57,6 +57,7 @@ class ClusterFamily(ActorFamily):
             channel=channel,
             run=os.urandom(4).hex(),
             rungs=tuple(rungs),
+            actor_cores={os.uname().nodename: tuple(cores)},
             incarnation=incarnation,
             address=cluster.address,
             token=cluster.token,

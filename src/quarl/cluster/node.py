@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,8 @@ class Order:
     """Number of its first actor among those of all machines."""
     rungs: Sequence[float]
     """Of its actors."""
+    cores: Mapping[str, Sequence[frozenset[int] | None]]
+    """Of all actors, by the names of machines where they are not to take the learner's."""
     incarnation: int
     """Of their first processes; no other agent of the run has it, nor those that follow."""
     sizes: tuple[int, np.dtype[Any], int]
@@ -93,12 +95,13 @@ class NodeAgent:
         self._most, self._num_envs = num * order.sizes[-1] // 2, config.num_envs
         self._shown = -np.inf
         self._said, self._mistake, self._stop = [], "", threading.Event()
-        cores, say = [None] * num, self._said.append
+        name, say = os.uname().nodename, self._said.append
+        cores = order.cores.get(name, [None] * (order.first + num))[order.first :]
         self._family = ActorFamily(config, self._channel, order.rungs, cores, order.incarnation, say)
         # actors die with the thread that started them: it lasts as long as they
         self._keeper = threading.Thread(target=partial(self._keep, self._stop), daemon=True)
         self._keeper.start()
-        return os.uname().nodename
+        return name
 
     def _keep(self, stop: threading.Event) -> None:
         """Starts the actors, and again those that die, until the end."""

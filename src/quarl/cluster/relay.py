@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -56,6 +56,8 @@ class RelaySpec(roles.Start):
     config: ActorQConfig
     run: str
     rungs: Sequence[float]
+    actor_cores: Mapping[str, Sequence[frozenset[int] | None]]
+    """As in Order."""
     incarnation: int
     """Above all that the run ever had."""
     address: str
@@ -87,9 +89,8 @@ class _Machine:
     version: int = 0
     loading: roles.Snapshot | None = None
     """Weights that are on their way there."""
-    before: Array | None = None
-    """What the actors' cells held when the agent began, and their histograms."""
-    histograms: tuple[Array, Array] | None = None
+    before: tuple[Array, ...] | None = None
+    """What the actors' cells and their histograms held when the agent began."""
     offset_s: float = 0.0
     """Its clock less this one's, as the quickest answer has shown."""
     delay_s: float = np.inf
@@ -146,8 +147,7 @@ class RelayLoop(roles.Role):
                     self._begin(machine)
                 self._watch(machine, now)
             self._hear()
-        ends = [machine.agent.end.remote() for machine in self.machines if machine.begun]
-        if ends:
+        if ends := [machine.agent.end.remote() for machine in self.machines if machine.begun]:
             self.ray.wait(ends, num_returns=len(ends), timeout=END_S)
 
     def _put_up(self) -> None:
@@ -164,25 +164,28 @@ class RelayLoop(roles.Role):
 
     def _begin(self, machine: _Machine) -> None:
         """An agent that knows nothing, or no longer anything."""
-        spec, given = self.spec, self.cells[Relay.INCARNATIONS]
+        spec = self.spec
         if not machine.incarnation:  # else nothing came of the last one, and nothing of it will
-            machine.incarnation = spec.incarnation + 1 + int(given)
+            machine.incarnation = spec.incarnation + 1 + int(self.cells[Relay.INCARNATIONS])
             self.cells[Relay.INCARNATIONS] += INCARNATIONS
-        order = Order(
-            config=spec.config,
-            run=spec.run,
-            first=machine.actors.start,
-            rungs=spec.rungs[machine.actors],
-            incarnation=machine.incarnation,
-            sizes=self.sizes,
+        self._call(
+            machine,
+            "begin",
+            Order(
+                config=spec.config,
+                run=spec.run,
+                first=machine.actors.start,
+                rungs=spec.rungs[machine.actors],
+                cores=spec.actor_cores,
+                incarnation=machine.incarnation,
+                sizes=self.sizes,
+            ),
         )
-        self._call(machine, "begin", order)
 
     def _serve(self, machine: _Machine, total: float, now: float) -> None:
         """Every question that the machine is to answer now."""
-        calls, leases, place = machine.calls, self.leases, machine.place
+        calls, leases, place, cells = machine.calls, self.leases, machine.place, self.counters.nodes[machine.place]
         # what the learner allows, and wants to be left alone for
-        cells = self.counters.nodes[place]
         if "tell" not in calls and (self._presses(machine) or now - machine.sent.get("tell", 0.0) > TELL_S):
             delay_s = cells[Node.PIECE_S] + cells[Node.DELAY_S]
             machine.told = leases.cells(place, self.counters.learner, total, delay_s)
@@ -190,8 +193,8 @@ class RelayLoop(roles.Role):
         # newer weights
         if "load" not in calls and machine.version < self.version:
             snapshot = machine.loading = self.snapshot
-            stamp_ns = snapshot.stamp_ns + int(1e9 * machine.offset_s)
-            self._call(machine, "load", self.weights, snapshot.version, snapshot.step, stamp_ns)
+            about = snapshot.version, snapshot.step, snapshot.stamp_ns + int(1e9 * machine.offset_s)
+            self._call(machine, "load", self.weights, *about)
             machine.version = snapshot.version
             cells[Node.WEIGHTS_BYTES] += len(snapshot.data)
         # more segments, where there is room for all that came
@@ -248,9 +251,9 @@ class RelayLoop(roles.Role):
             self.say(f"{name}: the machine is back, and its actors begin anew")
         machine.name, machine.begun, machine.incarnation = name, True, 0
         machine.version, machine.told = 0, None
-        machine.before = counters.actors[machine.actors].copy()
-        machine.before[:, PRESENT] = 0
-        machine.histograms = counters.latency_ms[machine.actors].copy(), counters.blocked_ms[machine.actors].copy()
+        kept = counters.actors, counters.latency_ms, counters.blocked_ms
+        actors, *_ = machine.before = tuple(each[machine.actors].copy() for each in kept)
+        actors[:, PRESENT] = 0
         cells[Node.BEGUN] += 1
         cells[Node.ANSWERS], cells[Node.VERSION] = 1, 0
         self.leases.begin(machine.place)
@@ -269,8 +272,7 @@ class RelayLoop(roles.Role):
         assert snapshot is not None
         machine.loading, cells[Node.VERSION] = None, snapshot.version
         cells[Node.WEIGHTS_S] = there - machine.offset_s - 1e-9 * snapshot.stamp_ns
-        weights_ms = self.counters.weights_ms[machine.place]
-        weights_ms[min(max(int(1e3 * cells[Node.WEIGHTS_S]), 0), CLASSES - 1)] += 1
+        self.counters.weights_ms[machine.place, min(max(int(1e3 * cells[Node.WEIGHTS_S]), 0), CLASSES - 1)] += 1
 
     def _heard_collect(self, machine: _Machine, report: Report) -> None:
         cells, counters = self.counters.nodes[machine.place], self.counters
@@ -282,14 +284,14 @@ class RelayLoop(roles.Role):
         machine.waiting = list(self._written(pieces, machine.place))
         # what the actors say of themselves, on top of what those before them have said
         assert machine.before is not None
-        assert machine.histograms is not None
-        shown = machine.before + report.cells
+        actors, latency_ms, blocked_ms = machine.before
+        shown = actors + report.cells
         shown[:, Actor.STEPS] = [self.rings[i].num_sent() for i in range(machine.actors.start, machine.actors.stop)]
         shown[:, Actor.HEARTBEAT_S] = machine.heard - report.cells[:, Actor.HEARTBEAT_S]
         counters.actors[machine.actors] = shown
         if report.histograms is not None:
-            counters.latency_ms[machine.actors] = machine.histograms[0] + report.histograms[0]
-            counters.blocked_ms[machine.actors] = machine.histograms[1] + report.histograms[1]
+            counters.latency_ms[machine.actors] = latency_ms + report.histograms[0]
+            counters.blocked_ms[machine.actors] = blocked_ms + report.histograms[1]
         took = machine.heard - machine.sent["collect"]
         cells[Node.PIECE_S] = DECAY * cells[Node.PIECE_S] + (1 - DECAY) * took
         cells[Node.ROWS] += len(rows)
