@@ -16,6 +16,9 @@ from quarl.cluster.node import NodeAgent, Order
 from stress.chaos import poison
 from waiting import until
 
+LAST = max(os.sched_getaffinity(0))
+"""The core that is given to the actors."""
+
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
@@ -26,9 +29,9 @@ def asked(tmp_path, monkeypatch):
     with poison.rig(tmp_path) as rig:
         rig.publish()
         config = replace(rig.learner.config, max_staleness=10**9)
-        order = Order(
-            config=config, run="test", first=4, rungs=(1.0, 8.0), cores={}, incarnation=70, sizes=rig.channel.sizes
-        )
+        cores = {os.uname().nodename: (*[None] * 4, *[frozenset({LAST})] * 2)}
+        of_run = {"run": "test", "first": 4, "rungs": (1.0, 8.0), "cores": cores, "incarnation": 70}
+        order = Order(config=config, sizes=rig.channel.sizes, **of_run)
         agent = NodeAgent()
         agent.begin(order)
         try:
@@ -72,6 +75,7 @@ def test_actors_make_the_steps_that_the_machine_is_allowed_and_all_of_them_come_
     report, rows = reports[-1], np.concatenate(pieces)
     # the one may have made the last steps while the other was in the middle of a block
     assert 500 <= len(rows) <= 500 + AT_ONCE
+    until(lambda: all(os.sched_getaffinity(child.process.pid) == {LAST} for child in agent._family.children))
     assert set(rows["incarnation"]) == {order.incarnation}
     for actor in (0, 1):
         own = rows[rows["actor"] == actor]
