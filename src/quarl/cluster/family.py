@@ -33,6 +33,8 @@ class Cluster:
     address: str
     token: Path
     num_nodes: int
+    home: str = ""
+    """The learner's machine by its name, where actors are to leave it its cores; local ones stand for others."""
 
 
 class ClusterFamily(ActorFamily):
@@ -48,7 +50,7 @@ class ClusterFamily(ActorFamily):
         incarnation: int,
         say: Callable[[str], None],
     ) -> None:
-        """As for ActorFamily; cores are given out on this machine alone."""
+        """As for ActorFamily; cores are given out at `home` alone."""
         self._counters, self._say, self._watchdog = channel.counters, say, Watchdog(BLIND_S, say)
         self._counters.nodes[:, Node.AT_WORK] = len(rungs) // cluster.num_nodes
         log = config.output / "relay.log"
@@ -57,7 +59,7 @@ class ClusterFamily(ActorFamily):
             channel=channel,
             run=os.urandom(4).hex(),
             rungs=tuple(rungs),
-            actor_cores={os.uname().nodename: tuple(cores)},
+            actor_cores={cluster.home: tuple(cores)},
             incarnation=incarnation,
             address=cluster.address,
             token=cluster.token,
@@ -139,7 +141,7 @@ def _surveyed(address: str, nodes: int | None, logs: Path, say: Callable[[str], 
     machines, said = result.value
     for line in said:
         say(line)
-    return Cluster(address, connection.token_file(), connection.enough(machines, nodes))
+    return Cluster(address, connection.token_file(), connection.enough(machines, nodes), os.uname().nodename)
 
 
 def _survey(address: str) -> tuple[list[connection.Machine], list[str]]:

@@ -95,9 +95,8 @@ class NodeAgent:
         self._most, self._num_envs = num * order.sizes[-1] // 2, config.num_envs
         self._shown = -np.inf
         self._said, self._mistake, self._stop = [], "", threading.Event()
-        name, say = os.uname().nodename, self._said.append
-        cores = order.cores.get(name, [None] * (order.first + num))[order.first :]
-        self._family = ActorFamily(config, self._channel, order.rungs, cores, order.incarnation, say)
+        cores = order.cores.get(name := os.uname().nodename, [None] * (order.first + num))[order.first :]
+        self._family = ActorFamily(config, self._channel, order.rungs, cores, order.incarnation, self._said.append)
         # actors die with the thread that started them: it lasts as long as they
         self._keeper = threading.Thread(target=partial(self._keep, self._stop), daemon=True)
         self._keeper.start()

@@ -249,8 +249,7 @@ class RelayLoop(roles.Role):
         counters, cells = self.counters, self.counters.nodes[machine.place]
         if cells[Node.BEGUN]:
             self.say(f"{name}: the machine is back, and its actors begin anew")
-        machine.name, machine.begun, machine.incarnation = name, True, 0
-        machine.version, machine.told = 0, None
+        machine.name, machine.begun, machine.incarnation, machine.version, machine.told = name, True, 0, 0, None
         kept = counters.actors, counters.latency_ms, counters.blocked_ms
         actors, *_ = machine.before = tuple(each[machine.actors].copy() for each in kept)
         actors[:, PRESENT] = 0
