@@ -165,9 +165,9 @@ class Simulation:
                 if not machine.asked:
                     machine.asked = True
                     self.start(self.collect(place), self.there_s)
-            until = self.now + relay.LOOK_S
-            while not self.inbox and self.now < until:
-                yield relay.LOOK_S / 8
+            until, waits = self.now + relay.PEEKS * relay.PEEK_S, len(held) == relay.VERSIONS_HELD
+            while not self.inbox and (waits or self.packed <= newest) and self.now < until:
+                yield relay.PEEK_S / 8
             while self.inbox:
                 place, num = self.inbox.popleft()
                 yield self._works("relay", "take_s", num)

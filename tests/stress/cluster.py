@@ -1,4 +1,4 @@
-"""Two raylets on this machine against the local channel, same actors, and the parts of both.
+"""Two raylets on this machine against the local channel, same actors, and the parts of both; and whether they learn.
 
     python -m stress.cluster
 
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,6 +44,7 @@ SETUPS: dict[str, Row] = {
     "weights": {**SMALL, **WIDE, "env": ENV, "step_s": 1e-2, "bar_ms": 60.0},
 }
 """each: actors of a machine. step_s: how long a step sleeps."""
+LEARN, TARGET, SEEDS = "learn", 475, 3
 ROLES = ("learner", "publisher", "relay", "actor")
 
 
@@ -188,16 +192,33 @@ def parts_of_ray() -> Row:
     return {"row_bytes": dtype.itemsize, **{name: np.maximum(part, 0).tolist() for name, part in found.items()}}
 
 
+def learnt(seed: int) -> Row:
+    """What DQN's CartPole returned last on two local machines, with RL Zoo's hyper-parameters."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("--algo", "dqn", "--env", "CartPole-v1", "--cluster", "local", "--actors-per-node", 1, "-n", 200_000)
+        until = ("--target", TARGET, "--eval-freq", 2500, "--eval-episodes", 20, "--seed", seed, "-o", folder)
+        command = [Path(sys.executable).with_name("quarl"), "actorq", *words, *until]
+        subprocess.run([*map(str, command)], check=True, capture_output=True)
+        evaluations = [json.loads(line) for line in Path(folder, "evaluations.jsonl").read_text().splitlines()]
+    *_, before, last = [entry for entry in evaluations if not entry.get("last")]
+    named = {name: last[name] for name in ("timesteps", "updates", "clock_s", "return", "return_quantised")}
+    return {"name": f"seed {seed}", "target": TARGET, "met": min(before["return"], last["return"]) >= TARGET, **named}
+
+
 def main() -> None:
     """Each setup on both channels in turn, and the parts."""
     cli = argparse.ArgumentParser(description=__doc__)
     cli.add_argument("--seconds", type=float, default=25.0, help="of a run, once it is warm")
     cli.add_argument("--rounds", type=int, default=2)
-    cli.add_argument("--only", nargs="+", default=list(SETUPS), choices=SETUPS)
+    cli.add_argument("--only", nargs="+", default=[*SETUPS, LEARN], choices=[*SETUPS, LEARN])
     cli.add_argument("--out", type=Path, default=RESULTS)
     options = cli.parse_args()
-    of_ray = parts_of_ray()
-    for name in options.only:
+    if LEARN in options.only:
+        learning = [learnt(seed) for seed in range(SEEDS)]
+        print(learning, write("cluster", "make bench-cluster", root=options.out, learning=learning), flush=True)
+    setups = [name for name in options.only if name in SETUPS]
+    of_ray = parts_of_ray() if setups else {}
+    for name in setups:
         runs, setup, of_run = [], SETUPS[name], {}
         for _, channel in itertools.product(range(options.rounds), ("local", "cluster")):
             row, parts = measured(name, channel, options.seconds)
