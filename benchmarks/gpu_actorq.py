@@ -4,8 +4,8 @@
 
 Updates of DQN and D4PG first (2048x3, batch 256, sampling included; --net-arch for others), launched kernel by kernel
 and replayed as a graph, in blocks that take turns; then `quarl bench`: 14 actors with 16 environments and 4 with one,
-to reward at free ratio, and DQN on images in three number types. What does not fit is left out and said. Each part
-leaves its rows in OUT when it ends, so that whoever stops the script has those of the parts before.
+to reward at free ratio with 4 actors, and DQN on images in three number types. What does not fit is left out and said.
+Each part leaves its rows in OUT, and in results/, when it ends: whoever stops the script has those of the parts before.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.captured import Updates, graphs_for
 from quarl.algorithms.precision import Precision
 from quarl.config import ActorQConfig
+from results import write
 
 TASKS = {"dqn": "CartPole-v1", "d4pg": "dm_control/cheetah-run-v0"}
 BARS = {"dqn": 1.0, "d4pg": 2.0}
@@ -42,7 +43,7 @@ THROUGHPUT = (*("bench", "actorq", "--arms", "int8", "fp32", "--samples-per-inse
 PARTS: dict[str, tuple[float, tuple[str, ...]]] = {
     "rates": (180, (*THROUGHPUT, "learning_starts:2000", "--actors", "14", "--envs-per-actor", "16")),
     "few": (120, (*THROUGHPUT, "learning_starts:2000", "--actors", "4")),
-    "reward": (300, ("bench", "actorq", "--what", "time-to-reward", "--ratios", "free")),
+    "reward": (420, ("bench", "actorq", "--what", "time-to-reward", "--ratios", "free")),
     "images": (180, ("bench", "mixed-precision", "--dtypes", "fp32", "bf16", "fp16")),
 }
 """Seconds after which a part is stopped, and what it runs."""
@@ -111,6 +112,20 @@ def measure_updates(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def protocol(options: argparse.Namespace) -> str:
+    """A file beside the others: two cores' protocol with a learner on the device, as wide policies and as many actors.
+
+    Evaluations are rarer and shorter, for here they take longer than what they interrupt.
+    """
+    found = json.loads(Path(__file__).with_name("actorq_free.json").read_text())
+    found["common"] |= {"actors": 4, "net_arch": options.net_arch, "device": options.device, "eval_episodes": 5}
+    found["in_updates"]["eval_freq"] = 200
+    found |= {"arms": ["int8", "fp32"], "cap_minutes": 2, "tasks": dict(reversed(found["tasks"].items()))}
+    path = options.out / "protocol.json"
+    path.write_text(json.dumps(found))
+    return str(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=Path("runs/gpu-actorq"))
@@ -126,21 +141,21 @@ def main() -> None:
     device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
     if "updates" in options.part:
         rows = [{"device": device, **row} for row in measure_updates(options)]
-        (options.out / "updates.json").write_text(json.dumps({"rows": rows}, indent=1))
+        write("gpu-actorq", "make bench-gpu-actorq", updates=rows)
     own = ("--device", options.device)
     more = {
         "rates": (*own, "--net-arch", options.net_arch, "--seconds", options.window, "--warm-up", "3"),
         "few": (*own, "--net-arch", options.net_arch, "--seconds", options.window, "--warm-up", "3"),
-        "reward": ("--protocol", str(Path(__file__).with_name("actorq_free.json"))),
+        "reward": ("--protocol", protocol(options)),
         "images": (*own, "--seconds", options.window),
     }
     for name in (name for name in PARTS if name in options.part):
         seconds, words = PARTS[name]
         left = min(end - time.monotonic(), seconds)
-        if left < 20:
+        if left < 60:
             print(f"{name}: left out, {left:.0f} s are left", flush=True)
             continue
-        told = [*words, *more[name], "--minutes", f"{left / 60:.2f}", "-o", str(options.out / name)]
+        told = [*words, *more[name], "--minutes", f"{(left - 40) / 60:.2f}", "-o", str(options.out / name)]
         print(f"{name}: quarl {' '.join(told)}", flush=True)
         try:
             done = subprocess.run([sys.executable, "-m", "quarl", *told], timeout=left, check=False)
@@ -148,6 +163,9 @@ def main() -> None:
             print(f"{name}: stopped after {left:.0f} s; the cells that it finished are in its folder", flush=True)
         else:
             print(f"{name}: exit code {done.returncode}", flush=True)
+        for path in (options.out / name).glob("*.json"):
+            found = {f"{name}-{path.stem}": json.loads(path.read_text())["rows"]}
+            write("gpu-actorq", "make bench-gpu-actorq", **found)
 
 
 if __name__ == "__main__":
