@@ -235,3 +235,32 @@ def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
     (episode,) = episodes(replace(policy, provenance=replace(limited, wrappers=())), 1_500)  # just so long
     assert (episode.length, episode.terminated) == (1_500, False)
     assert capsys.readouterr().err == ""
+
+
+def test_an_episode_that_ends_by_itself_after_a_thousand_steps_is_not_told_of(
+    endless: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ends(gymnasium.Wrapper[Any, Any, Any, Any]):
+        """As DM Control's tasks, which truncate and whose spec says nothing of it."""
+
+        num = 0
+
+        def step(self, action: Any) -> Any:
+            self.num += 1
+            observation, reward, terminated, _, info = self.env.step(action)
+            return observation, reward, terminated, self.num == TOLD, info
+
+    note_once.cache_clear()
+    policy = linear((1,), env_id=endless)
+    setting = Play(
+        policy=policy,
+        make=lambda: Ends(make_for(policy, None)),
+        batch=1,
+        stream="evaluation",
+        seed=0,
+        fresh=False,
+        bound=3_000,
+    )
+    (episode,) = play(setting, lambda x: np.zeros((len(x), 2), np.float32), [0])
+    assert episode.length == TOLD
+    assert capsys.readouterr().err == ""

@@ -185,7 +185,7 @@ def _look(steps: int, env: gymnasium.Env[Any, Any] | None, bound: int) -> None:
     if steps > bound:
         raise endless(bound)
     spec = env.spec if env is not None else None
-    if steps >= TOLD and not is_limited(spec):
+    if steps > TOLD and not is_limited(spec):
         note_once(
             f"episodes{f' of {spec.id}' if spec else ''} have no time limit, and one goes on after {TOLD:,} steps: it "
             f"is an error after {bound:,}; --max-episode-steps (max_episode_steps in Python) sets a limit"
