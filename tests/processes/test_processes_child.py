@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.processes.child import DEATHS, Child, Children
+from quarl.processes.child import DEATHS, ONE_THREAD, Child, Children
 from quarl.processes.inside import Result, attempt
 from quarl.processes.pool import memory_mb
 from waiting import until
+
+
+def map_of_threads() -> dict[str, str]:
+    return {name: os.environ[name] for name in ONE_THREAD if name in os.environ}
 
 
 def result(log: Path, work: Any, **options: Any) -> Result:
@@ -32,6 +36,15 @@ def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_pat
     assert result(log, partial(pow, 7, 2)).value == 49
     assert result(log, partial(os.write, 1, b"said\n")).value == 5
     assert log.read_text() == "said\n"
+
+
+def test_work_computes_on_one_thread_and_its_parent_on_as_many_as_before(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert result(tmp_path / "log", map_of_threads).value == dict.fromkeys(ONE_THREAD, "1")
+    assert map_of_threads() == {"OPENBLAS_NUM_THREADS": "3"} | {
+        name: value for name, value in os.environ.items() if name == "MKL_NUM_THREADS"
+    }
 
 
 def test_work_that_fails_says_how(tmp_path: Path):

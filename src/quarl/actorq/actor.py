@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -281,7 +280,6 @@ class ActorLoop(roles.Actor):
 
 def main(spec: ActorSpec) -> None:
     give_way()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     loop = ActorLoop(spec)
     try:
         loop.run()

@@ -76,7 +76,8 @@ class Child:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if sys.platform != "win32" else ()
         self.process = None  # where it cannot be started, there is nothing to kill
         try:
-            process.start()
+            with one_thread():
+                process.start()
         finally:
             if sys.platform != "win32":
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)

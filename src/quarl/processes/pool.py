@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.processes.child import Child, join, kill_group, one_thread
+from quarl.processes.child import Child, join, kill_group
 from quarl.processes.forkserver import READY, Held, serve
 from quarl.processes.inside import Result
 
@@ -125,8 +125,7 @@ class LocalPool:
         """The link to a new worker, and its process."""
         for _ in range(ATTEMPTS):
             if not self._server.alive():
-                with one_thread():
-                    self._server.start()
+                self._server.start()
             ours, theirs = Pipe()
             try:
                 self._server.link.send(make)
@@ -149,8 +148,7 @@ class LocalPool:
     def start(self, key: str, name: str, main: Callable[[Any], Any], spec: Any) -> None:
         """Begins a job in a process of its own, that begins from nothing."""
         self._children[key] = child = Child(name, main, spec, self.log, apart=True)
-        with one_thread():
-            child.start()
+        child.start()
         self._tasks[key] = _Task(group=child.group, since=time.monotonic())
 
     def keep_only(self, names: Collection[str]) -> None:
