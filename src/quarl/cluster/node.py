@@ -6,9 +6,7 @@ them and their memory.
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -24,6 +22,7 @@ from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.family import ActorFamily
 from quarl.arrays import Array
+from quarl.cluster import begin_here
 from quarl.config import ActorQConfig
 from quarl.processes.child import Children
 
@@ -41,6 +40,8 @@ HISTOGRAMS_S = 1.0
 class Order:
     """What an agent is to begin."""
 
+    quarl: str
+    """The learner's version."""
     config: ActorQConfig
     run: str
     """Names the run's folder of logs on each machine."""
@@ -86,8 +87,7 @@ class NodeAgent:
     def begin(self, order: Order) -> str:
         """Ends what it did, and starts actors in new memory; the machine's name."""
         self.end()
-        # processes that are started begin with the main module of this one, which is Ray's
-        vars(sys.modules["__main__"]).pop("__file__", None)
+        name = begin_here(order.quarl)
         self._folder = Path(tempfile.gettempdir()) / f"quarl-{order.run}-{order.first}"
         self._folder.mkdir(exist_ok=True)
         config, num = replace(order.config, output=self._folder), len(order.rungs)
@@ -95,7 +95,7 @@ class NodeAgent:
         self._most, self._num_envs = num * order.sizes[-1] // 2, config.num_envs
         self._shown = -np.inf
         self._said, self._mistake, self._stop = [], "", threading.Event()
-        cores = order.cores.get(name := os.uname().nodename, [None] * (order.first + num))[order.first :]
+        cores = order.cores.get(name, [None] * (order.first + num))[order.first :]
         self._family = ActorFamily(config, self._channel, order.rungs, cores, order.incarnation, self._said.append)
         # actors die with the thread that started them: it lasts as long as they
         self._keeper = threading.Thread(target=partial(self._keep, self._stop), daemon=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from ray.util import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from quarl import __version__
+from quarl.cluster import begin_here
 from quarl.errors import QuarlError, first_line, in_one_line, note, note_once
 from quarl.files import beside
 from quarl.formats import counted
@@ -36,7 +35,6 @@ class NodePool:
 
     def __init__(self) -> None:
         die_with_parent(True)  # its raylet: what others are to do again ends here
-        vars(sys.modules["__main__"]).pop("__file__", None)  # Ray's, which spawned processes would begin with
         self._pool: LocalPool | None = None
 
     def begin(self, version: str, where: Path, proof: Path, log: Path, *about: Any) -> str:
@@ -44,12 +42,10 @@ class NodePool:
 
         where: the runner's folder. proof: a file in the study's, which is there if it is the same on both machines.
         """
-        name = socket.gethostname()
+        name = begin_here(version)
         if self._pool is not None:  # it was out of reach, not dead
             self._pool.close()
         self._pool = None
-        if version != __version__:
-            raise QuarlError(f"{name} has QuaRL {__version__}, the runner {version}: install the same on all machines")
         with contextlib.suppress(OSError):
             os.chdir(where)
         if not proof.is_file():

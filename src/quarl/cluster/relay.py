@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from quarl import __version__
 from quarl.actorq import roles
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import CLASSES, Actor, Learner, Node, Relay
@@ -172,6 +173,7 @@ class RelayLoop(roles.Role):
             machine,
             "begin",
             Order(
+                quarl=__version__,
                 config=spec.config,
                 run=spec.run,
                 first=machine.actors.start,
