@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("src", "studies", "docs", "scripts", "results")
 """Whose Python counts as the package's; what measures, in benchmarks, has a bound of its own."""
-STATEMENTS, CODE_LINES, BENCHMARK_LINES = 30_392, 31_181, 2_161
+STATEMENTS, CODE_LINES, BENCHMARK_LINES = 30_412, 31_197, 2_175
 """At most: by `ast`, by `tokenize` (without blank lines, comments and docstrings), and as the files stand."""
 DOCSTRING_LINES = 1.493
 """At least, of a public function or method in the mean."""

@@ -77,6 +77,25 @@ def test_inserts_are_the_learners_time():
     assert predict(replace(RATES, insert_s=100e-6), CONFIG, cores=2)[2].learner_ms == 20.0 + 10.0
 
 
+def test_weights_are_taken_in_as_often_as_they_are_published_or_looked_for():
+    steps = tuple(step._replace(load_s=0.040) for step in RATES.steps[:3])
+    published = replace(CONFIG, publish_interval=10, actor_update_interval=100)
+    (_, _, int8) = predict(replace(RATES, steps=steps), published, cores=2)
+    assert (int8.weights_us, int8.steps_per_s) == (40.0, round(100 / 0.014, 1))  # 4 ms of an update's 100 steps
+    seldom = replace(published, actor_update_interval=2000)
+    assert predict(replace(RATES, steps=steps), seldom, cores=2)[2].weights_us == 20.0
+    many = predict(replace(RATES, steps=steps), replace(published, actors=5), cores=8)[2]
+    assert many.weights_us == 200.0  # each of five takes in every version
+
+
+def test_where_weights_take_much_of_the_actors_time_the_plan_says_so():
+    assert "taking in weights" not in said(CONFIG)
+    loads = replace(RATES, steps=tuple(step._replace(load_s=1.0) for step in RATES.steps))
+    assert "actors spend 50% of their time on taking in weights: raise --publish-interval" in said(
+        replace(CONFIG, publish_interval=100, actor_update_interval=100), loads
+    )
+
+
 @given(st.floats(0.1, 1000), st.floats(0.1, 500), st.integers(1, 8), st.integers(2, 16))
 def test_at_the_even_ratio_neither_side_waits(inference_us, train_ms, actors, cores):
     rates = replace(RATES, update_s=1e-3 * train_ms, steps=(step("fp32", "litert", inference_us),))
@@ -141,7 +160,8 @@ def test_rates_of_a_small_run_are_timed_and_predict_every_arm(tmp_path: Path):
     assert heard == ["actor, torch", "actor, litert", "learner"]
     assert torch.get_num_threads() == threads
     assert (rates.batch_size, rates.samples_per_insert) == (32, 8.0)
-    assert min(rates.update_s, rates.insert_s, *(second for step in rates.steps for second in step[2:])) > 0
+    assert min(rates.update_s, rates.insert_s, *(second for step in rates.steps for second in step[2:5])) > 0
+    assert [step.load_s > 0 for step in rates.steps] == [True] * len(plan.ARMS) + [False]
     assert Rates.from_json(asdict(rates)) == rates
     rows = predict(rates, config)
     assert [(row.precision, row.engine) for row in rows] == [*plan.ARMS, plan.PLAIN]

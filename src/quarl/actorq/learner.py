@@ -205,12 +205,13 @@ class LearnerLoop(roles.Learner):
                 raise
             self._roll_back()
             return
-        self.cells[Learner.TRAIN_S] += time.perf_counter() - start
         self.limiter.on_sample(model.batch_size)
         # A GPU is not waited for where nobody looks: what is not finite stays so until weights are pushed.
         due = model._n_updates % self.config.publish_interval == 0
         looked_at = due or self.updates.graphs is None or time.monotonic() - self.shown > SHOWN_S
-        if looked_at and self._is_sound() and due:
+        sound = looked_at and self._is_sound()  # waits for a GPU, which is its update's time
+        self.cells[Learner.TRAIN_S] += time.perf_counter() - start
+        if sound and due:
             self._push()
 
     def _is_sound(self) -> bool:

@@ -1,8 +1,7 @@
 """The plan of a run: three rates that are timed on this machine, and which of them the others wait for.
 
-A run in balance makes batch_size / samples_per_insert environment steps for every update. Steps are timed in a real
-actor process, inserts and updates in a real learner. What the publisher does and taking in what it publishes are left
-out: a few per cent, where a network is large enough to be worth quantising.
+A run in balance makes batch_size / samples_per_insert environment steps for every update. Steps, and taking in weights,
+are timed in a real actor process, inserts and updates in a real learner. What the publisher does is left out.
 """
 
 from __future__ import annotations
@@ -45,6 +44,8 @@ BLOCK, KEPT = 64, 500
 """Segments of a block at most, and blocks that are kept for the learner."""
 EVEN = 1.1
 """Rates within this factor of each other are even."""
+MUCH = 0.25
+"""Of an actor's time, from which on what it is spent on is pointed at."""
 REGIMES = {
     "actor-bound": "the learner waits for them: raise --actors, --envs-per-actor or --samples-per-insert",
     "between": "fp32 ones hold the learner up, these less: a faster one (--device, --learner-dtype) gains more by them",
@@ -53,7 +54,7 @@ REGIMES = {
 
 
 class Step(NamedTuple):
-    """Seconds of one environment step of an actor."""
+    """Seconds of one environment step of an actor, and of taking in a version."""
 
     precision: str
     engine: str
@@ -62,6 +63,8 @@ class Step(NamedTuple):
     """A call, divided by the environments that it serves."""
     overhead_s: float
     """Exploration, books and ring."""
+    load_s: float = 0.0
+    """From finding new weights to acting with them."""
 
     @property
     def arm(self) -> Arm:
@@ -104,8 +107,10 @@ class PlanRow(Row):
     """A call, divided by the environments that it serves."""
     overhead_us: Annotated[float, Column("overhead µs", formats.three_digits)]
     """Exploration, books and ring of a step."""
+    weights_us: Annotated[float, Column("weights µs", formats.three_digits)]
+    """Taking in every version that is published, or that is looked for, spread over the steps between two of them."""
     steps_per_s: Annotated[float, Column("steps/s an actor", "{:,.0f}".format)]
-    """Of one actor that never waits: 1e6 over the sum of the three, times its share of a core."""
+    """Of one actor that never waits: 1e6 over the sum of the four, times its share of a core."""
     learner_ms: Annotated[float, Column("learner ms", formats.three_digits)]
     """One update, with its inserts."""
     predicted_updates_per_s: Annotated[float, Column("updates/s", formats.three_digits)]
@@ -173,18 +178,19 @@ def steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments:
     counters.learner[Learner.INSERT_LIMIT] = 2**53
     supervisor.children.start(child)
     packers = [Packer(precision, config.comm_bits, config.weight_compress) for precision, _ in arms]
-    spent = np.zeros((len(arms), len(cells)))
-    for place in list(range(len(arms))) * ROUNDS:
+    spent, load_s = np.zeros((len(arms), len(cells))), np.zeros((len(arms), ROUNDS))
+    for turn, place in itertools.product(range(ROUNDS), range(len(arms))):
         data = packers[place].pack(supervisor.template.initial, segments[-1]["observation"] if segments else None)
-        version = supervisor.channel.packed.version
+        version, old = supervisor.channel.packed.version, cells.copy()
         supervisor.channel.packed.publish(data, version=version + 1, step=0)
         loaded = booked(Actor.VERSION, version)
         before = booked(Actor.LOOP_S, loaded[Actor.LOOP_S])  # until taking in the weights is in the books
+        load_s[place, turn] = (before - old)[[Actor.PULL_S, Actor.DESERIALIZE_S, Actor.LOAD_S]].sum()
         until = time.monotonic() + seconds / ROUNDS
         spent[place] += booked(Actor.ENVIRONMENT_S, before[Actor.ENVIRONMENT_S], until) - before
-    for arm, sums in zip(arms, spent, strict=True):
+    for arm, sums, loads in zip(arms, spent, np.median(load_s, axis=1), strict=True):
         times = {column.name.lower(): float(sums[column] / sums[Actor.STEPS]) for column in Actor}
-        yield Step(*arm, times["environment_s"], times["inference_s"], overhead_s(times))
+        yield Step(*arm, times["environment_s"], times["inference_s"], overhead_s(times), float(loads))
 
 
 def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: float) -> tuple[float, float]:
@@ -196,13 +202,13 @@ def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: fl
     while updates < MIN_CALLS or time.perf_counter() < deadline:
         segments = next(blocks)
         segments["sequence"] += span  # of the same stream once more
-        start, trained_s = time.perf_counter(), float(learner.cells[Learner.TRAIN_S])
+        start = time.perf_counter()
         learner.replay_insert.take(segments)
-        insert_s += time.perf_counter() - start
-        settled = learner.updates.settled
-        learner.update()
+        inserted, settled = time.perf_counter(), learner.updates.settled
+        insert_s += inserted - start
+        learner.update()  # to the end, also on a GPU: its losses are looked at
         if settled and inserts:  # the first update makes the optimiser's state, some on a GPU a graph
-            updates, update_s = updates + 1, update_s + float(learner.cells[Learner.TRAIN_S]) - trained_s
+            updates, update_s = updates + 1, update_s + time.perf_counter() - inserted
         inserts += len(segments)
     return update_s / updates, insert_s / inserts
 
@@ -214,9 +220,12 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
     learner_s = rates.update_s + num_steps * rates.insert_s
     # An actor fills one core; the learner's threads have theirs before them.
     actor_cores = min(config.num_actors, max(cores - config.learner_threads, 1))
+    # An actor takes in a version when it is published, or when it looks for it, whichever comes later.
+    versions = min(1 / config.publish_interval, num_steps / config.num_actors / config.actor_update_interval)
+    load_s = {step.arm: config.num_actors * versions * step.load_s / num_steps for step in rates.steps}
     costs = {}  # of an update, by arm: seconds that its steps take the actors, and until the next one
     for step in rates.steps:
-        busy_s = num_steps * step.seconds
+        busy_s = num_steps * (step.seconds + load_s[step.arm])
         together_s = (learner_s * config.learner_threads + busy_s) / cores
         costs[step.arm] = busy_s / actor_cores, max(learner_s, busy_s / actor_cores, together_s)
         if step.arm == PLAIN:
@@ -232,6 +241,7 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
             env_us=round(1e6 * step.environment_s, 2),
             inference_us=round(1e6 * step.inference_s, 2),
             overhead_us=round(1e6 * step.overhead_s, 2),
+            weights_us=round(1e6 * load_s[step.arm], 2),
             steps_per_s=round(num_steps / actors_s / (1 if step.arm == PLAIN else config.num_actors), 1),
             learner_ms=round(1e3 * learner_s, 3),
             predicted_updates_per_s=round(1 / update_s, 6),
@@ -278,6 +288,9 @@ def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> It
         )
     elif gain < EVEN and precision != "fp32":
         yield f"{precision} actors will not help here: inference is a small part of an actor's step"
+    share = row.weights_us / (row.env_us + row.inference_us + row.overhead_us + row.weights_us)
+    if share > MUCH:
+        yield f"actors spend {share:.0%} of their time on taking in weights: raise --publish-interval"
     if plain_gain < EVEN:
         yield f"ActorQ does not pay here ({plain_gain:.2f} times plain Stable-Baselines3): use `quarl train` instead"
     yield "rates are predicted, not time to reward: how many updates a target takes depends on the ratio too"
