@@ -14,6 +14,8 @@ MEASURED = re.compile(r"\d[\d,.]*\s?(%|[xskMG]B?\b|[µm]s\b)|\b\d+\.\d+")
 """A number with a unit, a factor or a share, or a decimal fraction."""
 STATED = re.compile(r"`[^`]*`|Python \d\.\d+|margin \d+ %|Apache-2\.0")
 """Numbers that nobody measured."""
+TO_RESULT = re.compile(r"\[([^]]*)\]\(((?:\.\./|docs/)*results/[\w-]+\.md)[^)]*\)")
+NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:x|\b)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
@@ -44,6 +46,19 @@ def test_every_measured_number_of_readme_stands_in_a_line_with_a_link():
     measured = [line for line in prose.splitlines() if MEASURED.search(STATED.sub("", line))]
     assert len(measured) >= 5
     assert [line for line in measured if "](" not in line] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if TO_RESULT.search(page.read_text())], ids=relative)
+def test_a_number_in_a_link_to_a_result_stands_there_too(page):
+    wrong = []
+    for words, link in TO_RESULT.findall(page.read_text()):
+        path, _ = target(page, link)
+        there = [float(number.replace(",", "")) for number in NUMBER.findall(path.read_text())]
+        for number in NUMBER.findall(words):
+            rounding = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
+            if not any(abs(float(number.replace(",", "")) - value) <= rounding for value in there):
+                wrong.append((words, number))
+    assert not wrong
 
 
 def page_of(tmp_path, text):
