@@ -144,7 +144,7 @@ def _plan(config: ActorQConfig) -> int:
         rates = plan.measure(config, arms, say=lambda label: progress(label, 1))
     warn_about_cores(config)
     rows = plan.predict(rates, config)
-    actors = f"{config.actors} actors of {formats.counted(config.num_envs, 'environment')}"
+    actors = f"{formats.counted(config.num_actors, 'actor')} of {formats.counted(config.num_envs, 'environment')}"
     title = f"{config.algo} {config.env}: {actors}, {rates.samples_per_insert:g} samples per insert"
     about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
     terminal.tell(config, plan.PlanRow, rows, title, *plan.sentences(rows, rates, config), **about)
