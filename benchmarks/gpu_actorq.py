@@ -31,6 +31,7 @@ from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.captured import Updates, graphs_for
 from quarl.algorithms.precision import Precision
 from quarl.config import ActorQConfig
+from quarl.experiments.store import NAME
 from results import write
 
 TASKS = {"dqn": "CartPole-v1", "d4pg": "dm_control/cheetah-run-v0"}
@@ -143,25 +144,24 @@ def main() -> None:
     own = ("--device", options.device, "--seconds", options.window)
     rates = (*own, "--net-arch", options.net_arch, "--warm-up", "3")
     more = {"rates": rates, "few": rates, "reward": ("--protocol", protocol(options)), "images": own}
-    for name in (name for name in PARTS if name in options.part):
-        seconds, words = PARTS[name]
+    for name, (seconds, words) in [item for item in PARTS.items() if item[0] in options.part]:
         left = min(end - time.monotonic(), seconds)
         if left < 60:
             print(f"{name}: left out, {left:.0f} s are left", flush=True)
             continue
-        told = [*words, *more[name], "--minutes", f"{(left - 40) / 60:.2f}", "-o", str(options.out / name)]
+        folder = options.out / name
+        told = [*words, *more[name], "--minutes", f"{(left - 40) / 60:.2f}", "-o", str(folder)]
         print(f"{name}: quarl {' '.join(told)}", flush=True)
-        # SIGTERM, so that its cells are on the disk; 124: it was stopped, and they are in its folder
-        stopped = ("timeout", "-k", "20", f"{left:.0f}")
-        code = subprocess.call([*stopped, sys.executable, "-m", "quarl", *told])
-        print(f"{name}: exit code {code}", flush=True)
-        for path in (options.out / name).glob("*.json"):
-            found = {f"{name}-{path.stem}": json.loads(path.read_text())["rows"]}
-            write("gpu-actorq", "make bench-gpu-actorq", **found)
-        with contextlib.closing(sqlite3.connect(options.out / name / "study.sqlite")) as file:
+        bound = ("timeout", "-k", "20", f"{left:.0f}")  # by SIGTERM, so that finished cells are on the disk
+        code = subprocess.call([*bound, sys.executable, "-m", "quarl", *told])
+        print(f"{name}: exit code {code}{', for its time was over' * (code == 124)}", flush=True)
+        if not (folder / NAME).is_file():  # it was refused, as where a package is missing
+            continue
+        tables = {f"{name}-{path.stem}": json.loads(path.read_text())["rows"] for path in folder.glob("*.json")}
+        with contextlib.closing(sqlite3.connect(folder / NAME)) as file:
             done = file.execute("SELECT source, row FROM cells WHERE state = 'done'").fetchall()
-        cells = [{"name": f"{name} {cell}", "part": name, **json.loads(row)} for cell, row in done]
-        write("gpu-actorq", "make bench-gpu-actorq", cells=cells)
+        tables["cells"] = [{"name": f"{name} {cell}", "part": name, **json.loads(row)} for cell, row in done]
+        write("gpu-actorq", "make bench-gpu-actorq", **tables)
 
 
 if __name__ == "__main__":
