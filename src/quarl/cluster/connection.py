@@ -300,7 +300,7 @@ def _node(start: Start, join: str) -> Any:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    class Bare(Node):  # type: ignore[misc]
+    class Bare(Node):  # type: ignore[misc]  # Ray does not annotate it
         """Without the dashboard's process, which Ray starts even where it is off: 2.7 s of processor time, 70 MB."""
 
         def start_api_server(self, **_: Any) -> None: ...

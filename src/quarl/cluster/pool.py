@@ -42,10 +42,10 @@ class NodePool:
 
         where: the runner's folder. proof: a file in the study's, which is there if it is the same on both machines.
         """
-        name = begin_here(version)
         if self._pool is not None:  # it was out of reach, not dead
             self._pool.close()
         self._pool = None
+        name = begin_here(version)
         with contextlib.suppress(OSError):
             os.chdir(where)
         if not proof.is_file():

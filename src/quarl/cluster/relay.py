@@ -249,8 +249,8 @@ class RelayLoop(roles.Role):
 
     def _heard_begin(self, machine: _Machine, name: str) -> None:
         counters, cells = self.counters, self.counters.nodes[machine.place]
-        is_back = f"{name}: the machine is back, and its actors begin anew"
-        self.say(is_back if cells[Node.BEGUN] else f"machine {machine.place} is {name}")
+        again = f"{name}: the machine is back, and its actors begin anew"
+        self.say(again if cells[Node.BEGUN] else f"machine {machine.place} is {name}")
         machine.name, machine.begun, machine.incarnation, machine.version, machine.told = name, True, 0, 0, None
         kept = counters.actors, counters.latency_ms, counters.blocked_ms
         actors, *_ = machine.before = tuple(each[machine.actors].copy() for each in kept)
