@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from first_readme import NUMBER, numbers
 
 from documents import PAGES, ROOT, anchors, blocks, links, paragraphs, relative, target
 
@@ -15,7 +16,6 @@ MEASURED = re.compile(r"\d[\d,.]*\s?(%|[xskMG]B?\b|[µm]s\b)|\b\d+\.\d+")
 STATED = re.compile(r"`[^`]*`|Python \d\.\d+|margin \d+ %|Apache-2\.0")
 """Numbers that nobody measured."""
 TO_RESULT = re.compile(r"\[([^]]*)\]\(((?:\.\./|docs/)*results/[\w-]+\.md)[^)]*\)")
-NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:x|\b)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
@@ -53,10 +53,10 @@ def test_a_number_in_a_link_to_a_result_stands_there_too(page):
     wrong = []
     for words, link in TO_RESULT.findall(page.read_text()):
         path, _ = target(page, link)
-        there = [float(number.replace(",", "")) for number in NUMBER.findall(path.read_text())]
+        there = [float(number) for number in numbers(path.read_text())]
         for number in NUMBER.findall(words):
             rounding = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
-            if not any(abs(float(number.replace(",", "")) - value) <= rounding for value in there):
+            if not any(abs(float(*numbers(number)) - value) <= rounding for value in there):
                 wrong.append((words, number))
     assert not wrong
 

@@ -21,7 +21,7 @@ from quarl.processes.pool import memory_mb
 from waiting import until
 
 
-def map_of_threads() -> dict[str, str]:
+def threads_by_variable() -> dict[str, str]:
     return {name: os.environ[name] for name in ONE_THREAD if name in os.environ}
 
 
@@ -41,10 +41,9 @@ def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_pat
 def test_work_computes_on_one_thread_and_its_parent_on_as_many_as_before(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert result(tmp_path / "log", map_of_threads).value == dict.fromkeys(ONE_THREAD, "1")
-    assert map_of_threads() == {"OPENBLAS_NUM_THREADS": "3"} | {
-        name: value for name, value in os.environ.items() if name == "MKL_NUM_THREADS"
-    }
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    assert result(tmp_path / "log", threads_by_variable).value == dict.fromkeys(ONE_THREAD, "1")
+    assert threads_by_variable() == {"OPENBLAS_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"}
 
 
 def test_work_that_fails_says_how(tmp_path: Path):
