@@ -37,7 +37,6 @@ def elsewhere(tmp_path, monkeypatch):
         ("--qat w4a20", "2..16, got 20"),
         ("--qat eight", "unknown precision 'eight'"),
         ("--qat 8 --qat-output-bits 1", "output bits"),
-        ("--qat 8 --qat-ranges lsq --qat-affine", "lsq"),
         ("--quant-delay 5", "--quant-delay is about quantisation-aware training"),
         ("--qat-skip q_net", "--qat-skip is about quantisation-aware training"),
         ("--qat 8 -n 100 --quant-delay 100", "--quant-delay 100 is not within the run of 100 steps"),
@@ -111,10 +110,6 @@ def test_every_option_of_quantisation_reaches_the_spec():
         skip=("q_net.q_net.0", "actor"),
     )
     assert parse(words.split()).spec() == expected
-    assert parse(["train", "--qat", "8", "--qat-affine", "--qat-per-tensor"]).spec() == QatSpec(
-        weight_bits=8, symmetric=False, per_channel=False
-    )
-    assert parse(["train", "--qat", "8", "--qat-ranges", "lsq"]).spec() == QatSpec(weight_bits=8, ranges="lsq")
     assert parse(["train"]).spec() is None
     same = parse(["train", "--qat", "2", "--edge-bits", "same", "--qat-mid-tread"]).spec()
     assert same == QatSpec(weight_bits=2, mid_rise_bits=0)

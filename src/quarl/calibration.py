@@ -15,7 +15,7 @@ from quarl.arrays import Array
 from quarl.engines import check_values
 from quarl.engines.reference import FUNCTIONS, apply, as_float, on_grid, unfold
 from quarl.errors import QuarlError
-from quarl.policy.fit import cast, fit, nearest, with_codes
+from quarl.policy.fit import cast, fit, nearest
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, edge_layers
 from quarl.policy.grids import RANGES, fixed_grid, grid_rules, least_scales, pixel_grid, wide_bits, wide_grid
 from quarl.policy.layers import LayerWeights
@@ -26,11 +26,9 @@ from quarl.policy.operators import (
     Linear,
     Op,
     QuantizedTensor,
-    as_float32,
 )
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
-from quarl.quant import affine
-from quarl.quant.affine import choose_qparams, dequantize, fake_quantize, quantize_rows, unit_grid
+from quarl.quant.affine import choose_qparams, dequantize, fake_quantize, quantize_rows
 from quarl.quant.observers import finite_extent
 from quarl.quant.spec import QuantSpec
 
@@ -150,25 +148,17 @@ def on_grids(
     *,
     bits: Mapping[str, int],
     grids: Mapping[str, ActivationGrid],
-    scales: Mapping[str, Array],
 ) -> QuantizedPolicy:
-    """The policy with weights rounded to nearest and activations on grids that training has found.
+    """Return the policy with weights rounded to nearest and activations on grids that training has found.
 
     Of the scheme's rewrites only scores are centred: what else there is to do to weights, training has done.
 
-    bits: of the layers whose weights become integers. scales: float32 [out] of symmetric weights whose steps were
-    learned; the others get what `spec.scheme` says.
+    bits: of the layers whose weights become integers.
     """
     ops: list[Op] = []
     for op in (center_scores(policy) if spec.scheme.center_scores else policy).ops:
         if isinstance(op, Linear) and op.name in bits:
-            scale, layer = scales.get(op.name), replace(spec, weight_bits=bits[op.name], edge_bits=None)
-            if scale is None:
-                op = nearest(op, layer)
-            else:
-                q = replace(unit_grid(layer.weight_bits, mid_rise=layer.mid_rise), scale=scale[:, None])
-                weight = as_float32(op.weight).reshape(len(scale), -1)
-                op = with_codes(op, affine.quantize(weight, q), q, bits[op.name])
+            op = nearest(op, replace(spec, weight_bits=bits[op.name], edge_bits=None))
         ops.append(op)
     return QuantizedPolicy.of(policy, ops, spec, grids)
 

@@ -181,7 +181,6 @@ def test_an_agent_that_was_replaced_since_the_plan_is_no_result(
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
         (["--algo", "ddpg"], "ddpg needs a continuous action space"),
         (["-i", "none.zip"], "none.zip"),
-        (["--methods", "ptq", "--qat-ranges", "lsq"], "--qat-ranges belongs to --methods qat: drop it"),
         (["--methods", "ptq", "--quant-delay", "5"], "--quant-delay belongs to --methods qat: drop it"),
         (["--methods", "ptq", "-i", "{}"], "--n-timesteps is of trainings, and with --trained-agent and --methods ptq"),
         (["--algo", "ppo", "-n", "512", "--quant-delay", "500"], "the last rollout of this run starts at"),

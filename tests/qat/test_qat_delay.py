@@ -166,24 +166,6 @@ def test_a_model_that_is_refused_is_as_it_was(extractor: Any, message: str):
     assert qat.is_active(model)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_weight_decay_leaves_learned_steps_alone(algo: str):
-    """Decay of a step's logarithm would pull steps to 1."""
-    kwargs = {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.5}, "net_arch": [8]}
-    model = make(algo, policy_kwargs=kwargs)
-    qat.prepare(model, qat.QatSpec.parse("w4a8", ranges="lsq"))
-    tables = [(name, table) for name, table in tables_of(model.policy).items() if not name.endswith("_target")]
-    assert tables
-    for name, table in tables:
-        owner: Any = getattr(model.policy, name) if name else model.policy
-        optimizer = owner.optimizer if hasattr(owner, "optimizer") else model.policy.optimizer
-        steps = {id(parameter) for parameter in table.parameters()}
-        decays = [group["weight_decay"] for group in optimizer.param_groups for p in group["params"] if id(p) in steps]
-        assert len(decays) == len(steps)
-        assert set(decays) == {0.0}
-        assert optimizer.param_groups[0]["weight_decay"] == 0.5
-
-
 def observation_grid(spec: qat.QatSpec) -> tuple[int, bool]:
     """(bits, whether a wide grid's) that CartPole's observation is trained with."""
     model = make("ppo")
@@ -214,8 +196,6 @@ def test_more_bits_of_the_observation_than_sums_are_exact_with_are_refused():
     assert not isinstance(model.policy, QatPolicy)
     with pytest.raises(QuarlError, match="observation bits need activation bits: w4 leaves both"):
         qat.QatSpec.parse("w4", observation_bits=8)
-    with pytest.raises(QuarlError, match="ranges are minmax or lsq, got 'mean'"):
-        qat.QatSpec.parse("w4a8", ranges="mean")  # type: ignore[arg-type]
 
 
 def test_sixteen_bits_of_weights_and_activations_are_near_float32():

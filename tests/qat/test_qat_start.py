@@ -57,13 +57,12 @@ def without_replay(model: Any) -> Any:
     return other
 
 
-@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
 @pytest.mark.parametrize("algo", OFF_POLICY)
-def test_the_network_is_nearer_to_what_it_was_than_by_rounding_to_nearest(algo: str, ranges: Any):
+def test_the_network_is_nearer_to_what_it_was_than_by_rounding_to_nearest(algo: str):
     """Activations are float here: what lies beyond ranges that a short run has seen is clipped either way."""
     errors = []
     for seed in range(3):
-        model = trained(algo, QatSpec.parse("w3", ranges=ranges), seed=seed)
+        model = trained(algo, QatSpec.parse("w3"), seed=seed)
         nearest, replay = without_replay(model), copy.deepcopy(model.replay_buffer)
         before = computed(model)
         follow(model, active=True)
@@ -74,27 +73,25 @@ def test_the_network_is_nearer_to_what_it_was_than_by_rounding_to_nearest(algo: 
     assert error < of_nearest / 2
 
 
-def assert_well_inside_their_steps(layer: Any, ranges: str = "minmax") -> None:
+def assert_well_inside_their_steps(layer: Any) -> None:
     """No number may be near another code: the first updates would turn it back."""
-    rounded, scale = layer._rounded(layer.weight)
+    rounded, scale = layer.rounded(layer.weight)
     if layer.table.spec.mid_rise(layer.plan.bits):
         scale = 2 * scale  # of a step, which is two of those that codes count
     assert ((rounded - layer.weight).abs() <= (ROOM + 1e-4) * scale).all()
-    if ranges == "minmax":  # rounding again finds the same grid
-        ends = layer.weight.abs().amax(tuple(range(1, layer.weight.ndim)), keepdim=True)
-        torch.testing.assert_close(rounded.abs().amax(tuple(range(1, rounded.ndim)), keepdim=True), ends)
+    ends = layer.weight.abs().amax(tuple(range(1, layer.weight.ndim)), keepdim=True)  # rounding again finds this grid
+    torch.testing.assert_close(rounded.abs().amax(tuple(range(1, rounded.ndim)), keepdim=True), ends)
 
 
-@pytest.mark.parametrize("ranges", ["minmax", "lsq"])
 @pytest.mark.parametrize("algo", OFF_POLICY)
-def test_hidden_weights_lie_well_inside_the_steps_of_their_codes(algo: str, ranges: Any):
-    model = trained(algo, QatSpec.parse("3", ranges=ranges))
+def test_hidden_weights_lie_well_inside_the_steps_of_their_codes(algo: str):
+    model = trained(algo, QatSpec.parse("3"))
     before = [layer.weight.detach().clone() for _, layer in layers_of(model)]
     follow(model, active=True)
     for (plan, layer), was in zip(layers_of(model), before, strict=True):
         if not plan.scores:
             assert not torch.equal(layer.weight, was)
-            assert_well_inside_their_steps(layer, ranges)
+            assert_well_inside_their_steps(layer)
 
 
 @pytest.mark.parametrize("algo", ["dqn", "td3", "d4pg"])
@@ -124,16 +121,6 @@ def test_convolutions_begin_there_too(continuous: bool):
         assert_well_inside_their_steps(layer)
 
 
-@pytest.mark.parametrize("other", [{"affine": True}, {"per_tensor": True}])
-def test_other_grids_begin_at_rounding_to_nearest(other: dict[str, Any]):
-    model = trained("dqn", QatSpec.parse("3", **other))
-    nearest = without_replay(model)
-    follow(model, active=True)
-    follow(nearest, active=True)
-    for (_, layer), (_, was) in zip(layers_of(model), layers_of(nearest), strict=True):
-        assert torch.equal(layer.weight, was.weight)
-
-
 def test_skipped_layers_and_the_critic_stay():
     model = trained("td3", QatSpec.parse("3", critic=True, skip=("actor.mu.0",)))
     before = copy.deepcopy(model.policy.state_dict())
@@ -151,7 +138,7 @@ def test_skipped_layers_and_the_critic_stay():
 def test_the_last_layer_has_its_own_bits():
     model = trained("ddpg", QatSpec.parse("2", output_bits=8))
     follow(model, active=True)
-    levels = [max(len(row.unique()) for row in layer._rounded(layer.weight)[0]) for _, layer in layers_of(model)]
+    levels = [max(len(row.unique()) for row in layer.rounded(layer.weight)[0]) for _, layer in layers_of(model)]
     assert [plan.bits for plan, _ in layers_of(model)] == [2, 2, 8]
     assert levels[0] <= 3
     assert levels[1] <= 4 < levels[2]

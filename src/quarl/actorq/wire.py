@@ -159,7 +159,7 @@ class Packer:
         self, policy: Policy, trained: Trained, grids: Mapping[str, ActivationGrid]
     ) -> QuantizedPolicy:
         """As `quantize`, for a policy that is trained with quantisation, on the grids that training has come to."""
-        return on_grids(policy, trained.spec, bits=trained.bits, grids=grids, scales={})
+        return on_grids(policy, trained.spec, bits=trained.bits, grids=grids)
 
     def pack(self, policy: Policy, observations: Array | None = None) -> bytes:
         """`quantize`, as bytes."""

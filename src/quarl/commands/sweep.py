@@ -26,6 +26,7 @@ from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import QuantSpec
 from quarl.readers import find
 from quarl.readers.load import read
+from quarl.removed import REMOVED
 from quarl.report import schema, style
 from quarl.report.figures import bits_against_return
 from quarl.rows import Column, Error, Interval, Mean, Method, Row, Verdict
@@ -138,7 +139,10 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     if agent is not None:
         entry |= {"source": f"file:{agent}", **given({"normalize": config.normalize})}
     said = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
-    options = {name: value for name, value in said.items() if value is not False}
+    # with the removed option, cells keep the names under which earlier sweeps have measured them
+    options = {"qat_ranges": REMOVED["qat_ranges"]} | {
+        name: value for name, value in said.items() if value is not False
+    }
     more = {PTQ: {}, DISTILL: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
     methods = [
         given({"method": name, "precision": [*map(config.precision, config.bits)], "edge_bits": "same", **more[name]})

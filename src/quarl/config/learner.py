@@ -29,6 +29,7 @@ from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.groups import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.quant.spec import QatSpec
+from quarl.removed import without_removed
 
 L = TypeVar("L", bound="LearnerOptions")
 UNSAID = {"edge_bits": "same", "qat_mid_tread": True}
@@ -163,6 +164,7 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
     where: the file of these. An option counts as given where it was typed, or is not the default.
     """
     values: dict[str, Any] = {}
+    saved = without_removed(saved, where)
     for field in dataclasses.fields(config):
         name, here = field.name, getattr(config, field.name)
         given = name in config.typed or here != field.default

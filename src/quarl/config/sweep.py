@@ -22,7 +22,7 @@ from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.groups import ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
-from quarl.quant.spec import QatSpec, QuantSpec, Ranges
+from quarl.quant.spec import QatSpec, QuantSpec
 
 METHODS = ("ptq", "distill", "qat")
 OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)
@@ -60,8 +60,6 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Bits of the weights of the last layer in quantisation-aware training."""
     qat_mid_tread: Annotated[Flag, QUANTISATION] = False
     """Give weights of 2 and 3 bits a level at 0 in quantisation-aware training."""
-    qat_ranges: Annotated[Ranges, QUANTISATION] = "minmax"
-    """How ranges are found in quantisation-aware training."""
     params: Annotated[tuple[str, ...], shown("NAME:VALUE ...", "--hyperparams"), TRAINING] = ()
     """Hyper-parameters over the tuned ones, as for quarl train."""
     trained_agent: Annotated[Path | None, shown("ZIP", "-i"), TRAINING] = None

@@ -10,17 +10,13 @@ from quarl.config.base import Flag, Normalize, at_least_one, check_folder
 from quarl.config.groups import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
 from quarl.config.learner import LearnerOptions
 from quarl.errors import QuarlError
-from quarl.quant.spec import Ranges
 
 LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
 QAT_OPTIONS = (
     "quant_delay",
     "qat_output_bits",
     "qat_observation_bits",
-    "qat_ranges",
-    "qat_affine",
     "qat_mid_tread",
-    "qat_per_tensor",
     "qat_critic",
     "qat_skip",
 )
@@ -52,12 +48,6 @@ class TrainConfig(LearnerOptions):
     """Bits of the weights of the last layer alone."""
     qat_observation_bits: Annotated[int | None, shown("N", default="up to 16"), QUANTISATION] = None
     """Bits of the observation, where activations are quantised."""
-    qat_ranges: Annotated[Ranges, QUANTISATION] = "minmax"
-    """How ranges are found: by the extent of weights and a moving average of activations', or learned (LSQ)."""
-    qat_affine: Annotated[Flag, QUANTISATION] = False
-    """Give weights a zero point instead of grids that are symmetric about 0."""
-    qat_per_tensor: Annotated[Flag, QUANTISATION] = False
-    """One scale for each weight matrix instead of one for each output channel."""
     qat_critic: Annotated[Flag, QUANTISATION] = False
     """Quantise the critic or value network too, not the policy alone; off-policy, the convolutions in front of a critic
     stay in float32."""

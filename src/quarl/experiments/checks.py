@@ -11,6 +11,7 @@ from typing import Any
 
 from quarl.config.base import SEEDS
 from quarl.errors import QuarlError, did_you_mean
+from quarl.removed import without_removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def check_keys(value: Any, known: Sequence[str], at: Place, what: str) -> None:
     """Refuses what is no mapping, and the first key that nothing is known about."""
     if not isinstance(value, Mapping):
         raise at.wrong(f"{what} is settings by name, as in {{{known[0]}: ...}}, got {str(value)[:60]!r}")
-    for key in value:
+    for key in without_removed(value, at):
         if key not in known:
             meant = did_you_mean(str(key), known) or f"; known: {', '.join(known[:12])}"
             raise (at / key).wrong(f"unknown key {str(key)[:60]!r} of {what}{meant}")

@@ -24,6 +24,7 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
+from quarl.removed import without_removed
 from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
 from quarl.runs.outcome import TrainRow
@@ -151,7 +152,11 @@ def training_config(
         normalize=normalize,
         folder=folder,
         seed=work["seed"],
-        **{"save_freq": work["save_freq"], "eval_freq": work["eval_freq"], **work.get("train", {})},
+        **{
+            "save_freq": work["save_freq"],
+            "eval_freq": work["eval_freq"],
+            **without_removed(work.get("train", {}), "the study"),
+        },
         **work.get("environment", {}),
     )
 
@@ -191,7 +196,7 @@ def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
         output=folder,
         **work.get("environment", {}),
         **{"preset": "none", "learner_dtype": "fp32"}
-        | {name: value for name, value in work["options"].items() if name != "params"},
+        | {name: value for name, value in without_removed(work["options"], "the study").items() if name != "params"},
     )
 
 

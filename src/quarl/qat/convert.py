@@ -39,14 +39,7 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
             "its delay"
         )
     policy = from_model(model, distribution=distribution)
-    layers = _layers(model, policy)
-    return on_grids(
-        policy,
-        spec.deployed,
-        bits=layer_bits(model, policy),
-        grids=trained_grids(model, policy),
-        scales={name: layer.learned_scale() for name, layer in layers.items() if layer.table.learned},
-    )
+    return on_grids(policy, spec.deployed, bits=layer_bits(model, policy), grids=trained_grids(model, policy))
 
 
 def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:

@@ -8,9 +8,6 @@ one of less than half a step becomes 0, and has no gradient either.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -59,26 +56,19 @@ def on_row_grids(x: Tensor, bits: int) -> Tensor:
     return x + (torch.from_numpy(rows).reshape(x.shape) - x.detach())
 
 
-def on_weight_grids(
-    weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool, mid_rise: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The weight on grids which cover it, so that gradients pass whole; their scale [out or 1, 1, ...]."""
-    params = weight_qparams(weight, bits, symmetric=symmetric, per_channel=per_channel, mid_rise=mid_rise)
+def on_weight_grids(weight: Tensor, bits: int, *, mid_rise: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the weight on grids which cover it, so that gradients pass whole, and their scale [out, 1, ...]."""
+    params = weight_qparams(weight, bits, mid_rise=mid_rise)
     return _put_on_grid(weight.clone(), params), params.scale
 
 
-def weight_qparams(weight: Tensor, bits: int, *, symmetric: bool, per_channel: bool, mid_rise: bool = False) -> QParams:
-    """Scale, and zero point where it is not 0, [out or 1, 1, ...], by the extent of each output channel or of all."""
+def weight_qparams(weight: Tensor, bits: int, *, mid_rise: bool = False) -> QParams:
+    """Return the symmetric grids of a weight, with a scale [out, 1, ...] by the extent of each output channel."""
     weight = weight.detach()
-    kept = tuple(range(int(per_channel), weight.ndim))
-    qmin, qmax = integer_range(bits, symmetric=symmetric and not mid_rise)
-    if mid_rise or symmetric:
-        middle = MID_RISE if mid_rise else 0
-        step = weight.abs().amax(kept, keepdim=True).div_(qmax - middle).clamp_(min=2 * TINY if mid_rise else TINY)
-        return QParams(step, middle, qmin, qmax)
-    low, high = weight.amin(kept, keepdim=True).clamp_(max=0), weight.amax(kept, keepdim=True).clamp_(min=0)
-    scale = ((high - low) / (qmax - qmin)).clamp_(min=TINY)
-    return QParams(scale, (qmin - low / scale).round().clamp_(qmin, qmax), qmin, qmax)
+    qmin, qmax = integer_range(bits, symmetric=not mid_rise)
+    middle, least = (MID_RISE, 2 * TINY) if mid_rise else (0, TINY)
+    extent = weight.abs().amax(tuple(range(1, weight.ndim)), keepdim=True)
+    return QParams(extent.div_(qmax - middle).clamp_(min=least), middle, qmin, qmax)
 
 
 def common_part(weight: Tensor) -> Tensor:
@@ -106,59 +96,3 @@ def in_steps(x: Tensor, step: Tensor | float) -> Tensor:
     counted = torch.div(x, step)
     counted.detach().round_()
     return counted
-
-
-class _LearnedStep(torch.autograd.Function):
-    """x on a grid whose step is learned (Esser et al. 2020, equations 1 to 3)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, step: Tensor, zero_point: float, qmin: int, qmax: int, quotient: Tensor | None
-    ) -> Tensor:
-        steps = x / step if quotient is None else quotient
-        codes = _unclipped(steps, zero_point).clamp(qmin, qmax)
-        ctx.save_for_backward(steps, codes)
-        ctx.bounds = zero_point, qmin, qmax
-        # Equation 3's gradient scale; the numbers of one step are those that share it.
-        ctx.share = 1 / math.sqrt(x.numel() / step.numel() * qmax)
-        ctx.step_shape = step.shape
-        return (codes - zero_point) * step
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        steps, codes = ctx.saved_tensors
-        zero_point, qmin, qmax = ctx.bounds
-        unclipped = _unclipped(steps, zero_point)
-        inside = (unclipped >= qmin) & (unclipped <= qmax)
-        centred = codes - zero_point
-        of_step = gradient * torch.where(inside, centred - steps, centred) * ctx.share
-        return gradient * inside, of_step.sum_to_size(ctx.step_shape), None, None, None, None
-
-
-def _unclipped(steps: Tensor, zero_point: float) -> Tensor:
-    return (steps + zero_point).round() if zero_point == MID_RISE else steps.round() + zero_point
-
-
-def on_learned_grid(
-    x: Tensor, log_step: Tensor, zero_point: float, bits: int, *, symmetric: bool, quotient: Tensor | None = None
-) -> Tensor:
-    """x on the grid of step exp(log_step), which broadcasts against x; quotient: as for `on_tensor_grid`.
-
-    The logarithm is what is learned: Adam's steps have the learning rate's size, whatever the parameter's (Jain et al.
-    2020, section 4).
-    """
-    qmin, qmax = integer_range(bits, symmetric=symmetric)
-    learned: Tensor = _LearnedStep.apply(  # type: ignore[no-untyped-call]
-        x, log_step.exp(), zero_point, qmin, qmax, quotient
-    )
-    return learned
-
-
-def first_log_step(weight: Tensor, bits: int) -> Tensor:
-    """Where learning of a symmetric weight's steps starts: log of 2 mean|w| / sqrt(qmax), [out, 1, ...].
-
-    Esser et al. 2020, section 2.1.
-    """
-    qmax = integer_range(bits)[1]
-    mean = weight.detach().abs().flatten(1).mean(dim=1).clamp(min=TINY)
-    return (2 * mean / math.sqrt(qmax)).log().reshape(-1, *(1,) * (weight.ndim - 1))

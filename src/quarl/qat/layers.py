@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActivationGrid
-from quarl.qat.fake import common_part, in_steps, on_learned_grid, on_step, on_tensor_grid, on_weight_grids
+from quarl.qat.fake import common_part, in_steps, on_step, on_tensor_grid, on_weight_grids
 from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.qat.table import Parameters, RangeTable
-from quarl.quant.affine import MID_RISE
 from quarl.quant.spec import QatSpec
 from quarl.readers.actor import TRAINED_RANGES
 
@@ -90,28 +88,14 @@ class QatLayer(nn.Module):
             None if multiplier is None else multiplier.reshape(shape),
         )
 
-    def rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The weight on its grids but for what scores have in common, and their scale [out or 1, 1, ...].
-
-        log_step: [out, 1, ...], for those that are in force where steps are learned.
-        """
-        if self.plan.scores:
-            common = common_part(weight)
-            on_grids, scale = self._rounded(weight - common, log_step)
-            return on_grids + common, scale
-        return self._rounded(weight, log_step)
-
-    def _rounded(self, weight: Tensor, log_step: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        spec, bits = self.table.spec, self.plan.bits
-        mid_rise = spec.mid_rise(bits)
-        if not self.table.learned:
-            kind = {"symmetric": spec.symmetric, "per_channel": spec.per_channel, "mid_rise": mid_rise}
-            on_grids, step = on_weight_grids(weight, bits, **kind)
-        else:
-            log_step, zero_point = self._log_step() if log_step is None else log_step, MID_RISE if mid_rise else 0
-            on_grids = on_learned_grid(weight, log_step, zero_point, bits, symmetric=not mid_rise)
-            step = log_step.detach().exp()
-        return on_grids, step / 2 if mid_rise else step  # odd codes count half steps
+    def rounded(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weight on its grids, except the common part of scores, and their scale [out, 1, ...]."""
+        mid_rise = self.table.spec.mid_rise(self.plan.bits)
+        common = common_part(weight) if self.plan.scores else None
+        part = weight if common is None else weight - common
+        on_grids, step = on_weight_grids(part, self.plan.bits, mid_rise=mid_rise)
+        scale = step / 2 if mid_rise else step  # odd codes count half steps
+        return on_grids if common is None else on_grids + common, scale
 
     def counted(self, x: Tensor) -> Tensor:
         """The layer's input in steps of its grid."""
@@ -122,15 +106,6 @@ class QatLayer(nn.Module):
     def _source(self) -> ActivationGrid | None:
         """The grid that the layer's input lies on, if any."""
         return None if self.plan.source is None else self.table.grid_of(self.plan.source)
-
-    def learned_scale(self) -> NDArray[Any]:
-        """float32 [out]: the steps of the weight, where they are learned."""
-        scale: NDArray[Any] = self._log_step().detach().exp().flatten().cpu().numpy()
-        return scale
-
-    def _log_step(self) -> Tensor:
-        step: Tensor = self.table.weight_steps[self.place]
-        return step
 
     def before(self, x: Tensor) -> Tensor:
         """The layer's input as its sums read it."""
@@ -149,15 +124,11 @@ class QatLayer(nn.Module):
         table = self.table
         if site.row < 0:
             return on_tensor_grid(x, site.fixed, quotient) if table.active else x
-        learns, grid = table.learns(site), table.grids.get(site.row)
-        settled = learns and table.active and grid is not None
-        if site.observes and table.training and torch.is_grad_enabled() and not settled:
+        grid = table.grids.get(site.row)
+        if site.observes and table.training and torch.is_grad_enabled():
             table.observe(site.row, x)
         if grid is None or not table.active:
             return x
-        if learns:
-            step = table.activation_steps[site.row]
-            return on_learned_grid(x, step, grid.zero_point, site.bits, symmetric=False, quotient=quotient)
         return on_tensor_grid(x, grid, quotient)
 
     def _between(self, x: Tensor, sums: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Tensor:
@@ -224,8 +195,6 @@ def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: boo
         )
     table = RangeTable(plan, spec, layers)
     table.train(network.training)
-    for parameter in table.parameters():
-        parameter.requires_grad_(not target)
     network.add_module(TRAINED_RANGES, table)
     for place, layer in enumerate(layers.values()):
         layer.__class__ = QatLinear if isinstance(layer, nn.Linear) else QatConv2d

@@ -138,7 +138,7 @@ class _Planning:
         feeds = {}
         # the noise of gSDE has the size of what the last layer reads
         last = final_linear(self.policy) if self.graph.noisy else ()
-        for _, chain, consumers in readings(self.policy) if self.spec.per_channel else ():
+        for _, chain, consumers in readings(self.policy):
             if chain is not None and not any(self._skips(op.name) or op.name in last for op in (chain, *consumers)):
                 rule = self.rules.get(chain.name)
                 if rule is not None and rule.function == "relu":

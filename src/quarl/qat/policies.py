@@ -18,7 +18,7 @@ from torch import nn
 from quarl.algorithms.d4pg_policy import D4PGCnnPolicy, D4PGPolicy
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.qat.layers import install
-from quarl.qat.networks import networks_of, optimizer_of
+from quarl.qat.networks import networks_of
 from quarl.qat.plan import NetworkPlan
 from quarl.qat.table import RangeTable
 from quarl.quant.spec import QatSpec
@@ -45,7 +45,7 @@ class QatPolicy(BasePolicy):
         self.carry(qat)
 
     def carry(self, qat: Mapping[str, Any]) -> None:
-        """Gives the networks their quantisers, and learned steps to the optimisers of the networks."""
+        """Give the networks their quantizers."""
         self.qat = qat
         self.spec = spec = QatSpec.from_json(qat["spec"])
         plans = {name: NetworkPlan.from_json(plan) for name, plan in qat["networks"].items()}
@@ -53,12 +53,7 @@ class QatPolicy(BasePolicy):
             plan = plans.get(name.removesuffix(TARGET))
             if plan is None:
                 continue
-            target = name.endswith(TARGET)
-            table = install(network, plan, spec, target=target)
-            steps = list(table.parameters())
-            if steps and not target:
-                # decay would pull logarithms to 0, which is steps to 1
-                optimizer_of(self, network).add_param_group({"params": steps, "weight_decay": 0.0})
+            install(network, plan, spec, target=name.endswith(TARGET))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """What nn.Module returns; refuses parameters of a model that was not prepared, which know no ranges."""

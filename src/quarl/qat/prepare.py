@@ -126,8 +126,8 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
 
     With the switch, channels are balanced in the weights themselves, which keeps what the networks compute; those that
     act in off-policy algorithms begin at better codes (qat.start), and target networks move as far. They get the ranges
-    of their originals, as they do where a step to learn begins; later ones they get as they get weights. Returns
-    whether this call has switched fake quantisation on.
+    of their originals; later ones they get as they get weights. Returns whether this call has switched fake
+    quantization on.
     """
     assert isinstance(model.policy, QatPolicy)
     model.policy.followed = True
@@ -135,21 +135,19 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     tables = tables_of(model.policy)
     networks = networks_of(model.policy)
     apart = shared(model.policy) if switches else set()
-    spec = model.policy.spec
-    observations = remembered(model) if switches and spec.symmetric and spec.per_channel else None
+    observations = remembered(model) if switches else None
     moved: dict[str, Moved] = {}
     scales: dict[str, Factors] = {}
-    begun: dict[str, list[int]] = {}
     for name, table in tables.items():
         original = name.removesuffix(TARGET)
         if original == name and switches:
             scales[name] = factors_of(table, networks[name], apart)
             balance(table, networks[name], scales[name], optimizer_of(model.policy, networks[name]))
-            table.switch_on(model.num_timesteps, networks[name])
+            table.switch_on(model.num_timesteps)
             if observations is not None and name in ACTING:
                 moved[name] = start(model.policy, networks[name], table, observations)
         elif original == name:
-            begun[name] = table.follow()
+            table.follow()
         elif switches:  # originals come before their targets
             balance(table, networks[name], scales[original])
             with torch.no_grad():
@@ -157,5 +155,5 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
                     networks[name].get_parameter(parameter).add_(change)
             table.load_state_dict(tables[original].state_dict())
         else:
-            table.begin_as(tables[original], begun[original])
+            table.refresh()
     return switches

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from quarl.arrays import Array
 from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
-from quarl.qat.fake import rounded_part, weight_qparams
+from quarl.qat.fake import rounded_part
 from quarl.qat.plan import LayerPlan
 from quarl.qat.table import RangeTable
 from quarl.quant.affine import dequantize
@@ -55,20 +55,18 @@ def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tens
     """
     moved: Moved = {}
     with evaluating(policy), torch.no_grad():
-        for place, layer in enumerate(table.plan.layers):
+        for layer in table.plan.layers:
             module: Any = network.get_submodule(layer.path)
             if module.weight[0].numel() > MAX_INPUTS:
                 continue
             columns = _columns(module, module.before(_input(policy, module, observations)))
-            weight, scale = _fitted(module, columns)
+            weight = _fitted(module, columns)
             if module.bias is not None:
-                added = _added(module, weight, scale).flatten(1) @ columns.mean(0)
+                added = _added(module, weight).flatten(1) @ columns.mean(0)
                 moved[f"{layer.path}.bias"] = -added
                 module.bias.sub_(added)
             moved[f"{layer.path}.weight"] = weight - module.weight
             module.weight.copy_(weight)
-            if table.learned:
-                table.weight_steps[place].copy_(scale.log())
         table.cache.clear()
     return moved
 
@@ -84,8 +82,8 @@ def _input(policy: Any, module: nn.Module, observations: Tensor) -> Tensor:
     return read[0]
 
 
-def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight whose rounding changes least of what the layer computes, and its scale [out, 1, ...].
+def _fitted(module: Any, columns: Tensor) -> Tensor:
+    """Return the weight whose rounding changes the layer's outputs least.
 
     The weights of scores are not all where they are left alone: what they have in common is taken out of them once
     more. So several ranges are tried there, and the weight as it is.
@@ -96,29 +94,29 @@ def _fitted(module: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
     part = rounded_part(module.weight, scores=layer.scores)
     numbers: Array = part.double().cpu().numpy().reshape(len(part), -1)
 
-    def fitted(shrinks: Array) -> tuple[Tensor, Tensor]:
+    def fitted(shrinks: Array) -> Tensor:
         codes, q = to_the_ends(numbers, h, output_aware_qparams(numbers, h, layer.bits, shrinks, mid_rise=mid_rise))
         grid = dequantize(codes, q)
         near = numbers.clip(grid - ROOM * q.scale, grid + ROOM * q.scale)
         # the ends themselves tell the scale
         inside = np.abs(codes - q.zero_point) < q.qmax - q.zero_point
         new = torch.as_tensor(np.where(inside, near, grid)).reshape(part.shape).to(part)
-        return new + (module.weight - part), torch.as_tensor(q.scale).reshape(-1, *(1,) * (part.ndim - 1)).to(part)
+        moved: Tensor = new + (module.weight - part)
+        return moved
 
-    def lost(candidate: tuple[Tensor, Tensor]) -> float:
-        error: Array = _added(module, *candidate).double().cpu().numpy()
+    def lost(candidate: Tensor) -> float:
+        error: Array = _added(module, candidate).double().cpu().numpy()
         return float(np.einsum("ok,ok->", error @ h, error))
 
     if not layer.scores:
         return fitted(SHRINKS)
-    kind = {"symmetric": True, "per_channel": True, "mid_rise": mid_rise}
-    as_it_is = module.weight, weight_qparams(part, layer.bits, **kind).scale
-    return min((as_it_is, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
+    best: Tensor = min((module.weight, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
+    return best
 
 
-def _added(module: Any, weight: Tensor, scale: Tensor) -> Tensor:
-    """To the layer's weight, where it computes with `weight` rounded."""
-    added: Tensor = module.rounded(weight, scale.log())[0] - module.weight
+def _added(module: Any, weight: Tensor) -> Tensor:
+    """Return what computing with `weight` rounded adds to the layer's weight."""
+    added: Tensor = module.rounded(weight)[0] - module.weight
     return added
 
 

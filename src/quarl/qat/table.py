@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import wide_grid
-from quarl.qat.fake import first_log_step, rounded_part
-from quarl.qat.plan import LayerPlan, NetworkPlan, Site
+from quarl.qat.plan import NetworkPlan, Site
 from quarl.quant.affine import choose_qparams
 from quarl.quant.spec import QatSpec
 
@@ -37,7 +35,7 @@ class Parameters:
 
 
 class RangeTable(nn.Module):
-    """Ranges and learned steps of a network, saved with its parameters.
+    """Ranges of a network, saved with its parameters.
 
     Batches that are trained on move `seen_range`. `follow` puts it in force, between a rollout's end and the next one's
     beginning: the numbers that an on-policy algorithm collects and those it trains on lie on the same grids.
@@ -60,12 +58,6 @@ class RangeTable(nn.Module):
                 channels = len(layers[layer.path].weight)
                 self.register_buffer(_extent(place), torch.zeros(channels, device=device))
         self.of_images = any(isinstance(layer, nn.Conv2d) for layer in layers.values())
-        self.learned = spec.ranges == "lsq"
-        if self.learned:
-            self.activation_steps = nn.Parameter(torch.zeros(plan.rows, device=device))
-            self.weight_steps = nn.ParameterList(
-                nn.Parameter(_first_log_step(layers[layer.path].weight, layer)) for layer in plan.layers
-            )
         sites = [site for layer in plan.layers for site in (layer.before, layer.behind) if site is not None]
         self.site_of_row = {site.row: site for site in sites if site.row >= 0}
         self.grids: dict[int, ActivationGrid] = {}
@@ -99,40 +91,15 @@ class RangeTable(nn.Module):
         """[C]: what the channels of a layer that feeds others reach."""
         return self.get_buffer(_extent(place))
 
-    def follow(self) -> list[int]:
-        """Puts what has been seen in force, but for ranges that have become steps to learn; rows that become so now."""
-        settled = self._settled()
-        ranges = self.seen_range.clone()
-        ranges[settled] = self.running_range[settled]
-        self.running_range.copy_(ranges)
-        self.refresh()
-        begun = [row for row in self._settled() if row not in settled]
-        with torch.no_grad():
-            for row in begun:
-                self.activation_steps[row] = math.log(self.grids[row].scale)
-        return begun
-
-    def _settled(self) -> list[int]:
-        """Rows whose steps are being learned."""
-        return [row for row in self.grids if self.active and self.learns(self.site_of_row[row])]
-
-    def begin_as(self, original: RangeTable, rows: list[int]) -> None:
-        """The original's ranges and steps of these rows, in force."""
-        if rows:
-            with torch.no_grad():
-                self.running_range[rows] = original.running_range[rows]
-                self.activation_steps[rows] = original.activation_steps[rows]
+    def follow(self) -> None:
+        """Put the ranges seen so far in force."""
+        self.running_range.copy_(self.seen_range)
         self.refresh()
 
-    def switch_on(self, step: int, network: nn.Module) -> None:
-        """Fake quantisation of the network that the table is of acts from here on; `step` counts environment steps."""
+    def switch_on(self, step: int) -> None:
+        """Let fake quantization act from now on; `step` counts environment steps."""
         self.switched_at.fill_(step)
         self.follow()
-        if self.learned:
-            with torch.no_grad():
-                for steps, layer in zip(self.weight_steps, self.plan.layers, strict=True):
-                    weight = network.get_parameter(f"{layer.path}.weight")
-                    steps.copy_(_first_log_step(weight, layer))
 
     def refresh(self) -> None:
         """Reads the state: which rows have been seen, the grids of the ranges in force, whether they act."""
@@ -148,14 +115,7 @@ class RangeTable(nn.Module):
         """The grid that a site quantises to; None where nothing has been seen."""
         if site.row < 0:
             return site.fixed
-        grid = self.grids.get(site.row)
-        if grid is None or not self.learns(site):
-            return grid
-        return replace(grid, scale=float(self.activation_steps.detach()[site.row].exp()))
-
-    def learns(self, site: Site) -> bool:
-        """Whether the step of a site's grid is a parameter."""
-        return self.learned and not site.wide
+        return self.grids.get(site.row)
 
     def train(self, mode: bool = True) -> RangeTable:
         """Training may change weights; fused optimisers do so without a trace in `_version`."""
@@ -167,10 +127,6 @@ class RangeTable(nn.Module):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
         self.refresh()
-
-
-def _first_log_step(weight: Tensor, layer: LayerPlan) -> Tensor:
-    return first_log_step(rounded_part(weight, scores=layer.scores), layer.bits)
 
 
 def _extent(place: int) -> str:

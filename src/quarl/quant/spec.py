@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from quarl.errors import QuarlError
+from quarl.removed import without_removed
 
 Mode = Literal["dynamic", "static"]
-Ranges = Literal["minmax", "lsq"]
 FLOAT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16}
 SMALLEST, LARGEST = 2, 16
 """Bits that are trained for."""
@@ -219,16 +219,10 @@ class QatSpec:
     output_bits: int | None = None
     """Of the weights of the last layers alone; None: as of the first."""
     mid_rise_bits: int = SCHEMES["default"].mid_rise_bits
-    """As of a Scheme, where weights are symmetric."""
+    """As of a Scheme."""
     observation_bits: int | None = None
     """None: pixels keep their 8, vectors as many as integer sums stay exact with, up to 16, and those of activations at
     least. The observation is quantised where activations are."""
-    symmetric: bool = True
-    """Of weights; the grids of activations are affine."""
-    per_channel: bool = True
-    """One scale for each output channel of a weight instead of one per tensor."""
-    ranges: Ranges = "minmax"
-    """minmax: weights by their extent, activations by a moving average of it. lsq: steps learned with the weights."""
     critic: bool = False
     """Quantise critics and value networks as well, which are not deployed; what reads images in front of an off-policy
     critic stays in float32."""
@@ -246,12 +240,6 @@ class QatSpec:
                 f"observation bits need activation bits: {self.precision} leaves both in float32; "
                 f"{self.precision}a8 quantises both"
             )
-        if self.ranges not in ("minmax", "lsq"):
-            raise QuarlError(f"ranges are minmax or lsq, got {self.ranges!r}")
-        if self.ranges == "lsq" and not self.symmetric:
-            raise QuarlError("lsq learns the steps of symmetric weights; drop affine, or use ranges minmax")
-        if self.ranges == "lsq" and not self.per_channel:
-            raise QuarlError("lsq learns a step for each output channel; drop per_tensor, or use ranges minmax")
 
     @classmethod
     def parse(
@@ -261,10 +249,7 @@ class QatSpec:
         edges: str | int = "same",
         output_bits: int | None = None,
         observation_bits: int | None = None,
-        ranges: Ranges = "minmax",
-        affine: bool = False,
         mid_tread: bool = False,
-        per_tensor: bool = False,
         critic: bool = False,
         skip: tuple[str, ...] = (),
     ) -> QatSpec:
@@ -286,9 +271,6 @@ class QatSpec:
             mid_rise_bits=0 if mid_tread else SCHEMES["default"].mid_rise_bits,
             output_bits=output_bits,
             observation_bits=observation_bits,
-            symmetric=not affine,
-            per_channel=not per_tensor,
-            ranges=ranges,
             critic=critic,
             skip=skip,
         )
@@ -301,14 +283,7 @@ class QatSpec:
     @property
     def deployed(self) -> QuantSpec:
         """The spec of the policy that `qat.quantized_policy` makes."""
-        name = f"qat-{self.ranges}"
-        scheme = Scheme(
-            name=name,
-            symmetric=self.symmetric,
-            per_channel=self.per_channel,
-            center_scores=True,
-            mid_rise_bits=self.symmetric * self.mid_rise_bits,
-        )
+        scheme = Scheme(name="qat-minmax", center_scores=True, mid_rise_bits=self.mid_rise_bits)
         return QuantSpec(
             weight_bits=self.weight_bits,
             activation_bits=self.activation_bits,
@@ -327,7 +302,7 @@ class QatSpec:
 
     def mid_rise(self, bits: int) -> bool:
         """Whether weights of so many bits lie on a grid without a level at 0."""
-        return self.symmetric and bits <= self.mid_rise_bits
+        return bits <= self.mid_rise_bits
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -337,7 +312,8 @@ class QatSpec:
     def from_json(cls, data: dict[str, Any]) -> QatSpec:
         """The inverse of `to_json`; checkpoints of before have a level at 0 everywhere."""
         try:
-            return cls(**{"mid_rise_bits": 0, **data, "skip": tuple(data.get("skip", ()))})
+            current = without_removed(data, "the checkpoint's quantization-aware training")
+            return cls(**{"mid_rise_bits": 0, **current, "skip": tuple(data.get("skip", ()))})
         except TypeError as error:
             raise QuarlError(
                 f"the checkpoint's settings of quantisation-aware training are malformed: {error}"
