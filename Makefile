@@ -22,13 +22,21 @@ JOBS ?= 2
 MINUTES ?= 1000000
 LEARNER_DTYPE ?= bf16
 
-.PHONY: demo test docs-test check format reference pages docs package boards runtimes fuzz hostile chaos kills $(BENCHES) clean
+.PHONY: demo test test-slow test-all coverage docs-test check format reference pages docs package boards runtimes fuzz hostile chaos kills $(BENCHES) clean
 
 demo: $(VENV)/.core
 	$(BIN)/quarl demo -o $(OUT)
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# what starts no process and trains briefly, and a few that do (tests/tiers.py); what `test` leaves out, at TESTS; everything
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+test: WHICH := -m 'not slow or smoke'
+test-slow: WHICH = -m 'slow and not smoke' $(TESTS)
+test test-slow test-all: $(VENV)/.dev
+	$(PYTEST) $(WHICH)
+
+coverage: $(VENV)/.dev
+	$(PYTEST) -m 'not slow or smoke' --cov quarl --cov-report json:runs/coverage.json
+	$(BIN)/python .ci/coverage.py runs/coverage.json
 
 docs-test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 2 --durations 20 tests/docs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 # Workers share the cores: threads of one that spin while they wait for the next product take time from the others, a
@@ -13,7 +14,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from gymnasium.envs.registration import registry
 
+import tiers
+
 AGENTS = Path(__file__).resolve().parents[2] / "shared" / "agents"
+
+GUARD = pytest.StashKey[tiers.Guard]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[GUARD] = tiers.Guard()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in tiers.SMOKE:
+            item.add_marker(pytest.mark.smoke)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    guard = item.config.stash[GUARD]
+    guard.start(allowed=item.get_closest_marker("slow") is not None)
+    try:
+        return (yield)
+    finally:
+        guard.stop()
 
 
 @pytest.fixture(scope="session")

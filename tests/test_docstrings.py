@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -51,3 +54,18 @@ def test_all_that_the_package_offers_has_an_example():
     offered += [qat, qat.prepare, qat.QuantDelay, qat.convert]
     offered += [each for name, each in inspect.getmembers(quarl.Agent, inspect.isroutine) if not name.startswith("_")]
     assert [each.__name__ for each in offered if ">>> " not in inspect.getdoc(each)] == []
+
+
+def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
+    """Yield the functions of a module and of its classes whose names begin with no underscore."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from public_functions(node.body)
+
+
+def test_public_functions_have_docstrings():
+    trees = [ast.parse(path.read_text()) for path in Path(quarl.__file__).parent.rglob("*.py")]
+    lines = [len((ast.get_docstring(one) or "").splitlines()) for tree in trees for one in public_functions(tree.body)]
+    assert sum(lines) / len(lines) >= 1.49

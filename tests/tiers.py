@@ -1,0 +1,77 @@
+"""Two tiers: `make test` runs what neither starts a process nor trains for long, `make test-all` everything.
+
+A test that does either carries `pytest.mark.slow`. The guard below fails one that does it unmarked, so that the default
+tier stays quick on any machine: it counts processes and optimizer steps, never seconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+
+SMOKE: tuple[str, ...] = ()
+"""Slow tests that the default tier runs all the same: one for each thing that only a process or a training shows."""
+MAX_SMOKE = 14
+MAX_OPTIMIZER_STEPS = 1_000
+"""A step of the small networks of tests takes 1 to 2 ms, with what Stable-Baselines3 does around it."""
+STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen")
+"""Audit events of a new process."""
+PROBES = ("uname", "ldconfig", "gcc", "ld", "lsb_release")
+"""Programs that packages ask about the machine while they are imported, whichever test imports them first."""
+
+
+class Guard:
+    """Fails the running test at its first process or beyond its optimizer steps, unless it is allowed both."""
+
+    def __init__(self) -> None:
+        self.allowed = True
+        self.optimizer_steps = 0
+        self.watches_torch = False
+        sys.addaudithook(self.audit)
+        # multiprocessing starts its processes without an audit event
+        self.spawn = multiprocessing.util.spawnv_passfds
+        multiprocessing.util.spawnv_passfds = self.audit_spawn
+
+    def start(self, allowed: bool) -> None:
+        """Begin with a test, its fixtures included."""
+        self.allowed = allowed
+        self.optimizer_steps = 0
+        if "torch" in sys.modules and not self.watches_torch:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            register_optimizer_step_post_hook(self.count_step)
+            self.watches_torch = True
+
+    def stop(self) -> None:
+        """Allow everything between tests."""
+        self.allowed = True
+
+    def refuse(self, deed: str) -> None:
+        """Fail the running test, which did that, unless it is allowed."""
+        if not self.allowed:
+            pytest.fail(f"this test {deed}: mark it with pytest.mark.slow, which `make test` leaves out")
+
+    def count_step(self, *_: object) -> None:
+        """Count a step of any optimizer of this process."""
+        self.optimizer_steps += 1
+        if self.optimizer_steps > MAX_OPTIMIZER_STEPS:
+            self.refuse(f"makes more than {MAX_OPTIMIZER_STEPS} optimizer steps")
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Look at an audit event."""
+        if event in STARTS and not self.allowed:
+            program = PurePath(os.fsdecode(arguments[0])).name if arguments and arguments[0] else event
+            if program not in PROBES:
+                self.refuse(f"starts a process ({program})")
+
+    def audit_spawn(self, path: Any, arguments: Sequence[Any], *others: Any) -> int:
+        """Look at a process of multiprocessing, but not at the tracker of its shared memory."""
+        if not any("resource_tracker" in os.fsdecode(word) for word in arguments):
+            self.refuse("starts a process (multiprocessing)")
+        return self.spawn(path, arguments, *others)
