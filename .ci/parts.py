@@ -1,4 +1,4 @@
-"""Prints the test paths that changes since the last fully green commit touch: `tests` for all of them, nothing for none.
+"""Prints the test paths that changes since the last fully green commit touch.
 
     python3 .ci/parts.py
 
@@ -17,7 +17,7 @@ CORE = r"src/quarl/(quant|policy|engines|inert|processes)/|tests/(conftest|tiers
 CORE += r"|pyproject\.toml|Makefile|\.ci/(?!green|budget)"
 MANY = 10
 """Commits after which everything is due again."""
-USERS = {"algorithms": "actorq runs", "actorq": "cluster", "envs": "runs experiments", "qat": "runs", "runs": "experiments"}
+USERS = {"algorithms": "actorq runs", "actorq": "cluster", "envs": "runs", "qat": "runs", "runs": "experiments"}
 """Package -> further folders below tests/ whose slow tests use it."""
 
 

@@ -85,6 +85,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return model, env_id, quarl.load(path), quarl.from_sb3(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "litert"])
 def test_every_action_is_that_of_predict(trained: Any, engine: str):
     model, _, *agents = trained
@@ -124,6 +125,7 @@ def test_eight_bits_in_both_modes_play_nearly_as_well_and_come_back_from_their_f
         assert back.evaluate(episodes=20, env_id=env_id, stochastic=False).returns.mean() > 0.95 * exact
 
 
+@pytest.mark.slow
 def test_precisions_are_compared_by_the_actions_that_are_wholly_equal(trained: Any, tmp_path: Path):
     model, env_id, agent, _ = trained
     model.save(tmp_path / f"{env_id}.zip")
@@ -278,6 +280,7 @@ def test_a_head_that_does_not_fit_the_action_space_is_refused_in_one_line():
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("env_id", SPACES)
 def test_they_are_trained_for_integers_too(algo: str, env_id: str, tmp_path: Path):
@@ -343,6 +346,7 @@ def test_an_agent_whose_numbers_begin_elsewhere_is_handed_to_its_environment_as_
         del gymnasium.registry["Shifted-v0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "world"),
     [

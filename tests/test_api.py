@@ -33,6 +33,7 @@ def agent(agents):
     return quarl.load(agents / "sb3" / "ppo" / "CartPole-v1_1")
 
 
+@pytest.mark.slow
 def test_the_guides_python_runs_and_prints_what_its_comments_say(agents, tmp_path, monkeypatch, capsys):
     first, table, live, mistake = python_of(ROOT / "docs" / "guide" / "python.md")
     assert len(first.splitlines()) <= 12
@@ -323,6 +324,7 @@ def test_a_careless_evaluation_is_told_the_right_keyword(options, line):
             quarl.Agent(networks.dense([4, 2])).quantize(8, env="CartPole-v1")
 
 
+@pytest.mark.slow
 def test_a_quantised_agent_knows_the_environment_that_it_was_calibrated_in(tmp_path):
     agent = quarl.Agent(networks.dense([8, 2], head="argmax"))
     options = {"env_id": "CartPole-v1", "frame_stack": 2, "max_episode_steps": 3}

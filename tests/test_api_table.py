@@ -26,6 +26,7 @@ def table(agents) -> PtqTable:
     return quarl.ptq(agents / "sb3" / "dqn" / "CartPole-v1_1", [8, "w2a8"], episodes=20)
 
 
+@pytest.mark.slow
 def test_the_table_is_the_one_that_the_verb_prints_and_its_rows_are_those_of_the_file(
     agents, tmp_path, monkeypatch, capsys
 ):
@@ -46,6 +47,7 @@ def test_the_table_is_the_one_that_the_verb_prints_and_its_rows_are_those_of_the
     assert [*table] == [PtqRow(**row) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_table_is_a_sequence_of_rows_with_the_agents_that_they_measure(table, tmp_path):
     assert (len(table), [row.precision for row in table], table[-1].precision) == (
         3,

@@ -74,6 +74,7 @@ def fails(capsys, *words):
     return captured.err
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\n"
@@ -107,6 +108,7 @@ def test_help_of_no_verb_is_one_line(capsys):
     assert "unknown verb 'frob' (known: ptq, " in fails(capsys, "help", "frob")
 
 
+@pytest.mark.slow
 def test_usage_lines_oblige_to_nothing_that_has_a_default(capsys):
     """What stands before the options is in brackets where the verb does without, and required where it does not."""
     for verb, config in CONFIGS.items():
@@ -127,6 +129,7 @@ def test_usage_lines_oblige_to_nothing_that_has_a_default(capsys):
             assert re.search(r" [A-Z]{2,}( \.\.\.)? \[options\]$", usage), verb
 
 
+@pytest.mark.slow
 def test_the_package_runs_as_the_command():
     done = subprocess.run([sys.executable, "-m", "quarl", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"quarl {__version__}\n"
@@ -201,6 +204,7 @@ def test_words_that_no_verb_knows_are_one_line(words, said, capsys):
     assert re.search(said, fails(capsys, *words.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "words"), [("train.py", "train"), ("enjoy.py", "eval a.zip")])
 def test_every_option_of_the_zoos_scripts_is_answered(script, words, capsys):
     source = (Path(pytest.importorskip("rl_zoo3").__file__).parent / script).read_text()
@@ -309,6 +313,7 @@ def test_ctrl_c_in_an_import_is_still_ctrl_c(models, capsys, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     words = ["ptq", str(models / "policy.safetensors"), "--bits", "fp32", "fp16", "8", "4"]
     words += ["--scheme", "default", "naive", "--episodes", "3", "--seed", "5", "-o", "out", "--json", "rows.json"]
@@ -357,6 +362,7 @@ def test_edges_of_fewer_bits_than_the_others_are_said(words, line):
     assert "".join(narrow_edges(parse(words.split()))) == line
 
 
+@pytest.mark.slow
 def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(capsys, tmp_path):
     artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
     words = ["--bits", "4", "--episodes", "2", "-o", "out"]
@@ -377,6 +383,7 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
     assert message in fails(capsys, "ptq", "other.safetensors", "--env", "CartPole-v1", *words)
 
 
+@pytest.mark.slow
 def test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the_last(tmp_path):
     """Both are held in their episodes until the other is there too, then they end as they come."""
     artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
@@ -420,6 +427,7 @@ def test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the
     assert f"of an earlier run and not in rows.json: int{first}.safetensors" in kept[0]
 
 
+@pytest.mark.slow
 def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, monkeypatch, tmp_path):
     artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
     measure = precisions.measure
@@ -438,6 +446,7 @@ def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, m
     assert (folder / "int4e8.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_one_episode_has_no_interval(models, capsys, tmp_path):
     assert main(["eval", str(models / "policy.safetensors"), "--episodes", "1", "--json", "row.json"]) == 0
     document = json.loads((tmp_path / "row.json").read_text())
@@ -449,6 +458,7 @@ def test_one_episode_has_no_interval(models, capsys, tmp_path):
     assert "return of the fp32 policy: 7.0 –, 1 episode" in list(actorq._sentences(ActorQConfig(), summary))
 
 
+@pytest.mark.slow
 def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):
     assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", "-"]) == 0
     captured = capfd.readouterr()
@@ -457,6 +467,7 @@ def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path):
     os.mkfifo("pipe")
     Path("link").symlink_to("linked.json")
@@ -471,6 +482,7 @@ def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path)
     assert Path("link").is_symlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -489,6 +501,7 @@ def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path
     assert f" {row['steps']} " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
     words = ["inspect", str(models / "policy.safetensors"), "--bits", "4", "--json", "inspect.json"]
     assert main(words) == 0
@@ -506,6 +519,7 @@ def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
     assert (tmp_path / "quarl-inspect" / "weights.png").is_file()
 
 
+@pytest.mark.slow
 def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(latency, "measure", partial(latency.measure, seconds=0.01))
     assert main(["bench", "latency", "--widths", "8", "4,4", "--json", "latency.json"]) == 0
@@ -515,6 +529,7 @@ def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_
     assert "4-4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_doctor_reports_this_machine(capsys, tmp_path):
     assert main(["doctor", "--json", "doctor.json"]) == 0
     document = json.loads((tmp_path / "doctor.json").read_text())
@@ -523,6 +538,7 @@ def test_doctor_reports_this_machine(capsys, tmp_path):
     assert "engine litert" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_demo_trains_saves_and_quantises(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "MAX_STEPS", 512)  # too few to learn anything, and so quickly played
     assert main(["demo", "-o", "out", "--seed", "3"]) == 0
@@ -546,6 +562,7 @@ def test_an_empty_word_is_no_folder(words, capsys):
     assert "shell variable that is not set" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["> /dev/full", "--json /dev/full", "--json - > /dev/full"])
 def test_a_full_device_costs_one_line(models, more):
     ended = subprocess.run(
@@ -565,6 +582,7 @@ def test_the_option_that_a_longer_word_begins_with_is_the_one_that_is_meant(caps
     assert "did you mean '--env'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_environment_is_made_as_the_user_says_and_saved_policies_remember_it(tmp_path, capsys):
     pytest.importorskip("Box2D")
     policy = replace(dense([8, 2], head="clip"), head=ActionHead("clip", -np.ones(2, "f4"), np.ones(2, "f4")))
@@ -603,6 +621,7 @@ def test_what_the_environment_cannot_be_told_is_one_line(models, words, line, ca
     assert line in said
 
 
+@pytest.mark.slow
 def test_episodes_are_played_until_a_verdict(agents, tmp_path):
     words = "--episodes auto --max-episodes 40 --margin 10 --bits 8 4 --edge-bits same -o out"
     command = [sys.executable, "-m", "quarl", "ptq", str(agents / "sb3" / "dqn" / "CartPole-v1_1"), *words.split()]

@@ -82,6 +82,7 @@ def test_an_option_is_shown_with_its_names_value_default_and_meaning():
     assert (by_name["--plan"].value, by_name["--plan"].default) == ("", "")
 
 
+@pytest.mark.slow
 def test_examples_are_whole_commands_of_their_verb_and_end_its_help():
     for verb, config in CONFIGS.items():
         assert "examples" in vars(config), verb
@@ -132,6 +133,7 @@ def bash(tmp_path_factory):
     return lambda typed: completed(typed, folder, "source ./quarl.bash")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
@@ -155,6 +157,7 @@ def test_bash_completes_verbs_options_and_values(bash, typed, offered):
     assert bash(typed) == offered
 
 
+@pytest.mark.slow
 def test_bash_completes_every_option_of_every_verb_and_every_choice(bash):
     for verb, config in CONFIGS.items():
         assert set(bash(f"quarl {verb} -")) == {name for option in options(config) for name in option.names}
@@ -177,6 +180,7 @@ def test_zsh_takes_the_script(tmp_path):
     subprocess.run(["zsh", "-n", str(tmp_path / "quarl.zsh")], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_is_printed_and_begins_with_where_it_goes(shell, capsys):
     assert main(["completion", shell]) == 0
@@ -191,6 +195,7 @@ def test_a_shell_that_is_not_known_is_one_line(words, capsys):
     assert "is for one of bash, zsh, fish" in line
 
 
+@pytest.mark.slow
 def test_quiet_leaves_results_on_stdout_and_nothing_on_stderr(policy, capsys):
     words = ["eval", policy, "--episodes", "2", "--max-episode-steps", "20"]
     assert main(words) == 0
@@ -209,6 +214,7 @@ def test_quiet_is_not_about_errors(policy, capsys):
     assert "did you mean 'CartPole-v1'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_verbose_says_what_is_loaded_read_and_played(policy, capsys):
     assert main(["eval", policy, "--episodes", "2", "--seed", "5", "--verbose"]) == 0
     said = capsys.readouterr()
@@ -232,6 +238,7 @@ def test_verbose_says_what_is_loaded_read_and_played(policy, capsys):
     assert "repeat: quarl eval policy.safetensors --seed 5 --episodes 2\n" in said.out
 
 
+@pytest.mark.slow
 def test_verbose_and_quiet_exclude_each_other_and_last_for_one_command(policy, capsys):
     assert main(["eval", policy, "-v", "-q"]) == 2
     assert "--verbose and --quiet exclude each other" in capsys.readouterr().err
@@ -241,6 +248,7 @@ def test_verbose_and_quiet_exclude_each_other_and_last_for_one_command(policy, c
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_processes_of_a_run_say_as_much_as_it_does(policy, capfd):
     """What it is told travels in the environment of processes."""
     said = "import quarl.errors as e; e.note('note'); e.detail('detail'); e.complain('error')"
@@ -250,6 +258,7 @@ def test_processes_of_a_run_say_as_much_as_it_does(policy, capfd):
         assert capfd.readouterr().err.splitlines() == [f"quarl: {line}" for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_verb_remembers_neither_verbose_nor_quiet(policy, capsys, tmp_path):
     words = ["train", "--algo", "a2c", "-n", "64", "--eval-episodes", "0", "-f", "logs"]
     assert main([*words, "-q"]) == 0
@@ -275,6 +284,7 @@ def test_a_terminal_hears_what_will_be_done_before_anything_is_loaded(policy, mo
     assert said[-1] == ("quarl.commands.ptq", "quarl: as far as this\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["missing.zip"], ["missing.zip", "--env", "CartPole-v1"]])
 @pytest.mark.parametrize("verb", ["ptq", "eval", "inspect"])
 def test_a_model_that_is_not_there_is_refused_before_numpy_is_loaded(verb, words, tmp_path):

@@ -23,6 +23,7 @@ from quarl.quant.spec import QuantSpec
 QUICK = ["--rounds", "1", "--updates", "20", "--states", "100", "--validation", "10", "--episodes", "10"]
 
 
+@pytest.mark.slow
 def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_path, capsys):
     folder = tmp_path / "small"
     words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "2", "8", *QUICK, "-o", str(folder)]
@@ -98,6 +99,7 @@ cli.main(sys.argv[1:])
 """It dies once the first precision's first round is kept."""
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_that_was_not(agents, tmp_path, capsys):
     model = ["distill", "dqn", "MountainCar-v0", "-f", str(agents / "sb3"), "--bits", "2", "3"]
     words = [*model, *QUICK, "--rounds", "2", "--validation", "5"]  # of five episodes there is no verdict
@@ -121,6 +123,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_th
     assert [{**row, **dict.fromkeys(timed)} for row in ours] == [{**row, **dict.fromkeys(timed)} for row in theirs]
 
 
+@pytest.mark.slow
 def test_bits_of_layers_are_chosen_by_what_distillation_makes_of_them_and_a_killed_search_goes_on(
     agents, tmp_path, capsys
 ):
@@ -149,6 +152,7 @@ def test_bits_of_layers_are_chosen_by_what_distillation_makes_of_them_and_a_kill
     assert not [*cut.glob("checkpoint-*")]
 
 
+@pytest.mark.slow
 def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys, monkeypatch):
     policy = networks.dense([4, 32, 32, 3], head="argmax")
     artifact.write(policy, tmp_path / "policy.quarl")
@@ -207,6 +211,7 @@ def test_a_teacher_whose_outputs_are_not_finite_is_refused(tmp_path, capsys):
     assert "NaN or infinity" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_path, monkeypatch):
     played = []
     play = rounds.Validation.play
@@ -221,6 +226,7 @@ def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_p
     assert played == ["fp32", "int8", "int7e8"]
 
 
+@pytest.mark.slow
 def test_fresh_episodes_are_played_until_a_verdict(agents, tmp_path):
     words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "8", "2", "--edge-bits", "same"]
     auto = ["--episodes", "auto", "--max-episodes", "40", "--margin", "10", "-o", str(tmp_path / "out")]
@@ -232,6 +238,7 @@ def test_fresh_episodes_are_played_until_a_verdict(agents, tmp_path):
     assert two["mean"] < two["mean_fp32"]
 
 
+@pytest.mark.slow
 def test_a_budget_of_updates_holds_so_many_whole_rounds_and_one_of_minutes_ends_between_rounds(
     agents, tmp_path, capsys
 ):

@@ -39,6 +39,7 @@ def named(agents, tmp_path_factory):
     return folder, names | {"torch": torch, "gymnasium": gymnasium, "stable_baselines3": stable_baselines3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_print_what_they_say(module, named, monkeypatch):
     folder, names = named

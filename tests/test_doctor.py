@@ -48,6 +48,7 @@ def test_every_extra_is_looked_at():
         assert brought - {"mujoco"} <= {*doctor.EXTRAS[name]}
 
 
+@pytest.mark.slow
 def test_this_machine_passes_and_the_rows_keep_the_contract():
     rows = doctor.examine()
     contracts.check(schema.document(doctor.Check, rows))
@@ -55,6 +56,7 @@ def test_this_machine_passes_and_the_rows_keep_the_contract():
     assert {f"engine {name}" for name in ENGINES} <= {row.check for row in rows}
 
 
+@pytest.mark.slow
 def test_the_header_of_results_is_plain_json():
     header = machine.machine()
     assert json.loads(json.dumps(header)) == header
@@ -142,6 +144,7 @@ def test_changed_files_are_marked_on_the_commit(monkeypatch, tmp_path):
     assert machine.commit() == "0123abc+"
 
 
+@pytest.mark.slow
 def test_asking_the_doctor_imports_nothing_heavy():
     code = (
         "import sys, quarl.commands.doctor; print([m for m in ('numpy', 'torch', 'onnxruntime') if m in sys.modules])"

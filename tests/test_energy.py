@@ -62,6 +62,7 @@ def tables(folder, **countries):
 # how much
 
 
+@pytest.mark.slow
 def test_living_and_killed_children_count():
     before = energy.cpu_seconds()
     child = multiprocessing.get_context("spawn").Process(target=burn, args=(2 * PATIENCE_S,))
@@ -94,6 +95,7 @@ def counter(folder, microjoules, most=1_000_000_000):
     (package / "energy_uj").write_text(f"{microjoules}\n")
 
 
+@pytest.mark.slow
 def test_counters_are_read_and_may_come_around(tmp_path):
     folder = tmp_path / "counters" / "powercap"
     counter(folder, 900_000_000)
@@ -169,6 +171,7 @@ def test_the_guess_needs_no_network_and_leaves_no_file(tmp_path, no_network):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_not_asked_for_is_not_measured():
     with energy.meter(PtqConfig()) as meter:
         assert meter.joules() is meter.method is None
@@ -179,6 +182,7 @@ def test_what_is_not_asked_for_is_not_measured():
 # said
 
 
+@pytest.mark.slow
 def test_a_training_says_what_it_cost_and_how_that_was_found(tmp_path, capsys, no_network):
     words = [*TINY.split(), "--energy", "--energy-watts", "12.5", "--energy-country", "FRA", "--json", "row.json"]
     assert main(words) == 0
@@ -195,6 +199,7 @@ def test_a_training_says_what_it_cost_and_how_that_was_found(tmp_path, capsys, n
     assert main([*TINY.split(), "--resume", "-n", "128"]) == 0  # its energy was that session's business
 
 
+@pytest.mark.slow
 def test_a_window_of_actorq_counts_all_its_processes():
     params = ("learning_starts:200", "buffer_size:5000")
     chosen = {"env": "CartPole-v1", "actors": 1, "net_arch": "64,64", "batch_size": 32, "params": params}
@@ -208,6 +213,7 @@ def test_a_window_of_actorq_counts_all_its_processes():
     assert meter.cost.joules > own + 1.0  # learner, publisher and actor have each imported torch or a runtime
 
 
+@pytest.mark.slow
 def test_a_document_s_energy_has_the_contract_s_keys():
     cost = energy.Energy(
         joules=1.0, co2_g=2.0, method="m", watts=None, cpu_seconds=3.0, country="world", grams_per_kwh=4.0

@@ -102,6 +102,7 @@ def test_fewer_episodes_are_the_first_of_more() -> None:
     assert run(subject, episodes=3).returns.tolist() == run(subject, episodes=6).returns.tolist()[:3]
 
 
+@pytest.mark.slow
 def test_returns_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = balancing(stochastic=True)
     seen: list[int] = []
@@ -118,6 +119,7 @@ def test_returns_do_not_depend_on_the_number_of_processes(monkeypatch: pytest.Mo
     assert handed == [range(0, 5, 2), range(1, 5, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_evaluation_that_goes_on_is_the_longer_one(num_workers: int) -> None:
     subject = balancing(stochastic=True)
@@ -139,6 +141,7 @@ class _Dying:
         os._exit(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "line"), [(_Raising(), "raised KeyError: 'lost'; "), (_Dying(), "exit code 3")])
 def test_what_ends_a_worker_is_one_line(job: Any, line: str) -> None:
     with pytest.raises(QuarlError) as caught:
@@ -147,6 +150,7 @@ def test_what_ends_a_worker_is_one_line(job: Any, line: str) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_worker_is_the_same_one_line() -> None:
     subject = balancing(stochastic=True)
     with pytest.raises(QuarlError, match="unknown engine 'warp'"):
@@ -164,6 +168,7 @@ def test_sampled_actions_follow_the_zoo_unless_told_and_repeat_with_the_seed() -
     assert (greedy.stochastic, greedy.returns.tolist()) == (False, [500, 500])
 
 
+@pytest.mark.slow
 def test_returns_are_those_of_the_same_network_in_stable_baselines3() -> None:
     torch = pytest.importorskip("torch")
     gymnasium = pytest.importorskip("gymnasium")
@@ -281,6 +286,7 @@ def test_a_policy_that_gives_infinity_is_refused_by_its_layer():
         Agent(broken).predict(np.ones(4, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_script_s_workers_end_whether_it_is_guarded_or_not(tmp_path, guarded):
     """A policy that no pipe takes at once; unguarded, each worker begins the script again."""

@@ -39,6 +39,7 @@ def test_a_policy_acts_as_it_did(file: str, actions: str) -> None:
     assert "".join(str(int(agent.predict(observation)[0])) for observation in observations) == actions
 
 
+@pytest.mark.slow
 def test_a_run_that_trains_for_a_precision_goes_on(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--algo", "dqn", "--env", "CartPole-v1", "-f", "train", "-n", "1200", "--resume", "--json", "rows.json"]
     assert main(["train", *words]) == 0
@@ -48,6 +49,7 @@ def test_a_run_that_trains_for_a_precision_goes_on(copy: Path, capsys: pytest.Ca
     assert row["switched_at"] < 600  # quantisation began before the checkpoint, and is not begun anew
 
 
+@pytest.mark.slow
 def test_a_run_of_actorq_goes_on(copy: Path) -> None:
     before = last_step(copy)
     assert main(["actorq", "-o", "actorq", "-n", "900", "--resume", "--json", "rows.json"]) == 0
@@ -62,6 +64,7 @@ def last_step(folder: Path) -> int:
     return max(int(path.stem.rpartition("-")[2]) for path in (folder / "actorq").glob("checkpoint-*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_study_has_nothing_left_to_do(copy: Path) -> None:
     then = json.loads((copy / "rows.json").read_text())["rows"]
     assert main(["study", "run", "small.yml", "-o", "study", "--json", "now.json"]) == 0

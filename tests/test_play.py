@@ -46,6 +46,7 @@ def fails(capsys, *words):
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
 def test_a_video_has_a_picture_of_each_step_and_of_the_start(file, name):
     assert main(["play", file, "--bits", "4", "--max-episode-steps", "5", "--record", name, "--json", "rows.json"]) == 0
@@ -61,6 +62,7 @@ def test_a_video_has_a_picture_of_each_step_and_of_the_start(file, name):
     assert {path.name for path in Path().iterdir()} == {file, name, "rows.json"}
 
 
+@pytest.mark.slow
 def test_returns_are_those_that_evaluation_finds_with_the_seed(file, monkeypatch):
     monkeypatch.setattr(CartPoleEnv, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
     assert main(["ptq", file, "--bits", "2", "--episodes", "4", "--seed", "5", "-o", "out"]) == 0
@@ -76,6 +78,7 @@ def test_returns_are_those_that_evaluation_finds_with_the_seed(file, monkeypatch
     assert alone == [row for row in rows if row["precision"] == "int2e8"]
 
 
+@pytest.mark.slow
 def test_captions_say_precision_step_and_return(file, monkeypatch):
     said = []
     monkeypatch.setattr(play.ImageDraw.ImageDraw, "text", lambda self, place, text, *look: said.append((place, text)))
@@ -90,6 +93,7 @@ def test_captions_say_precision_step_and_return(file, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
 def test_a_video_that_fails_half_way_leaves_nothing(file, name, capsys, monkeypatch):
     drawn = []
@@ -105,6 +109,7 @@ def test_a_video_that_fails_half_way_leaves_nothing(file, name, capsys, monkeypa
     assert [path.name for path in Path().iterdir()] == [file]
 
 
+@pytest.mark.slow
 def test_a_quantised_policy_is_shown_alone_and_that_is_said(file, capsys):
     assert main(["ptq", file, "--bits", "8", "--episodes", "1", "-o", "out"]) == 0
     capsys.readouterr()
@@ -118,6 +123,7 @@ def test_a_quantised_policy_is_shown_alone_and_that_is_said(file, capsys):
     )
 
 
+@pytest.mark.slow
 def test_on_a_window_pictures_come_at_the_environment_s_rate(file, monkeypatch):
     pygame = pytest.importorskip("pygame")
     shown, rates = [], []
@@ -169,6 +175,7 @@ def test_an_environment_without_pictures_is_named(file, capsys):
     assert says == "quarl: Dark-v0 gives no picture (rgb_array) of itself: add a render(), or play another"
 
 
+@pytest.mark.slow
 def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file):
     class Ends(CartPoleEnv):
         def step(self, action):

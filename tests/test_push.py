@@ -16,6 +16,8 @@ from quarl.cli import main
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):

@@ -50,6 +50,7 @@ def test_committed_results_keep_to_their_rows(study):
                 contracts.check_row(command, fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", reference.PAGES)
 def test_the_committed_pages_are_made_of_the_code(page):
     _, made, _ = (ROOT / page).read_text().split(reference.MARK)

@@ -45,6 +45,7 @@ def test_documented_commands_are_understood(command):
     parse(shlex.split(command)[1:]).check()
 
 
+@pytest.mark.slow
 def test_documented_make_targets_exist():
     named = {
         found for document in DOCUMENTS for found in re.findall(r"\bmake ([a-z][a-z0-9-]*)`", document.read_text())
@@ -76,6 +77,7 @@ def test_the_changelog_has_this_version_within_forty_lines_a_version():
     assert max(len(version.strip().splitlines()) for version in versions) <= 41  # and its heading
 
 
+@pytest.mark.slow
 def test_an_sdist_has_every_tracked_file():
     if not (ROOT / ".git").exists():
         pytest.skip("this is no checkout: it was unpacked")
@@ -110,6 +112,7 @@ def test_the_package_carries_its_template_and_its_types():
     assert (package / "algorithms" / "tuned.yml").is_file()
 
 
+@pytest.mark.slow
 def test_studies_commands_and_scripts_that_make_runs_exist():
     phony = re.search(r"^\.PHONY: (.*)$", _steps("--print-data-base", "check"), re.MULTILINE)
     benches = [target for target in phony[1].split() if target.startswith("bench-")]

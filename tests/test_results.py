@@ -78,6 +78,7 @@ def test_every_folder_of_results_says_how_its_rows_were_measured():
         assert all("table" in json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_every_file_that_moved_has_its_rows():
     moved = [line.split("\t") for line in (results.RESULTS / "MOVED.tsv").read_text().splitlines()[1:]]
     assert len({old for old, _, _ in moved}) == 1019
@@ -87,6 +88,7 @@ def test_every_file_that_moved_has_its_rows():
             assert int(lines.replace("-", ",").rpartition(",")[2]) <= lengths[new]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_studies_can_be_planned(path, agents):
     cells = plan.plan(file.read(str(path), agents), seed=0)
@@ -94,6 +96,7 @@ def test_studies_can_be_planned(path, agents):
     assert path.stem == file.read(str(path)).name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", pages.names())
 def test_every_page_and_figure_of_results_is_what_its_rows_give_today(name, tmp_path):
     assert pages.render(name, tmp_path) == (pages.PAGES / f"{name}.md").read_text(), "run make pages"

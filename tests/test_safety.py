@@ -43,28 +43,34 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_corpus_is_as_large_and_as_varied_as_promised(outcomes: list[dict[str, Any]]):
     assert len(outcomes) >= 25
     assert len({row["mechanism"] for row in outcomes}) >= 8
 
 
+@pytest.mark.slow
 def test_no_hostile_file_writes_the_canary(outcomes: list[dict[str, Any]]):
     assert [row["name"] for row in outcomes if row["canary"]] == []
 
 
+@pytest.mark.slow
 def test_every_hostile_file_loads_cleanly_or_is_refused_in_one_line(outcomes: list[dict[str, Any]]):
     assert {row["name"]: row["outcome"] for row in outcomes if row["outcome"] not in ("clean", "refused")} == {}
 
 
+@pytest.mark.slow
 def test_no_hostile_file_takes_two_seconds(outcomes: list[dict[str, Any]]):
     assert {row["name"]: row["seconds"] for row in outcomes if row["seconds"] >= 2} == {}
 
 
+@pytest.mark.slow
 def test_no_hostile_file_takes_half_a_gigabyte(outcomes: list[dict[str, Any]]):
     # the peak never falls, so the first file's is what the interpreter and its libraries take
     assert outcomes[-1]["peak_mb"] - outcomes[0]["peak_mb"] < 512
 
 
+@pytest.mark.slow
 def test_what_is_refused_outnumbers_what_is_harmless_once_read_as_data(outcomes: list[dict[str, Any]]):
     clean = {row["name"] for row in outcomes if row["outcome"] == "clean"}
     # What sits in attributes that no reader needs stays inert; a wrapper's name is only looked up when it is applied.
@@ -91,6 +97,7 @@ def test_what_is_refused_outnumbers_what_is_harmless_once_read_as_data(outcomes:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config-wrapper", "config-name", "artefact-wrapper"])
 def test_a_wrapper_that_a_file_names_is_never_imported(name: str, outcomes: list[dict[str, Any]]):
     path = next(row["path"] for row in outcomes if row["name"] == name)
@@ -99,6 +106,7 @@ def test_a_wrapper_that_a_file_names_is_never_imported(name: str, outcomes: list
         wrapper_class(wrapper)
 
 
+@pytest.mark.slow
 def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path):
     """Otherwise the tests above would prove nothing."""
     armed = []
@@ -120,6 +128,7 @@ def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path
     assert [canary.name for canary in armed if not canary.exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 def test_broken_files_load_cleanly_or_are_refused_in_one_line(name: str, tmp_path: Path):
     if not PARSERS[name].files:
@@ -242,6 +251,7 @@ def test_a_file_of_twenty_gigabytes_that_the_disk_does_not_hold_is_refused_unrea
         campaign.read_any(tmp_path / file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", campaign.KINDS)
 def test_costly_files_load_cleanly_or_are_refused_in_one_line(kind: str, tmp_path: Path):
     row = campaign.run_costly(kind, 4, 7, tmp_path)

@@ -53,6 +53,7 @@ ACTORQ = "actorq --algo dqn --env CartPole-v1 -n 5000 -o run"
 NEEDS_LINUX = "quarl: quarl actorq needs Linux: "
 
 
+@pytest.mark.slow
 def test_windows_has_all_but_actorq_and_studies_which_say_so_in_one_line(tmp_path):
     done = on(
         "win32",
@@ -72,6 +73,7 @@ def test_windows_has_all_but_actorq_and_studies_which_say_so_in_one_line(tmp_pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_macos_has_all_but_actorq_which_says_so_in_one_line(tmp_path):
     done = on("darwin", "demo -o out", ACTORQ, folder=tmp_path)
     assert "exit codes [0, 2]" in done.stdout, done.stderr

@@ -102,6 +102,7 @@ def test_numbers_stay_and_nothing_is_said_of_them():
         ActorQConfig(actors="many").check()
 
 
+@pytest.mark.slow
 def test_real_actors_are_timed_until_the_limiter_refuses_more(monkeypatch, tmp_path):
     """At one update a step, weights of two actors of 2 environments may be 4 updates apart, and a round of 1 more."""
     monkeypatch.setattr(auto, "SECONDS", 0.1)

@@ -141,6 +141,7 @@ def test_an_update_asks_the_host_nothing(cls):
     assert recorded.graphs is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "more"),
     [*((cls, {}) for cls in ALGORITHMS), (DQN, {"observation_space": IMAGE}), (D4PG, {"target_update_interval": 7})],
@@ -297,6 +298,7 @@ print("quarl" in sys.modules, [type(g["lr"]).__name__ for g in model.critic.opti
 """
 
 
+@pytest.mark.slow
 def test_stable_baselines3_alone_trains_what_was_saved_on(tmp_path):
     model = learner(SAC)
     each = updates(model, Rerun())

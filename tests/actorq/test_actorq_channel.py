@@ -183,6 +183,7 @@ def test_a_local_channel_is_the_same_one_where_it_is_unpickled():
         channel.remove()
 
 
+@pytest.mark.slow
 def test_a_whole_run_goes_through_another_transport_with_the_same_learner_publisher_actors_and_supervisor(tmp_path):
     config = ActorQConfig(
         env="CartPole-v1",

@@ -316,6 +316,7 @@ def test_an_interrupt_leaves_no_temporary_file(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_chaos_is_survived(tmp_path):
     counts = "--cuts 20 --flips 100 --rebuilt 100 --kills 10 --stride 5 --saves 0 --seed 1"
     command = [sys.executable, "-W", "error", "-m", "stress.chaos.checkpoint", *counts.split()]

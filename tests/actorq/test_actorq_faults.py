@@ -37,6 +37,7 @@ from stress.chaos.run import Run
 from waiting import PATIENCE_S, until
 
 
+@pytest.mark.slow
 def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
     """One run that is started twice: SIGKILL of its learner ends the first start, Ctrl-C the second."""
     words = ("--actors", "3", "-n", "60000", "--save-replay-buffer", "--save-freq", "200")
@@ -84,6 +85,7 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
     assert found["links_across"] == found["transitions_across"] == 0
 
 
+@pytest.mark.slow
 def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
     words = ("--actors", "2", "-n", "60000", "--min-actors", "2")
     with Run(tmp_path, *words, chaos={"step_s": 0.005, "raises": ["actor 0"]}) as run:
@@ -97,6 +99,7 @@ def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
         assert run.rows()[-1]["actors"][0]["steps"] == 0
 
 
+@pytest.mark.slow
 def test_an_actor_that_hangs_and_one_that_is_slow_do_not_hold_the_others(tmp_path):
     chaos = {"step_s": 0.005, "hangs": {"actor 1": 30}, "slow": {"actor 2": 0.5}}
     with Run(tmp_path, "--actors", "3", "-n", "60000", "--env-timeout", "5", chaos=chaos) as run:
@@ -115,11 +118,13 @@ def test_an_actor_that_hangs_and_one_that_is_slow_do_not_hold_the_others(tmp_pat
         assert not [line for line in lines[1:] if "made no step" in line]
 
 
+@pytest.mark.slow
 def test_a_slow_learner_makes_actors_wait_and_no_memory_grow(tmp_path):
     found = faults.slow_learner(tmp_path, seconds=6.0)
     assert found["failed"] == []
 
 
+@pytest.mark.slow
 def test_children_die_with_a_supervisor_that_is_killed():
     code = (
         "import os, signal, time\n"
@@ -149,6 +154,7 @@ def test_a_learner_without_a_supervisor_saves_and_leaves(tmp_path, monkeypatch):
         assert checkpoint.load_latest(tmp_path).updates == rig.learner.model._n_updates
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_neither_published_nor_saved(tmp_path, capsys):
     found = poison.poisoned(tmp_path, poisons=6)
     assert not found["failed"]
@@ -157,6 +163,7 @@ def test_what_is_not_finite_is_neither_published_nor_saved(tmp_path, capsys):
     assert found["published"] > 50
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once():
     code = (
         "import os, signal, time\n"

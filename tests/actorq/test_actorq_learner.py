@@ -136,6 +136,7 @@ def _clocks(model):
 OF_DQN = ("target_update_interval", "exploration_fraction")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "cls", "env", "module"),
     [
@@ -566,6 +567,7 @@ def test_what_is_no_number_does_not_reach_replay(rig, field, value):
     assert saved.facts["counters"]["num_timesteps"] == 1
 
 
+@pytest.mark.slow
 def test_fake_quantisation_acts_in_the_learner_from_its_step_on(rig):
     chosen = rig(qat="w8a8", quant_delay=300)
     loop, grids = chosen.loop, []

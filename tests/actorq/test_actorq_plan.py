@@ -145,6 +145,7 @@ def test_where_actorq_does_not_pay_the_plan_says_what_does():
     assert "ActorQ does not pay here (1.04 times plain Stable-Baselines3): use `quarl train` instead" in told
 
 
+@pytest.mark.slow
 def test_rates_of_a_small_run_are_timed_and_predict_every_arm(tmp_path: Path):
     config = ActorQConfig(
         env="CartPole-v1",

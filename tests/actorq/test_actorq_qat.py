@@ -32,6 +32,7 @@ def sent(model: Any) -> tuple[Template, np.ndarray]:
     return template, flat
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "env"), [(DQN, "CartPole-v1"), (SAC, "Pendulum-v1")])
 def test_actors_get_the_integers_that_the_model_converts_to(cls: Any, env: str):
     model = learner(cls, env, 64)

@@ -262,6 +262,7 @@ class SB3Draws(Stepwise):
         return self._get_samples(indices, env)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_plain_dqn_learns_the_same_network_with_it_as_with_sb3s_own_buffer(n_steps):
     def learn(**options: Any) -> dict[str, torch.Tensor]:
@@ -491,6 +492,7 @@ def test_options_that_cannot_be_are_refused():
         SegmentReplay(10, spaces.Dict({"a": BOX}), ACTIONS)
 
 
+@pytest.mark.slow
 def test_streams_side_by_side_link_as_row_by_row_does_in_ten_thousand_batches(monkeypatch):
     """Four actors of three environments, with gaps, duplicates, restarts and a buffer that begins anew."""
     monkeypatch.setattr(replays, "FEW", 0)

@@ -47,6 +47,7 @@ def test_arrays_of_two_mappings_are_the_same_memory(memory):
     assert two.array("a").tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory, monkeypatch, elsewhere):
     code = (
@@ -192,6 +193,7 @@ def _publish_for_ever(path, blocks):
         board.commit(SIZE, version=version, step=version)
 
 
+@pytest.mark.slow
 def test_snapshots_are_never_torn_while_a_writer_runs_and_after_it_is_killed(memory):
     blocks = Board.blocks("x", SIZE)
     shared = memory(blocks)
@@ -250,6 +252,7 @@ def _write_for_ever(path, blocks, start):
             number += 1
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_whole_rows_and_its_successor_goes_on(memory):
     blocks = Ring.blocks("r", ROW, 64)
     shared = memory(blocks)

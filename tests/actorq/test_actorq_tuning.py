@@ -96,6 +96,7 @@ def test_without_tuned_numbers_and_without_the_preset_all_is_stable_baselines3_s
     assert (config.params, said) == ((), [])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(tuned.installed() is None, reason="rl-zoo3 is not installed")
 @pytest.mark.parametrize("algo", ["dqn", "ddpg", "td3", "sac"])
 def test_every_entry_of_the_zoo_s_files_is_one_that_actorq_takes(algo, monkeypatch):

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PAGES = """
 import ctypes, resource, sys, torch
 from quarl.algorithms.cpu import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, keep_memory

@@ -235,6 +235,7 @@ def test_large_gradients_are_clipped_to_the_norm():
         assert norm <= 1.001e-3
 
 
+@pytest.mark.slow
 def test_the_best_action_of_a_bandit_is_found():
     learner = model(v_min=-12, v_max=0, learning_rate=2e-3, train_freq=2, batch_size=64, learning_starts=100)
     learner.learn(2200)

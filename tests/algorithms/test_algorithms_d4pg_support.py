@@ -89,6 +89,7 @@ def test_a_support_beside_the_rewards_is_refused_with_the_numbers_to_give():
         made(v_min=5)[0].learn(110)
 
 
+@pytest.mark.slow
 def test_a_support_that_is_too_narrow_is_told_and_kept():
     model, said = made(v_min=-200, v_max=0)
     model.learn(310)
@@ -111,6 +112,7 @@ def test_weights_that_go_back_to_before_the_first_update_have_a_support_found_ag
     assert len(said) == 2
 
 
+@pytest.mark.slow
 def test_a_support_grows_where_returns_do_and_the_critic_expects_what_it_did():
     model, said = made(Raise(), gamma=0.9, target_update_interval=20)
     model.learn(130)

@@ -34,6 +34,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_a_number_that_fits(words, tm
     assert 0.75 * 3e9 < offered * ROW <= 0.8 * 3e9
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_before_the_replay_is_full_takes_less(tmp_path, monkeypatch):
     needed = 20 * ROW
     words = ["train", "--algo", "dqn", "--env", IMAGES, "-n", "20", "--eval-episodes", "0", "--params"]

@@ -133,6 +133,7 @@ def test_every_algorithm_has_numbers_for_the_classic_tasks_that_it_can_learn():
     assert tasks["ddpg"] == tasks["td3"] == tasks["sac"] == continuous
 
 
+@pytest.mark.slow
 @zoo
 def test_the_zoo_s_package_is_read_and_not_imported():
     code = (

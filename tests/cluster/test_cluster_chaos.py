@@ -10,6 +10,8 @@ pytest.importorskip("ray", reason="the extra cluster is not installed")
 
 from stress.chaos import cluster
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_killed_agent_is_replaced_and_no_step_is_there_twice(tmp_path):
     found = cluster.agents_killed(tmp_path, random.Random(0), kills=1, every_s=0.0, each=1)

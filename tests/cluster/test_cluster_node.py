@@ -62,6 +62,7 @@ def collected(agent, num):
     return np.concatenate(pieces)
 
 
+@pytest.mark.slow
 def test_actors_make_the_steps_that_the_machine_is_allowed_and_all_of_them_come_once_and_in_order(asked):
     rig, agent, order = asked
     allow(rig, agent, 500)
@@ -86,6 +87,7 @@ def test_actors_make_the_steps_that_the_machine_is_allowed_and_all_of_them_come_
     assert (report.alive, report.at_work, report.deaths, report.mistake) == (2, 2, 0, "")
 
 
+@pytest.mark.slow
 def test_a_piece_comes_at_once_when_no_more_steps_can(asked):
     rig, agent, _ = asked
     allow(rig, agent, 1)

@@ -50,6 +50,7 @@ def test_a_precision_that_calibration_keeps_is_answered_without_training(calibra
     assert (only.round, only.updates, only.states, only.noninferior) == (0, 0, 0, True)
 
 
+@pytest.mark.slow
 def test_rounds_go_on_where_nothing_is_shown_and_states_are_those_that_the_student_reaches(calibrated, monkeypatch):
     monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)  # no verdict of twelve
     spec = QuantSpec.parse("int2")
@@ -76,6 +77,7 @@ def test_an_update_moves_the_same_share_of_a_grid_up_to_a_limit(calibrated, prec
     assert training.optimizer.param_groups[0]["lr"] == pytest.approx(rate / rounds.WARM_UP)
 
 
+@pytest.mark.slow
 def test_a_budget_of_minutes_that_no_round_fits_is_said_and_one_of_a_round_ends_behind_it(calibrated, monkeypatch):
     monkeypatch.setattr(rounds.stats, "FEWEST_EPISODES", 100)
     spec = QuantSpec.parse("int2")
@@ -92,6 +94,7 @@ def test_a_budget_of_minutes_that_no_round_fits_is_said_and_one_of_a_round_ends_
         list(distill(calibrated, spec))
 
 
+@pytest.mark.slow
 def test_what_is_kept_goes_on_bit_for_bit_and_is_refused_where_a_bit_of_it_has_changed(
     calibrated, tmp_path, monkeypatch
 ):

@@ -569,6 +569,7 @@ def test_one_file_serves_many_engines():
     np.testing.assert_array_equal(np.concatenate([single.run(x[i : i + 1]) for i in range(4)]), four.run(x))
 
 
+@pytest.mark.slow
 def test_the_runtime_is_quiet():
     program = """
 import networks

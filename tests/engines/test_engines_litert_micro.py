@@ -148,6 +148,7 @@ def test_codes_that_a_layer_norm_reads_are_the_same_there(seed):
     held(made, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_static_int8_agents_act_there_as_the_reference_does(agents, agent):
     """On 512 observations of its own episodes."""

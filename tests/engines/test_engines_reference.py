@@ -129,6 +129,7 @@ def test_a_layer_norm_of_codes_is_that_of_exact_numbers(width, bits, middle, see
     np.testing.assert_allclose(normal, exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_reference_imports_no_runtime():
     import subprocess
     import sys

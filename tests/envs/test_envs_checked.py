@@ -47,6 +47,7 @@ def test_evaluation_says_what_an_environment_did_wrong(name):
     assert str(caught.value).startswith(FAULTS[name])
 
 
+@pytest.mark.slow
 def test_a_worker_says_it_in_the_same_words():
     with pytest.raises(BrokenEnvironmentError) as caught:
         played("NanObservation", num_workers=2)

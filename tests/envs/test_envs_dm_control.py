@@ -199,6 +199,7 @@ def test_a_simulation_that_breaks_down_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_new_process_is_silent_without_a_display_and_plays_the_same(tmp_path: Path) -> None:
     # humanoid_CMU's model makes MuJoCo warn, and quadruped-escape shows its terrain to the renderer
     code = (

@@ -60,6 +60,7 @@ def test_arguments_that_the_environment_refuses_are_one_line(kwargs: dict[str, o
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_no_simulator_prints_warns_or_leaves_a_file(tmp_path: Path) -> None:
     pytest.importorskip("pybullet_envs_gymnasium")
     pytest.importorskip("mujoco")

@@ -115,6 +115,7 @@ def test_sampled_actions_are_drawn_from_the_allowed_ones():
     assert (unmasked.evaluate(episodes=20, stochastic=True).returns < 0).all()
 
 
+@pytest.mark.slow
 def test_samples_have_the_softmax_of_the_allowed_scores():
     head = from_model(trained()).head
     scores = np.tile(np.float32([0, 1, 2, 3, 4, 5]), (20_000, 1))

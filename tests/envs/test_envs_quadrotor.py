@@ -47,6 +47,7 @@ def fly(env: Any, action: Any, steps: int) -> tuple[Any, float, bool, bool, dict
     return step  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_the_simulator_is_loaded_for_an_environment_and_not_for_its_id():
     code = (
         "import sys; from quarl.envs import make, resolve; "
@@ -148,6 +149,7 @@ def test_starts_are_as_far_from_goals_as_is_said():
     assert 1.5 < min(away) < 2 < 5 < max(away) < np.hypot(np.hypot(5, 5), 3)
 
 
+@pytest.mark.slow
 def test_a_picture_shows_the_flight():
     code = f"""
 import sys
@@ -171,6 +173,7 @@ env.close()
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_verbs_say_how_many_flights_arrive_and_what_a_precision_loses_of_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layer = Dense("still", ("observation",), np.zeros((4, 18), np.float32), np.zeros(4, np.float32))

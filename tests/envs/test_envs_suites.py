@@ -77,6 +77,7 @@ def policy(env_id: str, *more: Any, trained: bool = True) -> Policy:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "package"), TASKS)
 def test_a_policy_takes_real_steps_on_integer_kernels(env_id: str, package: str):
     pytest.importorskip(package)
@@ -115,6 +116,7 @@ def test_what_a_learner_sees_at_truncation_is_the_step_s_own_observation(env_id:
     learning.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "package"), TASKS)
 def test_what_evaluation_keeps_at_truncation_is_the_step_s_own_observation(env_id: str, package: str):
     pytest.importorskip(package)

@@ -80,6 +80,7 @@ def cells(folder, minutes=10.0):
 # updates
 
 
+@pytest.mark.slow
 def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path):
     asked = config(tmp_path)
     rows = updates(asked, cells(tmp_path))
@@ -98,6 +99,7 @@ def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path
     assert updates(other, cells(tmp_path, minutes=-1.0)) == []  # another cell
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_the_time_is_extrapolated_and_said(tmp_path, capsys):
     words = "bench mixed-precision --policies 4,8 --batch-size 8 --seconds 1e-6 --threads 1 --dtypes fp32 fp16 -o out"
     assert main(words.split()) == 0
@@ -148,6 +150,7 @@ def test_an_estimate_is_what_is_fixed_and_what_each_row_adds(monkeypatch):
 # learning
 
 
+@pytest.mark.slow
 def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
     words = ["--policies", "4,8", "--batch-size", "8", "--threads", "1", "--env", "lights:Lights-v0", "-n", "120"]
     words += ["--seeds", "1", "--episodes", "2", "--dtypes", "fp32", "fp16", "-o", str(tmp_path / "out")]
@@ -202,6 +205,7 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -67,6 +67,7 @@ def chosen():
     return bits.choose(cart_pole(), config())
 
 
+@pytest.mark.slow
 def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exactly_has_two(chosen):
     cells, tried, said = chosen
     assert [cell.row.precision for cell in cells] == ["fp32", "int8", "mixed"]
@@ -83,6 +84,7 @@ def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exac
     assert said[1].startswith("first has 5 bits; its action error by bits: ")
 
 
+@pytest.mark.slow
 def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_and_at_last_to_int8(monkeypatch):
     seeds, measure = [], precisions.measure
 
@@ -103,6 +105,7 @@ def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_a
     assert f"in attempt {len(fresh)}, 20 fresh episodes exclude a loss of 2 %. {passes}" in said[0]
 
 
+@pytest.mark.slow
 def test_latency_is_made_small_with_the_widths_that_have_kernels_and_by_what_was_measured(monkeypatch):
     def timed(loaded, _observations):  # 8 in both layers, 4 in one, which is slower and no choice, and 4 in both
         return [latency.Timing(us_p50=us, us_p99=us) for us in (9.0, 12.0, 7.0)[: len(loaded)]]
@@ -144,6 +147,7 @@ def test_options_that_contradict_each_other_are_refused_in_one_line(tmp_path, ca
     assert said in line
 
 
+@pytest.mark.slow
 def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chosen):
     artifact.write(cart_pole(), tmp_path / "p.safetensors")
     options = ["--auto", "--max-loss", "2%", "--episodes", "20", "-o", "out", "--json", "rows.json"]
@@ -167,6 +171,7 @@ def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chos
     assert parse(repeat.split()[2:]).loss_pct == 2.0
 
 
+@pytest.mark.slow
 def test_python_has_the_same_choice(chosen):
     table = quarl.ptq(quarl.Agent(cart_pole()), auto=True, max_loss=2, episodes=20)
     assert [row.precision for row in table] == ["fp32", "int8", "mixed"]

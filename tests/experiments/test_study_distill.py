@@ -74,6 +74,7 @@ def test_what_cannot_be_distilled_names_its_line(text: str, said: str, study_fil
         file.read(str(study_file("{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}", distilled(text))))
 
 
+@pytest.mark.slow
 def test_a_killed_study_distils_again_and_its_rows_say_what_that_took(study_file: Write, agents: Path, tmp_path: Path):
     path = study_file(f"{DQN}\n{TRAINED}", distilled())
     words = ["study", "run", str(path), "--agents", str(agents), "-o", "out", "--json", "rows.json"]

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from results import read
 from waiting import PATIENCE_S
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_study_that_is_killed_inside_its_cells_ends_in_the_rows_of_one_that_is_not(tmp_path: Path):

@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import contracts
 from quarl.cli import main
+
+pytestmark = pytest.mark.slow
 
 
 def test_smoke_trains_quantises_reports_and_has_nothing_left_to_do(tmp_path: Path, monkeypatch: Any, capsys: Any):

@@ -123,6 +123,7 @@ def assert_same_bits(loaded: boards.Compiled, policy: QuantizedPolicy, x: np.nda
         assert (action == expected).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision"),
     [*((name, "int8") for name in KINDS), *((name, "int4") for name in WEIGHTS), ("relu", "int2"), ("odd", "int3e8")],
@@ -132,6 +133,7 @@ def test_compiled_c_gives_the_bits_of_the_reference(name, precision, tmp_path):
     assert_same_bits(compiled(policy, x, tmp_path), policy, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("board", ["c-aarch64", "c-m4", "c-m0"])
 @pytest.mark.parametrize(("name", "precision"), [("tanh-normalized", "int8"), ("dueling", "int4"), ("padded", "int4")])
 def test_boards_give_the_bits_of_the_reference(board, name, precision, tmp_path):
@@ -143,6 +145,7 @@ def test_boards_give_the_bits_of_the_reference(board, name, precision, tmp_path)
         assert loaded.instructions > policy.num_weights
 
 
+@pytest.mark.slow
 def test_a_small_policy_fits_a_small_board(tmp_path):
     policy = networks.dense([4, 64, 64, 2], "tanh")
     x = networks.observations(policy, 100)
@@ -157,6 +160,7 @@ def test_a_small_policy_fits_a_small_board(tmp_path):
     assert set(symbols) - {"U"} <= {"__aeabi_lmul", "__aeabi_uldivmod", "__aeabi_llsl", "__aeabi_llsr"}  # of integers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squashed", "dueling", "sliced", "padded"])
 def test_c_is_sound_under_sanitizers_and_its_selftest_passes(name, tmp_path):
     policy, x = static(name, "int4")
@@ -177,6 +181,7 @@ int main(void) {{
     subprocess.run([tmp_path / "selftest"], check=True)
 
 
+@pytest.mark.slow
 def test_the_selftest_returns_the_first_vector_that_differs(tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("apt install gcc libc6-dev")
@@ -191,6 +196,7 @@ def test_the_selftest_returns_the_first_vector_that_differs(tmp_path):
     assert subprocess.run([tmp_path / "selftest"], check=False).returncode == 10
 
 
+@pytest.mark.slow
 def test_a_runtime_leaves_no_process_and_no_folder(tmp_path):
     policy, x = static("relu")
     loaded = compiled(policy, x, tmp_path)
@@ -202,6 +208,7 @@ def test_a_runtime_leaves_no_process_and_no_folder(tmp_path):
     assert process.returncode is not None
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_is_one_line(tmp_path):
     policy, x = static("relu")
     loaded = compiled(policy, x, tmp_path)
@@ -210,6 +217,7 @@ def test_a_program_that_ends_is_one_line(tmp_path):
         loaded.run(x[:1])
 
 
+@pytest.mark.slow
 def test_no_comment_becomes_c(tmp_path):
     policy, x = static("relu")
     comment = json.dumps({"id": "*/ int x; /*", "??": "a\\"})
@@ -223,6 +231,7 @@ def test_no_comment_becomes_c(tmp_path):
     assert (loaded.run(x) == reference(policy, x)).all()
 
 
+@pytest.mark.slow
 def test_an_observation_with_nan_or_infinity_is_refused_and_leaves_the_action_alone(tmp_path):
     policy, x = static("squashed")
     loaded = compiled(policy, x, tmp_path)
@@ -230,6 +239,7 @@ def test_an_observation_with_nan_or_infinity_is_refused_and_leaves_the_action_al
     assert np.isfinite(given).all(axis=1).tolist() == [True, False, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head", [ActionHead("argmax", start=-3), ActionHead("argmax", segments=(2, 3, 4)), ActionHead("binary")]
 )
@@ -242,6 +252,7 @@ def test_discrete_heads_give_whole_numbers(head, tmp_path):
     assert (loaded.run(x) == reference(quantized, x)).all()
 
 
+@pytest.mark.slow
 def test_large_and_tiny_observations_give_the_bits_of_the_reference(tmp_path):
     policy, x = static("tanh-normalized")
     extremes = np.float32([3e38, -3e38, 1e-38, -1e-45, 0.0, -0.0, 1e20, 16777217])
@@ -255,6 +266,7 @@ def test_a_missing_compiler_is_named_with_the_packages_that_have_it(tmp_path, mo
         runtimes.load("c-m4", tmp_path / "policy.c")
 
 
+@pytest.mark.slow
 def test_requantisation_rounds_as_float32_does_near_ties_too(tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("apt install gcc libc6-dev")

@@ -48,6 +48,7 @@ def test_without_a_compiler_tables_are_counted_and_the_rest_is_said_to_be_estima
     assert wider.instructions - takes["int8"].instructions == pytest.approx(5.1 * 64 * 68 + 64 * 64, abs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4e8"])
 def test_estimates_lie_near_what_is_counted(precision, monkeypatch):
     policy = static([8, 64, 64, 4], precision)
@@ -78,6 +79,7 @@ def budget(folder, *words):
     return code, document.get("rows", [])
 
 
+@pytest.mark.slow
 def test_what_fits_is_within_every_bound(without_tools, tmp_path, capsys):
     code, (wide, narrow) = budget(tmp_path, "--target", "c", "--bits", "int8", "int4e8", "--flash", "7K")
     assert code == 0
@@ -93,6 +95,7 @@ def test_what_fits_is_within_every_bound(without_tools, tmp_path, capsys):
     assert narrow["cycles"] > 1
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_an_exit_code_of_its_own(without_tools, tmp_path, capsys):
     code, rows = budget(tmp_path, "--target", "c", "--ram", "500")
     assert code == 3
@@ -100,6 +103,7 @@ def test_nothing_fits_is_an_exit_code_of_its_own(without_tools, tmp_path, capsys
     assert "Nothing fits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_where_instructions_are_not_known_they_are_not_said_to_fit(monkeypatch, tmp_path):
     takes = Footprint(flash=1, ram=1, macs=1, instructions=None, how="so")
     monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target: takes)

@@ -84,6 +84,7 @@ def test_four_bit_weights_act_in_openvino_with_the_hint_alone(tmp_path):
     np.testing.assert_allclose(runtime.run(x), given(policy, x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("vnni" not in CPU.read_text() if CPU.exists() else True, reason="OpenVINO has other kernels there")
 def test_four_bit_weights_act_otherwise_in_openvino_without_the_hint(tmp_path):
     policy, x, path = exported(tmp_path, networks.dense([4, 64, 64, 2]), ".tflite", "int4")

@@ -50,6 +50,7 @@ def refusal(data: bytes) -> str:
     return text
 
 
+@pytest.mark.slow
 @given(VALUES, st.sampled_from(PROTOCOLS))
 @settings(max_examples=300, deadline=None)
 def test_plain_values_come_out_as_python_reads_them(value: Any, protocol: int):

@@ -9,6 +9,8 @@ import pytest
 
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = "threading.Thread(target=threading.Event().wait, name='bridge').start(); "
 BRIEF = "threading.Thread(target=time.sleep, args=(0.2,), name='brief').start(); "
 CHILD = "multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,), daemon=True).start(); "

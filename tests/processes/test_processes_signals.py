@@ -28,6 +28,7 @@ with signals.Interrupts(lambda: print("killed", flush=True), "stopping\\n") as i
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "sent", "said", "code"),
     [

@@ -60,11 +60,13 @@ def trained(algo: str, spec: qat.QatSpec, **kwargs: Any) -> Any:
     return model.learn(256, callback=qat.QuantDelay(128))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_integers_act_as_the_model_does(algo: str):
     agree(trained(algo, qat.QatSpec.parse("w4a8")), "reference", "litert", "onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "bits"), [("w2a8e8", (8, 2, 8)), ("w3a8e8", (8, 3, 8)), ("w2a8", (2, 2, 2))])
 def test_edges_and_grids_without_a_level_at_0_are_deployed_as_they_are_trained(text: str, bits: Any):
     for algo in ("dqn", "ppo"):
@@ -157,12 +159,14 @@ def test_values_narrower_than_a_kernel_s_are_simulated():
     agree(model, engines.load_fitting(policy).name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["w4a4", "w4", "w12a8", "w8a12"])
 def test_what_has_no_kernels_is_simulated_by_the_reference(text: str):
     agree(trained("dqn", qat.QatSpec.parse(text)), "reference")
     agree(trained("sac", qat.QatSpec.parse(text)), "reference", share=0.99)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "continuous"), [(PPO, False), (A2C, True), (DQN, False), (SAC, True), (D4PG, True)])
 def test_a_network_on_images_acts_as_its_integers_do_also_when_it_is_loaded(cls: Any, continuous: bool, tmp_path: Any):
     small = {"n_steps": 16} if cls in (PPO, A2C) else {"learning_starts": 8, "buffer_size": 200, "batch_size": 8}
@@ -181,6 +185,7 @@ def test_a_network_on_images_acts_as_its_integers_do_also_when_it_is_loaded(cls:
         assert (actions == expected).all() if not continuous else np.abs(actions - expected).max() <= 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["w4a8", "w2a8e8"])
 def test_convolutions_give_the_codes_of_integers_without_exception(text: str):
     """Summed in float32, 40 of these 960,000 numbers and more end on another code."""
@@ -226,6 +231,7 @@ def test_a_converted_policy_is_saved_and_read_like_any_other(tmp_path: Any):
     assert policy.spec.weight_bits == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_the_float_policy_in_a_zip_is_read_without_running_anything(algo: str, tmp_path: Any):
     model = trained(algo, qat.QatSpec.parse("w4a8"))
@@ -247,6 +253,7 @@ def test_a_model_that_was_not_trained_with_quantisation_is_not_converted():
         qat.convert(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "td3"])
 def test_what_is_converted_predicts_evaluates_and_saves(algo: str, tmp_path: Path):
     model = trained(algo, qat.QatSpec.parse("w4a8"))

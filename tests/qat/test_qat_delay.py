@@ -43,6 +43,7 @@ def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expec
     assert logged.switches == [expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delay", "begun", "expected"),
     [(0.5, 0, 256), (0.25, 0, 128), (None, 0, 256), (0.5, 256, 512), (np.float32(0.5), 0, 256)],
@@ -112,6 +113,7 @@ def test_a_run_without_an_update_after_the_switch_is_no_result():
     other.learn(200, callback=qat.QuantDelay(100, allow_inactive=True))
 
 
+@pytest.mark.slow
 def test_a_callback_serves_one_run_after_another():
     callback, switched = qat.QuantDelay(), []
     for steps in (256, 1024):
@@ -215,6 +217,7 @@ def test_sixteen_bits_of_weights_and_activations_are_near_float32():
     assert np.quantile(np.abs(found - expected), 0.9) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_training_without_the_callback_is_warned_of_once(algo: str):
     model = make(algo)

@@ -57,6 +57,7 @@ def without_replay(model: Any) -> Any:
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", OFF_POLICY)
 def test_the_network_is_nearer_to_what_it_was_than_by_rounding_to_nearest(algo: str):
     """Activations are float here: what lies beyond ranges that a short run has seen is clipped either way."""
@@ -83,6 +84,7 @@ def assert_well_inside_their_steps(layer: Any) -> None:
     torch.testing.assert_close(rounded.abs().amax(tuple(range(1, rounded.ndim)), keepdim=True), ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", OFF_POLICY)
 def test_hidden_weights_lie_well_inside_the_steps_of_their_codes(algo: str):
     model = trained(algo, QatSpec.parse("3"))
@@ -121,6 +123,7 @@ def test_convolutions_begin_there_too(continuous: bool):
         assert_well_inside_their_steps(layer)
 
 
+@pytest.mark.slow
 def test_skipped_layers_and_the_critic_stay():
     model = trained("td3", QatSpec.parse("3", critic=True, skip=("actor.mu.0",)))
     before = copy.deepcopy(model.policy.state_dict())
@@ -135,6 +138,7 @@ def test_skipped_layers_and_the_critic_stay():
             assert torch.equal(after[name], of_nearest[name]), name
 
 
+@pytest.mark.slow
 def test_the_last_layer_has_its_own_bits():
     model = trained("ddpg", QatSpec.parse("2", output_bits=8))
     follow(model, active=True)

@@ -29,6 +29,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.policy.state_dict().items() if "qat_ranges" not in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_before_it_acts_training_is_plain_training_bit_for_bit(algo: str):
     plain = make(algo).learn(STEPS)
@@ -44,6 +45,7 @@ def test_before_it_acts_training_is_plain_training_bit_for_bit(algo: str):
     assert all(bool((table.seen_range[:, 0] < table.seen_range[:, 1]).all()) for table in watched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_loaded_model_acts_and_goes_on_as_the_saved_one(algo: str, tmp_path: Any):
     model = make(algo)
@@ -80,6 +82,7 @@ class FirstRatio(BaseCallback):
         self.worst.append(float((log_prob - torch.as_tensor(buffer.log_probs.reshape(-1))).exp().sub(1).abs().max()))
 
 
+@pytest.mark.slow
 def test_the_first_minibatch_has_a_probability_ratio_of_one():
     model = make("ppo")
     qat.prepare(model, qat.QatSpec.parse("w4a8"))
@@ -89,6 +92,7 @@ def test_the_first_minibatch_has_a_probability_ratio_of_one():
     assert max(ratios.worst) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["dqn", "ddpg", "td3", "sac", "d4pg"])
 def test_target_networks_quantise_with_the_ranges_of_their_originals(algo: str):
     model = make(algo)
@@ -222,6 +226,7 @@ def test_the_delay_is_the_middle_of_the_run_unless_given():
     assert 100 <= float(tables_of(model.policy)["q_net"].switched_at) <= 104
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [128, 212, 320])
 def test_a_run_in_two_parts_has_the_grids_of_one_without_a_break(stop: int):
     """With a delay that is no multiple of the steps between two looks at ranges."""

@@ -118,6 +118,7 @@ def test_integer_ranges():
     assert [integer_range(b, symmetric=False) for b in (2, 8)] == [(-2, 1), (-128, 127)]
 
 
+@pytest.mark.slow
 def test_parsing_a_precision_imports_no_numpy():
     code = "import quarl.quant.spec, sys; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -105,6 +105,7 @@ def rollout(model: Any) -> Any:
         observation = env.step(model.predict(observation, deterministic=True)[0])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "litert"])
 def test_zip_live_model_and_predict_agree_on_a_rollout(trained: tuple[Any, Path, np.ndarray], engine: str):
     model, path, observations = trained
@@ -123,6 +124,7 @@ def test_zip_live_model_and_predict_agree_on_a_rollout(trained: tuple[Any, Path,
         assert away.max() < 1e-5 * (policy.head.high - policy.head.low).min()
 
 
+@pytest.mark.slow
 def test_twenty_paired_episodes_have_the_returns_of_the_library_s_own(trained: tuple[Any, Path, np.ndarray]):
     model, path, _ = trained
     env = gymnasium.make(path.stem, max_episode_steps=100)

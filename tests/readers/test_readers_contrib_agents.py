@@ -38,6 +38,7 @@ AGENTS = {
 PUBLISHED_STEPS = 150_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_of_2021_acts_as_sb3_contrib_has_it(agent: str, more_agents: Path, monkeypatch: pytest.MonkeyPatch):
     algo, env_id = agent.split("/")
@@ -59,6 +60,7 @@ def test_an_agent_of_2021_acts_as_sb3_contrib_has_it(agent: str, more_agents: Pa
     assert away.max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_published_return_is_not_told_apart_from_the_one_played(agent: str, more_agents: Path):
     mean, std = json.loads((more_agents / "reference.json").read_text())["sb3"][agent]

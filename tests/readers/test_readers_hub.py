@@ -210,6 +210,7 @@ def fetch(repo: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_what_is_read_is_fetched_and_nothing_else(tmp_path: Path, files, server, offline):
     address, asked = server
     done = fetch("org/ppo-Still-v0", HF_ENDPOINT=address, HF_HUB_CACHE=str(tmp_path), HF_HUB_DISABLE_XET="1")
@@ -221,6 +222,7 @@ def test_what_is_read_is_fetched_and_nothing_else(tmp_path: Path, files, server,
     assert path.read_bytes() == files["ppo-Still-v0.zip"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reachable", [True, False])
 def test_a_repository_that_is_not_there_and_a_hub_that_is_not_are_one_line(tmp_path: Path, server, reachable: bool):
     address = server[0] if reachable else "http://127.0.0.1:9"

@@ -141,6 +141,7 @@ def assert_same(agent: quarl.Agent, actions: np.ndarray, expected: np.ndarray) -
         assert np.abs(actions - expected).max() <= 1e-5 * span
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "litert"])
 @pytest.mark.parametrize("source", ["zip", "live"])
 def test_actions_are_the_library_s_own(case: Case, source: str, engine: str) -> None:

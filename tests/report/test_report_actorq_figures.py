@@ -306,6 +306,7 @@ def test_staleness_of_other_policies_and_ratios_is_drawn_apart():
     assert len(right.containers) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "rows", "shown"),
     [
@@ -325,6 +326,7 @@ def test_every_row_can_be_printed(command, rows, shown):
         assert words in text
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_and_saved(tmp_path):
     drawn = {
         "times": actorq_reward_figures.times(REWARDS, "t"),

@@ -33,6 +33,7 @@ def test_simulated_points_are_hollow(rows):
     assert sum(len(points[0].get_ydata()) for points in axes.containers) == len(rows)
 
 
+@pytest.mark.slow
 def test_figures_of_float_rows_alone_can_be_drawn(rows):
     for figure in (ptq_figures.sweet_spot, ptq_figures.choice, ptq_figures.difference):
         assert style.to_svg(figure(rows[:2], "")).endswith("</svg>\n")
@@ -151,6 +152,7 @@ def test_equal_rows_make_equal_svg_without_date_or_program(rows):
     assert "Matplotlib" not in first
 
 
+@pytest.mark.slow
 def test_files_are_written_whole_or_not_at_all(rows, tmp_path):
     drawn = ptq_figures.choice(rows, "")
     style.save(drawn, tmp_path / "a.png")

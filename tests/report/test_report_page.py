@@ -11,6 +11,8 @@ from quarl.experiments.precisions import PtqRow
 from quarl.report import page, ptq_figures, tables, weight_figures
 from quarl.report.style import INK, PAPER
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 

@@ -11,6 +11,8 @@ import contracts
 from quarl.experiments.precisions import PtqRow
 from quarl.report import schema
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_document_of_sound_rows_passes_and_survives_json(rows):
     document = schema.document(PtqRow, rows, model="a.zip", algo="dqn", env_id="CartPole-v1", seed=3)

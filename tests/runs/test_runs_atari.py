@@ -24,6 +24,8 @@ from quarl.readers import load
 from quarl.runs import checkpoint
 from quarl.runs.train import Training
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
 pytest.importorskip("rl_zoo3")

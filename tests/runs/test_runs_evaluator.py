@@ -117,6 +117,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
     assert said == [again, again, "the evaluation after 0 steps is left out (KeyError: 'lost'); training goes on"]
 
 
+@pytest.mark.slow
 def test_the_best_agent_s_integers_are_kept_too(tmp_path):
     more = ["--eval-freq", "128", "--eval-episodes", "2", "--qat", "w4a8", "--quant-delay", "256"]
     train(tmp_path, "dqn", "CartPole-v1", 512, *more, evaluations=True)
@@ -125,6 +126,7 @@ def test_the_best_agent_s_integers_are_kept_too(tmp_path):
     assert not isinstance(load.read(run / "best_model.zip"), QuantizedPolicy)
 
 
+@pytest.mark.slow
 def test_the_best_agent_keeps_the_statistics_it_was_best_with(tmp_path):
     more = ["normalize:True", "learning_rate:0.01", "--eval-freq", "128", "--eval-episodes", "5"]
     train(tmp_path, "ppo", "CartPole-v1", 2048, *more, evaluations=True)
@@ -138,6 +140,7 @@ def test_the_best_agent_keeps_the_statistics_it_was_best_with(tmp_path):
     assert again.returns.tolist() == seen[best].tolist()
 
 
+@pytest.mark.slow
 def test_a_delay_that_is_over_before_learning_begins_waits_for_ranges(tmp_path):
     """Warm-up steps are random: nothing has passed through the network by the first evaluation."""
     more = ["--eval-freq", "64", "--eval-episodes", "2", "--qat", "w4a8", "--quant-delay", "0"]

@@ -14,6 +14,8 @@ from quarl.cli import main
 from quarl.commands import training_page
 from quarl.report.figures import learning
 
+pytestmark = pytest.mark.slow
+
 MORE = ["--eval-freq", "100", "--eval-episodes", "3", "--save-freq", "100"]
 
 

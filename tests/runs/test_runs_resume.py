@@ -53,6 +53,7 @@ def equal(one, other):
     return one[0] == other[0] and same(one[1], other[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "env"),
     [
@@ -82,6 +83,7 @@ def test_what_is_resumed_is_bit_for_bit_what_was_left(algo, env, tmp_path):
     assert same(weights(second.model), further)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path, capsys):
     more = ["--eval-freq", "100", "--eval-episodes", "3", "--save-freq", "100", "--seed", "4"]
     train(tmp_path, "dqn", "CartPole-v1", 300, *more, evaluations=True)
@@ -104,6 +106,7 @@ def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path, caps
     assert repeated.params == parse(words("dqn", "CartPole-v1", 300)).params
 
 
+@pytest.mark.slow
 def test_a_longer_run_explores_no_more_and_learns_no_faster_than_where_it_stopped(tmp_path, capsys, monkeypatch):
     falling = ("exploration_fraction:0.5", "learning_rate:lin_1e-3")
     stopped = ("--quant-delay", "0", "--qat", "8")  # training for a precision has the same clocks
@@ -141,6 +144,7 @@ def test_episodes_after_a_resume_are_not_those_of_the_beginning(tmp_path):
     assert not np.array_equal(second.model.env.reset(), beginning)
 
 
+@pytest.mark.slow
 def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
     train(tmp_path, "dqn", "CartPole-v1", 128)
     session(*resuming("dqn", "CartPole-v1", "-n", 256, "--params", "learning_rate:1e-5"))
@@ -152,6 +156,7 @@ def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
     assert session(*resuming("dqn", "CartPole-v1", "--params", "learning_rate:1e-4")).options.has_changed
 
 
+@pytest.mark.slow
 def test_hyper_parameters_given_with_resume_join_those_of_the_beginning(tmp_path):
     train(tmp_path, "dqn", "CartPole-v1", 1100, "--params", "gamma:0.9", "learning_rate:1e-3")
     again = session(*resuming("dqn", "CartPole-v1", "-n", 2048, "--params", "learning_rate:1e-5"))
@@ -159,6 +164,7 @@ def test_hyper_parameters_given_with_resume_join_those_of_the_beginning(tmp_path
     assert (again.model.gamma, again.model.lr_schedule(1.0)) == (0.9, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", ["gamma", {"gamma": 0.9}, [0.9]])
 def test_damaged_hyper_parameters_of_a_run_are_one_line(params, tmp_path, capsys):
     train(tmp_path, "dqn", "CartPole-v1", 128)
@@ -181,6 +187,7 @@ def stop_at(monkeypatch, steps):
     monkeypatch.setattr(callback.TrainingCallback, "show", show)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "done"), [("ppo", 512), ("dqn", 699)])
 def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path, capsys, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
@@ -199,6 +206,7 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
     assert main([*command.split(), "--json", "row.json"]) == 0
 
 
+@pytest.mark.slow
 def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
     with monkeypatch.context() as patched:
         stop_at(patched, 16)
@@ -207,6 +215,7 @@ def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
     assert "quarl: stopping: the update ends and is saved; once more, 3 s from now or later, to leave at once\n" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "more", "saved"),
     [
@@ -238,6 +247,7 @@ def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved
     assert found == saved
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_best_agent_is_written_leaves_it_whole(tmp_path, capsys, monkeypatch):
     plain = RunFolder.write_agent
 
@@ -256,6 +266,7 @@ def test_ctrl_c_while_the_best_agent_is_written_leaves_it_whole(tmp_path, capsys
     assert load.read(run.path / "best_model.zip").provenance.algo == "dqn"
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, monkeypatch):
     perf_counter, skipped_s = time.perf_counter, 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: perf_counter() + skipped_s)
@@ -270,6 +281,7 @@ def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, m
     assert checkpoint.load_latest(tmp_path / "logs/ppo/CartPole-v1_1").state["clock_s"] < 1e6
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys, monkeypatch):
     def conclude(self, model, integers):
         os.kill(os.getpid(), signal.SIGINT)
@@ -279,6 +291,7 @@ def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys,
     assert "stopped in its last evaluation; agent and checkpoint are in" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_path, capsys):
     train(tmp_path, "dqn", "CartPole-v1", 512, "--qat", "w4a8", "--quant-delay", "200")
     capsys.readouterr()
@@ -298,6 +311,7 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
     assert qat.spec_of(again.model).precision == "w4a8e8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -320,6 +334,7 @@ def test_what_cannot_be_resumed_is_one_line(more, said, tmp_path, capsys):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_mistaken_resume_changes_nothing_of_the_run(tmp_path, monkeypatch, capsys):
     train(tmp_path, "dqn", "CartPole-v1", 256)
     find = importlib.util.find_spec
@@ -329,6 +344,7 @@ def test_a_mistaken_resume_changes_nothing_of_the_run(tmp_path, monkeypatch, cap
     assert main(resuming("dqn", "CartPole-v1", "-n", 512)) == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_begin_anew(tmp_path, monkeypatch):
     train(tmp_path, "a2c", "CartPole-v1", 100)
     config = parse(words("a2c", "CartPole-v1", 200))
@@ -348,6 +364,7 @@ def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_be
     assert "trained again from the beginning: all " in said[0]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 128)
     for path in (tmp_path / "logs/a2c/CartPole-v1_1").glob("checkpoint-*"):
@@ -356,6 +373,7 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path, capsys):
     assert "no checkpoint in logs/a2c/CartPole-v1_1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["{algo: a2c}", "[1]", "seed: !!python/name:os.system"])
 def test_args_that_no_run_wrote_are_refused(text, tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 128)
@@ -412,6 +430,7 @@ def test_rows_of_another_buffer_are_refused():
         StoredReplay(buffer(size=2)).load_state(state)
 
 
+@pytest.mark.slow
 def test_the_replay_of_a_stretch_is_gone_when_the_next_begins(tmp_path, monkeypatch):
     models, alive = [], []
 
@@ -427,6 +446,7 @@ def test_the_replay_of_a_stretch_is_gone_when_the_next_begins(tmp_path, monkeypa
     assert alive == [[]] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "length"), [("ppo", 4096), ("dqn", 512)])
 def test_a_run_in_stretches_ends_in_the_same_agent_whatever_signals_come(algo, length, tmp_path, monkeypatch):
     monkeypatch.setattr(callback, "SHOWN_S", 0.0)
@@ -461,6 +481,7 @@ def test_letters_beyond_ascii_are_escaped_in_the_header_of_a_checkpoint_as_they_
     assert checkpoint_file.read(path)[1]["größe"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_checkpoints_with_right_checksums_and_wrong_contents_are_one_line(tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 64)
     older, path = sorted((tmp_path / "logs/a2c/CartPole-v1_1").glob("checkpoint-*"))

@@ -71,6 +71,7 @@ def log(tracked, row):
     tracked.dump(row["timesteps"])
 
 
+@pytest.mark.slow
 def test_train_and_actorq_write_the_same_tags_which_are_stable_baselines3s(tmp_path):
     more = ("--track", "tensorboard", "--eval-freq", "200", "--eval-episodes", "2")
     train(tmp_path, "dqn", "CartPole-v1", 1000, *more, evaluations=True)
@@ -144,6 +145,7 @@ def service(request, monkeypatch):
     return request.param, runs
 
 
+@pytest.mark.slow
 def test_a_service_gets_the_tags_of_tensorboard_the_hyper_parameters_and_the_name_of_the_folder(
     service, tmp_path, capsys
 ):

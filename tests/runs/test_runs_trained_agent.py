@@ -91,6 +91,7 @@ def test_the_entropy_coefficient_is_the_file_s(tmp_path):
     assert model.log_ent_coef.requires_grad
 
 
+@pytest.mark.slow
 def test_statistics_and_wrappers_come_from_the_agent_s_folder(tmp_path):
     wrapper = "env_wrapper:sb3_contrib.common.wrappers.TimeFeatureWrapper"
     train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True", wrapper)
@@ -110,6 +111,7 @@ def test_statistics_and_wrappers_come_from_the_agent_s_folder(tmp_path):
     assert np.array_equal(agent.predict(rows)[0], Agent(again).predict(rows)[0])
 
 
+@pytest.mark.slow
 def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
     train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True")
     run = tmp_path / "logs/ppo/CartPole-v1_1"
@@ -124,6 +126,7 @@ def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
     assert not any("vecnormalize.pkl" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_lone_zip_is_normalised_as_its_statistics_say(tmp_path):
     options = "normalize:dict(clip_obs=0.5,epsilon=0.01,norm_reward=False)"
     train(tmp_path, "ppo", "CartPole-v1", 256, options)
@@ -161,6 +164,7 @@ def test_a_lone_zip_is_not_normalised_though_the_zoo_would(tmp_path):
     assert forced.model.get_vec_normalize_env() is not None
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_run_trains_and_resumes_without_its_file(tmp_path, capsys):
     path = tmp_path / "agent.zip"
     DQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, device="cpu").save(path)
@@ -256,6 +260,7 @@ def test_another_algorithm_s_or_environment_s_zip_is_named(tmp_path):
         session(tmp_path / "td3.zip", "ddpg", "Pendulum-v1")
 
 
+@pytest.mark.slow
 def test_a_folder_whose_agent_needs_statistics_that_are_gone_is_refused(tmp_path):
     train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True")
     run = tmp_path / "logs/ppo/CartPole-v1_1"
