@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,16 +147,12 @@ def test_the_noise_of_gsde_keeps_its_size():
         assert not torch.equal(actor.latent_pi[0].weight, weight)  # layers before it are balanced as ever
 
 
-@pytest.mark.parametrize("what", ["tanh", "per tensor", "nothing seen"])
+@pytest.mark.parametrize("what", ["tanh", "nothing seen"])
 def test_what_cannot_be_balanced_stays_as_it_was(what: str):
     if what == "tanh":
         model = make("ppo")
         qat.prepare(model, "4")
         model.learn(128, callback=qat.QuantDelay(10**6, allow_inactive=True))
-    elif what == "per tensor":
-        model = make("dqn")
-        qat.prepare(model, replace(qat.QatSpec.parse("4"), per_channel=False))
-        model.learn(160, callback=qat.QuantDelay(10**6, allow_inactive=True))
     else:
         model = make("dqn")
         qat.prepare(model, "4")
