@@ -18,6 +18,8 @@ from quarl.errors import QuarlError
 from stress.chaos import poison
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 LAST = max(os.sched_getaffinity(0))
 """The core that is given to the actors."""
 
