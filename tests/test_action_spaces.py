@@ -99,6 +99,7 @@ def test_every_action_is_that_of_predict(trained: Any, engine: str):
         assert np.array_equal(agent.predict(observations[7], engine=engine)[0], expected[7])
 
 
+@pytest.mark.slow
 def test_episodes_return_what_they_do_under_the_library_itself(trained: Any):
     model, env_id, agent, _ = trained
     evaluation = agent.evaluate(episodes=20, env_id=env_id, stochastic=False)
@@ -113,6 +114,7 @@ def test_episodes_return_what_they_do_under_the_library_itself(trained: Any):
     assert evaluation.returns.mean() > 1.2 * blind
 
 
+@pytest.mark.slow
 def test_eight_bits_in_both_modes_play_nearly_as_well_and_come_back_from_their_file(trained: Any, tmp_path: Path):
     _, env_id, agent, _ = trained
     exact = agent.evaluate(episodes=20, env_id=env_id, stochastic=False).returns.mean()
@@ -138,6 +140,7 @@ def test_precisions_are_compared_by_the_actions_that_are_wholly_equal(trained: A
     assert agreement(agent.policy, actions, np.array([[1, 0, 2], [0, 0, 1]])) == 0.5
 
 
+@pytest.mark.slow
 def test_a_saved_file_says_how_its_scores_divide(trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model, env_id, agent, _ = trained
     observations = np.random.default_rng(0).uniform(-1, 1, (64, 3)).astype(np.float32)
@@ -201,6 +204,7 @@ def test_the_gradient_of_the_matching_loss_is_the_difference_of_each_number_s_pr
     assert float(loss(torch.tensor(t), torch.tensor(t))) == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_two_bits_learn_what_the_float_policy_does(trained: Any):
     model, _, agent, _ = trained
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ import pytest
 SMOKE: tuple[str, ...] = ()
 """Slow tests that the default tier runs all the same: one for each thing that only a process or a training shows."""
 MAX_SMOKE = 14
-MAX_OPTIMIZER_STEPS = 1_000
+MAX_OPTIMIZER_STEPS = 250
 """A step of the small networks of tests takes 1 to 2 ms, with what Stable-Baselines3 does around it."""
 STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen")
 """Audit events of a new process."""
