@@ -88,14 +88,15 @@ class Agent:
     def from_model(cls, model: BaseAlgorithm) -> Agent:
         """The agent of a live model of Stable-Baselines3, sb3-contrib or D4PG, as it is now: training may go on.
 
-        Statistics of its VecNormalize and its environment come along. UnsupportedError names what has no counterpart.
+        Statistics of its VecNormalize and its environment come along; a model of quantization-aware training comes in
+        the integers that it acts in. UnsupportedError names what has no counterpart.
 
         >>> quarl.from_sb3(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"))
         Agent(ppo CartPole-v1, fp32, 4-64-64-2, 4,480 weights)
         """
         from quarl.readers.extract import from_model  # here: it imports torch, which files do without
 
-        return cls(from_model(model))
+        return cls(from_model(model, trained=True))
 
     @classmethod
     @checks_keywords

@@ -142,27 +142,6 @@ def _rounded(op: Linear, spec: QuantSpec) -> Linear:
     return nearest(op, spec) if spec.float_type is None else cast(op, spec.float_type)
 
 
-def on_grids(
-    policy: Policy,
-    spec: QuantSpec,
-    *,
-    bits: Mapping[str, int],
-    grids: Mapping[str, ActivationGrid],
-) -> QuantizedPolicy:
-    """Return the policy with weights rounded to nearest and activations on grids that training has found.
-
-    Of the scheme's rewrites only scores are centred: what else there is to do to weights, training has done.
-
-    bits: of the layers whose weights become integers.
-    """
-    ops: list[Op] = []
-    for op in (center_scores(policy) if spec.scheme.center_scores else policy).ops:
-        if isinstance(op, Linear) and op.name in bits:
-            op = nearest(op, replace(spec, weight_bits=bits[op.name], edge_bits=None))
-        ops.append(op)
-    return QuantizedPolicy.of(policy, ops, spec, grids)
-
-
 def regridded(policy: QuantizedPolicy, observations: Array) -> QuantizedPolicy:
     """A dynamic policy in static mode: its weights' codes as they are, its activations on grids that are calibrated on
     the observations [N, *shape]. Only rows of weights that are tiny beside their bias are rounded anew."""

@@ -11,7 +11,7 @@ import zstandard
 
 from quarl.actorq.weights import Trained
 from quarl.arrays import Array
-from quarl.calibration import on_grids, quantize
+from quarl.calibration import quantize
 from quarl.engines.reference import as_float, unfold
 from quarl.errors import QuarlError
 from quarl.policy import artifact
@@ -19,6 +19,7 @@ from quarl.policy.container import Bytes
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, edge_layers
 from quarl.policy.operators import Linear, Op, QuantizedTensor, as_float32
 from quarl.policy.rewrite import Balance, balances, center_scores, centred, columns, in_order, scores
+from quarl.policy.trained import on_grids
 from quarl.quant import affine
 from quarl.quant.affine import TINY, choose_qparams
 from quarl.quant.packing import storage_dtype

@@ -5,14 +5,12 @@ from __future__ import annotations
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.api import Agent
-from quarl.calibration import on_grids
 from quarl.errors import QuarlError
+from quarl.policy import trained
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
-from quarl.policy.grids import origin, trained_rules
 from quarl.qat.layers import QatLayer
-from quarl.qat.plan import Site
+from quarl.qat.policies import tables_of
 from quarl.qat.prepare import is_active, spec_of
-from quarl.qat.table import RangeTable
 from quarl.readers.extract import from_model
 
 
@@ -39,7 +37,7 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
             "its delay"
         )
     policy = from_model(model, distribution=distribution)
-    return on_grids(policy, spec.deployed, bits=layer_bits(model, policy), grids=trained_grids(model, policy))
+    return trained.on_grids(policy, spec.deployed, bits=layer_bits(model, policy), grids=trained_grids(model, policy))
 
 
 def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
@@ -48,24 +46,12 @@ def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
 
 
 def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationGrid]:
-    """The grids in force of the values of the model's extracted policy."""
+    """Return the grids in force of the values of the model's extracted policy."""
     spec = spec_of(model)
     assert spec is not None
-    rules = trained_rules(policy, spec.skips) if spec.activation_bits is not None else {}
-    layers = _layers(model, policy)
-    sites: dict[str, tuple[RangeTable, Site | None]] = {}
-    for op in policy.linear:
-        if (layer := layers.get(op.name)) is not None:
-            sites.setdefault(origin(rules, op.inputs[0]), (layer.table, layer.plan.source))
-            sites[op.name] = layer.table, layer.plan.behind
-    return {name: _in_force(name, *sites[origin(rules, name)]) for name in rules}
-
-
-def _in_force(name: str, table: RangeTable, site: Site | None) -> ActivationGrid:
-    grid = None if site is None else table.grid_of(site)
-    if grid is None:
-        raise QuarlError(f"training has seen no values of {name!r}; train on, so that its range becomes known")
-    return grid
+    table = next(iter(tables_of(model.policy).values()))  # of the network that acts
+    plans = {name: layer.plan for name, layer in _layers(model, policy).items()}
+    return trained.trained_grids(policy, spec, plans, table.grid_of)
 
 
 def _layers(model: BaseAlgorithm, policy: Policy) -> dict[str, QatLayer]:

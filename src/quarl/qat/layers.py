@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActivationGrid
+from quarl.policy.trained import TRAINED_RANGES, LayerPlan, NetworkPlan, Site
 from quarl.qat.fake import common_part, in_steps, on_step, on_tensor_grid, on_weight_grids
-from quarl.qat.plan import LayerPlan, NetworkPlan, Site
 from quarl.qat.table import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
-from quarl.readers.actor import TRAINED_RANGES
 
 FLOAT_SUMS = 256
 """Products that a network of dense layers may sum as they are, which is faster where it is small. Where sums are

@@ -2,86 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
 
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActivationGrid, edge_layers, final_linear
 from quarl.policy.grids import fixed_grid, origin, pixel_grid, trained_rules, wide_bits
 from quarl.policy.rewrite import readings, scores
+from quarl.policy.trained import LayerPlan, NetworkPlan, Site
 from quarl.qat.networks import Graph
 from quarl.quant.spec import QatSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """One quantiser of activations: in front of a layer, or behind it."""
-
-    bits: int
-    row: int = -1
-    """Of the table of ranges; -1 where the grid is fixed."""
-    scale: float = 1.0
-    """Of a fixed grid, as the next one."""
-    zero_point: int = 0
-    wide: bool = False
-    """A grid of more than 8 bits over an observation: see policy.grids.wide_grid."""
-    relu: bool = False
-    """What is below 0 does not count: a ReLU drops it."""
-    observes: bool = True
-    """False where another site of the same row has seen the value already."""
-
-    @property
-    def fixed(self) -> ActivationGrid:
-        """The grid of a site that has no range."""
-        return ActivationGrid(scale=self.scale, zero_point=self.zero_point, bits=self.bits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlan:
-    """One layer: the bits of its weight, and its quantisers of activations."""
-
-    path: str
-    """From the network that the plan is of."""
-    bits: int
-    before: Site | None = None
-    behind: Site | None = None
-    source: Site | None = None
-    """Whose grid the layer's input lies on, whoever put it there."""
-    feeds: tuple[str, ...] = ()
-    """Paths of the layers that read this one's output behind a ReLU, where nobody else does: see qat.balance."""
-    scores: bool = False
-    """Whether an argmax over its outputs chooses the action: see qat.fake.common_part."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkPlan:
-    """The layers of one network and the number of their ranges."""
-
-    layers: tuple[LayerPlan, ...]
-    rows: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NetworkPlan:
-        """The inverse of `to_json`."""
-        try:
-            layers = tuple(
-                LayerPlan(
-                    path=layer["path"],
-                    bits=layer["bits"],
-                    **{name: layer[name] and Site(**layer[name]) for name in ("before", "behind", "source")},
-                    feeds=tuple(layer["feeds"]),
-                    scores=bool(layer["scores"]),
-                )
-                for layer in data["layers"]
-            )
-            return cls(layers=layers, rows=int(data["rows"]))
-        except (KeyError, TypeError) as error:
-            raise QuarlError(f"the checkpoint's plan of quantisation-aware training is malformed: {error}") from None
 
 
 def plan_network(name: str, graphs: Iterable[Graph], spec: QatSpec) -> NetworkPlan:

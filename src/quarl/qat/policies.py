@@ -17,15 +17,12 @@ from torch import nn
 
 from quarl.algorithms.d4pg_policy import D4PGCnnPolicy, D4PGPolicy
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.policy.trained import KEY, TRAINED_RANGES, NetworkPlan
 from quarl.qat.layers import install
 from quarl.qat.networks import networks_of
-from quarl.qat.plan import NetworkPlan
 from quarl.qat.table import RangeTable
 from quarl.quant.spec import QatSpec
-from quarl.readers.actor import TRAINED_RANGES
 
-KEY = "qat"
-"""The keyword argument of the policy classes, and so the entry of a model's `policy_kwargs`."""
 TARGET = "_target"
 
 

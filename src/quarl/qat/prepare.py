@@ -13,11 +13,12 @@ from stable_baselines3.common.utils import get_parameters_by_name
 from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.policy.operators import as_float32
+from quarl.policy.trained import KEY
 from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.layers import layers_of
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
 from quarl.qat.plan import layer_name, plan_network
-from quarl.qat.policies import KEY, TARGET, QatPolicy, carrying, tables_of
+from quarl.qat.policies import TARGET, QatPolicy, carrying, tables_of
 from quarl.qat.start import Moved, remembered, start
 from quarl.quant.spec import QatSpec, covers
 from quarl.readers.extract import algorithm

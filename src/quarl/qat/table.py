@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quarl.policy.graph import ActivationGrid
-from quarl.policy.grids import wide_grid
-from quarl.qat.plan import NetworkPlan, Site
-from quarl.quant.affine import choose_qparams
+from quarl.policy.trained import NetworkPlan, Site, row_grids
 from quarl.quant.spec import QatSpec
 
 MOMENTUM = 0.01
@@ -58,8 +55,7 @@ class RangeTable(nn.Module):
                 channels = len(layers[layer.path].weight)
                 self.register_buffer(_extent(place), torch.zeros(channels, device=device))
         self.of_images = any(isinstance(layer, nn.Conv2d) for layer in layers.values())
-        sites = [site for layer in plan.layers for site in (layer.before, layer.behind) if site is not None]
-        self.site_of_row = {site.row: site for site in sites if site.row >= 0}
+        self.site_of_row = plan.site_of_row
         self.grids: dict[int, ActivationGrid] = {}
         """In force, by row; a row that has seen nothing has none."""
         self.ranges: list[list[float]] = []
@@ -108,7 +104,7 @@ class RangeTable(nn.Module):
         ranges = self.running_range.tolist()
         if ranges != self.ranges:
             self.ranges = ranges
-            self.grids = _grids(self.site_of_row, ranges)
+            self.grids = row_grids(self.site_of_row, ranges)
             self.cache.clear()  # sums are counted in steps of these grids
 
     def grid_of(self, site: Site) -> ActivationGrid | None:
@@ -131,23 +127,3 @@ class RangeTable(nn.Module):
 
 def _extent(place: int) -> str:
     return f"extent_{place}"
-
-
-def _grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict[int, ActivationGrid]:
-    """The grid of each row that has a range, be it of one number: of a constant observation, or of dead channels."""
-    grids: dict[int, ActivationGrid] = {}
-    affine: dict[int, list[int]] = {}
-    for row, (low, high) in enumerate(ranges):
-        if low <= high:
-            site = sites[row]
-            wide = wide_grid(max(-low, high), site.bits) if site.wide else None
-            if wide is not None:
-                grids[row] = wide
-            else:
-                affine.setdefault(min(site.bits, 8) if site.wide else site.bits, []).append(row)
-    for bits, rows in affine.items():
-        low, high = np.array([ranges[row] for row in rows]).T
-        q = choose_qparams(low, high, bits, symmetric=False)
-        for row, scale, zero_point in zip(rows, q.scale.tolist(), q.zero_point.tolist(), strict=True):
-            grids[row] = ActivationGrid(scale=scale, zero_point=zero_point, bits=bits)
-    return grids

@@ -12,6 +12,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.operators import Activation, Concat, Conv2d, Dense, Flatten, Op, Shape, mlp
+from quarl.policy.trained import TRAINED_RANGES
 from quarl.readers.normalizer import clamp
 
 NATURE_CNN = ((0, 8, 4), (2, 4, 2), (4, 3, 1))
@@ -21,8 +22,6 @@ FUNCTIONS |= {name: name.lower() for name in ("SiLU", "GELU", "Mish", "Softplus"
 """Torch's class names to the graph's; Stable-Baselines3 makes them with default arguments."""
 SAC_CLIP_MEAN = 2.0
 """SACPolicy's default for the bound of a gSDE actor's mean."""
-TRAINED_RANGES = "qat_ranges"
-"""The part of a network that quantisation-aware training adds, and of the names of its parameters."""
 EXTRACTORS = ("FlattenExtractor", "NatureCNN", "WideCNN", "CombinedExtractor")
 EXTRACTORS_IN = r"(?:stable_baselines3\.common\.torch_layers|quarl\.algorithms\.wide_cnn)"
 _VALUE = r"<class '{}\.(\w+)'>"

@@ -21,6 +21,7 @@ from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.inputs import Input
 from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
+from quarl.policy.trained import KEY, as_trained, is_prepared
 from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
 from quarl.readers.fold import fold_renorm
 from quarl.readers.normalizer import Statistics, from_vecnormalize
@@ -49,6 +50,10 @@ def from_module(
 
     Raises UnsupportedError naming the first operator outside the set and the module that calls it.
     """
+    if any(getattr(getattr(layer, "table", None), "active", False) for layer in module.modules()):
+        raise UnsupportedError(
+            "the module is of a model that quantization-aware training rounds: give the model to quarl.from_sb3"
+        )
     scores = head.kind == "argmax"
     ops = trace(module, [(OBSERVATION, tuple(observation_shape))], observation_dtype, scores=scores)
     ops, head = _into_head(ops, head)
@@ -78,14 +83,16 @@ def _into_head(ops: list[Op], head: ActionHead) -> tuple[list[Op], ActionHead]:
     return ops[:last], replace(head, kind="tanh")
 
 
-def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], None] = note_once) -> Policy:
-    """The policy of a live model of Stable-Baselines3, sb3-contrib or D4PG, with the statistics of its VecNormalize.
+def from_model(
+    model: Any, *, distribution: bool = False, say: Callable[[str], None] = note_once, trained: bool = False
+) -> Policy:
+    """Return the policy of a live model of Stable-Baselines3, sb3-contrib or D4PG, with its VecNormalize's statistics.
 
     Everything is copied: training may go on. Operators have the names that the zip reader gives them.
 
     distribution: the output of SAC is the mean and the log_std of its Gaussian, so that its actions can be sampled; the
     greedy ones stay the same. Other algorithms have no network for it and come out as ever. say: hears why the policy
-    does not know the model's environment.
+    does not know the model's environment. trained: as of `sb3.read_zip`.
     """
     algo = algorithm(model)
     policy = model.policy
@@ -125,6 +132,9 @@ def from_model(model: Any, *, distribution: bool = False, say: Callable[[str], N
     )
     actor.folded = False
     _check_predict(model, actor, head, actions.width)
+    if trained and is_prepared(policy.state_dict()):
+        state = {name: tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
+        return as_trained(extracted, getattr(policy, KEY, None), state, "the model")
     return extracted
 
 

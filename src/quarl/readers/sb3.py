@@ -20,6 +20,7 @@ from quarl.inert.pickle import read_base64
 from quarl.inert.zip import read_members
 from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense
+from quarl.policy.trained import KEY, as_trained, is_prepared
 from quarl.readers import zoo
 from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, network
 from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
@@ -29,16 +30,23 @@ from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, fr
 from quarl.readers.torch_file import read_tensors
 
 
-def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None = None) -> Policy:
-    """The policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
+def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None = None, trained: bool = True) -> Policy:
+    """Return the policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
 
-    algo: what the zip is said to hold; QuarlError where it holds another algorithm. normalize: as of `load.read`.
+    Args:
+        path: The zip.
+        algo: The algorithm that the zip is said to hold; QuarlError if it holds another.
+        normalize: As of `load.read`.
+        trained: Return a model of quantization-aware training in the integers it acts in, not in float32.
     """
     path = Path(path)
     data, state = contents(path)
     environment, statistics = zoo.read_settings(path, normalize)
     try:
-        return _policy(data, state, environment, statistics, algo)
+        policy = _policy(data, state, environment, statistics, algo)
+        if trained and (is_prepared(state) or _module(data).startswith("quarl.qat.")):
+            return as_trained(policy, data["policy_kwargs"].get(KEY), state, path.name)
+        return policy
     except CustomError as error:
         raise CustomError(
             f"{path}: {error}; {_way(data, state, Path(environment.statistics).name if statistics else '')}"

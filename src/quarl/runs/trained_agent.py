@@ -24,8 +24,9 @@ from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes, read_members
 from quarl.literals import Name, mapping, spell
 from quarl.policy.graph import Policy
+from quarl.policy.trained import TRAINED_RANGES
 from quarl.readers import find, sb3, zoo
-from quarl.readers.actor import FUNCTIONS, TRAINED_RANGES
+from quarl.readers.actor import FUNCTIONS
 from quarl.readers.normalizer import read_options, read_statistics, sentence
 from quarl.readers.torch_file import read_tensors
 
@@ -51,7 +52,7 @@ class TrainedAgent:
         if not read_bytes(path).startswith(b"PK"):
             raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
         self.path = path
-        self.policy: Policy = sb3.read_zip(path, normalize=normalize)
+        self.policy: Policy = sb3.read_zip(path, normalize=normalize, trained=False)
         self.asked = normalize
         self.statistics, _ = zoo.find_statistics(path, normalize)
         data, state = sb3.contents(path)
