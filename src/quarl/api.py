@@ -153,7 +153,8 @@ class Agent:
         """A new agent in that precision: "int8", "int4", "int4e8" (8 bits in the first and the last layers), "fp16",
         "w4a8", or a number of bits.
 
-        QuarlError for an unknown precision or scheme, and for an agent that is quantised already.
+        QuarlError for an unknown precision or scheme, and for an agent that is quantized already: asked for the
+        precision that it has, it is returned as it is.
 
         observations: raw calibration observations [N, ...], as the environment gives them; None records the
         policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
@@ -165,7 +166,12 @@ class Agent:
         Agent(dqn CartPole-v1, int8 dynamic, 4-256-256-2, 67,072 weights)
         """
         if is_quantized(self.policy):
-            raise QuarlError(f"this policy is {self.policy.spec.precision} already; quantise the fp32 one")
+            own = self.policy.spec
+            kept = own.is_called(precision) and scheme in ("default", own.scheme.name) and mode in ("dynamic", own.mode)
+            if not kept:
+                raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
+            note(f"the policy is {own.in_words} already: its codes and grids are kept")
+            return self
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
         options = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps)
         policy = options.at_home(self.policy, env_id)

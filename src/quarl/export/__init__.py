@@ -57,10 +57,7 @@ def quantised(
             return policy
         return quantize(policy, spec, met() if spec.needs_observations else None)
     own = policy.spec
-    if (
-        precision is not None
-        and QuantSpec.parse(precision, mode=own.mode, edges=own.edge_bits or "same").precision != own.precision
-    ):
+    if precision is not None and not own.is_called(precision):
         raise QuarlError(f"the policy is {own.precision} already: export the float one to --precision {precision}")
     if own.activation_bits is None or own.mode == "static":
         if mode == "dynamic" and own.mode == "static":

@@ -169,6 +169,10 @@ class QuantSpec:
         usual = self.activation_bits == (None if self.scheme.original else 8)
         return re.sub(r"w(\d+)(a8)?", r"int\1", _widths(self)) if usual else _widths(self)
 
+    def is_called(self, precision: str | int) -> bool:
+        """Return whether the text, as `parse` takes it, is this precision's name, in either mode."""
+        return self.precision == QuantSpec.parse(precision, mode=self.mode, edges=self.edge_bits or "same").precision
+
     @property
     def in_words(self) -> str:
         """The precision, with the mode where activations are quantised: int8 dynamic."""
