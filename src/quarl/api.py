@@ -31,7 +31,7 @@ from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is
 from quarl.policy.inputs import layout
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
-from quarl.readers.normalizer import sentence
+from quarl.readers.normalizer import outside, sentence
 from quarl.readers.observation import observe
 from quarl.readers.spaces import action_head, from_live
 
@@ -167,11 +167,10 @@ class Agent:
         """
         if is_quantized(self.policy):
             own = self.policy.spec
-            kept = own.is_called(precision) and scheme in ("default", own.scheme.name) and mode in ("dynamic", own.mode)
-            if not kept:
-                raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
-            note(f"the policy is {own.in_words} already: its codes and grids are kept")
-            return self
+            if own.is_called(precision) and scheme in ("default", own.scheme.name) and mode in ("dynamic", own.mode):
+                note(f"the policy is {own.in_words} already: its codes and grids are kept")
+                return self
+            raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
         options = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps)
         policy = options.at_home(self.policy, env_id)
@@ -303,6 +302,8 @@ class Agent:
                 say(self.policy.head.reading)
             if is_masked(self.policy):
                 say("its scores are unmasked: choose the largest among those of the actions that are allowed")
+            if line := outside(self.policy.provenance.wrappers):
+                say(line)
             if self.policy.inputs:
                 say(f"it reads one row, as gymnasium flattens it: {layout(self.policy.inputs)}")
         else:

@@ -225,7 +225,9 @@ def test_statistics_are_those_of_the_one_that_normalises_observations():
     model = PPO("MlpPolicy", VecNormalize(inner, norm_obs=False), device="cpu")
     assert isinstance(from_model(model).ops[0], Normalize)
     model = PPO("MlpPolicy", VecNormalize(inner), device="cpu")
-    with pytest.raises(UnsupportedError, match="several VecNormalize"):
+    with pytest.raises(
+        UnsupportedError, match="observations pass VecNormalize around VecNormalize: a policy has the statistics of one"
+    ):
         from_model(model)
 
 

@@ -13,7 +13,7 @@ from quarl.export.targets import FILES
 from quarl.export.verify import judged
 from quarl.policy.graph import is_quantized
 from quarl.readers import find
-from quarl.readers.normalizer import sentence
+from quarl.readers.normalizer import outside, sentence
 
 
 def run(config: ExportConfig) -> None:
@@ -30,6 +30,11 @@ def run(config: ExportConfig) -> None:
     file = find.in_folder(source) if source.is_dir() else source
     contract = export(exported, config.to, config.output, source=file, **about)
     rows = [VerifyRow(check="golden vectors", count=each.pop("vectors"), **each) for each in contract["verified"]]
-    said += [meaning(exported.head), sentence(exported), f"file: {config.output / FILES[config.to]}"]
+    said += [
+        meaning(exported.head),
+        sentence(exported),
+        *filter(None, [outside(exported.provenance.wrappers)]),
+        f"file: {config.output / FILES[config.to]}",
+    ]
     title = f"{model.title(exported, config.env)}: {exported.spec.in_words} for {config.to}"
     terminal.tell(config, VerifyRow, rows, title, "", *said, **model.told(config, exported, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -49,18 +50,25 @@ def bounds(array: Any) -> Any:
 
 
 def _of_inputs(policy: Policy) -> list[Number]:
-    """Of a Dict and of discrete numbers, by key."""
+    """Return the numbers of a Dict and of discrete numbers, by key; TimeFeature widens the part "observation"."""
     numbers: list[Number] = []
+    timed = any(name.rpartition(".")[2] in NAMED for name, _ in policy.provenance.wrappers)
     for each in policy.inputs:
         key = each.key or "observation"
+        plain = each.size - (last := timed and each.key == "observation")
         if each.values:  # one-hot
             hot = [(which, value) for which, count in enumerate(each.values) for value in range(count)]
             of = [f"[{which}]" * (len(each.values) > 1) for which, _ in hot]
             numbers += [(1, f"{key}{place} is {value}", each.kind) for place, (_, value) in zip(of, hot, strict=True)]
-        elif each.size > MOST_NAMED:
-            numbers.append((each.size, key, each.kind))
+        elif plain > MOST_NAMED:
+            numbers.append((plain, key, each.kind))
         else:
-            numbers += [(1, f"{key}[{','.join(map(str, place))}]", each.kind) for place in np.ndindex(each.shape)]
+            numbers += [
+                (1, f"{key}[{','.join(map(str, place))}]", each.kind)
+                for place in itertools.islice(np.ndindex(each.shape), plain)
+            ]
+        if last:
+            numbers.append((1, NAMED["TimeFeature"], "TimeFeature"))
     return numbers
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quarl.policy.inputs import KINDS
+from quarl.readers.normalizer import outside
+
 CALLS = {
     "tflite": """from ai_edge_litert.interpreter import Interpreter
 policy = Interpreter("policy.tflite", num_threads=1)
@@ -24,12 +27,12 @@ if (policy_act(observation, action)) /* not 0: NaN or infinity, and no action */
 
 
 def readme(contract: Mapping[str, Any], file: str) -> str:
-    """README.md of a folder that `quarl export` writes."""
+    """Return the README.md of a folder that `quarl export` writes."""
     observation, action, source = contract["observation"], contract["action"], contract["source"]
     kind = "c" if contract["target"] == "c" else file.rpartition(".")[2]
     shape = " x ".join(map(str, observation["shape"]))
-    last = observation["numbers"][-1]
-    made = f"; the last is {last['name']} (made by {last['made_by']})" if last["name"] else ""
+    last = [{"name": ""}, *(each for each in observation["numbers"] if each["made_by"] not in KINDS)][-1]
+    made = f"; number {last['place']} is {last['name']} (made by {last['made_by']})" if last["name"] else ""
     where = contract["environment"]["id"] or "no environment"
     held = ", ".join(f"{each['runtime']} {each['version']} ({each['result']})" for each in contract["verified"])
     gives = f"`{file}` gives {action['num_outputs']} float32 numbers: {action['meaning']}"
@@ -42,7 +45,7 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
 `{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Nothing is to be
 normalised, scaled or clipped before it. Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
 
-{gives}.
+{"; ".join(filter(None, (gives, outside(contract["environment"]["wrappers"]))))}.
 
 ```{"c" if kind == "c" else "python"}
 {CALLS[kind].replace("{x}", "uint8" if observation["dtype"] == "uint8" else "uint32")}

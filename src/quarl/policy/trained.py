@@ -47,10 +47,6 @@ class Site:
     observes: bool = True
     """False where another site of the same row has seen the value already."""
 
-    def __post_init__(self) -> None:
-        if not (type(self.row) is type(self.bits) is int and SMALLEST <= self.bits <= LARGEST):
-            raise TypeError(f"a site of row {self.row!r} and {self.bits!r} bits")
-
     @property
     def fixed(self) -> ActivationGrid:
         """Return the grid of a site that has no range."""
@@ -140,12 +136,17 @@ def as_trained(policy: Policy, qat: Any, state: Mapping[str, Array], name: str) 
             note_once(f"{name} is prepared for {spec.precision}, but its delay is not over: it acts in float32")
             return policy
         layers = {prefix + layer.path: layer for layer in plan.layers}
-        if not all(op.name in layers or spec.skips(op.name) for op in policy.linear):
-            raise ValueError("a layer has no plan")
+        if not all(op.name in layers or spec.skips(op.name) for op in policy.linear) or not all(
+            site.bits in range(SMALLEST, LARGEST + 1) for site in plan.site_of_row.values()
+        ):
+            raise ValueError("bits of no grid, or a layer without a plan")
         grids = row_grids(plan.site_of_row, ranges.reshape(plan.rows, 2).tolist())
-        in_force = trained_grids(policy, spec, layers, lambda site: site.fixed if site.row < 0 else grids.get(site.row))
-        bits = {layer: each.bits for layer, each in layers.items()}
-        integers = on_grids(policy, spec.deployed, bits=bits, grids=in_force)
+        integers = on_grids(
+            policy,
+            spec.deployed,
+            bits={layer: each.bits for layer, each in layers.items()},
+            grids=trained_grids(policy, spec, layers, lambda site: site.fixed if site.row < 0 else grids.get(site.row)),
+        )
         artifact.from_bytes(artifact.to_bytes(integers), "its integers")  # refuses numbers that no saved policy has
     except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
         raise QuarlError(

@@ -41,20 +41,20 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
 
 
 def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
-    """Bits of the weights of each layer of the model's extracted policy; layers that stay float are left out."""
-    return {name: layer.plan.bits for name, layer in _layers(model, policy).items()}
+    """Return the bits of the weights of each layer of the model's extracted policy, without layers that stay float."""
+    return {name: plan.bits for name, plan in _plans(model, policy).items()}
 
 
 def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationGrid]:
     """Return the grids in force of the values of the model's extracted policy."""
-    spec = spec_of(model)
-    assert spec is not None
     table = next(iter(tables_of(model.policy).values()))  # of the network that acts
-    plans = {name: layer.plan for name, layer in _layers(model, policy).items()}
-    return trained.trained_grids(policy, spec, plans, table.grid_of)
+    return trained.trained_grids(policy, table.spec, _plans(model, policy), table.grid_of)
 
 
-def _layers(model: BaseAlgorithm, policy: Policy) -> dict[str, QatLayer]:
-    """The layers of the policy that were not skipped."""
-    layers = {op.name: model.policy.get_submodule(op.name) for op in policy.linear}
-    return {name: layer for name, layer in layers.items() if isinstance(layer, QatLayer)}
+def _plans(model: BaseAlgorithm, policy: Policy) -> dict[str, trained.LayerPlan]:
+    """Return the plans of the policy's layers that were not skipped."""
+    return {
+        op.name: layer.plan
+        for op in policy.linear
+        if isinstance(layer := model.policy.get_submodule(op.name), QatLayer)
+    }

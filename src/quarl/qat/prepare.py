@@ -13,7 +13,7 @@ from stable_baselines3.common.utils import get_parameters_by_name
 from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.policy.operators import as_float32
-from quarl.policy.trained import KEY
+from quarl.policy.trained import ACTING, KEY
 from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.layers import layers_of
 from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
@@ -30,8 +30,6 @@ COPIED = {
     "critic_batch_norm_stats": ("critic",),
 }
 """Attributes in which models list the buffers that go to target networks, and the networks they are of."""
-ACTING = ("q_net", "actor")
-"""Networks of off-policy algorithms that choose actions."""
 
 
 def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:

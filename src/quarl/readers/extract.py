@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from gymnasium import Env, Wrapper, spaces
+from gymnasium import ActionWrapper, RewardWrapper, Wrapper, spaces
 from gymnasium.envs.registration import registry
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import NormalizeObservation, TimeLimit
 from torch import nn
 
 from quarl.errors import QuarlError, UnsupportedError, note_once
@@ -24,7 +24,7 @@ from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
 from quarl.policy.trained import KEY, as_trained, is_prepared
 from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
 from quarl.readers.fold import fold_renorm
-from quarl.readers.normalizer import Statistics, from_vecnormalize
+from quarl.readers.normalizer import Statistics, from_wrapper
 from quarl.readers.observation import front, normalizers, observe
 from quarl.readers.spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.trace import evaluating, trace
@@ -32,8 +32,16 @@ from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
 
 PROBES = 8
 """Random observations on which a model's own `predict` must agree with the network that was extracted."""
-WATCHING = ("Monitor", "RecordEpisodeStatistics", "AtariWrapper")
-"""Wrappers that change nothing; AtariWrapper's work is that of those inside it."""
+WATCHING = ("Monitor", "RecordEpisodeStatistics", "AtariWrapper", "NormalizeObservation")
+"""Wrappers that need not be made again: AtariWrapper's work is that of those inside it, and a policy normalizes."""
+PASSING = frozenset(
+    (
+        *("VecTransposeImage", "VecMonitor", "VecCheckNan", "VecVideoRecorder", "VecNormalize", *WATCHING),
+        *("TimeLimit", "OrderEnforcing", "PassiveEnvChecker", "Autoreset", "RecordVideo", "HumanRendering"),
+        *("RenderCollection", "NormalizeReward", "NoopResetEnv", "FireResetEnv", "EpisodicLifeEnv"),
+    )
+)
+"""Wrappers that show observations and take actions as they are, or whose work is the policy's."""
 PACKAGES = ("stable_baselines3.common.atari_wrappers", "gymnasium.wrappers", "sb3_contrib.common.wrappers", "rl_zoo3.")
 """Where wrappers lie that an environment can be made with, if they are known by name."""
 
@@ -104,7 +112,8 @@ def from_model(
     actions = as_pairs(actions) if algo == "maskableppo" else actions
     actor = _Actor(policy, algo, gaussian=gaussian, is_array=observed.is_array, folded=True)
     scales = policy.normalize_images and not observed.is_array  # the module does it with arrays
-    norms, home = normalizers(observed, _normalize(model), Provenance(**environment(model, say)))
+    statistics, kept_in = _normalize(model)
+    norms, home = normalizers(observed, statistics, Provenance(**environment(model, say)))
     ops, parts = front(observed, norms, scales=scales, apart=actor.reads_parts)
     actor.keys, dtype = tuple(parts), observed.fields.get("observation_dtype", "float32")
     # Names are relative to the policy, as in its state dict, not to the wrapper around it.
@@ -125,7 +134,7 @@ def from_model(
         provenance=replace(
             home,
             algo=algo,
-            statistics="the model's VecNormalize" if norms else "",
+            statistics=kept_in if norms else "",
             stochastic=samples_actions(algo, home.env_id),
             origin="sb3-live",
         ),
@@ -260,31 +269,65 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, width: int) -> N
         )
 
 
-def _normalize(model: Any) -> Statistics | None:
-    """The operator of the model's VecNormalize; UnsupportedError where several normalise one after the other."""
-    from stable_baselines3.common.vec_env import VecNormalize  # here: modules without SB3 models need not load it
+def _around(env: Any) -> Iterator[Any]:
+    """Yield the model's vectorized environment and what is inside it, the outermost first, as far as this process."""
+    from stable_baselines3.common.vec_env import VecEnv  # here: modules without SB3 models need not load it
 
-    operators, env = [], model.get_env()
-    while env is not None:
-        operator = from_vecnormalize(env) if isinstance(env, VecNormalize) else None
-        operators += [] if operator is None else [operator]
-        env = getattr(env, "venv", None)
-    if len(operators) > 1:
-        raise UnsupportedError("observations pass several VecNormalize; a policy has the statistics of one")
-    return operators[0] if operators else None
+    while isinstance(env, VecEnv | Wrapper):
+        yield env
+        env = vars(env).get("venv") or vars(env).get("env") or next(iter(vars(env).get("envs", ())), None)
+
+
+def _passes(env: Any) -> bool:
+    """Return whether a wrapper leaves observations and actions alone, or its work is the policy's; or is not one."""
+    from stable_baselines3.common.vec_env import VecEnvWrapper
+
+    known = type(env).__module__.startswith(("gymnasium.", "stable_baselines3.")) and type(env).__name__ in PASSING
+    return known or isinstance(env, RewardWrapper) or not isinstance(env, VecEnvWrapper | Wrapper)
+
+
+def _normalize(model: Any) -> tuple[Statistics | None, str]:
+    """Return the statistics that normalize the model's observations, and where they are from.
+
+    Raises UnsupportedError, naming the wrappers, if the policy does not observe exactly what one of them normalizes.
+    """
+    from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+
+    around = list(_around(model.get_env()))
+    if around and sum(around[0].env_is_wrapped(NormalizeObservation)) > sum(
+        isinstance(env, NormalizeObservation) for env in around
+    ):
+        raise UnsupportedError("each environment has a NormalizeObservation with its own statistics: use VecNormalize")
+    changing = [
+        (env, statistics)
+        for env in around
+        for statistics in [from_wrapper(env) if isinstance(env, VecNormalize | NormalizeObservation) else None]
+        if statistics is not None or not (_passes(env) or isinstance(env, ActionWrapper | VecFrameStack))
+    ]
+    if all(statistics is None for _, statistics in changing):
+        return None, ""
+    (last, statistics), *others = changing
+    if statistics is None or not _passes(last) or any(each is not None for _, each in others):
+        raise UnsupportedError(
+            f"observations pass {' around '.join(type(env).__name__ for env, _ in changing)}: a policy has the "
+            "statistics of one VecNormalize or NormalizeObservation, and no wrapper outside may change observations"
+        )
+    return statistics, f"the model's {type(last).__name__}"
 
 
 def environment(model: Any, say: Callable[[str], None]) -> dict[str, Any]:
-    """Fields of its Provenance: id, arguments, wrappers and time limit, as far as they are not the registered ones.
+    """Return fields of its Provenance: id, arguments, wrappers and time limit, if they are not the registered ones.
 
-    None of them where the model has no environment, and where that cannot be made again, whose reason is said.
+    None of them if the model has no environment, or one that cannot be made again: `say` hears the reason, and which
+    wrappers are not part of the policy.
     """
     try:
         return {} if model.get_env() is None else _described(model.get_env())
     except ValueError as error:
+        changing = ", ".join(type(env).__name__ for env in _around(model.get_env()) if not _passes(env))
         say(
             f"the policy does not know its environment, for {error}: name one that is made alike with env_id and the "
-            "options of evaluate, or register it as it is"
+            f"options of evaluate, or register it as it is{changing and f'; {changing} is not part of the policy'}"
         )
         return {}
 
@@ -294,12 +337,11 @@ def _described(env: Any) -> dict[str, Any]:
     from stable_baselines3.common import vec_env as sb3  # here: modules without SB3 models need not load it
 
     spec, stacks = env.get_attr("spec", [0])[0], list[tuple[str, dict[str, Any]]]()
-    harmless = (sb3.VecNormalize, sb3.VecTransposeImage, sb3.VecMonitor, sb3.VecCheckNan, sb3.VecVideoRecorder)
     while isinstance(env, sb3.VecEnvWrapper):
         if type(env) is sb3.VecFrameStack:
             order = "first" if env.stacked_obs.channels_first else "last"
             stacks.insert(0, (VEC_FRAME_STACK, {"n_stack": env.stacked_obs.n_stack, "channels_order": order}))
-        elif type(env) not in harmless:
+        elif not _passes(env):
             raise ValueError(f"{type(env).__name__} is around it")
         env = env.venv
     registered = registry.get(spec.id) if spec is not None else None
@@ -320,7 +362,8 @@ def _described(env: Any) -> dict[str, Any]:
             )
             wrappers.append((f"{module}.{name}", _plain(arguments, name)))
     kwargs = {k: v for k, v in _plain(spec.kwargs, spec.id).items() if k != "render_mode"}
-    limits = list(_limits(env.envs[0])) if isinstance(env, sb3.DummyVecEnv) else [spec.max_episode_steps]
+    inside = (each._max_episode_steps for each in _around(env) if isinstance(each, TimeLimit))
+    limits = inside if isinstance(env, sb3.DummyVecEnv) else [spec.max_episode_steps]
     limit = min(limits, default=None)
     if limit is None and registered.max_episode_steps is not None:
         raise ValueError("its time limit was taken off")
@@ -330,13 +373,6 @@ def _described(env: Any) -> dict[str, Any]:
         "wrappers": (*wrappers, *stacks),
         "max_episode_steps": None if limit == registered.max_episode_steps else limit,
     }
-
-
-def _limits(env: Env[Any, Any]) -> Iterator[int]:
-    while isinstance(env, Wrapper):
-        if isinstance(env, TimeLimit):
-            yield env._max_episode_steps
-        env = env.env
 
 
 def _arguments(env: Any, cls: type[Any]) -> dict[str, Any]:

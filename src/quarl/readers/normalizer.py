@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,9 @@ def _vecnormalize(path: Path, *others: str) -> Inert:
     return saved
 
 
-def from_vecnormalize(wrapper: Any) -> Statistics | None:
-    """As `read_vecnormalize` of a live VecNormalize, its statistics copied."""
-    return _normalize(vars(wrapper), "the model's VecNormalize")
+def from_wrapper(wrapper: Any) -> Statistics | None:
+    """Return what `read_vecnormalize` does, of a live VecNormalize, or NormalizeObservation, which does not clip."""
+    return _normalize({"clip_obs": np.inf, **vars(wrapper)}, f"the model's {type(wrapper).__name__}")
 
 
 def _attributes(value: Any) -> Mapping[Any, Any]:
@@ -89,6 +89,15 @@ def sentence(policy: Policy) -> str:
     if any(isinstance(op, Normalize) and op.inputs[0] in raw for op in policy.ops):
         return f"observations normalised with {source or 'the statistics inside the file'}"
     return f"no VecNormalize statistics{f' ({source})' if source else ''}: observations are not normalised"
+
+
+def outside(wrappers: Sequence[tuple[str, Any]]) -> str:
+    """Return a sentence that names the environment's wrappers, which an exported file does without, or nothing."""
+    return (
+        f"it acts inside wrappers that are not part of the file: {', '.join(n.rpartition('.')[2] for n, _ in wrappers)}"
+        if wrappers
+        else ""
+    )
 
 
 def clamp(source: str, shape: tuple[int, ...], bound: float) -> Normalize:

@@ -44,9 +44,8 @@ def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None =
     environment, statistics = zoo.read_settings(path, normalize)
     try:
         policy = _policy(data, state, environment, statistics, algo)
-        if trained and (is_prepared(state) or _module(data).startswith("quarl.qat.")):
-            return as_trained(policy, data["policy_kwargs"].get(KEY), state, path.name)
-        return policy
+        is_trained = trained and (is_prepared(state) or _module(data).startswith("quarl.qat."))
+        return as_trained(policy, data["policy_kwargs"].get(KEY), state, path.name) if is_trained else policy
     except CustomError as error:
         raise CustomError(
             f"{path}: {error}; {_way(data, state, Path(environment.statistics).name if statistics else '')}"

@@ -49,10 +49,13 @@ def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Pro
         return Provenance(env_id=named if re.search(r"-v[0-9]+$", named) else "", statistics=reason), operator
     config, args = _document(beside / "config.yml"), _document(beside / "args.yml")
     named = _environment(beside.name) if beside != model.parent else ""
+    wrappers = wrappers_of(config, beside / "config.yml")
+    if any(name.endswith(".NormalizeObservation") for name, _ in wrappers):
+        raise QuarlError(f"{beside / 'config.yml'} names NormalizeObservation, whose statistics no file keeps")
     environment = Provenance(
         env_id=_text(args.get("env") or named, beside / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), beside / "args.yml", "env_kwargs"),
-        wrappers=wrappers_of(config, beside / "config.yml"),
+        wrappers=wrappers,
         statistics=reason,
     )
     return environment, operator
