@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 import networks
 from quarl.calibration import quantize
 from quarl.engines import litert, onnx
+from quarl.envs import make_for
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 from quarl.export import contract
 from quarl.export.numbers import observed
+from quarl.export.readme import readme
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.inputs import Input
 from quarl.policy.operators import mlp
@@ -94,6 +97,46 @@ def test_numbers_of_a_dict_are_named_by_key_and_one_hot_ones_by_value():
         head=ActionHead("argmax"),
     )
     assert [name for _, name, _ in names(policy, None)] == ["goal[0]", "goal[1]", "mode is 0", "mode is 1", "mode is 2"]
+
+
+@pytest.mark.parametrize(
+    "name", ["sb3_contrib.common.wrappers.TimeFeatureWrapper", "utils.wrappers.TimeFeatureWrapper"]
+)
+@pytest.mark.parametrize("size", [3, 300])
+def test_the_remaining_time_in_a_part_of_a_dict_is_named(name, size):
+    parts = (Input("goal", "Box", (2,)), Input("observation", "Box", (size + 1,)), Input("zeta", "Box", (1,)))
+    policy = Policy(
+        observation_shape=(size + 4,),
+        inputs=parts,
+        ops=tuple(mlp(networks.layers(np.random.default_rng(0), [size + 4, 4, 2]), "relu")),
+        head=ActionHead("argmax"),
+        provenance=Provenance(env_id="Reach-v0", wrappers=((name, {}),)),
+    )
+    said = names(policy, None)
+    assert said[-2:] == [(size + 2, "remaining time, from 1 to 0", "TimeFeature"), (size + 3, "zeta[0]", "Box")]
+    assert said[-3] == (
+        (size + 1, f"observation[{size - 1}]", "Box") if size < 10 else ([2, size + 1], "observation", "Box")
+    )
+    page = readme({**full(static(policy)), "verified": []}, "policy.tflite")
+    assert f"; number {size + 2} is remaining time, from 1 to 0 (made by TimeFeature)." in page
+    assert "made by Box" not in page
+    assert "wrappers that are not part of the file: TimeFeatureWrapper." in page
+    plain = replace(policy, provenance=Provenance())
+    assert names(plain, None)[-2][2] == names(plain, None)[-1][2] == "Box"
+    assert "made by" not in readme({**full(static(plain)), "verified": []}, "policy.tflite")
+
+
+def test_the_remaining_time_behind_a_box_is_named_in_the_readme():
+    policy = networks.dense([5, 8, 2])
+    policy = replace(
+        policy, provenance=Provenance(env_id="CartPole-v1", wrappers=(("rl_zoo3.wrappers.TimeFeatureWrapper", {}),))
+    )
+    env = make_for(policy)
+    said = names(policy, env)
+    env.close()
+    assert said[3:] == [(3, "Pole Angular Velocity", "CartPoleEnv"), (4, "remaining time, from 1 to 0", "TimeFeature")]
+    page = readme(full(static(policy), env=env), "policy.tflite")
+    assert "; number 4 is remaining time, from 1 to 0 (made by TimeFeature)." in page
 
 
 def test_an_image_has_an_entry_for_each_channel():
