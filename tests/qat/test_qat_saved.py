@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "a layer too few": (lambda qat: qat["networks"][""]["layers"].pop(), "plan is missing or malformed"),
     "another layer": (lambda qat: LAYER(qat).update(path="x"), "plan is missing or malformed"),
     "rows": (lambda qat: qat["networks"][""].update(rows=99), "plan is missing or malformed"),
-    "bits of a grid": (lambda qat: LAYER(qat)["source"].update(bits=10**12), "malformed"),
+    "bits of a grid": (lambda qat: LAYER(qat)["before"].update(bits=10**12), "malformed"),
     "text": (lambda qat: LAYER(qat)["behind"].update(bits="8"), "malformed"),
     "a row": (lambda qat: LAYER(qat)["source"].update(row=77), "training has seen no values"),
     "bits of a layer": (lambda qat: LAYER(qat).update(bits=99), "bits must be"),
