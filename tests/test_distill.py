@@ -17,6 +17,7 @@ import networks
 import quarl
 from quarl import cli, evaluation
 from quarl.distillation import rounds
+from quarl.files import locked
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 
@@ -32,7 +33,7 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
     rows = json.loads((folder / "rows.json").read_text())["rows"]
     assert [row["precision"] for row in rows] == ["int2e8", "int8"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        ["curve.png", "int2e8.safetensors", "int8.safetensors", "report.html", "rows.csv", "rows.json"]
+        ["curve.png", "int2e8.safetensors", "int8.safetensors", "quarl.lock", "report.html", "rows.csv", "rows.json"]
     )
     policy = quarl.load(folder / "int2e8.safetensors").policy
     assert policy.spec == QuantSpec.parse("int2e8")
@@ -107,7 +108,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_th
     assert cli.main([*words, "-o", str(whole)]) == 0
     killed = subprocess.run([sys.executable, "-c", KILLED, *words, "-o", str(cut)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    assert [path.name for path in cut.iterdir() if path.suffix] == ["checkpoint-int2e8.safetensors"]
+    assert [path.name for path in cut.iterdir() if path.suffix == ".safetensors"] == ["checkpoint-int2e8.safetensors"]
     capsys.readouterr()
     assert cli.main([*words, "-o", str(cut)]) == 2
     assert "holds a run (checkpoint-int2e8.safetensors): go on with --resume" in capsys.readouterr().err
@@ -283,3 +284,24 @@ def test_the_guide_s_python_runs(agents, tmp_path, monkeypatch, capsys):
 def test_a_careless_call_is_told_the_right_keyword(options, line):
     with pytest.raises(quarl.QuarlError, match=line):
         quarl.Agent(networks.dense([4, 2])).distill(**options)
+
+
+def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        artifact.write(networks.dense([4, 8, 2]), f"{name}.safetensors")
+    words = ["distill", "one.safetensors", "--env", "CartPole-v1", "--bits", "8", *QUICK, "-o", "out"]
+
+    def refused():
+        before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+        assert cli.main(words) == 2
+        assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+        return capsys.readouterr().err
+
+    with locked(Path("out")):
+        assert "another quarl run is at work in out: wait for it, or choose another folder with -o" in refused()
+    assert cli.main(words) == 0
+    assert cli.main(words) == 0
+    assert "replaced in out: " in capsys.readouterr().out
+    words[1] = "two.safetensors"
+    assert "out holds results of one.safetensors: choose another -o, or remove them" in refused()

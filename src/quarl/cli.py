@@ -18,9 +18,9 @@ from quarl.config import completion
 from quarl.config.base import STDOUT, Config, narrow_edges, summary
 from quarl.config.words import parse
 from quarl.errors import LOUDNESS, QuarlError, complain, detail, extras, in_one_line, note
+from quarl.files import FULL
 from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130
 """The shell's number for a program that Ctrl-C ended: 128 + SIGINT."""
 

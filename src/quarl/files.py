@@ -4,12 +4,15 @@ and rows of metrics and evaluations, a line of JSON each."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import secrets
 import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +23,20 @@ from quarl.errors import QuarlError
 
 NAME_BYTES = 200
 """Of a file's name, that its temporary one keeps: file systems take 255."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TEMPORARY = "quarl-tmp-"
+"""First letters of the names of temporary folders."""
+STALE_S = 3600.0
+"""Age in seconds from which a temporary folder without an owner is removed."""
+
+
+class FullError(QuarlError):
+    """The disk or the user's quota has no room for a file, or the file is larger than the system allows."""
+
+
+def advice(error: OSError) -> str:
+    """Return how to fix the error of a file that cannot be written."""
+    return "make room" if error.errno in FULL else "choose a folder that exists and is writable"
 
 
 def make_folder(folder: Path) -> None:
@@ -51,14 +68,18 @@ def hold(descriptor: int) -> bool:
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """The folder, which is there, once nobody else holds it so: for moments, as to move files. It gets no lock file."""
-    if sys.platform == "win32":  # a folder is no file there
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with _opened(folder) as descriptor:
         with contextlib.suppress(OSError):  # NFS does not lock folders
             lock_descriptor(descriptor)
         yield
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, flags: int = 0) -> Iterator[int]:
+    """Open a folder, or on Windows, where folders cannot be opened, nothing."""
+    descriptor = os.open(os.devnull if sys.platform == "win32" else folder, os.O_RDONLY | flags)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -69,14 +90,14 @@ def write_bytes(data: bytes, path: Path) -> None:
 
 
 def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
-    """Replaces the file at `path` by the parts, one behind the other, in one step."""
+    """Replace the file at `path` by the parts, one after the other, in one step; FullError when the disk is full."""
     try:
         with replacing(path) as file:
             for part in parts:
                 put(file, part)
     except OSError as error:
-        raise QuarlError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has room"
+        raise (FullError if error.errno in FULL else QuarlError)(
+            f"cannot write {path}: {error.strerror or error}; {advice(error)}"
         ) from None
 
 
@@ -120,11 +141,8 @@ def sync_folder(folder: Path) -> None:
     """Returns when the disk has the folder's names, on systems where one can ask for it."""
     if sys.platform == "win32":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with _opened(folder) as descriptor:
         sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def beside(path: Path) -> Path:
@@ -137,7 +155,7 @@ def beside(path: Path) -> Path:
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
-    """One line more, whole or not at all; QuarlError where the disk is full."""
+    """Append one line, whole or not at all; QuarlError when it cannot be written."""
     size = path.stat().st_size if path.exists() else 0
     try:
         with path.open("a") as file:
@@ -177,17 +195,49 @@ class Dispensable:
         self._say, self._error = say, error
         self._is_full = False
 
-    def write(self, write: Callable[[], object]) -> bool:
-        """Whether `write` could."""
+    def write(self, write: Callable[[], object], *, last: bool = False) -> bool:
+        """Call `write`; return whether the disk took it. An error of the last file of its kind is raised."""
         try:
             write()
         except self._error as error:
+            if last:
+                raise
             if not self._is_full:
                 self._say(f"{error}; training goes on")
             self._is_full = True
         else:
             self._is_full = False
         return not self._is_full
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Make a folder for this user alone, and remove it at the end of the block.
+
+    Folders that killed processes left are removed first. A lock on each folder shows that its owner is alive.
+
+    Args:
+        parent: None is the system's folder for temporary files.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    for path in parent.glob(f"{TEMPORARY}*") if sys.platform != "win32" else ():
+        _sweep(path)
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
+    with _opened(folder) as descriptor:
+        hold(descriptor)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove a temporary folder of this user whose owner is dead and that is older than STALE_S."""
+    # A link, a file or another user's folder raises, and a folder that its owner has just removed.
+    with contextlib.suppress(OSError), _opened(path, os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+        about = os.fstat(descriptor)
+        if about.st_uid == os.getuid() and time.time() - about.st_mtime > STALE_S and hold(descriptor):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from quarl.api import Agent
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.export import export, golden, quantised
+from quarl.export import export, golden, quantised, targets
 from quarl.export.targets import FILES
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
@@ -152,3 +152,70 @@ def test_exported_files_are_played(tmp_path, capsys):
     assert file["env_id"] == "CartPole-v1"
     assert main(f"eval {tmp_path / 'out' / 'policy.tflite'} --engine onnx".split()) == 2
     assert "is played as it is, by its greedy actions: drop --engine" in capsys.readouterr().err
+
+
+def exported(path, target, folder):
+    return main(["export", str(path), "--to", target, "--env", "CartPole-v1", "--episodes", "1", "-o", str(folder)])
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_an_export_is_repeated_and_replaces_no_other(tmp_path, capsys):
+    first, second = (tmp_path / name / "best_model.safetensors" for name in "ab")
+    for path, hidden in ((first, 16), (second, 8)):
+        path.parent.mkdir()
+        artifact.write(networks.dense([4, hidden, 2]), path)
+    out = tmp_path / "out"
+    assert exported(first, "onnx", out) == 0
+    (out / "mine.txt").write_text("stays")
+    whole = contents(out)
+    assert exported(first, "onnx", out) == 0
+    assert contents(out).keys() == whole.keys()
+    whole = contents(out)
+    for path, target in ((second, "onnx"), (first, "c")):
+        capsys.readouterr()
+        assert exported(path, target, out) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"quarl: {out} holds an export of another policy, or for another target: choose another")
+        assert said.count("\n") == 1
+        assert contents(out) == whole
+
+
+@pytest.mark.parametrize("name", ["README.md", "policy.onnx", "golden.npz", "contract.json", "SHA256SUMS"])
+@pytest.mark.parametrize("comes", ["before", "meanwhile", "edited"])
+def test_an_export_replaces_no_file_of_the_users(tmp_path, monkeypatch, name, comes):
+    policy, x = agent()
+    out, write = tmp_path / "out", targets.write
+    if comes == "edited" and name != "SHA256SUMS":
+        export(policy, "onnx", out, observations=x)
+    out.mkdir(exist_ok=True)
+
+    def written(*args):
+        (out / name).write_bytes(b"a user's")
+        return write(*args)
+
+    if comes == "meanwhile":
+        monkeypatch.setattr("quarl.export.targets.write", written)
+    else:
+        (out / name).write_bytes(b"a user's")
+    before = contents(out)
+    with pytest.raises(QuarlError, match=f"{name} was not written by quarl export, or was edited since"):
+        export(policy, "onnx", out, observations=x)
+    assert contents(out) == ({name: b"a user's"} if comes == "meanwhile" else before)
+
+
+def test_of_two_agents_exported_at_once_into_one_folder_one_is_refused(tmp_path, monkeypatch):
+    (first, x), (second, y) = agent(), agent(policy=networks.dense([5, 8, 3]))
+    write = targets.write
+
+    def meanwhile(*args):
+        monkeypatch.undo()
+        export(second, "onnx", tmp_path / "out", observations=y)
+        return write(*args)
+
+    monkeypatch.setattr("quarl.export.targets.write", meanwhile)
+    with pytest.raises(QuarlError, match=r"out holds an export of another policy, .*; the results are in "):
+        export(first, "onnx", tmp_path / "out", observations=x)
+    assert artifact.read(tmp_path / "out" / "policy.quarl").linear[0].weight.codes.shape[0] == 8

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from pathlib import Path
 
 from quarl.actorq import plan
 from quarl.actorq.supervisor import Supervisor
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
+from quarl.files import temporary_folder
 from quarl.formats import counted
 from quarl.machine import usable_cores
 from quarl.runs.folder import RunFolder
@@ -68,9 +67,9 @@ def _timed(config: ActorQConfig) -> tuple[int, str]:
 
 def _rates(config: ActorQConfig) -> Generator[tuple[int, float]]:
     """Environments of an actor, and the steps that it makes in a second; QuarlError where a run may not be so wide."""
-    with tempfile.TemporaryDirectory(prefix="quarl-auto-") as folder:
+    with temporary_folder() as folder:
         for width in WIDTHS:
-            told = replace(config, envs_per_actor=width, output=Path(folder), resume=False)
+            told = replace(config, envs_per_actor=width, output=folder, resume=False)
             with contextlib.closing(Supervisor(told, lambda line: None)) as supervisor:
                 arm = config.actor_precision, config.engine
                 (step,) = plan.steps(supervisor, [arm], SECONDS, [])

@@ -37,13 +37,13 @@ class LearnerCheckpointer(Checkpointer):
         self.float_updates = 0
         """Updates before fake quantisation began to act."""
 
-    def save(self, clock_s: float, **state: Any) -> bool:
-        """A checkpoint, False where a weight is not finite. A full disk costs the checkpoint and not the run."""
+    def save(self, clock_s: float, *, last: bool = False, **state: Any) -> bool:
+        """Write a checkpoint as `Checkpointer.save` does; return False when a weight is not finite."""
         state = {name: getattr(self, name) for name in ("rate_factor", "float_updates")}
         state |= {"algo": self.config.algo, "env": self.config.env, "version": self.versions.newest}
         try:
-            super().save(clock_s, limiter=self.limiter.state(), **state)
-        except UnsupportedError:
+            super().save(clock_s, last=last, limiter=self.limiter.state(), **state)
+        except (UnsupportedError, checkpoint.CheckpointError):
             raise
         except QuarlError:
             return False

@@ -95,7 +95,7 @@ class LearnerLoop(roles.Learner):
     def conclude(self) -> None:
         """What is kept of the run; refused where fake quantisation was asked for and never acted."""
         self._push()
-        self._save()
+        self._save(last=True)
         self.model.dump_logs()
         if not self._is_trained_for() and not self.counters.control[Control.STOP]:
             raise QuarlError(
@@ -263,13 +263,13 @@ class LearnerLoop(roles.Learner):
         self.cells[Learner.ROLLBACKS] = self.checkpointer.rollbacks
         self._push()
 
-    def _save(self) -> None:
-        """A checkpoint, of sound weights."""
+    def _save(self, *, last: bool = False) -> None:
+        """Save a checkpoint of finite weights; CheckpointError when the last one cannot be written."""
         start = time.perf_counter()
         self.cells[Learner.SAVING_S] = time.monotonic()
-        if not self.checkpointer.save(self._clock()):
+        if not self.checkpointer.save(self._clock(), last=last):
             self._roll_back()
-            self.checkpointer.save(self._clock())
+            self.checkpointer.save(self._clock(), last=last)
         self.cells[Learner.SAVING_S], self.saved = 0, time.monotonic()
         self.cells[Learner.CHECKPOINT_S] += time.perf_counter() - start
 

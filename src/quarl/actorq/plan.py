@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from timeit import Timer
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -28,6 +26,7 @@ from quarl.algorithms.cpu import threads
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
+from quarl.files import temporary_folder
 from quarl.machine import usable_cores
 from quarl.rows import ActorPrecision, Column, Row
 
@@ -127,8 +126,8 @@ def measure(
     say: Callable[[str], None] = lambda line: None,
 ) -> Rates:
     """The rates of the run that `config` describes; `say` hears what is being timed."""
-    with tempfile.TemporaryDirectory(prefix="quarl-plan-") as folder, threads(config.learner_threads):
-        supervisor = Supervisor(replace(config, output=Path(folder), resume=False), lambda line: None)
+    with temporary_folder() as folder, threads(config.learner_threads):
+        supervisor = Supervisor(replace(config, output=folder, resume=False), lambda line: None)
         with contextlib.closing(supervisor):
             segments: list[Array] = []
             timed: list[Step] = []

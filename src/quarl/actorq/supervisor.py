@@ -122,7 +122,9 @@ class Supervisor(roles.Supervisor):
         wait([child.sentinel for child in self.children.alive()], timeout=TICK_S)
         if self.interrupts.number is not None:
             self._wind_up()
-            return self._over(SIGNALLED + self.interrupts.number, "stopped by a signal")
+            stopped = self._over(SIGNALLED + self.interrupts.number, "stopped by a signal")
+            # a mistake: such as a last checkpoint that the disk did not take
+            return self._learner_left() if self.workers.learner.result.mistake else stopped
         cells, control, workers = self.counters.learner, self.counters.control, self.workers
         # a resumed run goes on behind its evaluations, before anything is written in the end
         if self.config.resume and not self.picked_up and cells[Learner.READY]:

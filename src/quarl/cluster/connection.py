@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any, Self
 
 from quarl import __version__, errors
 from quarl.errors import QuarlError, extras, first_line
+from quarl.files import temporary_folder
 from quarl.formats import counted
 from quarl.machine import usable_cores
 from quarl.processes.child import Child
@@ -260,8 +262,13 @@ class Local(Raylets):
 
 
 def short_folder() -> Path:
-    """A new folder, this user's alone, in which Ray's sockets have names that Linux takes."""
-    return Path(tempfile.mkdtemp(prefix="quarl-", dir="/tmp" if len(tempfile.gettempdir()) > 20 else None))
+    """Make a folder for this user alone, whose path leaves room for the names of Ray's sockets.
+
+    It is locked as long as this process lives.
+    """
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(temporary_folder(Path("/tmp") if len(tempfile.gettempdir()) > 20 else None))
 
 
 def run(start: Start, link: Connection) -> None:

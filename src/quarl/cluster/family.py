@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from quarl.cluster import connection, relay
 from quarl.cluster.relay import RelaySpec
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
+from quarl.files import temporary_folder
 from quarl.formats import counted
 from quarl.processes.child import Child, Children
 
@@ -109,7 +109,7 @@ def clustered(
     """
     where, nodes = config.cluster or saved["cluster"], config.nodes or saved.get("nodes")
     with contextlib.ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-raylets-")))
+        logs = stack.enter_context(temporary_folder())
         if where == "local":
             nodes = nodes or connection.LOCAL_NODES
             local = stack.enter_context(connection.Local(logs, nodes))

@@ -6,14 +6,12 @@ them and their memory.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from quarl.actorq.family import ActorFamily
 from quarl.arrays import Array
 from quarl.cluster import begin_here
 from quarl.config import ActorQConfig
+from quarl.files import temporary_folder
 from quarl.processes.child import Children
 
 NAP_S, LONG_NAP_S = 0.002, 0.02
@@ -81,6 +80,7 @@ class NodeAgent:
 
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
+        self._folder = ExitStack()
         self._said: list[str] = []
         self._mistake = ""
 
@@ -88,9 +88,8 @@ class NodeAgent:
         """Ends what it did, and starts actors in new memory; the machine's name."""
         self.end()
         name = begin_here(order.quarl)
-        self._folder = Path(tempfile.gettempdir()) / f"quarl-{order.run}-{order.first}"
-        self._folder.mkdir(exist_ok=True)
-        config, num = replace(order.config, output=self._folder), len(order.rungs)
+        folder = self._folder.enter_context(temporary_folder())
+        config, num = replace(order.config, output=folder), len(order.rungs)
         self._channel = LocalChannel.create(num, *order.sizes, named=False)
         self._most, self._num_envs = num * order.sizes[-1] // 2, config.num_envs
         self._shown = -np.inf
@@ -165,5 +164,5 @@ class NodeAgent:
             self._stop.set()
             self._keeper.join()
             self._channel.remove()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
             self._stop = None

@@ -83,10 +83,10 @@ def run(config: ActorQConfig) -> int:
         schema.write(document, config.output / "summary.json")
         said = [result.message] if result.message else [*_sentences(config, result.row)]
         terminal.say(*([] if result.message else said))
-        if RunFolder(config.output).metrics.is_file():
-            terminal.say(*terminal.reported(page))
+        report = terminal.reported(page) if RunFolder(config.output).metrics.is_file() else []
+        terminal.say(*report)
         if result.exit_code == 0:
-            terminal.finish(config, document)
+            return terminal.finish(config, document, report)
     return result.exit_code
 
 

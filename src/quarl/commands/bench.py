@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from quarl import energy
 from quarl.api import WRITERS
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, LatencyConfig, MixedPrecisionConfig
 from quarl.experiments.methods import files, latency
 from quarl.experiments.methods.networks import STANDARD, with_hidden
+from quarl.files import temporary_folder
 from quarl.readers import find, load
 from quarl.report import schema
 
@@ -47,17 +45,17 @@ def _latency(config: LatencyConfig) -> None:
 
 def _of_files(config: LatencyConfig) -> None:
     """Measures the policies, each in every precision, and the files."""
-    with energy.meter(config) as meter, tempfile.TemporaryDirectory() as folder:
+    with energy.meter(config) as meter, temporary_folder() as folder:
         named: list[files.Named] = []
         for index, path in enumerate(find.named([word]) for word in config.model):
             if path.suffix.lower() in WRITERS:
                 named += files.exported(path, config.runtime)
                 continue
             policies = list(files.in_precisions(load.read(path), config.specs(), config.seed))
-            (place := Path(folder) / str(index)).mkdir()
+            (place := folder / str(index)).mkdir()
             named += files.written(policies, path.stem, config.runtime, place)
         with terminal.progress(len(named)) as progress:
-            rows = files.measure(named, Path(folder), seed=config.seed, progress=lambda name: progress(name, 1))
+            rows = files.measure(named, folder, seed=config.seed, progress=lambda name: progress(name, 1))
     about = schema.Told(model=" ".join(config.model), seed=config.seed, energy=meter.cost)
     title = "Latency of one call on one thread, and memory that the file adds"
     terminal.tell(config, latency.LatencyRow, rows, title, *files.verdicts(rows), **about)

@@ -53,17 +53,18 @@ HYPERPARAMETERS: Mapping[str, Any] = {
 """RL Zoo's tuned ones for this environment."""
 
 
-def run(config: DemoConfig) -> None:
-    """Trains and saves the agent, quantises it, prints the table and where the report lies."""
+def run(config: DemoConfig) -> int:
+    """Train and save the agent, quantize it, print the table and the report's path; return the exit code."""
     path = config.output / f"{ENV_ID}.zip"
     start = time.perf_counter()
     with staged(config.output) as folder, terminal.progress(MAX_STEPS) as progress:
         steps = train(folder / path.name, config.seed, progress)
     terminal.say(f"trained DQN on {ENV_ID}: {steps:,} steps in {time.perf_counter() - start:.0f} s, saved {path}")
-    ptq.run(PtqConfig(model=(str(path),), seed=config.seed, output=config.output, json=config.json))
+    code = ptq.run(PtqConfig(model=(str(path),), seed=config.seed, output=config.output, json=config.json))
     if sys.prefix not in (sys.base_prefix, os.environ.get("VIRTUAL_ENV")):  # as after `make demo`
         script = f"{sysconfig.get_path('scripts')}/activate"
         terminal.say(f"next: . {shlex.quote(min(script, os.path.relpath(script), key=len))}")
+    return code
 
 
 def train(path: Path, seed: int, progress: Callable[[str, int], None]) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from quarl import energy, engines, formats
 from quarl.calibration import Calibrated, quantize
 from quarl.commands import model, terminal
+from quarl.commands.model import CHECKPOINT
 from quarl.config import DistillConfig, PrecisionsConfig, PtqConfig
 from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
@@ -19,7 +20,7 @@ from quarl.evaluation import Evaluation
 from quarl.experiments.bits import TRIED, AssignmentRow, choose
 from quarl.experiments.play import looks_of, until_judged
 from quarl.experiments.rows import judged
-from quarl.files import staged, write_bytes
+from quarl.files import locked, staged, write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
@@ -27,8 +28,6 @@ from quarl.readers.normalizer import sentence
 from quarl.report import page, schema, style, tables
 from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
-
-CHECKPOINT = "checkpoint-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,8 @@ class DistillRow(Row):
 
 
 def run(config: DistillConfig) -> None:
-    """Distils every precision, writes the folder, prints the table."""
+    """Distill every precision, write the folder, print the table."""
+    model.refuse_results_of_another(config)
     _check_folder(config)
     policy = model.at_home(model.read(config), config)
     if is_quantized(policy):
@@ -103,9 +103,13 @@ def run(config: DistillConfig) -> None:
     validation = Validation(policy, replace(config, margin=config.loss_pct) if config.auto else config, given)
     looks: dict[QuantSpec, list[Snapshot]] = {}
     tried: list[AssignmentRow] = []
-    said: list[str] = []
+    said, replaced = list[str](), list[str]()
     exact, played, ends = None, [], looks_of(config)
-    with staged(config.output) as folder, energy.meter(config) as meter:
+    with (
+        staged(config.output, partial(model.list_replaced, config, replaced)) as folder,
+        locked(config.output),
+        energy.meter(config) as meter,
+    ):
         if given is not None:
             terminal.note(f"only states of {config.observations} are learned from, and no return is measured")
         most = config.bounds()[0] * config.updates
@@ -169,7 +173,7 @@ def run(config: DistillConfig) -> None:
     for file in config.output.glob(f"{CHECKPOINT}*.safetensors"):
         file.unlink()
     terminal.show(DistillRow, document["rows"], title)
-    terminal.say("", *said, sentence(policy), "", f"report: {config.output / 'report.html'}")
+    terminal.say("", *said, sentence(policy), "", f"report: {config.output / 'report.html'}", *replaced)
     terminal.finish(command, document)
 
 

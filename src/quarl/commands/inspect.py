@@ -40,13 +40,10 @@ class _Model:
     """Why there is no policy, where one might be expected."""
 
 
-def run(config: InspectConfig) -> None:
-    """Prints one row a layer, or a model where there are several; writes the figure and output.txt."""
+def run(config: InspectConfig) -> int:
+    """Print a row for each layer, or each of several models; write the figure and output.txt; return the exit code."""
     files = [_read(config, words) for words in config.models()]
-    if len(files) > 1:
-        _compare(config, files)
-    else:
-        _one(config, files[0])
+    return _compare(config, files) if len(files) > 1 else _one(config, files[0])
 
 
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
@@ -68,7 +65,7 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     return _Model(path, policy, of_policy(policy))
 
 
-def _one(config: InspectConfig, file: _Model) -> None:
+def _one(config: InspectConfig, file: _Model) -> int:
     alone = _has_weights_alone(config, file)
     layers = inspect(*_sides(config, file, alone))
     title = f"{file.path.name}: weights at {layers[0].row.precision}"
@@ -91,7 +88,7 @@ def _one(config: InspectConfig, file: _Model) -> None:
         scheme = layers[0].row.scheme
         said += ["", f"Scheme {scheme} rescales channels before it rounds: these are the weights it rounds."]
     said += ["", line, *figure]
-    terminal.tell(config, LayerRow, [layer.row for layer in layers], title, *said, **about)
+    return terminal.tell(config, LayerRow, [layer.row for layer in layers], title, *said, **about)
 
 
 def _sides(config: InspectConfig, file: _Model, alone: bool) -> tuple[Layers, Layers, QuantSpec]:
@@ -120,7 +117,7 @@ def _has_weights_alone(config: InspectConfig, file: _Model) -> bool:
     return not has_home and QuantSpec.parse(config.bits, scheme=config.scheme).needs_observations
 
 
-def _compare(config: InspectConfig, files: Sequence[_Model]) -> None:
+def _compare(config: InspectConfig, files: Sequence[_Model]) -> int:
     """All weights of each model together, as they lie in its file."""
     labels = _labels(config, files)
     compared = [whole(label, *_sides(config, file, alone=True)) for file, label in zip(files, labels, strict=True)]
@@ -136,7 +133,7 @@ def _compare(config: InspectConfig, files: Sequence[_Model]) -> None:
     figure = _write(config, draw, lines)
     said = [f"{label}: {sentence(file.policy)}" for label, file in zip(labels, files, strict=True) if file.policy]
     said = [*_reasons(config, files), "", *said, *lines, *figure]
-    terminal.tell(config, ModelRow, compared, title, *said, seed=config.seed)
+    return terminal.tell(config, ModelRow, compared, title, *said, seed=config.seed)
 
 
 def _write(config: InspectConfig, draw: Callable[[], Figure], lines: Sequence[str]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 
 from quarl.arguments import policy_rows
 from quarl.arrays import Array
-from quarl.config import ModelConfig
+from quarl.config import DistillConfig, ModelConfig, PtqConfig
 from quarl.energy import Energy
 from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
@@ -20,10 +22,43 @@ from quarl.readers import find, load
 from quarl.readers.normalizer import sentence
 from quarl.report import schema
 
+CHECKPOINT = "checkpoint-"
+"""First letters of the files from which `quarl distill --resume` continues."""
+
 
 def locate(config: ModelConfig) -> Path:
     """The path that MODEL means: itself, or the latest run of ALGO ENV under the folder."""
     return find.named(config.model, config.folder)
+
+
+def refuse_results_of_another(config: PtqConfig | DistillConfig) -> None:
+    """Raise QuarlError when the output folder holds results of another agent."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        document = json.loads((config.output / "rows.json").read_text())
+        if Path(other := document["model"]).resolve() != locate(config).resolve():
+            raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
+
+
+def list_replaced(config: PtqConfig | DistillConfig, said: list[str], folder: Path) -> None:
+    """Check the output folder again, and list its files that those of `folder` replace.
+
+    Args:
+        config: The verb's options.
+        said: Takes a line about replaced files, and one about policies of an earlier run that stay beside them.
+        folder: The new files.
+
+    Raises:
+        QuarlError: Another run wrote results of another agent meanwhile.
+    """
+    refuse_results_of_another(config)
+    new = {path.name for path in folder.iterdir()}
+    there = sorted(path.name for path in config.output.iterdir() if path.is_file())
+    others = [name for name in there if name not in new and not name.startswith(CHECKPOINT)]
+    kept = [name for name in others if name.endswith(".safetensors")]
+    if old := [name for name in there if name in new]:
+        said.append(f"replaced in {config.output}: {', '.join(old)}")
+    if kept:
+        said.append(f"kept in {config.output}, of an earlier run and not in rows.json: {', '.join(kept)}")
 
 
 def read(config: ModelConfig) -> Policy:

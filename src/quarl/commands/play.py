@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from quarl.envs.rollout import Play, play
 from quarl.errors import QuarlError, first_line
 from quarl.evaluation import record, world
 from quarl.experiments.play import quantised
-from quarl.files import replacing
+from quarl.files import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.report.style import INK, PAPER
@@ -183,11 +184,13 @@ def _window(rate: float) -> Iterator[Show]:
 
 @contextmanager
 def _video(file: Path, rate: float) -> Iterator[Show]:
-    """Writes pictures into a video, which is there when all of it is."""
+    """Encode pictures as a video in memory, and write its file at the end."""
+    buffer = io.BytesIO()
     imageio: Any = importlib.import_module("imageio.v2")
     options = {"duration": 1000 / rate, "loop": 0} if file.suffix == ".gif" else {"fps": rate, "macro_block_size": 2}
     try:
-        with replacing(file) as opened, imageio.get_writer(opened, file.suffix, **options) as writer:
+        with imageio.get_writer(buffer, file.suffix, **options) as writer:
             yield writer.append_data
-    except OSError as error:
+    except OSError as error:  # the encoder's own temporary file
         raise QuarlError(f"cannot write {file}: {first_line(error)}; choose a folder that has room") from None
+    write_bytes(buffer.getvalue(), file)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -26,16 +24,16 @@ DRAWN_BITS = 8
 """The width whose levels the weight figure shows, or the nearest that was asked for."""
 
 
-def run(config: PtqConfig) -> None:
-    """Measures every precision, writes the folder, prints the table."""
-    _refuse_results_of_another(config)
+def run(config: PtqConfig) -> int:
+    """Measure every precision, write the folder, print the table; return the exit code."""
+    model.refuse_results_of_another(config)
     policy = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
         )
     replaced: list[str] = []
-    with staged(config.output, partial(_look, config, replaced)) as folder:
+    with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
             cells, tried, said = choose(policy, config, progress)
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
@@ -49,26 +47,7 @@ def run(config: PtqConfig) -> None:
         report = terminal.reported(partial(_draw, folder, config, cells, document, said, shown))
     terminal.show(PtqRow, document["rows"], model.title(policy, document["env_id"]))
     terminal.say("", *said, "", *report, *replaced)
-    terminal.finish(config, document)
-
-
-def _refuse_results_of_another(config: PtqConfig) -> None:
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        document = json.loads((config.output / "rows.json").read_text())
-        if Path(other := document["model"]).resolve() != model.locate(config).resolve():
-            raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
-
-
-def _look(config: PtqConfig, said: list[str], folder: Path) -> None:
-    """Adds what files of `folder` will replace, and which policies stay beside them that are not theirs."""
-    _refuse_results_of_another(config)  # a run that ended meanwhile
-    new = {path.name for path in folder.iterdir()}
-    there = sorted(path.name for path in config.output.iterdir() if path.is_file())
-    kept = [name for name in there if name.endswith(".safetensors") and name not in new]
-    if old := [name for name in there if name in new]:
-        said.append(f"replaced in {config.output}: {', '.join(old)}")
-    if kept:
-        said.append(f"kept in {config.output}, of an earlier run and not in rows.json: {', '.join(kept)}")
+    return terminal.finish(config, document, report)
 
 
 def _write(folder: Path, config: PtqConfig, cells: Sequence[Cell], document: schema.Document) -> None:

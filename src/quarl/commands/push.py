@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from quarl.errors import QuarlError, printable
 from quarl.experiments.precisions import PtqRow
 from quarl.export.contract import CONTRACT, SUMS, sha256
 from quarl.export.verify import read_document, verify
-from quarl.files import staged, write_bytes
+from quarl.files import staged, temporary_folder, write_bytes
 from quarl.readers import hub
 from quarl.report import assessment, tables
 
@@ -43,9 +42,9 @@ def run(config: PushConfig) -> None:
         terminal.say(f"card: {config.to / CARD}")
     else:
         repo = str(config.repo)
-        with tempfile.TemporaryDirectory() as out:
-            _fill(Path(out), folder, contract, document, repo.partition("/")[2])
-            hub.push(Path(out), repo)
+        with temporary_folder() as out:
+            _fill(out, folder, contract, document, repo.partition("/")[2])
+            hub.push(out, repo)
         terminal.say(f"published: https://huggingface.co/{repo}")
 
 

@@ -15,7 +15,7 @@ from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
 from quarl.errors import complain, extras, in_one_line, is_quiet, note, printable, short
-from quarl.files import write_bytes
+from quarl.files import FullError, write_bytes
 from quarl.report import schema, tables
 from quarl.report.schema import Fields
 from quarl.rows import Row
@@ -23,6 +23,14 @@ from quarl.rows import Row
 __all__ = ["complain", "finish", "keep", "note", "progress", "reported", "say", "show", "tell"]
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
+
+
+class Unwritten(str):
+    """Line about a page that was not written; it is printed to stderr."""
+
+
+class NoRoom(Unwritten):
+    """Line about a page for which the disk has no room: the exit code is 2."""
 
 
 @contextmanager
@@ -51,12 +59,12 @@ def show(kind: type[Row], rows: Sequence[Fields], title: str) -> None:
 
 def tell(
     config: Config, kind: type[Row], rows: Sequence[Row], title: str, *said: str, **about: Unpack[schema.Told]
-) -> None:
-    """Prints the table of a verb's rows and what is said of it, and finishes."""
+) -> int:
+    """Print the table of a verb's rows and the lines about it, and finish; return the exit code."""
     document = schema.document(kind, rows, **about)
     show(kind, document["rows"], title)
     say(*said)
-    finish(config, document)
+    return finish(config, document, said)
 
 
 def keep(kind: type[Row], rows: Sequence[Row], title: str, file: Path, **about: Unpack[schema.Told]) -> schema.Document:
@@ -69,16 +77,27 @@ def keep(kind: type[Row], rows: Sequence[Row], title: str, file: Path, **about: 
 
 
 def say(*lines: str) -> None:
-    """Prints lines as they are."""
+    """Print lines as they are, to stderr if they are Unwritten."""
     out = _stdout()
     for line in lines:
-        out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        if isinstance(line, Unwritten):
+            complain(line)
+        else:
+            out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def finish(config: Config, document: schema.Document) -> None:
-    """Says what the run cost, writes the document where --json says, and says the command that repeats the run.
+def finish(config: Config, document: schema.Document, said: Sequence[str] = ()) -> int:
+    """Print the energy, write the document to the file of --json, and print the command that repeats the run.
 
-    --quiet leaves out the last.
+    --quiet leaves out the command.
+
+    Args:
+        config: The verb's options.
+        document: Its rows.
+        said: The lines that were printed.
+
+    Returns:
+        The exit code: 2 if one of the lines is NoRoom, else 0.
     """
     if "energy" in document:
         say(energy.sentence(document["energy"]))
@@ -87,19 +106,28 @@ def finish(config: Config, document: schema.Document) -> None:
         say(f"rows: {config.json}")
     if not is_quiet():
         say(f"repeat: {config.command_line()}")
+    return 2 if any(isinstance(line, NoRoom) for line in said) else 0
 
 
 def reported(draw: Callable[[], Path], what: str = "report") -> list[str]:
-    """The line that names the page that `draw` writes; one that cannot be drawn costs the page and not the run.
+    """Return the line that names the page that `draw` writes; a page that cannot be drawn is lost, the run is not.
 
-    what: it is, where it is another picture.
+    Args:
+        draw: Writes the page and returns its path.
+        what: Its name, if it is another picture.
+
+    Returns:
+        One line, Unwritten if there is no page, and NoRoom if that is because the disk is full.
     """
     try:
         with extras(f"a {what}"):
             return [f"{what}: {draw()}"]
     except Exception as error:  # a run is worth more than its pictures, whatever they raise
-        complain(f"no {what} was written ({in_one_line(error)}); the run is whole")
-        return []
+        return [
+            (NoRoom if isinstance(error, FullError) else Unwritten)(
+                f"no {what} was written ({in_one_line(error)}); the run is whole"
+            )
+        ]
 
 
 def _hand_over(rows: bytes, file: Path) -> None:

@@ -16,7 +16,7 @@ from quarl.runs.train import Training
 
 
 def run(config: TrainConfig) -> int:
-    """Trains to the end; returns the exit code: 0, or 128 and the number of the signal that ended it."""
+    """Train to the end; return the exit code: 0, 2 without room for the page, or 128 + the signal that ended it."""
     notes: list[str] = []
 
     def say(line: str) -> None:
@@ -38,13 +38,12 @@ def run(config: TrainConfig) -> int:
     if row is None:
         terminal.complain(ended.message)
         terminal.say(*terminal.reported(page))
-    else:
-        # of a resumed run these are its own options, not the words that resumed it
-        config = dataclasses.replace(session.config, resume=False)
-        about = schema.Told(algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
-        title = f"{row.algo} on {row.env_id}"
-        terminal.tell(config, TrainRow, [row], title, *said, *terminal.reported(page), **about)
-    return ended.exit_code
+        return ended.exit_code
+    # of a resumed run these are its own options, not the words that resumed it
+    config = dataclasses.replace(session.config, resume=False)
+    about = schema.Told(algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
+    title = f"{row.algo} on {row.env_id}"
+    return terminal.tell(config, TrainRow, [row], title, *said, *terminal.reported(page), **about)
 
 
 def _sentences(session: Training, row: TrainRow) -> Iterator[str]:

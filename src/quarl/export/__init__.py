@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
 from quarl.export.readme import readme
 from quarl.export.targets import FILES, STATIC, TARGETS
 from quarl.files import staged, write_bytes
+from quarl.inert.zip import read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import Mode, QuantSpec
@@ -92,6 +96,8 @@ def export(
                 f"{target} is for integers, not {policy.spec.precision}: export it to tflite or onnx"
             )
         raise UnsupportedError(f"{target} needs static mode, this policy is dynamic: export it with --mode static")
+    check = partial(_refuse_files_of_others, directory, target, made_from := _source(policy, source))
+    check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, FILES[target]])
     at_home = bool(env_id or policy.provenance.env_id)
     if observations is None:
         if not at_home:
@@ -103,13 +109,13 @@ def export(
         policy,
         target,
         arithmetic="qdq" if target == "onnx-qdq" else "f32-rne",
-        source=_source(policy, source),
+        source=made_from,
         env=env,
     )
     if env is not None:
         env.close()
     files = targets.write(policy, target, contract.inner(full), vectors)
-    with staged(directory) as folder:
+    with staged(directory, lambda folder: check(os.listdir(folder))) as folder:
         for name, content in files.items():
             write_bytes(contract.sealed(content), folder / name)
         full["footprint"] = _footprint(policy, target, folder / FILES[target])
@@ -121,6 +127,33 @@ def export(
         sums = [f"{sha256(path.read_bytes())}  {path.name}\n" for path in sorted(folder.iterdir())]
         write_bytes("".join(sums).encode(), folder / SUMS)
     return full
+
+
+def _refuse_files_of_others(directory: Path, target: str, source: Mapping[str, str], names: Iterable[str]) -> None:
+    """Allow only the files of an earlier export of the same agent to the same target to be replaced.
+
+    Args:
+        directory: Of the export; it may be missing.
+        target: The runtime or language that is exported to.
+        source: Name and sha256 of the agent's file.
+        names: Files that are about to be written.
+
+    Raises:
+        QuarlError: One of the names is a file that `export` did not write, or that was edited since.
+    """
+    written = read_bytes(directory / SUMS).decode(errors="replace") if (directory / SUMS).is_file() else ""
+    known = {line[66:]: line[:64] for line in written.splitlines()}
+    for path in (directory / name for name in sorted(names) if name != SUMS or CONTRACT not in known):
+        if os.path.lexists(path) and (not path.is_file() or sha256(read_bytes(path)) != known.get(path.name)):
+            raise QuarlError(
+                f"{path} was not written by quarl export, or was edited since: move it, or choose another -o"
+            )
+    if CONTRACT in known and (directory / CONTRACT).is_file():
+        there = verify.read_document(directory / CONTRACT)
+        if there.get("target") != target or source["sha256"] not in str(there.get("source")):
+            raise QuarlError(
+                f"{directory} holds an export of another policy, or for another target: choose another -o, or remove it"
+            )
 
 
 def _footprint(policy: QuantizedPolicy, target: str, file: Path) -> dict[str, Any]:

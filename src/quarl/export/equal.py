@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from quarl.export import golden, runtimes, targets
 from quarl.export.contract import POLICY
 from quarl.export.golden import Difference, Golden
 from quarl.export.runtimes import Runtime
+from quarl.files import temporary_folder
 from quarl.policy.graph import ActionHead, QuantizedPolicy, shapes
 from quarl.policy.operators import Flatten, Linear, Op
 from quarl.rows import Column, Row
@@ -95,15 +94,15 @@ def compare(policy: QuantizedPolicy, expected: Array, got: Array, arithmetic: st
 def _layer(policy: QuantizedPolicy, target: str, runtime: Runtime, observation: Array) -> str:
     """Which layer is the first that the runtime computes otherwise, for one observation [1, *shape]: each is asked for
     as the last of a file of its own."""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         for op in policy.linear:
             cut = _up_to(policy, op)
             vectors = golden.computed(
                 cut, observation, "f32-rne" if runtime.arithmetic == "qdq" else runtime.arithmetic
             )
             for name, content in targets.write(cut, target, "", vectors).items():
-                (Path(folder) / name).write_bytes(content)
-            got = runtimes.load(runtime.name, Path(folder) / targets.FILES[target]).run(observation)
+                (folder / name).write_bytes(content)
+            got = runtimes.load(runtime.name, folder / targets.FILES[target]).run(observation)
             if compare(cut, vectors.given, got, runtime.arithmetic)[0] is not None:
                 return f"; first in layer {op.name!r}"
     return f"; no layer differs in a file that {POLICY} is written to anew: this file is not that"

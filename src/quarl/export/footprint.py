@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import TABLE, Program
-from quarl.files import write_bytes
+from quarl.files import temporary_folder, write_bytes
 from quarl.policy.graph import QuantizedPolicy, macs
 
 BOARD = "c-m4"
@@ -53,8 +52,8 @@ def footprint(policy: QuantizedPolicy, target: str, file: Path | None = None) ->
     if target not in ("c", "tflite"):
         raise UnsupportedError(f"{target} is for computers, which no footprint is computed of; use c or tflite")
     if file is None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"policy.{target}"
+        with temporary_folder() as folder:
+            file = folder / f"policy.{target}"
             content = litert.write(policy, acts=True) if target == "tflite" else Lowering(policy).program("").source()
             write_bytes(content if isinstance(content, bytes) else content.encode(), file)
             return footprint(policy, target, file)

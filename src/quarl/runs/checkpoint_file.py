@@ -71,8 +71,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise CheckpointError(
-            f"cannot save {path}: {error.strerror or error}; what was saved before is kept, make room or change the "
-            "output folder"
+            f"cannot save {path}: {error.strerror or error}; what was saved before is kept, {files.advice(error)}"
         ) from None
 
 

@@ -43,14 +43,23 @@ class Checkpointer:
         """The last checkpoint that was written or gone on from."""
         self._files = Dispensable(say, checkpoint.CheckpointError)
 
-    def save(self, clock_s: float, **state: Any) -> bool:
-        """Whether there is a checkpoint now. A full disk costs it and not the run; NaN is a QuarlError.
+    def save(self, clock_s: float, *, last: bool = False, **state: Any) -> bool:
+        """Write a checkpoint; a full disk costs the checkpoint and not the run.
 
-        state: JSON values that are saved too.
+        Args:
+            clock_s: Seconds of training so far.
+            last: Nothing is saved after this: raise CheckpointError when it cannot be written.
+            **state: JSON values that are saved too.
+
+        Returns:
+            Whether the checkpoint was written.
+
+        Raises:
+            QuarlError: A weight is NaN or infinite.
         """
         spec = qat.spec_of(self.model)
         state |= {"clock_s": clock_s, "qat": None if spec is None else spec.to_json()}
-        return self._files.write(partial(self._write, state))
+        return self._files.write(partial(self._write, state), last=last)
 
     def _write(self, state: Mapping[str, Any]) -> None:
         replay = self._replay if self._saves_replay else None
@@ -107,8 +116,8 @@ class AgentCheckpointer(Checkpointer):
         self._seed = seed
 
     def _write(self, state: Mapping[str, Any]) -> None:
+        self._folder().write_agent(self.model)  # before the checkpoint: without an agent, a run has not ended
         super()._write(state)
-        self._folder().write_agent(self.model)
 
     def _go_on(self, newest: checkpoint.Checkpoint) -> None:
         self._begin_episodes()

@@ -122,11 +122,11 @@ class RunFolder:
         return path
 
     def write_best(self, model: BaseAlgorithm, mean: float, integers: QuantizedPolicy | None) -> None:
-        """The best agent, and then which one it is: whoever is killed in between leaves one that nothing is said of."""
+        """Write the best agent, then its record. If the process is killed between the two, the agent has no record."""
         facts, quantised = self.path / f"{BEST}.yml", self.path / f"{BEST}.quarl"
         facts.unlink(missing_ok=True)
-        quantised.unlink(missing_ok=True)
         self.write_agent(model, f"{BEST}.zip")
+        quantised.unlink(missing_ok=True)
         if integers is not None:
             self.write_integers(integers, quantised.name)
         self._write_yaml({"mean": mean, "timesteps": model.num_timesteps, "quantised": integers is not None}, facts)

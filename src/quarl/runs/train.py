@@ -109,18 +109,20 @@ class Training:
                 self._learn(callback)
                 clock_s = callback.clock_s
                 self.checkpointer.check_finite()
-                self.checkpointer.save(clock_s)
-                world.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = None if self.config.qat is None else self.evaluator.integers(self.model)
                 if integers is not None:  # what quantisation-aware training was for
                     self.folder().write_integers(integers)
+                self._save_last(clock_s)
+                world.close()  # of some environments only one may live, which is the next evaluation's now
                 evaluated = {entry[0] for entry in self.evaluator.entries}
                 if callback.eval_freq and self.model.num_timesteps not in evaluated:
                     callback.look()
                 row = self._conclude(interrupts, integers, clock_s, started)
             except Stopped:
                 callback.record()
-                if not one_stretch or interrupts.number is None:
+                if not one_stretch:
+                    self._save_last(callback.clock_s)
+                elif interrupts.number is None:
                     self.checkpointer.save(callback.clock_s)
                 row = None
             if row is None and interrupts.number is not None:
@@ -143,8 +145,7 @@ class Training:
             if self.checkpointer.newest is None or callback.one_stretch:
                 raise
             callback.leave_rollout()
-            self.checkpointer.save(callback.clock_s)
-            if not model.num_timesteps:
+            if not self.checkpointer.save(callback.clock_s) or not model.num_timesteps:
                 raise
             raise QuarlError(
                 f"{error}; after {model.num_timesteps:,} steps, which are saved: {self._resuming()}"
@@ -160,6 +161,15 @@ class Training:
         finally:
             model.logger.close()
         callback.show()
+
+    def _save_last(self, clock_s: float) -> None:
+        """Save agent and checkpoint; QuarlError that says how to resume when the disk is full."""
+        try:
+            self.checkpointer.save(clock_s, last=True)
+        except checkpoint.CheckpointError as error:
+            raise QuarlError(
+                f"{error} and {'start again' if self.checkpointer.newest is None else self._resuming()}"
+            ) from None
 
     def _conclude(
         self, interrupts: Interrupts, integers: QuantizedPolicy | None, clock_s: float, started: float

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from quarl.config.bench import BenchActorQConfig
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
+from quarl.files import temporary_folder
 from quarl.processes.signals import SIGNALLED
 from quarl.rows import RATIO, ActorPrecision, Column, Row, Seed, Updates
 
@@ -174,8 +173,8 @@ def _cost(before: float | None, meter: Meter) -> dict[str, Any]:
 @contextlib.contextmanager
 def _running(config: ActorQConfig, say: Say) -> Iterator[tuple[Supervisor, Iterator[dict[str, Any]]]]:
     """A supervisor, whose files vanish with it, and the rows of metrics of its run."""
-    with tempfile.TemporaryDirectory(prefix="quarl-bench-") as folder:
-        supervisor = Supervisor(replace(config, output=Path(folder)), say)
+    with temporary_folder() as folder:
+        supervisor = Supervisor(replace(config, output=folder), say)
         with contextlib.closing(supervisor.run()) as rows:
             yield supervisor, rows
 

@@ -8,11 +8,9 @@ stay in the cache.
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -23,6 +21,7 @@ from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.errors import QuarlError
 from quarl.experiments.methods.networks import STANDARD, Network, build, record
+from quarl.files import temporary_folder
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 from quarl.rows import Column, EngineName, Precision, Row
@@ -197,7 +196,7 @@ def by_onnxruntime(policy: QuantizedPolicy, batch: int) -> Engine:
     model = onnx.load_from_string(write(policy, batch))
     # Shapes are known and nothing is left to fold: the tool need not ask for its preparation step.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "policy.onnx"
+    with temporary_folder() as folder:
+        path = folder / "policy.onnx"
         quantize_dynamic(model, path)
         return Onnx(policy, path.read_bytes(), batch, measured=True)

@@ -7,10 +7,10 @@ import os
 import select
 import shutil
 import subprocess
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, first_line
 from quarl.export.c.program import Program, check
+from quarl.files import temporary_folder
 
 STRICT = "-std=c99 -Wall -Wextra -Werror -pedantic"
 BARE = "-mthumb -O2 -fno-tree-loop-distribute-patterns"
@@ -119,29 +120,27 @@ def load(name: str, file: Path) -> Compiled:
         program = check(file.read_text("ascii", errors="replace"))
     except QuarlError as error:
         raise QuarlError(f"{name} does not run {file.name}: {error}") from None
-    where = Path(tempfile.mkdtemp(prefix="quarl-"))
     harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
-    for path, text in (("policy.h", program.header()), ("policy.c", program.source()), ("harness.c", harness)):
-        (where / path).write_text(text)
-    types = f"-DPOLICY_NUMBER={program.x} -DPOLICY_RESULT={program.a}"
-    _ran(f"{board.compiler} {STRICT} {board.flags} -c policy.c", where)
-    _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
-    for pipe in ("in", "out"):
-        os.mkfifo(where / pipe)
-    pipes = os.open(where / "in", os.O_RDWR), os.open(where / "out", os.O_RDWR)
-    process = subprocess.Popen(board.run.split(), cwd=where, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    version = "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip()
-    compiled = Compiled(name, version, program, where, process, pipes)
-    weakref.finalize(compiled, _end, process, pipes, where)
+    with ExitStack() as stack:
+        where = stack.enter_context(temporary_folder())
+        for path, text in (("policy.h", program.header()), ("policy.c", program.source()), ("harness.c", harness)):
+            (where / path).write_text(text)
+        types = f"-DPOLICY_NUMBER={program.x} -DPOLICY_RESULT={program.a}"
+        _ran(f"{board.compiler} {STRICT} {board.flags} -c policy.c", where)
+        _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
+        for name_of_pipe in ("in", "out"):
+            os.mkfifo(where / name_of_pipe)
+        pipes = os.open(where / "in", os.O_RDWR), os.open(where / "out", os.O_RDWR)
+        for pipe in pipes:
+            stack.callback(os.close, pipe)
+        process = stack.enter_context(
+            subprocess.Popen(board.run.split(), cwd=where, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
+        stack.callback(process.kill)
+        version = "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip()
+        compiled = Compiled(name, version, program, where, process, pipes)
+        weakref.finalize(compiled, stack.pop_all().close)
     return compiled
-
-
-def _end(process: subprocess.Popen[bytes], pipes: tuple[int, int], folder: Path) -> None:
-    process.kill()
-    process.wait()
-    for pipe in pipes:
-        os.close(pipe)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ran(words: str, where: Path) -> str:
