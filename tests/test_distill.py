@@ -286,6 +286,7 @@ def test_a_careless_call_is_told_the_right_keyword(options, line):
         quarl.Agent(networks.dense([4, 2])).distill(**options)
 
 
+@pytest.mark.slow
 def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):

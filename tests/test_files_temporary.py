@@ -46,6 +46,7 @@ def sweep() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_killed_run_goes_and_that_of_a_living_one_stays(temp):
     with subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1, text=True) as owner:
         folder = Path(owner.stdout.readline().strip())

@@ -18,6 +18,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 
+pytestmark = pytest.mark.slow
 resource = pytest.importorskip("resource", reason="limits of file sizes are Unix's")
 OLD = b'{"an earlier": "good file"}'
 STUDY = b"""name: small
@@ -29,7 +30,6 @@ ENDS = (".zip", ".quarl", ".html", ".gif", ".onnx", ".npz", ".md", "weights.png"
 QUICK = "--rounds 1 --updates 1 --states 20 --validation 1 --episodes 1"
 VERBS = [  # command, bytes that a file may have, what is there before and must stay as it is
     ("train --algo a2c --env CartPole-v1 -n 16 --eval-freq 0 --eval-episodes 0 -f out", 20_000, ""),
-    ("train --algo a2c --env CartPole-v1 -n 16 --qat 8 --quant-delay 0 --eval-freq 0 --eval-episodes 0 -f out", 12_000, ""),
     ("ptq agent.safetensors --bits 8 --episodes 1 -o out", 64, "int8e8.safetensors"),
     ("ptq agent.safetensors --bits 8 --episodes 1 -o out", 12_000, ""),
     ("eval agent.safetensors --episodes 1 --json out/rows.json", 64, "rows.json"),

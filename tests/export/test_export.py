@@ -162,6 +162,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 def test_an_export_is_repeated_and_replaces_no_other(tmp_path, capsys):
     first, second = (tmp_path / name / "best_model.safetensors" for name in "ab")
     for path, hidden in ((first, 16), (second, 8)):

@@ -109,11 +109,11 @@ class Training:
                 self._learn(callback)
                 clock_s = callback.clock_s
                 self.checkpointer.check_finite()
+                self._save_last(clock_s)
+                world.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = None if self.config.qat is None else self.evaluator.integers(self.model)
                 if integers is not None:  # what quantisation-aware training was for
                     self.folder().write_integers(integers)
-                self._save_last(clock_s)
-                world.close()  # of some environments only one may live, which is the next evaluation's now
                 evaluated = {entry[0] for entry in self.evaluator.entries}
                 if callback.eval_freq and self.model.num_timesteps not in evaluated:
                     callback.look()
