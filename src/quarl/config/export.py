@@ -78,6 +78,8 @@ class VerifyConfig(Config):
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     seed: int = 0
     """Seed of the episodes."""
+    edited: bool = False
+    """Compile and run the file as it is, whoever wrote or edited it: give it only to code that you trust."""
 
     def check(self) -> None:
         super().check()

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from quarl import __version__
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.numbers import bounds, observed
+from quarl.export.targets import TARGETS
 from quarl.inert.budget import read_json
 from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
 from quarl.policy.container import raw
@@ -40,6 +41,9 @@ NAN = {
     "c": "policy_act returns -1",
     "": "not looked at: the arithmetic makes some number of it; do not act on such an observation",
 }
+ENDS = ("observation.low", "observation.high")
+TOLD = ("quarl", "footprint", "verified", "source.file", "source.sha256", "observation.numbers", *ENDS)
+"""Keys of which the policy decides the kind alone, with dots between; names of numbers depend on the environment."""
 ENVIRONMENT = {"id": "env_id", "kwargs": "env_kwargs", "wrappers": "wrappers", "max_episode_steps": "max_episode_steps"}
 SOURCE = ("algo", "statistics", "stochastic", "origin")
 """Fields of Provenance in the contract's `environment`, by the key there, and in its `source`."""
@@ -169,6 +173,24 @@ def read(content: bytes, where: str) -> dict[str, Any]:
     if seal is None or whole != seal[1].decode():
         raise QuarlError(f"{where} does not match the sha256 of its contract; the file is damaged: export it again")
     return read_json(content[begin : seal.end() + 1], f"the contract in {where}")
+
+
+def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of contract.json, with dots between, that are not as `contract` writes them of the policy."""
+    target = full.get("target") if full.get("target") in TARGETS else TARGETS[0]
+    arithmetic = "qdq" if target == "onnx-qdq" else "f32-rne"
+    known = contract(policy, str(target), arithmetic=arithmetic, source={"file": "", "sha256": ""})
+    return _differ(json.loads(json.dumps(known, default=plain)), full, "")
+
+
+def _differ(known: Any, full: Any, name: str) -> Iterator[str]:
+    if isinstance(known, dict) and isinstance(full, dict) and name not in TOLD:
+        for key in (*known, *sorted(full.keys() - known.keys())):
+            yield from _differ(known.get(key, ...), full.get(key, ...), f"{name}.{key}".lstrip("."))
+        return
+    other_kind = type(known) is not type(full) and (name not in TOLD or known is not None or full is ...)
+    if other_kind or (name not in TOLD and known != full):
+        yield name
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True, repr=False)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from quarl.errors import QuarlError
 from quarl.export import contract, golden, targets
@@ -15,9 +12,6 @@ from quarl.export.readme import readme
 from quarl.inert.budget import read_json
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-
-UNKNOWN = {"sealed", "bits", "quarl", "footprint", "verified", "low", "high", "numbers"}
-"""Keys that only one of the contracts has, or that depend on the machine and the environment."""
 
 
 def place(folder: Path, name: str) -> str:
@@ -29,7 +23,8 @@ def place(folder: Path, name: str) -> str:
         if not isinstance(policy, QuantizedPolicy) or name in (POLICY, GOLDEN):
             return f"no array in it is damaged, {SUMS} may be"
         if name == CONTRACT:
-            return f"it is damaged in {next(_keys(policy, full, folder), 'what the policy does not tell')}"
+            key = next(contract.differences(policy, full), None)
+            return f"it is damaged in {'what the policy does not tell' if key is None else repr(key)}"
         file, target = targets.FILES[full["target"]], full["target"]
         files = targets.write(policy, target, contract.inner(full), vectors)
         written = contract.sealed(files[name]) if name in files else readme(full, file).encode()
@@ -65,20 +60,3 @@ def _name(policy: QuantizedPolicy, before: bytes) -> str:
     names = b"|".join(re.escape(op.name.encode()) for op in policy.ops)
     last = [*re.finditer(rb"(?:%s)(?:\.[a-z]+)?" % names, before)][-1:]
     return f"behind the name {last[0][0].decode()!r}" if last else "before all names of layers"
-
-
-def _keys(policy: QuantizedPolicy, full: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Of contract.json, with dots between: those that are others in the file's own contract or in the policy's."""
-    file = targets.FILES[full["target"]]
-    inside = contract.read((folder / file).read_bytes(), file)
-    anew = contract.contract(policy, full["target"], arithmetic=inside["arithmetic"], source=full["source"])
-    for known in (inside, json.loads(json.dumps(anew, default=artifact.plain))):
-        yield from _differ(known, full)
-
-
-def _differ(known: Any, full: Any, name: str = "") -> Iterator[str]:
-    if isinstance(known, dict) and isinstance(full, dict):
-        for key in known.keys() - UNKNOWN:
-            yield from _differ(known[key], full.get(key), f"{name}.{key}".lstrip("."))
-    elif known != full:
-        yield repr(name)

@@ -108,7 +108,7 @@ def read(data: bytes, where: str) -> Golden:
         edges = int(arrays.pop("edges"))
         codes = {name.removeprefix(CODES): array for name, array in arrays.items() if name.startswith(CODES)}
         sizes = {len(each) for each in (observations, outputs, given, *codes.values())}
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise QuarlError(f"{where} holds no golden vectors; export the policy again") from None
     if len(sizes) > 1 or not 0 <= edges < min(sizes) or len(codes) < len(arrays):
         raise QuarlError(f"{where} holds golden vectors of several numbers of observations; export the policy again")

@@ -34,7 +34,9 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     last = [{"name": ""}, *(each for each in observation["numbers"] if each["made_by"] not in KINDS)][-1]
     made = f"; number {last['place']} is {last['name']} (made by {last['made_by']})" if last["name"] else ""
     where = contract["environment"]["id"] or "no environment"
-    held = ", ".join(f"{each['runtime']} {each['version']} ({each['result']})" for each in contract["verified"])
+    held = ", ".join(
+        f"{each['runtime']} {each['version']} ({each['detail'] or each['result']})" for each in contract["verified"]
+    )
     gives = f"`{file}` gives {action['num_outputs']} float32 numbers: {action['meaning']}"
     if kind == "c":
         gives = (

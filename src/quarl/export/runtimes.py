@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,12 +18,17 @@ import numpy as np
 
 from quarl import machine
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError, did_you_mean, first_line
+from quarl.errors import MissingPackageError, QuarlError, UnsupportedError, did_you_mean, extras, first_line
+from quarl.policy.graph import ActionHead, QuantizedPolicy
+from quarl.processes.child import Child
+from quarl.processes.inside import Result
 from quarl.processes.muted import muted
 from quarl.quant.spec import QuantSpec
 
 ARENA = 2**24
 """Bytes that TFLite Micro may take here; `arena` says how many it does."""
+LIMIT_S = 60.0
+"""Seconds for a runtime to load a file of a stranger, and for each of its rows."""
 
 
 class Runtime(Protocol):
@@ -74,13 +82,117 @@ class RowByRow:
             return np.stack([np.array(self.row(x[None]), np.float32).reshape(-1) for x in np.asarray(observations)])
 
 
-def load(name: str, file: Path, spec: QuantSpec | None = None) -> Runtime:
-    """The file ready to run in the runtime `name`.
+def apart(name: str, file: Path, spec: QuantSpec | None = None, *about: object) -> RowByRow:
+    """Load a `sound` file into a runtime in a child process of its own, which a hostile file may crash or hang.
 
-    QuarlError where that is not installed, with the line that installs it, and where it refuses the file;
-    UnsupportedError where it runs files of another kind, or has not the precision, which names the target that does.
+    Args:
+        name: A key of RUNTIMES.
+        file: An exported file, not C.
+        spec: Of the policy in it; None if unknown.
+        about: What `load` wants to know of C, which never comes here.
 
-    spec: of the policy in it; None: it is not known.
+    Returns:
+        The file, ready to run; the process ends with it.
+
+    Raises:
+        QuarlError: As `load`, and if the process ends or takes longer than LIMIT_S.
+    """
+    kind_of(name, file, spec)
+    child = Child(name, _serve, (name, file, spec), Path(os.devnull), apart=True, linked=True)
+
+    def ask(row: Array | None = None) -> Any:
+        with contextlib.suppress(OSError):  # it is dead: `hear` knows why
+            child.link.send(row)
+        if not child.link.poll(LIMIT_S):
+            child.kill()
+            raise QuarlError(f"{name} does not run {file.name}: it took more than {LIMIT_S:g} s")
+        answer = child.hear()
+        if isinstance(answer, Result):
+            said = "" if answer.mistake else f"{name} does not run {file.name}: "
+            raise (answer.mistake or QuarlError)(f"{said}{answer.error}")
+        return answer
+
+    weakref.finalize(ask, child.kill)
+    child.start()
+    arithmetic, version = ask()
+    return RowByRow(name, arithmetic, version, ask)
+
+
+def _serve(about: tuple[str, Path, QuantSpec | None], link: Connection) -> None:
+    """Run a file in a child process: answer each row that comes with what the file gives."""
+    name, file, spec = about
+    sound(file)
+    runtime = load(name, file, spec)
+    while True:
+        row = link.recv()
+        link.send((runtime.arithmetic, runtime.version) if row is None else runtime.run(row)[0])
+
+
+def sound(file: Path) -> None:
+    """Raise QuarlError unless a .tflite or .onnx file is well-formed, has one input and an operator, and is whole.
+
+    Of a .tflite file LiteRT verifies the flatbuffer; an .onnx file may not name data in other files.
+    """
+    content = file.read_bytes()
+    with _refusals(f"{file.name} is not a policy"):
+        if file.suffix.lower() == ".tflite":
+            from ai_edge_litert import schema_py_generated as schema
+            from ai_edge_litert.interpreter import Interpreter
+
+            Interpreter(model_content=content, num_threads=1)
+            graph = schema.Model.GetRootAs(content).Subgraphs(0)
+            inputs, operators = graph.InputsLength(), graph.OperatorsLength()
+        else:
+            with extras("a check of .onnx files"):
+                import onnx
+            model = onnx.load_model_from_string(content)
+            inputs, operators = len(model.graph.input), len(model.graph.node)
+            with _refusals(f"{file.name} has data in other files, which are not read"):
+                onnx.load_external_data_for_model(model, os.devnull)
+    if inputs != 1 or not operators:
+        raise QuarlError(f"{file.name} has {inputs} inputs and {operators} operators; a policy has one input")
+
+
+def load(
+    name: str,
+    file: Path,
+    spec: QuantSpec | None = None,
+    head: ActionHead | None = None,
+    edited: QuantizedPolicy | None = None,
+) -> Runtime:
+    """Load the file into the runtime `name`, in this process: `apart` is for files of strangers.
+
+    Args:
+        name: A key of RUNTIMES.
+        file: An exported file.
+        spec: Of the policy in it; None if unknown.
+        head: Of that policy: actions that C chooses itself are held to it. None trusts them.
+        edited: That policy, if C is to be compiled as it is, whoever wrote it; None takes it apart first.
+
+    Returns:
+        The file, ready to run.
+
+    Raises:
+        QuarlError: If the runtime refuses the file, or is not installed; see also `kind_of`.
+    """
+    kind = kind_of(name, file, spec)
+    module, _, function = kind.load.partition(":")
+    loader: Callable[..., Runtime] = getattr(importlib.import_module(module), function)
+    with _refusals(f"{name} does not run {file.name}", kind.runs):
+        return loader(name, file, head, edited) if ".c" in kind.suffixes else loader(name, file)
+
+
+def kind_of(name: str, file: Path, spec: QuantSpec | None = None) -> Kind:
+    """Return how the runtime is had that is to run the file.
+
+    Args:
+        name: A key of RUNTIMES.
+        file: An exported file.
+        spec: Of the policy in it; None if unknown.
+
+    Raises:
+        MissingPackageError: If the runtime is not installed; names the line that installs it.
+        UnsupportedError: If it runs other kinds of files or lacks the precision; names the target that has it.
     """
     if (kind := RUNTIMES.get(name)) is None:
         raise QuarlError(f"no runtime {name!r}; choose of {', '.join(RUNTIMES)}{did_you_mean(name, RUNTIMES)}")
@@ -101,16 +213,13 @@ def load(name: str, file: Path, spec: QuantSpec | None = None) -> Runtime:
     try:
         importlib.import_module(kind.module)
     except ImportError:
-        raise QuarlError(f"runtime {name} is not installed: {kind.fix}") from None
+        raise MissingPackageError(f"runtime {name} is not installed: {kind.fix}") from None
     if name == "openvino" and spec is not None and spec.float_type is None and openvino_saturates():
         raise UnsupportedError(
             "openvino acts otherwise on this processor: without VNNI it adds in 16 bits, which saturate; verify its "
             "files where there is VNNI, and use litert or ort here"
         )
-    module, _, function = kind.load.partition(":")
-    loader: Callable[[str, Path], Runtime] = getattr(importlib.import_module(module), function)
-    with _refusals(f"{name} does not run {file.name}", kind.runs):
-        return loader(name, file)
+    return kind
 
 
 def for_file(file: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from quarl import formats, stats
+from quarl import __version__, formats, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.errors import QuarlError
+from quarl.errors import MissingPackageError, QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
@@ -30,6 +30,9 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers import load
 
+CODE = {"policy.h", "policy_selftest.c", *targets.FILES.values()}
+"""Files that one target or another writes, beside those that all folders have."""
+AGAIN = "export the policy again, or give --edited to compile and run it as it is"
 EMULATED = ("c-aarch64", "c-m4", "c-m0")
 """Runtimes of other processors: slow, and held to their results where they are asked for."""
 
@@ -47,8 +50,10 @@ class Loaded:
 def opened(file: Path) -> tuple[Exported, Loaded]:
     """What an exported file says of its policy, and the file in the first of its runtimes; QuarlError if damaged."""
     inside = contract.read(_read(file), str(file))
-    runtime = runtimes.load(runtimes.for_file(file)[0], file)
-    return contract.policy_of(inside, str(file)), Loaded(runtime, file)
+    policy = contract.policy_of(inside, str(file))
+    if file.suffix.lower() != ".c":  # which is taken apart before it is compiled
+        runtimes.sound(file)
+    return policy, Loaded(runtimes.load(runtimes.for_file(file)[0], file, head=policy.head), file)
 
 
 def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) -> list[dict[str, Any]]:
@@ -57,12 +62,12 @@ def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) 
     for name in runtimes.for_file(file):
         with contextlib.suppress(QuarlError):  # it is not installed, or refuses the file, as `verify` says
             if name not in EMULATED:
-                row = held("golden vectors", policy, target, vectors, runtimes.load(name, file))
+                row = held("golden vectors", policy, target, vectors, runtimes.load(name, file, head=policy.head))
                 said.append({k: v for k, v in asdict(row).items() if k in VERIFIED} | {"vectors": row.count})
     return said
 
 
-VERIFIED = ("runtime", "version", "arithmetic", "result")
+VERIFIED = ("runtime", "version", "arithmetic", "result", "detail")
 """What the contract says of a runtime, with the number of vectors."""
 
 
@@ -75,31 +80,54 @@ def verify(
     env_id: str | None = None,
     margin_pct: float = 5.0,
     seed: int = 0,
+    edited: bool = False,
 ) -> Iterator[VerifyRow | str]:
-    """A row for each check of a folder that `quarl export` wrote, or of one of its files; or why one is left out.
+    """Check a folder that `quarl export` wrote, or one of its files.
 
-    QuarlError where anything is not as it was written, and where a runtime that is asked for is not installed.
+    Code is compiled and run only if this version of QuaRL writes the very same, or with `edited`.
 
-    names: of runtimes; none: all that are installed. agent: the file that was exported; None: of its name, beside or in
-    the folder. episodes: of each return, 0 plays none.
+    Args:
+        path: The folder or file.
+        names: Runtimes; all that are installed if empty.
+        agent: The file that was exported; None looks for its name in the folder and beside it.
+        episodes: Of each return; 0 plays none.
+        env_id: Environment in place of the contract's.
+        margin_pct: Loss of return, in percent of fp32's, that is still acceptable.
+        seed: Of episodes and resampling.
+        edited: Run the folder's file as it is, whoever wrote it.
+
+    Yields:
+        A row for each check, or why one was left out.
+
+    Raises:
+        QuarlError: If anything is not as it was written, a named runtime is missing, or nothing could run the file and
+            it could not be written again to be compared.
     """
     folder = path if path.is_dir() else None
-    if folder is not None:
-        yield VerifyRow(check="sha256", count=_check_sums(folder))
-        full = read_document(folder / CONTRACT)
-        path = folder / targets.FILES.get(str(full.get("target")), "")
-    inside = contract.read(_read(path), str(path))
-    exported = contract.policy_of(inside, str(path))
     policy = vectors = fresh = None
+    ran = regenerated = False
     if folder is None:
+        if edited:
+            raise QuarlError(f"--edited requires the folder of {path.name}, with its contract and golden vectors")
+        exported = contract.policy_of(contract.read(_read(path), str(path)), str(path))
         yield VerifyRow(check="contract", count=1)
         yield "left out for want of the folder: the sha256 of its files, golden vectors, rollout, return against fp32"
     else:
-        if json.loads(contract.inner(full)) != {**inside, "sealed": contract.OPEN}:
-            raise QuarlError(f"the contract inside {path} is not that of {folder / CONTRACT}: export the policy again")
-        policy, vectors = _sources(folder, full)
-        yield VerifyRow(check="contract", count=2)
+        yield VerifyRow(check="sha256", count=_check_sums(folder, edited))
+        full = read_document(folder / CONTRACT)
+        policy, vectors = _sources(folder, full, edited)
+        path = folder / targets.FILES[full["target"]]
+        exported = contract.policy_of(full, str(folder / CONTRACT))
+        yield VerifyRow(check="contract", count=1)
         yield VerifyRow(check="golden vectors", runtime="reference", count=len(vectors.given), result="equal")
+        if edited:
+            yield f"left out: whether {path.name} is what quarl export writes (--edited runs it as it is)"
+        else:
+            try:
+                yield VerifyRow(check="sources", count=_check_files(folder, full, policy, vectors), result="equal")
+                regenerated = True
+            except MissingPackageError as error:
+                yield f"left out: whether {path.name} is what quarl export writes ({error})"
     has_home = bool(env_id or exported.provenance.env_id)
     if not has_home:
         yield "left out for want of an environment: rollout and return; name one with --env"
@@ -118,19 +146,26 @@ def verify(
             yield f"left out: {name} (it emulates another processor: ask for it with --runtime {name})"
             continue
         try:
-            runtime = runtimes.load(name, path, exported.spec)
+            loader: Any = runtimes.load if regenerated or path.suffix.lower() == ".c" else runtimes.apart
+            runtime = loader(name, path, exported.spec, exported.head, policy if edited else None)
         except QuarlError as error:
-            if names:
+            if names or not (regenerated or isinstance(error, (MissingPackageError, UnsupportedError))):
                 raise
             yield f"left out: {error}"
             continue
         if policy is not None and vectors is not None:
-            yield held("golden vectors", policy, inside["target"], vectors, runtime)
+            yield held("golden vectors", policy, full["target"], vectors, runtime)
             if fresh is not None:
-                yield held("rollout", policy, inside["target"], fresh, runtime)
+                yield held("rollout", policy, full["target"], fresh, runtime)
         if has_home and episodes:
             played = _return(exported, Loaded(runtime, path), episodes, seed, env_id)
             yield _judged(runtime, played, baseline, margin_pct, seed)
+        ran |= policy is not None or bool(has_home and episodes)
+    if not (ran or regenerated):
+        raise QuarlError(
+            f"{path} was neither run nor compared with what quarl export writes: verify its folder, install a runtime "
+            f"({', '.join(runtimes.for_file(path))}), or name an environment with --env"
+        )
 
 
 def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, env_id: str | None) -> Array:
@@ -172,31 +207,63 @@ def judged(
     )
 
 
-def _check_sums(folder: Path) -> int:
-    """The number of files whose sha256 is that of SHA256SUMS; QuarlError names the first whose is not."""
+def _check_sums(folder: Path, edited: bool) -> int:
+    """Return the number of files whose sha256 is that of SHA256SUMS; raise QuarlError for one whose is not.
+
+    Edited code is not compared. Files that `quarl export` writes have to be listed.
+    """
     text = _read(folder / SUMS).decode("ascii", "replace")
     sums = {name: digest for digest, name in re.findall(r"([0-9a-f]{64})  ([\w.-]+)\n", text)}
     whole = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
     if text != whole or not {CONTRACT, GOLDEN, POLICY} <= set(sums):
         raise QuarlError(f"{folder / SUMS} is damaged: it is not a line for each file; export the policy again")
+    if unlisted := [name for name in sorted(CODE) if name not in sums and os.path.lexists(folder / name)]:
+        raise QuarlError(f"{folder / unlisted[0]} is not of this export: {SUMS} does not list it; remove it")
     for name, digest in sums.items():
-        if contract.sha256(_read(folder / name)) != digest:
+        if not (edited and name in CODE) and contract.sha256(_read(folder / name)) != digest:
             raise QuarlError(
-                f"{folder / name} does not match its sha256 in {SUMS}: {place(folder, name)}; export the policy again"
+                f"{folder / name} does not match its sha256 in {SUMS}: {place(folder, name)}; "
+                + (AGAIN if name in CODE else "export the policy again")
             )
     return len(sums)
 
 
-def _sources(folder: Path, full: dict[str, Any]) -> tuple[QuantizedPolicy, Golden]:
-    """The folder's policy and golden vectors; QuarlError where one is not that of the contract, or of the other."""
+def _check_files(folder: Path, full: dict[str, Any], policy: QuantizedPolicy, vectors: Golden) -> int:
+    """Return the number of files of the target, which have to be, byte for byte, what it writes of the policy."""
+    with reading(folder):
+        files = targets.write(policy, full["target"], contract.inner(full), vectors)
+    for name, content in files.items():
+        if contract.sealed(content) != _read(folder / name):
+            raise QuarlError(f"{folder / name} is not what quarl export writes from {POLICY}: {AGAIN}")
+    return len(files)
+
+
+def _sources(folder: Path, full: dict[str, Any], edited: bool) -> tuple[QuantizedPolicy, Golden]:
+    """Return the folder's policy and golden vectors; raise QuarlError if they differ from the contract or each other.
+
+    A folder of another version of QuaRL can only be `edited`: what that writes is not known here.
+    """
+    version = full.get("quarl")
+    if version != __version__ and not edited:
+        raise QuarlError(
+            f"{folder} was exported by quarl {str(version)[:40]}, this is {__version__}: verify it with that version, "
+            f"or {AGAIN}"
+        )
     policy = artifact.read(folder / POLICY)
     if not isinstance(policy, QuantizedPolicy) or contract.digests(policy) != full.get("sha256"):
         raise QuarlError(f"weights or grids of {folder / POLICY} are not those of {CONTRACT}: export the policy again")
+    if (key := next(contract.differences(policy, full), None)) is not None:
+        raise QuarlError(f"{folder / CONTRACT} is not that of {POLICY}, in {key!r}: export the policy again")
     vectors = golden.read(_read(folder / GOLDEN), str(folder / GOLDEN))
+    if vectors.observations.shape[1:] != policy.observation_shape or vectors.observations.dtype.kind not in "fu":
+        raise QuarlError(
+            f"{folder / GOLDEN} has observations {vectors.observations.dtype} {list(vectors.observations.shape[1:])}, "
+            f"{POLICY} reads {policy.observation_dtype} {list(policy.observation_shape)}; export the policy again"
+        )
     again = golden.computed(policy, vectors.observations)
     for name, codes in {**again.codes, "outputs": again.outputs, "given": again.given}.items():
         kept = vectors.codes.get(name) if name in again.codes else getattr(vectors, name)
-        if kept is None or kept.shape != codes.shape:
+        if kept is None or (kept.shape, kept.dtype) != (codes.shape, codes.dtype):
             raise QuarlError(f"{folder / GOLDEN} lacks {name!r} of {POLICY}: export the policy again")
         if (difference := golden.first_difference(codes, kept, 0 if name in again.codes else TIGHT)) is not None:
             raise QuarlError(f"{folder / GOLDEN}, {name!r}: {difference}; export the policy again")

@@ -83,8 +83,10 @@ def _attributes(value: Any) -> Mapping[Any, Any]:
 
 
 def sentence(policy: Policy) -> str:
-    """What is said of every agent that is read: with which statistics its observations are normalised."""
+    """Return which statistics normalize the policy's observations, in a clause."""
     source = policy.provenance.statistics
+    if not policy.ops:  # an exported file, of which its contract alone is known
+        return f"the file reads raw observations: its normalizer, if any, is inside{f' ({source})' if source else ''}"
     raw = {OBSERVATION, *(op.name for op in policy.ops if isinstance(op, Slice))}
     if any(isinstance(op, Normalize) and op.inputs[0] in raw for op in policy.ops):
         return f"observations normalised with {source or 'the statistics inside the file'}"

@@ -18,9 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, first_line
+from quarl.errors import MissingPackageError, QuarlError, first_line
+from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import Program, check
 from quarl.files import temporary_folder
+from quarl.policy.graph import ActionHead, QuantizedPolicy
 
 STRICT = "-std=c99 -Wall -Wextra -Werror -pedantic"
 BARE = "-mthumb -O2 -fno-tree-loop-distribute-patterns"
@@ -65,21 +67,35 @@ class Compiled:
     process: subprocess.Popen[bytes]
     pipes: tuple[int, int]
     """Into it and out of it."""
+    head: ActionHead | None
+    """Of the policy; None if unknown."""
     arithmetic: str = "f32-rne"
     stack: int = field(default=0, init=False)
     """Bytes that the last run took, and instructions of an action in the mean; 0 but on a bare Cortex-M."""
     instructions: int = field(default=0, init=False)
 
     def run(self, observations: Array) -> Array:
-        """float32 [B, n] of raw observations [B, *shape]: scores of discrete actions, else actions."""
+        """Return float32 [B, n] of raw observations [B, *shape]: scores of discrete actions, else actions.
+
+        Raises:
+            QuarlError: If policy_act chooses discrete actions other than the head's of the scores.
+        """
         raw, action = self.both(observations)
-        return raw if self.program.a == "int32_t" else action
+        if self.program.a != "int32_t":
+            return action
+        wanted = action if self.head is None else self.head(raw).reshape(len(raw), -1)
+        if not np.array_equal(wanted, action):
+            at = int((wanted != action).any(axis=1).argmax())
+            raise QuarlError(f"policy_act gives {action[at]} in place of {wanted[at]} for observation {at}")
+        return raw
 
     def both(self, observations: Array) -> tuple[Array, Array]:
         """The network's raw outputs, float32 [B, n], and the actions, int32 or float32 [B, m]."""
         program, dtype = self.program, np.uint8 if self.program.x == "uint8_t" else np.float32
         width = program.raw + program.action + 2
-        rows = np.asarray(observations).reshape(-1, program.observation).astype(dtype)
+        rows = np.asarray(observations).reshape(len(observations), -1).astype(dtype)
+        if rows.shape[1] != program.observation:
+            raise QuarlError(f"policy.c reads {program.observation:,} numbers, an observation has {rows.shape[1]:,}")
         answers = b"".join(self._answer(row.tobytes(), 4 * width) for row in rows)
         words = np.frombuffer(answers, np.uint32).reshape(len(rows), width)
         if len(rows):
@@ -111,13 +127,29 @@ class Compiled:
         return int(_ran(f"{size} {file}", where).splitlines()[1].split()[0])
 
 
-def load(name: str, file: Path) -> Compiled:
-    """The file compiled for the runtime `name`; QuarlError where `write` did not write it, and for missing tools."""
+def load(name: str, file: Path, head: ActionHead | None = None, edited: QuantizedPolicy | None = None) -> Compiled:
+    """Compile the file for the runtime `name`.
+
+    Nothing but kernels of this package with the file's tables and calls comes to the compiler, unless it is `edited`.
+
+    Args:
+        name: A key of BOARDS.
+        file: policy.c.
+        head: Of the policy; None if unknown.
+        edited: The policy, if policy.c and the policy.h beside it are to be compiled as they are.
+
+    Returns:
+        The program, started.
+
+    Raises:
+        QuarlError: If the file is neither edited nor what `write` writes, or does not compile.
+        MissingPackageError: If tools are missing.
+    """
     board = BOARDS[name]
     if any(shutil.which(tool) is None for tool in {board.compiler, board.run.split()[0]} - {"./policy"}):
-        raise QuarlError(f"runtime {name} is not installed: apt install {board.packages}")
+        raise MissingPackageError(f"runtime {name} is not installed: apt install {board.packages}")
     try:
-        program = check(file.read_text("ascii", errors="replace"))
+        program = Lowering(edited).program("") if edited else check(file.read_text("ascii", errors="replace"))
     except QuarlError as error:
         raise QuarlError(f"{name} does not run {file.name}: {error}") from None
     harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
@@ -125,8 +157,9 @@ def load(name: str, file: Path) -> Compiled:
         where = stack.enter_context(temporary_folder())
         for path, text in (("policy.h", program.header()), ("policy.c", program.source()), ("harness.c", harness)):
             (where / path).write_text(text)
+        strict, source = ("-std=c99", str(file.absolute())) if edited else (STRICT, "policy.c")
         types = f"-DPOLICY_NUMBER={program.x} -DPOLICY_RESULT={program.a}"
-        _ran(f"{board.compiler} {STRICT} {board.flags} -c policy.c", where)
+        _ran(f"{board.compiler} {strict} {board.flags} -c -o policy.o", where, source)
         _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
         for name_of_pipe in ("in", "out"):
             os.mkfifo(where / name_of_pipe)
@@ -138,14 +171,14 @@ def load(name: str, file: Path) -> Compiled:
         )
         stack.callback(process.kill)
         version = "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip()
-        compiled = Compiled(name, version, program, where, process, pipes)
+        compiled = Compiled(name, version, program, where, process, pipes, head)
         weakref.finalize(compiled, stack.pop_all().close)
     return compiled
 
 
-def _ran(words: str, where: Path) -> str:
-    """What the command prints; QuarlError with the first line of its errors where it fails."""
-    command = words.split()
+def _ran(words: str, where: Path, *paths: str) -> str:
+    """Return what the command prints; raise QuarlError with the first line of its errors if it fails."""
+    command = [*words.split(), *paths]
     try:
         done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
+from quarl.inert.budget import MAX_NUMBERS
 
 HEADER = """#ifndef POLICY_H
 #define POLICY_H
@@ -73,15 +74,19 @@ NUMBER = r"(?P<{}>\d{{1,9}})"
 PARTS = re.compile(
     r"/\* (?P<comment>[^*]*) \*/\n#include \"policy.h\"\n\n"
     + SIZES.format(**{name: NUMBER.format(name) for name in ("observation", "raw", "action")})
-    + r"(?P<body>.*?)\nint policy_raw\(const (?P<x>uint8_t|uint32_t) \*x, uint32_t \*y\) \{\n"
+    + r"(?>(?P<body>.*?)\nint policy_raw\()const (?P<x>uint8_t|uint32_t) \*x, uint32_t \*y\) \{\n"
     + rf"    int16_t c\[{NUMBER.format('codes')}\];\n    real r\[{NUMBER.format('reals')}\];\n"
     + r"(?P<network>[^}]*)\}\n\nint policy_act\(const \w+ \*x, (?P<a>u?int32_t) \*a\) \{\n(?P<head>[^}]*)\}\n",
     re.S,
 )
-"""What a Program is read from; all that stands in the file is compared with what that is written as."""
+"""A Program is read from these parts; the whole file is compared with the Program's own text afterwards.
+
+Patterns take time in proportion to the file: the first policy_raw ends the body, any brace ends a table, and a call has
+a line to itself.
+"""
 FUNCTION = re.compile(r"(?:/\*[^*]*\*/\n)?static \w+ (\w+)\(([^{]*)\) \{\n.*?\n\}\n\n?", re.S)
-TABLE = re.compile(r"static const (u?int(?:8|16|32))_t ([a-z]+\d+)\[\d+\] = \{([^}]*)\};\n")
-CALL = re.compile(r"    (\w+)\((.*)\);")
+TABLE = re.compile(r"static const (u?int(?:8|16|32))_t ([a-z]+\d+)\[\d+\] = \{([^{}]*)\};\n")
+CALL = re.compile(r"^    (\w+)\((.*)\);$", re.M)
 POINTER = re.compile(r"([a-z]+\d*) \+ (\d{1,9})|([a-z]+\d+)")
 WRITABLE = ("c", "r", "y", "a")
 
@@ -153,14 +158,21 @@ class Program:
         return SOURCE.format(**fields, body="".join(parts), check=check)
 
     def validate(self) -> None:
-        """Raises QuarlError for a call that is not one of a kernel within its arrays."""
+        """Raise QuarlError unless each call is a kernel's within its arrays, and the calls reach all of the stack's."""
+        largest = max(self.observation, self.raw, self.action, self.codes, self.reals)
+        if largest > MAX_NUMBERS:
+            raise QuarlError(f"policy.c has an array of {largest:,} numbers; a policy has up to {MAX_NUMBERS:,}")
+        reached = dict.fromkeys(WRITABLE, 0)
         tables = {name: (f"{values.dtype}_t", values.size) for name, values in self.tables.items()}
         both = {**tables, "y": ("uint32_t", self.raw)}
         buffers = {"x": (self.x, self.observation), "c": ("int16_t", self.codes), "r": ("uint32_t", self.reals)}
         for calls, room in ((self.network, both | buffers), (self.head, both | {"a": (self.a, self.action)})):
             for call in calls:
-                if call.kernel not in _kernels()[1] or not _fits(call, room):
+                if call.kernel not in _kernels()[1] or not _fits(call, room, reached):
                     raise QuarlError(f"policy.c has a call that reaches beyond its arrays: {str(call).strip()[:80]}")
+        for name, size in (("c", self.codes), ("r", self.reals), ("y", self.raw), ("a", self.action)):
+            if size != max(reached[name], 1):
+                raise QuarlError(f"policy.c has {size:,} places in {name!r}, its calls reach {reached[name]:,}")
 
 
 def check(text: str) -> Program:
@@ -229,8 +241,14 @@ def _closure(names: Iterable[str]) -> set[str]:
     return used
 
 
-def _fits(call: Call, room: Mapping[str, tuple[str, int]]) -> bool:
-    """Whether its arguments are of the kernel's types and its arrays as long as the kernel reads and writes them."""
+def _fits(call: Call, room: Mapping[str, tuple[str, int]], reached: dict[str, int]) -> bool:
+    """Return whether the arguments have the kernel's types and its arrays the length that it reads and writes.
+
+    Args:
+        call: A kernel's call.
+        room: C type and length of each array, by name.
+        reached: Updated to the ends of what calls read and write, by name of a writable array.
+    """
     wanted = parameters(call.kernel)
     if len(call.arguments) != len(wanted):
         return False
@@ -251,4 +269,6 @@ def _fits(call: Call, room: Mapping[str, tuple[str, int]]) -> bool:
         start = int(m[2] or 0) if m else 0
         if actual != ctype or not (const or array in WRITABLE) or not 0 < needed <= length - start:
             return False
+        if array in reached:
+            reached[array] = max(reached[array], start + needed)
     return sizes.get("bits", 8) in (4, 8)
