@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,11 @@ def test_what_is_read_back_is_the_program_that_was_written():
         (r"re:argmax\(3, y \+ 0", "argmax(3, w0 + 0"),
         (r"re:\{\n-?\d+,", "{\n300,"),
         (r"re:\{\n-?\d+,", "{\nabort(),"),
+        (r"re:POLICY_OBSERVATION \d+", "POLICY_OBSERVATION 999999999"),
+        (r"re:POLICY_RAW \d+", "POLICY_RAW 999999999"),
+        (r"re:int16_t c\[\d+\]", "int16_t c[4194304]"),
+        (r"re:real r\[\d+\]", "real r[400]"),
+        (r"re:POLICY_ACTION 1", "POLICY_ACTION 2"),
     ],
 )
 def test_c_that_quarl_did_not_write_is_not_taken(old, new):
@@ -90,6 +96,41 @@ def test_c_that_quarl_did_not_write_is_not_taken(old, new):
     assert changed != text
     with pytest.raises(QuarlError, match=r"policy\.c"):
         c.check(changed)
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated"),
+    [
+        ("{all}", ""),  # of no pattern's beginning
+        ("{upto}", "\nint policy_raw(const uint32_t *x, uint32_t *y) {{\n    int16_t c[1];\n    real r[1];\n    a("),
+        ("{upto}", "static const int8_t w0[1] = {{\n1,"),
+        ("{all}", "    a("),
+    ],
+)
+def test_text_is_taken_apart_in_time_that_grows_with_its_length(begin, repeated):
+    text = written("relu")["policy.c"]
+    upto = text[: text.index("\nint policy_raw")]
+
+    def cost(count: int) -> float:
+        hostile = begin.format(all=text, upto=upto) + (repeated.format() or "x") * count
+        hostile += text[len(upto) :] if begin == "{upto}" else ""
+        spent = []
+        for _ in range(3):
+            before = time.process_time()
+            with pytest.raises(QuarlError, match=r"policy\.c"):
+                c.check(hostile)
+            spent.append(time.process_time() - before)
+        return min(spent)
+
+    few = cost(500)
+    assert cost(16_000) < 32 * 8 * few  # in proportion: at most 32 times; by pairs: 1,024 times
+
+
+def test_observations_of_another_width_are_refused_before_they_are_handed_over(tmp_path):
+    policy, x = static("relu")
+    loaded = compiled(policy, x, tmp_path)
+    with pytest.raises(QuarlError, match=rf"policy\.c reads {x.shape[1]} numbers, an observation has 9"):
+        loaded.run(np.zeros((2, 9), np.float32))
 
 
 def compiled(policy: QuantizedPolicy, x: np.ndarray, folder: Path, runtime: str = "c") -> boards.Compiled:

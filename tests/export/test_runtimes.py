@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +138,75 @@ def test_a_broken_file_is_refused_in_a_line(tmp_path, name, capfd):
     with pytest.raises(QuarlError, match=re.escape(f"{name} does not run {path.name}: ") + ".{4,250}$"):
         loaded(name, path)
     assert capfd.readouterr() == ("", "")
+
+
+def crash(about, link):
+    """Die as a runtime does that reads beyond its memory."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang(about, link):
+    """Load, and then never answer."""
+    link.send(("f32-rne", "1"))
+    signal.pause()
+
+
+def test_a_stranger_s_file_runs_in_a_process_of_its_own(tmp_path):
+    policy, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite")
+    runtime = runtimes.apart("litert", path, policy.spec)
+    np.testing.assert_array_equal(runtime.run(x), runtimes.load("litert", path).run(x))
+    with pytest.raises(QuarlError, match=r"litert does not run the file|takes observations"):
+        runtime.run(np.zeros((1, 7), np.float32))
+
+
+def test_a_file_that_crashes_or_hangs_its_runtime_is_refused_in_a_line(tmp_path, monkeypatch, capfd):
+    _, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite")
+    monkeypatch.setattr(runtimes, "_serve", crash)
+    with pytest.raises(QuarlError, match=r"^litert does not run policy\.tflite: its process was ended by SIGSEGV$"):
+        runtimes.apart("litert", path)
+    monkeypatch.setattr(runtimes, "_serve", hang)
+    runtime = runtimes.apart("litert", path)
+    monkeypatch.setattr(runtimes, "LIMIT_S", 0.01)
+    with pytest.raises(QuarlError, match=r"^litert does not run policy\.tflite: it took more than 0\.01 s$"):
+        runtime.run(x[:1])
+    assert capfd.readouterr() == ("", "")
+
+
+def unsound(kind):
+    """An .onnx file that is none of a policy."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in ("a", "b", "c")]
+    node = helper.make_node("Add", ["a", "w"], ["c"])
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 2], [1.0, 2.0])
+    if kind == "external":
+        weight.ClearField("float_data")
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value="secret")
+    nodes = {"empty": [], "constant": [helper.make_node("Constant", [], ["w"], value=weight), node]}.get(kind, [node])
+    weights = [] if kind == "constant" else [weight]
+    inputs = value[:2] if kind == "inputs" else value[:1]
+    return onnx.helper.make_model(helper.make_graph(nodes, "g", inputs, value[2:], weights)).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("empty", "has 1 inputs and 0 operators"),
+        ("inputs", "has 2 inputs and 1 operators"),
+        ("external", "has data in other files"),
+    ],
+)
+def test_models_that_are_no_policy_are_refused_before_a_runtime_sees_them(tmp_path, kind, why):
+    pytest.importorskip("onnx", reason="pip install 'quarl[onnx]'")
+    (tmp_path / "secret").write_bytes(bytes(8))
+    path = tmp_path / "policy.onnx"
+    path.write_bytes(unsound(kind))
+    with pytest.raises(QuarlError, match=why):
+        runtimes.sound(path)
+    path.write_bytes(unsound("constant"))
+    runtimes.sound(path)
 
 
 @pytest.mark.parametrize("name", list(runtimes.RUNTIMES))

@@ -44,6 +44,7 @@ def test_a_whole_folder_passes_every_check(folder):
         ("sha256", None, "intact"),
         ("contract", None, "intact"),
         ("golden vectors", "reference", "equal"),
+        ("sources", None, "equal"),
         ("golden vectors", "litert", "equal"),
         ("rollout", "litert", "equal"),
     ]
@@ -70,15 +71,15 @@ def test_a_flipped_bit_anywhere_is_an_error_that_names_the_file(folder, tmp_path
 
 
 PLACES = {
-    "policy.tflite": r"at byte [\d,]+, (in tensor '(0\.|2\.|\w)[\w.:]*'|in its head, before all tensors)",
-    "policy.onnx": r"at byte [\d,]+, (behind the name '[\w.]+'|before all names of layers)",
+    "policy.tflite": r"at byte [\d,]+",
+    "policy.onnx": r"at byte [\d,]+",
     "policy.c": r"in line \d+",
     "policy.h": r"in line \d+",
     "policy_selftest.c": r"in line \d+",
     "README.md": r"in line \d+",
     "golden.npz": r"(Bad CRC-32 for file '\w|Error -3 while decomp|no array in it|member|\.npy|not a whole zip)",
     "policy.quarl": r"(tensor '[\w./]+' does not match|manifest|header|container|no array in it)",
-    "contract.json": r"(is damaged in '[\w.]+'|what the policy does not tell|not JSON|lacks '\w+'|contract\.json)",
+    "contract.json": r"(is damaged in '[\w.]+'|what no policy decides|not JSON|lacks '\w+'|contract\.json)",
     "SHA256SUMS": "",
 }
 """By file, what is said of a place in it."""
@@ -103,7 +104,7 @@ def test_a_flipped_bit_is_said_with_its_place(tmp_path, target):
         path.write_bytes(whole)
 
 
-def test_the_tensor_of_a_flipped_weight_is_named(tmp_path):
+def test_the_byte_of_a_flipped_weight_is_named(tmp_path):
     policy, x = agent()
     export(policy, "tflite", tmp_path / "out", observations=x)
     content = (tmp_path / "out" / "policy.tflite").read_bytes()
@@ -112,7 +113,7 @@ def test_the_tensor_of_a_flipped_weight_is_named(tmp_path):
     (tmp_path / "out" / "policy.tflite").write_bytes(
         content[:start] + bytes([content[start] ^ 4]) + content[start + 1 :]
     )
-    with pytest.raises(QuarlError, match=f"it is damaged at byte {start:,}, in tensor '{last.name}.weight';"):
+    with pytest.raises(QuarlError, match=f"it is damaged at byte {start:,};"):
         rows(tmp_path / "out", episodes=0)
 
 
@@ -157,13 +158,13 @@ def test_golden_vectors_that_are_not_the_policys_are_refused_with_their_place(fo
         rows(tmp_path / "out", names=["litert"], episodes=0)
 
 
-def test_a_contract_that_was_rewritten_is_not_that_inside(folder, tmp_path):
+def test_a_contract_that_was_rewritten_is_not_the_policys(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "out")
     said = json.loads((tmp_path / "out" / "contract.json").read_text())
     said["action"]["start"] = 1
     (tmp_path / "out" / "contract.json").write_text(json.dumps(said))
     sealed_anew(tmp_path / "out")
-    with pytest.raises(QuarlError, match=r"^the contract inside .*policy\.tflite is not that of .*contract\.json"):
+    with pytest.raises(QuarlError, match=r"contract\.json is not that of policy\.quarl, in 'action\.start'"):
         rows(tmp_path / "out", names=["litert"], episodes=0)
 
 

@@ -41,8 +41,16 @@ NAN = {
     "c": "policy_act returns -1",
     "": "not looked at: the arithmetic makes some number of it; do not act on such an observation",
 }
-ENDS = ("observation.low", "observation.high")
-TOLD = ("quarl", "footprint", "verified", "source.file", "source.sha256", "observation.numbers", *ENDS)
+TOLD = (
+    "quarl",
+    "footprint",
+    "verified",
+    "source.file",
+    "source.sha256",
+    "observation.low",
+    "observation.high",
+    "observation.numbers",
+)
 """Keys of which the policy decides the kind alone, with dots between; names of numbers depend on the environment."""
 ENVIRONMENT = {"id": "env_id", "kwargs": "env_kwargs", "wrappers": "wrappers", "max_episode_steps": "max_episode_steps"}
 SOURCE = ("algo", "statistics", "stochastic", "origin")
@@ -233,7 +241,7 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
             spec=QuantSpec.from_json(spec) if spec else QuantSpec.parse(contract["precision"], mode=contract["mode"]),
             width=size,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (QuarlError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise QuarlError(f"{where}: its contract lacks what it says of a policy ({error}); export it again") from None
 
 
