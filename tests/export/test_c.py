@@ -126,6 +126,7 @@ def test_text_is_taken_apart_in_time_that_grows_with_its_length(begin, repeated)
     assert cost(16_000) < 32 * 8 * few  # in proportion: at most 32 times; by pairs: 1,024 times
 
 
+@pytest.mark.slow
 def test_observations_of_another_width_are_refused_before_they_are_handed_over(tmp_path):
     policy, x = static("relu")
     loaded = compiled(policy, x, tmp_path)

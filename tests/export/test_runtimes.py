@@ -151,7 +151,8 @@ def hang(about, link):
     signal.pause()
 
 
-def test_a_stranger_s_file_runs_in_a_process_of_its_own(tmp_path):
+@pytest.mark.slow
+def test_an_untrusted_file_runs_in_a_process_of_its_own(tmp_path):
     policy, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite")
     runtime = runtimes.apart("litert", path, policy.spec)
     np.testing.assert_array_equal(runtime.run(x), runtimes.load("litert", path).run(x))
@@ -159,6 +160,7 @@ def test_a_stranger_s_file_runs_in_a_process_of_its_own(tmp_path):
         runtime.run(np.zeros((1, 7), np.float32))
 
 
+@pytest.mark.slow
 def test_a_file_that_crashes_or_hangs_its_runtime_is_refused_in_a_line(tmp_path, monkeypatch, capfd):
     _, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite")
     monkeypatch.setattr(runtimes, "_serve", crash)

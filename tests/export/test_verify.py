@@ -117,6 +117,7 @@ def test_the_byte_of_a_flipped_weight_is_named(tmp_path):
         rows(tmp_path / "out", episodes=0)
 
 
+@pytest.mark.slow
 def test_a_file_alone_says_which_checks_are_missing(folder, tmp_path):
     shutil.copy(folder / "policy.tflite", tmp_path / "policy.tflite")
     done, left_out = rows(tmp_path / "policy.tflite", names=["litert"], episodes=3)

@@ -57,6 +57,7 @@ def contents(path, change):
     sealed_anew(path.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_a_policy_act_that_always_answers_0_is_told(tmp_path, head, monkeypatch):
     if shutil.which("gcc") is None:
@@ -100,7 +101,10 @@ def test_actions_that_c_chooses_are_held_to_its_scores(head):
         compiled.run(x)
 
 
-@pytest.mark.parametrize("name", ["policy.tflite", "policy.h", "policy_selftest.c", "policy.c"])
+@pytest.mark.parametrize(
+    "name",
+    ["policy.tflite", *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(CODE) if n[-2:] in (".c", ".h"))],
+)
 def test_sources_have_to_be_what_export_writes_to_the_byte(copied, tmp_path, name, monkeypatch):
     out = copied
     if name != "policy.tflite":
@@ -114,6 +118,7 @@ def test_sources_have_to_be_what_export_writes_to_the_byte(copied, tmp_path, nam
         rows(out, episodes=0)
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_version_is_refused_with_that_version(copied, capsys):
     contents(copied / "contract.json", lambda said: said.update(quarl="0.0.7"))
     assert main(["verify", str(copied), "--episodes", "0"]) == 2
