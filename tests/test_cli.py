@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import require
 from gymnasium.envs.registration import registry
 from stable_baselines3 import DQN
 
@@ -207,7 +208,7 @@ def test_words_that_no_verb_knows_are_one_line(words, said, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "words"), [("train.py", "train"), ("enjoy.py", "eval a.zip")])
 def test_every_option_of_the_zoos_scripts_is_answered(script, words, capsys):
-    source = (Path(pytest.importorskip("rl_zoo3").__file__).parent / script).read_text()
+    source = (Path(require.module("rl_zoo3").__file__).parent / script).read_text()
     options = set(re.findall(r'"(--[a-z-]+)"', source))
     assert len(options) > 15
     known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(parse(words.split()))}
@@ -539,12 +540,18 @@ def test_doctor_reports_this_machine(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_demo_trains_saves_and_quantises(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "MAX_STEPS", 512)  # too few to learn anything, and so quickly played
-    assert main(["demo", "-o", "out", "--seed", "3"]) == 0
+@pytest.mark.parametrize("seed", [0, 3])
+def test_demo_shows_a_clear_agent_beside_naive_and_what_it_does_not_show(seed, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "BITS", ("8", "2"))
+    assert main(["demo", "-o", "out", "--seed", str(seed), "--json", "rows.json"]) == 0
     shown = capsys.readouterr().out
-    assert "steps in" in shown
-    assert "quarl ptq out/CartPole-v1.zip --seed 3" in shown
+    assert f"trained by {demo.TRAINED}\n" in shown
+    assert f"quarl ptq out/CartPole-v1.quarl --seed {seed} --bits 8 2 --scheme default naive" in shown
+    assert shown.index("repeat: ") < shown.index("It is no evidence for a precision or a scheme")
+    rows = {(row["precision"], row["scheme"]): row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    eight, two, naive = rows["int8", "default"], rows["int2e8", "default"], rows["int2", "naive"]
+    assert (eight["verdict"], two["verdict"], naive["verdict"]) == ("non-inferior", "non-inferior", "inferior")
+    assert min(eight["agreement"], rows["int8", "naive"]["agreement"]) >= 0.97
     assert (tmp_path / "out" / "report.html").is_file()
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
@@ -584,7 +591,7 @@ def test_the_option_that_a_longer_word_begins_with_is_the_one_that_is_meant(caps
 
 @pytest.mark.slow
 def test_the_environment_is_made_as_the_user_says_and_saved_policies_remember_it(tmp_path, capsys):
-    pytest.importorskip("Box2D")
+    require.module("Box2D")
     policy = replace(dense([8, 2], head="clip"), head=ActionHead("clip", -np.ones(2, "f4"), np.ones(2, "f4")))
     artifact.write(policy, tmp_path / "lander.safetensors")
     lander = ["lander.safetensors", "--env", "LunarLander-v3", "--episodes", "3"]

@@ -34,7 +34,7 @@ os.open = open_no_folder
 sys.platform = {platform!r}
 from quarl.cli import main
 from quarl.commands import demo
-demo.MAX_STEPS = 512  # too few to learn anything, and so quickly played
+demo.BITS = ("8",)
 codes = [main(words.split()) for words in {commands!r}]
 print("exit codes", codes)
 """
@@ -60,7 +60,7 @@ def test_windows_has_all_but_actorq_and_studies_which_say_so_in_one_line(tmp_pat
         "demo -o out",
         "train --algo dqn --env CartPole-v1 -n 600 --params learning_starts:100 -f logs",
         "eval out/int8.safetensors --episodes 3",
-        "inspect out/CartPole-v1.zip --bits 8 -o weights",
+        "inspect out/CartPole-v1.quarl --bits 8 -o weights",
         ACTORQ,
         "study run smoke -o study",
         folder=tmp_path,
@@ -96,7 +96,6 @@ def test_the_demo_ends_by_naming_the_environment_that_is_not_activated(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VIRTUAL_ENV", activated.format(folder=tmp_path))
-    monkeypatch.setattr(demo, "train", lambda path, *_: path.write_bytes(b"") or 0)
     monkeypatch.setattr(demo.ptq, "run", lambda config: None)
     monkeypatch.setattr(sys, "prefix", prefix.format(folder=tmp_path))
     monkeypatch.setattr(sys, "base_prefix", "/usr")

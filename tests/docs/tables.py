@@ -45,7 +45,7 @@ NOT_RUN = {
 """Beginning of a command (a regular expression): why it is not run."""
 
 WRITES = {
-    "demo": ("rows.json", "rows.csv", "report.html", "CartPole-v1.zip"),
+    "demo": ("rows.json", "rows.csv", "report.html", "CartPole-v1.quarl"),
     "ptq": ("rows.json", "rows.csv", "report.html", "choice.png", "sweetspot.png"),
     "distill": ("rows.json", "report.html", "curve.png"),
     "inspect": ("weights.png", "weights.pdf", "output.txt"),

@@ -171,15 +171,15 @@ class DoctorConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig(Config):
-    """Train a DQN on CartPole in under a minute, quantise it, and write table and report."""
+    """Quantize a trained agent that comes with QuaRL, and write table and report."""
 
     verb: ClassVar[str] = "demo"
     examples = ("quarl demo -o quarl-demo",)
 
     seed: int = 0
-    """Seed of training and of the episodes."""
+    """Seed of the episodes."""
     output: Output = Path("quarl-demo")
-    """Folder for the trained agent and what `quarl ptq` makes of it."""
+    """Folder for the agent and what `quarl ptq` makes of it."""
 
 
 __all__ = [
