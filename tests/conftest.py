@@ -14,9 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from gymnasium.envs.registration import registry
 
+import require
 import tiers
-
-AGENTS = Path(__file__).resolve().parents[2] / "shared" / "agents"
 
 GUARD = pytest.StashKey[tiers.Guard]()
 
@@ -44,17 +43,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture(scope="session")
 def agents() -> Path:
     """Folder of trained agents in the zoo's layout, which lies beside the checkout where it is at hand."""
-    if not AGENTS.is_dir():
-        pytest.skip(f"trained agents are not at hand: no folder {AGENTS.name!r} beside the checkout")
-    return AGENTS
+    return require.folder("agents")
 
 
 @pytest.fixture(scope="session")
 def more_agents() -> Path:
     """Folder of one trained agent of each further kind, beside that of `agents`."""
-    if not (folder := AGENTS.with_name("agents-more")).is_dir():
-        pytest.skip(f"trained agents are not at hand: no folder {folder.name!r} beside the checkout")
-    return folder
+    return require.folder("agents-more")
 
 
 NEEDS = """
