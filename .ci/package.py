@@ -25,6 +25,7 @@ LEFT = ("CartPole-v1.quarl", "rows.json", "rows.csv", "report.html", "fp32.safet
 """What the demo leaves in its folder, among others."""
 LIGHT = (
     "doctor",
+    "demo -o light-demo",
     "eval demo/CartPole-v1.quarl --episodes 10",
     "inspect demo/CartPole-v1.quarl -o look",
     "export demo/int8.safetensors --to tflite -o tflite",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from stable_baselines3 import DQN
 
+import require
 from quarl.errors import EXTRAS
 from quarl.readers.sb3 import contents
 
@@ -107,8 +108,8 @@ MODULES = {extra: modules for extra, (modules, _) in SUITES.items()} | {
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one for every extra, and "all" for a run with all of them."""
-    pytest.importorskip("ale_py")
-    pytest.importorskip("rl_zoo3")
+    require.module("ale_py")
+    require.module("rl_zoo3")
     folder = tmp_path_factory.mktemp("extras")
     plan = {extra: (modules, [*EVERYWHERE, *REFUSED.get(extra, [])]) for extra, modules in MODULES.items()}
     plan |= {"all": ([], WITH_ATARI), "zoo": (MODULES["zoo"], WITH_ATARI)}
@@ -179,6 +180,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import quarl
 from quarl.cli import main
+from quarl.commands import demo
+demo.BITS = ("8",)
 agent = quarl.load("agent.zip").quantize("int8", env_id="CartPole-v1", mode="static")
 agent.save("agent.tflite")
 agent.save("int8.safetensors")
@@ -193,7 +196,7 @@ for line in sys.stdin.read().splitlines():
     print(main(line.split()), flush=True)
 """
 """Takes the packages away, and prints what Python says and each command's exit code."""
-PLAIN = ["eval int8.safetensors --episodes 2", "inspect agent.zip int8.safetensors -o look", "doctor", "envs"]
+PLAIN = ["eval int8.safetensors --episodes 2", "inspect agent.zip int8.safetensors -o look", "doctor", "envs", "demo"]
 PLAIN = ["ptq agent.zip --env CartPole-v1 --bits 8 --episodes auto --max-episodes 60 -o table", *PLAIN]
 EXPORTED = [
     "export int8.safetensors --to tflite -o tflite --episodes 10",
@@ -201,7 +204,7 @@ EXPORTED = [
 ]
 EXPORTED = [*EXPORTED, "eval tflite/policy.tflite --episodes 2", "export int8.safetensors --to c -o c --episodes 10"]
 PLAIN = [*PLAIN, *EXPORTED]
-LEARNING = ["train", "actorq", "study run smoke -o s", "study report s", "sweep", "distill agent.zip", "demo"]
+LEARNING = ["train", "actorq", "study run smoke -o s", "study report s", "sweep", "distill agent.zip"]
 LEARNING = [*LEARNING, "bench latency", "bench actorq", "bench mixed-precision"]
 CLUSTERS = ["cluster start", "cluster join 127.0.0.1:1"]
 ONNX = "export int8.safetensors --to onnx -o onnx --episodes 10"

@@ -27,10 +27,11 @@ TRAINED = (
 """The command that trained it."""
 BITS = ("fp32", "fp16", "8", "4", "3", "2")
 SCHEMES = ("default", "naive")
-DISCLAIMER = """
-This table shows how QuaRL measures. It is no evidence for a precision or a scheme: it is one easy task and one agent,
-which was shipped because its choices are clear-cut. Another agent may lose more at 8 bits than this one at 4; measure
-yours: quarl ptq model.zip --env ENV"""
+DISCLAIMER = (
+    "This table shows how QuaRL measures. It is not evidence for a precision or a scheme:",
+    "one agent on one easy task, shipped because its choices are clear-cut.",
+    "Another agent may lose more at 8 bits than this one at 4. Measure yours: quarl ptq model.zip --env ENV",
+)
 
 
 def run(config: DemoConfig) -> int:
@@ -44,7 +45,7 @@ def run(config: DemoConfig) -> int:
             model=(str(path),), bits=BITS, scheme=SCHEMES, seed=config.seed, output=config.output, json=config.json
         )
     )
-    terminal.say(DISCLAIMER)
+    terminal.say("", *DISCLAIMER)
     if sys.prefix not in (sys.base_prefix, os.environ.get("VIRTUAL_ENV")):  # as after `make demo`
         script = f"{sysconfig.get_path('scripts')}/activate"
         terminal.say(f"next: . {shlex.quote(min(script, os.path.relpath(script), key=len))}")
