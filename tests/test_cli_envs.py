@@ -9,6 +9,7 @@ import shlex
 import pytest
 
 import contracts
+import require
 from quarl.cli import main, parse
 from quarl.envs.suites import SUITES
 
@@ -85,7 +86,7 @@ def test_a_retired_id_is_shown_as_the_living_one():
 
 @pytest.mark.slow
 def test_an_atari_game_says_its_frames(capsys):
-    pytest.importorskip("ale_py")
+    require.module("ale_py")
     rows = document("ALE/Pong-v5")["rows"]
     assert [row["algo"] for row in rows if row["fits"]] == ["ppo", "a2c", "dqn"]
     assert {(row["suite"], row["time_limit"]) for row in rows} == {("atari", 27_000)}

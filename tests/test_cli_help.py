@@ -6,13 +6,13 @@ import importlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+import require
 from networks import dense
 from quarl import errors
 from quarl.cli import main, parse
@@ -127,7 +127,7 @@ def completed(typed, folder, source):
 @pytest.fixture(scope="module")
 def bash(tmp_path_factory):
     """Completes a line by the script as a shell sources it."""
-    shutil.which("bash") or pytest.skip("no bash")
+    require.program("bash")
     folder = tmp_path_factory.mktemp("bash")
     (folder / "quarl.bash").write_text(script("bash"))
     return lambda typed: completed(typed, folder, "source ./quarl.bash")
@@ -166,7 +166,7 @@ def test_bash_completes_every_option_of_every_verb_and_every_choice(bash):
 
 
 def test_fish_completes_as_bash_does(tmp_path):
-    shutil.which("fish") or pytest.skip("no fish")
+    require.program("fish")
     (tmp_path / "quarl.fish").write_text(script("fish"))
     for typed, offered in (("quarl study r", ["report", "run"]), ("quarl ptq a --mode ", ["dynamic", "static"])):
         command = f"source {tmp_path}/quarl.fish; complete -C '{typed}'"
@@ -175,7 +175,7 @@ def test_fish_completes_as_bash_does(tmp_path):
 
 
 def test_zsh_takes_the_script(tmp_path):
-    shutil.which("zsh") or pytest.skip("no zsh")
+    require.program("zsh")
     (tmp_path / "quarl.zsh").write_text(script("zsh"))
     subprocess.run(["zsh", "-n", str(tmp_path / "quarl.zsh")], check=True)
 

@@ -15,6 +15,7 @@ from stable_baselines3 import DQN, PPO
 
 import contracts
 import networks
+import require
 from quarl.calibration import quantize
 from quarl.cli import main, parse
 from quarl.config import InspectConfig
@@ -191,7 +192,7 @@ def test_a_policy_with_nowhere_to_play_is_rounded_by_its_weights_alone(capsys, t
 
 @pytest.mark.slow
 def test_an_agent_of_the_hub_is_a_model_of_every_verb(files: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("huggingface_hub", reason="it comes with the extra hub")
+    require.module("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(Path("cache").absolute()))
     storage = Path("cache/models--org--dqn-CartPole-v1")

@@ -12,6 +12,7 @@ import time
 import pytest
 
 import contracts
+import require
 from quarl import energy
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, PtqConfig
@@ -24,9 +25,7 @@ from waiting import PATIENCE_S, until
 
 TINY = "train --algo a2c -n 64 --eval-freq 0 --eval-episodes 2"
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("codecarbon") is None, reason="codecarbon is not installed: pip install 'quarl[energy]'"
-)
+require.package("codecarbon")
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.typing import NDArray
 
 import networks
+import require
 from quarl import engines, episodes
 from quarl.api import Agent
 from quarl.calibration import quantize
@@ -80,7 +81,7 @@ def test_a_known_optimum_is_reached_in_every_episode() -> None:
 
 def test_a_retired_id_is_played_and_reported_as_the_living_one() -> None:
     assert run(balancing(env_id="CartPole-v1"), env_id="CartPole-v0", episodes=1).returns.tolist() == [200]
-    pytest.importorskip("Box2D")
+    require.module("Box2D")
     assert run(clumsy("BipedalWalker-v2", 24, 4), episodes=1).env_id == "BipedalWalker-v3"
 
 
@@ -88,7 +89,7 @@ def test_a_retired_id_is_played_and_reported_as_the_living_one() -> None:
     ("env_id", "inputs", "actions"), [("LunarLanderContinuous-v3", 8, 2), ("BipedalWalker-v3", 24, 4)]
 )
 def test_returns_do_not_depend_on_the_batch(env_id: str, inputs: int, actions: int) -> None:
-    pytest.importorskip("Box2D")
+    require.module("Box2D")
     subject = clumsy(env_id, inputs, actions)
     alone = run(subject, episodes=5, batch=1)
     assert len(set(alone.returns)) > 1
@@ -97,7 +98,7 @@ def test_returns_do_not_depend_on_the_batch(env_id: str, inputs: int, actions: i
 
 
 def test_fewer_episodes_are_the_first_of_more() -> None:
-    pytest.importorskip("Box2D")
+    require.module("Box2D")
     subject = clumsy("LunarLanderContinuous-v3", 8, 2)
     assert run(subject, episodes=3).returns.tolist() == run(subject, episodes=6).returns.tolist()[:3]
 
@@ -170,9 +171,9 @@ def test_sampled_actions_follow_the_zoo_unless_told_and_repeat_with_the_seed() -
 
 @pytest.mark.slow
 def test_returns_are_those_of_the_same_network_in_stable_baselines3() -> None:
-    torch = pytest.importorskip("torch")
-    gymnasium = pytest.importorskip("gymnasium")
-    sb3 = pytest.importorskip("stable_baselines3")
+    torch = require.module("torch")
+    gymnasium = require.module("gymnasium")
+    sb3 = require.module("stable_baselines3")
     torch.set_num_threads(1)
     model = sb3.PPO("MlpPolicy", "CartPole-v1", seed=5, device="cpu", n_steps=64, batch_size=64)
     model.learn(512)

@@ -14,6 +14,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import contracts
+import require
 from networks import dense
 from quarl.cli import main
 from quarl.commands import play
@@ -125,7 +126,7 @@ def test_a_quantised_policy_is_shown_alone_and_that_is_said(file, capsys):
 
 @pytest.mark.slow
 def test_on_a_window_pictures_come_at_the_environment_s_rate(file, monkeypatch):
-    pygame = pytest.importorskip("pygame")
+    pygame = require.module("pygame")
     shown, rates = [], []
 
     class Clock:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import quarl
+import require
 from networks import dense
 from quarl.cli import main
 from quarl.policy import artifact
@@ -101,7 +102,7 @@ def test_what_cannot_be_published_is_one_line(words, said, folders, monkeypatch,
 
 
 def test_a_hub_that_is_not_reached_is_one_line(folders):
-    pytest.importorskip("huggingface_hub")
+    require.module("huggingface_hub")
     code = (
         "import os; os.environ['HF_ENDPOINT'] = 'http://127.0.0.1:9'; os.environ['HF_TOKEN'] = 'hf_none'\n"
         f"from quarl.cli import main; raise SystemExit(main(['push', {str(folders / 'ptq')!r}, '--repo', 'me/x']))"

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+import require
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
 from quarl.policy.operators import as_float32
@@ -132,7 +133,7 @@ def test_the_payloads_do_write_the_canary_when_they_are_unpickled(tmp_path: Path
 @pytest.mark.parametrize("name", PARSERS)
 def test_broken_files_load_cleanly_or_are_refused_in_one_line(name: str, tmp_path: Path):
     if not PARSERS[name].files:
-        pytest.skip("agents of more kinds are not at hand: no folder 'agents-more' beside the checkout")
+        require.folder("agents-more")
     row = campaign.run_parser(PARSERS[name], 400, 20, tmp_path)
     assert row["failures"] == []
     assert row["clean"] + row["refused"] == 400

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import require
 from quarl.actorq.build import build
 from quarl.actorq.counters import Actor
 from quarl.actorq.environments import Environments, world_of
@@ -56,7 +57,7 @@ def test_images_reach_the_policy_in_its_order_of_axes(monkeypatch):
 
 
 def test_games_of_atari_are_preprocessed_for_learner_and_actors_unless_the_user_says_otherwise():
-    pytest.importorskip("ale_py")
+    require.module("ale_py")
     config = ActorQConfig(env="PongNoFrameskip-v4", params=("buffer_size:50", "env_kwargs:dict(mode=0)"))
     assert build(config).observation_space.shape == (4, 84, 84)
     found = Environments(

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import require
 from quarl.actorq.build import build, hyperparameters, samples_per_insert
 from quarl.actorq.environments import world_of
 from quarl.actorq.options import adopt, begun
@@ -27,8 +28,8 @@ def adopted(*words: str) -> tuple[ActorQConfig, list[str]]:
 def test_cartpole_has_the_zoo_s_numbers_and_its_ratio_whether_or_not_it_is_installed(installed, monkeypatch, tmp_path):
     if not installed:
         monkeypatch.setitem(sys.modules, "rl_zoo3", None)
-    elif tuned.installed() is None:
-        pytest.skip("rl-zoo3 is not installed")
+    else:
+        require.package("rl_zoo3")
     config, said = adopted("--algo", "dqn", "--env", "CartPole-v1", "-o", str(tmp_path))
     assert said == [
         "hyper-parameters: RL Zoo's for CartPole-v1" + ("" if installed else ", from QuaRL's copy"),
@@ -97,9 +98,9 @@ def test_without_tuned_numbers_and_without_the_preset_all_is_stable_baselines3_s
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(tuned.installed() is None, reason="rl-zoo3 is not installed")
 @pytest.mark.parametrize("algo", ["dqn", "ddpg", "td3", "sac"])
 def test_every_entry_of_the_zoo_s_files_is_one_that_actorq_takes(algo, monkeypatch):
+    require.package("rl_zoo3")
     for name, written in read_yaml(tuned.file_of(algo), merging=True).items():
         monkeypatch.setattr(tuned, "read", lambda *_, found=written, name=name, **options: Tuned(found, name))
         config, _ = adopted("--algo", algo, "--env", "CartPole-v1")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import require
 from quarl.algorithms import tuned
 from quarl.errors import UnsupportedError
 from quarl.inert.yaml import read_yaml
@@ -21,7 +22,15 @@ NOT_DATA = {
 """Entries that ask for more than quarl train does, and what it names in refusing them."""
 
 
-zoo = pytest.mark.skipif(tuned.installed() is None, reason="rl-zoo3 is not installed")
+zoo = pytest.mark.usefixtures("rl_zoo")
+
+
+@pytest.fixture
+def rl_zoo():
+    """RL Zoo's files of hyperparameters."""
+    require.package("rl_zoo3")
+
+
 CLASSIC = [
     (algo, env_id, written)
     for algo, entries in read_yaml(tuned.PACKAGED, merging=True).items()

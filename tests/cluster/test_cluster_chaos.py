@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
+import require
 
-pytest.importorskip("ray", reason="the extra cluster is not installed")
+require.module("ray")
 
-from stress.chaos import cluster
+from stress.chaos import cluster  # noqa: E402  # it imports Ray
 
 pytestmark = pytest.mark.slow
 

@@ -11,19 +11,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
 import pytest
 
+import require
 from quarl.cli import main
 from quarl.cluster.connection import connect, token_file
 from quarl.errors import QuarlError
 from waiting import until
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="there is no Ray: pip install 'quarl[cluster]'")
+require.package("ray")
 
 
 def parents() -> dict[int, int]:

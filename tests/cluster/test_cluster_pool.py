@@ -19,11 +19,12 @@ import pytest
 from stable_baselines3 import DQN
 
 import quarl
+import require
 from quarl.cli import main
 from quarl.cluster.connection import Local
 from waiting import until
 
-pytest.importorskip("ray", reason="the extra cluster is not installed: pip install 'quarl[cluster]'")
+require.module("ray")
 STUDY = """
 name: small
 agents: {agents}

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import require
 from quarl.cli import main
 
-pytest.importorskip("ray", reason="the extra cluster is not installed")
+require.module("ray")
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
 
 

@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 from tables import ADDED, CUTS, CUTS_IN_TEXT, CUTS_OF_GIVEN, CUTS_OF_RESUMED, GOALS, NOT_RUN, PLACED, SPELLINGS, WRITES
 
+import require
 from documents import OUTPUTS, PAGES, PYTHON, ROOT, SHELLS, SHOWN, Block, blocks, links, relative, target, written
 from quarl.cli import parse
 
-AGENTS = ROOT.parent / "shared" / "agents"
+AGENTS = require.FOLDERS["agents"]
 TIMEOUT_S = 300
 MAX_LINES = 15
 """Of the block that reaches a goal."""
@@ -132,7 +133,7 @@ def place(step: Step, folder: Path, agents: Path) -> None:
         wanted = re.search(rf"(?<![\w./-])({pattern})(?![\w.])", step.command or step.program or step.block.text)
         if wanted and not (folder / name).exists():
             if not (agents / source).exists():
-                pytest.skip(f"trained agents are not at hand: {source}")
+                require.missing("agents", f"{source} is not among them")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (shutil.copytree if (agents / source).is_dir() else shutil.copyfile)(agents / source, folder / name)
 

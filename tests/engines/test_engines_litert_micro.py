@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import networks
+import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines import reference
@@ -21,7 +22,7 @@ from quarl.quant.affine import requantize_twice
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 
-runtime = pytest.importorskip("tflite_micro.python.tflite_micro.runtime")
+runtime = require.module("tflite_micro.python.tflite_micro.runtime")
 ARENA = 2**20
 """Bytes; the agents take a few thousand."""
 PRECISIONS = [

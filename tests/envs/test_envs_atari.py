@@ -17,6 +17,7 @@ from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 
+import require
 from quarl.envs import make, make_for, resolve
 from quarl.envs.atari import Points, WholeGame
 from quarl.envs.reseed import needs_fresh
@@ -28,8 +29,8 @@ from quarl.runs.hyperparameters import Recipe, interpret
 from quarl.runs.model import make_environments
 from waiting import PATIENCE_S
 
-pytest.importorskip("ale_py")
-pytest.importorskip("cv2")
+require.module("ale_py")
+require.module("cv2")
 
 Array = NDArray[Any]
 ZOO = {"n_timesteps": 1, "env_wrapper": ["stable_baselines3.common.atari_wrappers.AtariWrapper"], "frame_stack": 4}

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeEnv, MaxAndSkipEnv, WarpFrame
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+import require
 from quarl.envs import make
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 from quarl.runs.hyperparameters import Recipe, interpret
 from quarl.runs.model import make_environments
 
-pytest.importorskip("ale_py")
-cv2 = pytest.importorskip("cv2")
+require.module("ale_py")
+cv2 = require.module("cv2")
 
 Array = NDArray[Any]
 ATARI = "stable_baselines3.common.atari_wrappers.AtariWrapper"

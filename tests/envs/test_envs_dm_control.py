@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import registry
 
+import require
 from quarl.envs import check_spaces, make, resolve
 from quarl.envs.suites import TASKS
 from quarl.errors import QuarlError
@@ -23,7 +24,7 @@ from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
 from waiting import PATIENCE_S
 
-pytest.importorskip("dm_control")
+require.module("dm_control")
 
 
 def named(env: gymnasium.Env[Any, Any]) -> dict[str, np.ndarray]:
@@ -50,7 +51,7 @@ def shimmy() -> Iterator[Any]:
     before = dict(registry)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = pytest.importorskip("shimmy")
+        module = require.module("shimmy")
         module.registration.register_gymnasium_envs()
     yield module
     registry.clear()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
+import require
 from quarl.envs import make, make_for, resolve
 from quarl.envs.wrappers import ChannelsFirst
 from quarl.errors import QuarlError
@@ -62,9 +63,9 @@ def test_arguments_that_the_environment_refuses_are_one_line(kwargs: dict[str, o
 
 @pytest.mark.slow
 def test_no_simulator_prints_warns_or_leaves_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("pybullet_envs_gymnasium")
-    pytest.importorskip("mujoco")
-    pytest.importorskip("Box2D")
+    require.module("pybullet_envs_gymnasium")
+    require.module("mujoco")
+    require.module("Box2D")
     code = (
         "from quarl.envs import make\n"
         "names = ['HalfCheetah-v3', 'HalfCheetah-v4', 'HopperBulletEnv-v0', 'LunarLander-v2', 'BipedalWalker-v2']\n"

@@ -8,6 +8,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import registry
 
+import require
 from quarl.envs import make, resolve
 from quarl.envs.suites import SUITES
 from quarl.errors import QuarlError
@@ -92,7 +93,7 @@ def test_a_module_in_an_id_is_never_imported(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_ids_listed_for_a_suite_are_those_its_package_registers() -> None:
-    pytest.importorskip("pybullet_envs_gymnasium")
+    require.module("pybullet_envs_gymnasium")
     make("HopperBulletEnv-v0").close()
     bullet = next(suite for suite in SUITES if suite.extra == "pybullet")
     assert set(bullet.ids) == {known for known in registry if "BulletEnv" in known}

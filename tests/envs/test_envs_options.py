@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import require
 from quarl.calibration import quantize
 from quarl.engines import load
 from quarl.envs import make, make_for
@@ -116,7 +117,7 @@ def test_options_that_mean_nothing_are_one_line(options: dict[str, Any], line: s
 
 
 def test_frames_of_an_atari_agent_tell_its_preprocessing(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("ale_py")
+    require.module("ale_py")
     note_once.cache_clear()
     policy = linear(PREPROCESSED, 6)
     for options, env_id in ({}, "ALE/Pong-v5"), ({"frame_stack": 4}, "PongNoFrameskip-v4"):
@@ -137,7 +138,7 @@ def test_frames_of_an_atari_agent_tell_its_preprocessing(capsys: pytest.CaptureF
 )
 def test_a_refusal_says_how_many_frames_would_fit(env_id: str, shape: tuple[int, ...], frames: int) -> None:
     if "Pong" in env_id:
-        pytest.importorskip("ale_py")
+        require.module("ale_py")
     line = f"they are {frames} frames of it: --frame-stack {frames}" if frames else "--env-kwargs, --wrapper"
     with pytest.raises(QuarlError, match=line):
         make_for(linear(shape, 2), env_id)
@@ -173,7 +174,7 @@ def test_the_limit_is_the_environments() -> None:
 def test_numbers_with_which_a_step_would_last_for_ever_are_refused(
     env_id: str, env_kwargs: dict[str, Any], wrappers: Any, line: str
 ) -> None:
-    pytest.importorskip("rl_zoo3")
+    require.module("rl_zoo3")
     with pytest.raises(QuarlError, match=line):
         make(env_id, env_kwargs=env_kwargs, wrappers=wrappers)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+import require
 from quarl.cli import main
 from quarl.envs import make
 from quarl.envs.reseed import needs_fresh
@@ -22,7 +23,7 @@ from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense
 
 ID = "quarl/Quadrotor-v0"
-mujoco = pytest.importorskip("mujoco")
+mujoco = require.module("mujoco")
 
 
 def at_rest(**changes: Any) -> Any:

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+import require
 from quarl.envs import make
 from quarl.envs.reseed import needs_fresh
 
@@ -24,5 +25,5 @@ from quarl.envs.reseed import needs_fresh
     ],
 )
 def test_only_bipedal_walker_remembers_what_it_played_before(env_id: str, package: str, fresh: bool) -> None:
-    pytest.importorskip(package)
+    require.module(package)
     assert needs_fresh(partial(make, env_id), f"test of {env_id}") is fresh

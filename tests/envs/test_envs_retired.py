@@ -13,6 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3 import PPO
 
+import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.cli import main
@@ -22,7 +23,7 @@ from quarl.envs.seeds import episode_seed
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 
-pytest.importorskip("mujoco")
+require.module("mujoco")
 Array = NDArray[Any]
 NUM_STEPS = 200
 LASTS = {"terminate_when_unhealthy": False}

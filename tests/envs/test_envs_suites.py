@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import require
 from quarl.calibration import quantize
 from quarl.envs import make, make_for
 from quarl.envs.rollout import Play, play
@@ -80,7 +81,7 @@ def policy(env_id: str, *more: Any, trained: bool = True) -> Policy:
 @pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "package"), TASKS)
 def test_a_policy_takes_real_steps_on_integer_kernels(env_id: str, package: str):
-    pytest.importorskip(package)
+    require.module(package)
     subject = quantize(policy(env_id, {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 40}}), int8())
     played = evaluate(subject, episodes=2, batch=2)
     assert played.measured
@@ -93,7 +94,7 @@ def test_a_policy_takes_real_steps_on_integer_kernels(env_id: str, package: str)
 
 @pytest.mark.parametrize(("env_id", "package"), TASKS)
 def test_what_a_learner_sees_at_truncation_is_the_step_s_own_observation(env_id: str, package: str):
-    pytest.importorskip(package)
+    require.module(package)
     entries: dict[str, Any] = {"n_timesteps": 1, "env_wrapper": [TIMED]}
     if "NoFrameskip" in env_id:
         entries |= {"env_wrapper": [ATARI, TIMED], "frame_stack": 4}
@@ -119,7 +120,7 @@ def test_what_a_learner_sees_at_truncation_is_the_step_s_own_observation(env_id:
 @pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "package"), TASKS)
 def test_what_evaluation_keeps_at_truncation_is_the_step_s_own_observation(env_id: str, package: str):
-    pytest.importorskip(package)
+    require.module(package)
     subject = policy(env_id, TIMED, trained=False)
     last = subject.ops[-1]
     assert isinstance(last, Dense)

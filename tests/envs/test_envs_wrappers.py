@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sb3_contrib.common.wrappers import TimeFeatureWrapper
 
+import require
 from quarl.envs import make
 from quarl.envs.wrappers import FAMILIES, TimeFeature, wrapper_class
 from quarl.errors import QuarlError
@@ -94,8 +95,8 @@ def test_gymnasium_wrappers_are_found_whatever_file_a_version_kept_them_in() -> 
 
 
 def test_every_name_in_the_table_exists_where_the_table_says() -> None:
-    pytest.importorskip("rl_zoo3")
-    pytest.importorskip("cv2")
+    require.module("rl_zoo3")
+    require.module("cv2")
     for prefix, family in FAMILIES.items():
         for name in family:
             assert issubclass(wrapper_class(f"{prefix}.{name}"), gymnasium.Wrapper)
@@ -111,7 +112,7 @@ def test_an_unknown_wrapper_is_one_line_and_imports_nothing(dotted: str, monkeyp
 
 
 def test_preprocessing_of_colours_refuses_other_observations_at_once() -> None:
-    pytest.importorskip("cv2")
+    require.module("cv2")
     with pytest.raises(
         QuarlError, match=r"AtariWrapper cannot be .*: it reads images in colour, not .* \(3,\); drop it"
     ):

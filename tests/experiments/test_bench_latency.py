@@ -11,6 +11,7 @@ import pytest
 
 import contracts
 import networks as small
+import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.errors import QuarlError
@@ -156,7 +157,7 @@ def test_widths_name_a_standard_network_or_a_new_one():
 
 @pytest.mark.parametrize("network", [networks.STANDARD[0], networks.STANDARD[1]])
 def test_recorded_observations_are_real_and_repeatable(network):
-    pytest.importorskip("Box2D" if network.observation_shape == (8,) else "mujoco")
+    require.module("Box2D" if network.observation_shape == (8,) else "mujoco")
     first, source = networks.record(network, num=40)
     again, _ = networks.record(network, num=40)
     assert source == networks.ENVIRONMENTS[network.observation_shape]

@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 import contracts
+import require
 from quarl.cli import main, parse
 from quarl.config import MixedPrecisionConfig
 from quarl.config.base import hyperparameters
@@ -55,7 +56,7 @@ gymnasium.register("Lights-v0", entry_point=Lights)
 @pytest.fixture(autouse=True)
 def lights(monkeypatch, tmp_path):
     """The environment by its module, and a folder of the test's own."""
-    pytest.importorskip("ale_py", reason="needs the extra atari")
+    require.module("ale_py")
     (tmp_path / "lights.py").write_text(SHORT)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import require
 from quarl.errors import QuarlError
 from quarl.experiments import file
 from quarl.experiments.cells import Cell
@@ -246,7 +247,7 @@ def test_an_agent_is_its_own_statistics_too(tmp_path: Path, beside: str):
 def test_an_agent_of_the_hub_is_the_files_of_one_commit(
     study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    require.module("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     agent = (small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes()
@@ -269,7 +270,7 @@ def test_an_agent_of_the_hub_is_the_files_of_one_commit(
 
 
 def test_a_hub_out_of_reach_never_makes_another_agent_of_it(study_file: Write, monkeypatch, tmp_path: Path):
-    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    require.module("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(QuarlError, match=r"line 6: cannot fetch org/absent from the hub"):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import contracts
+import require
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError
@@ -181,7 +182,7 @@ def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_wi
 def test_an_agent_of_the_hub_is_played_and_trained_as_one_of_a_folder(
     study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    require.module("huggingface_hub")
     commit = "0" * 40
     storage = tmp_path / "cache/models--org--dqn-CartPole-v1"
     (storage / "refs").mkdir(parents=True)

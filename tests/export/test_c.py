@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import networks
+import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.errors import QuarlError, UnsupportedError
@@ -135,15 +135,11 @@ def test_observations_of_another_width_are_refused_before_they_are_handed_over(t
 
 
 def compiled(policy: QuantizedPolicy, x: np.ndarray, folder: Path, runtime: str = "c") -> boards.Compiled:
-    """Its policy.c in a runtime; skips where the compiler is missing, with what to install."""
+    """Return its policy.c in a runtime, whose compiler and emulator it requires."""
+    require.runtime(runtime)
     for name, content in c.write(policy, "{}", golden.record(policy, x)).items():
         (folder / name).write_bytes(content)
-    try:
-        loaded = runtimes.load(runtime, folder / "policy.c")
-    except QuarlError as error:
-        if "apt install" in str(error):
-            pytest.skip(str(error))
-        raise
+    loaded = runtimes.load(runtime, folder / "policy.c")
     assert isinstance(loaded, boards.Compiled)
     return loaded
 
@@ -225,8 +221,7 @@ int main(void) {{
 
 @pytest.mark.slow
 def test_the_selftest_returns_the_first_vector_that_differs(tmp_path):
-    if shutil.which("gcc") is None:
-        pytest.skip("apt install gcc libc6-dev")
+    require.program("gcc")
     policy, x = static("relu")
     vectors = golden.record(policy, x)
     outputs = vectors.outputs.copy()
@@ -266,10 +261,8 @@ def test_no_comment_becomes_c(tmp_path):
     text = c.write(policy, comment, golden.record(policy, x))["policy.c"].decode()
     assert json.loads(c.check(text).comment) == json.loads(comment)
     (tmp_path / "policy.c").write_text(text)
-    try:
-        loaded = runtimes.load("c", tmp_path / "policy.c")
-    except QuarlError as error:
-        pytest.skip(str(error))
+    require.runtime("c")
+    loaded = runtimes.load("c", tmp_path / "policy.c")
     assert (loaded.run(x) == reference(policy, x)).all()
 
 
@@ -310,8 +303,7 @@ def test_a_missing_compiler_is_named_with_the_packages_that_have_it(tmp_path, mo
 
 @pytest.mark.slow
 def test_requantisation_rounds_as_float32_does_near_ties_too(tmp_path):
-    if shutil.which("gcc") is None:
-        pytest.skip("apt install gcc libc6-dev")
+    require.program("gcc")
     here = Path(__file__).parent / "boards" / "requantisation.c"
     kernels = Path(boards.__file__).parent
     subprocess.run(["gcc", "-O2", "-I", kernels, here, "-lm", "-o", tmp_path / "test"], check=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import contracts
+import require
 from networks import dense
 from quarl.calibration import quantize
 from quarl.cli import main
@@ -51,10 +52,10 @@ def test_without_a_compiler_tables_are_counted_and_the_rest_is_said_to_be_estima
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4e8"])
 def test_estimates_lie_near_what_is_counted(precision, monkeypatch):
+    require.runtime("c-m4")
     policy = static([8, 64, 64, 4], precision)
     counted = footprint(policy, "c")
-    if "counted" not in counted.how:
-        pytest.skip(counted.how)
+    assert "counted" in counted.how
     with monkeypatch.context() as patch:
         patch.setattr(boards, "load", lambda name, file: footprint(policy, "onnx"))
         estimated = footprint(policy, "c")
@@ -64,7 +65,7 @@ def test_estimates_lie_near_what_is_counted(precision, monkeypatch):
 
 
 def test_tflite_micro_takes_8_bits_and_names_the_way_for_fewer():
-    pytest.importorskip("tflite_micro")
+    require.module("tflite_micro")
     assert footprint(static([4, 16, 2], "int8"), "tflite").instructions is None
     with pytest.raises(UnsupportedError, match=r"^tflm runs fp32 and static int8, not int4 static: .*--to c$"):
         footprint(static([4, 16, 16, 2], "int4"), "tflite")

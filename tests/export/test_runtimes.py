@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import networks
+import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines import litert, onnx
@@ -40,15 +41,14 @@ def given(policy, x):
 
 
 def loaded(name, path):
-    """The file in a runtime; the test is skipped where that is not installed."""
-    pytest.importorskip(runtimes.RUNTIMES[name].module, reason=runtimes.RUNTIMES[name].fix)
+    """Return the file in a runtime, which is required."""
+    require.installed(name)
     return runtimes.load(name, path)
 
 
 def acting(name, path):
-    """As `loaded`; skipped too where the runtime acts otherwise."""
-    if name == "openvino" and runtimes.openvino_saturates():
-        pytest.skip("OpenVINO's integer kernels saturate on this processor, which has no VNNI")
+    """Return as `loaded` does; skip too if the runtime acts otherwise."""
+    require.runtime(name)
     return loaded(name, path)
 
 

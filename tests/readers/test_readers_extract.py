@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecFram
 from torch import nn
 
 import quarl
+import require
 from quarl.engines.reference import as_float
 from quarl.envs import make_for
 from quarl.errors import QuarlError, UnsupportedError, note_once
@@ -316,7 +317,7 @@ def test_the_step_limit_of_a_live_environment_is_the_policys():
 
 
 def test_arguments_wrappers_and_frames_of_a_live_environment_are_the_policys():
-    pytest.importorskip("sb3_contrib")
+    require.module("sb3_contrib")
     from sb3_contrib.common.wrappers import TimeFeatureWrapper
 
     def made() -> gymnasium.Env[Any, Any]:
@@ -340,7 +341,7 @@ def test_arguments_wrappers_and_frames_of_a_live_environment_are_the_policys():
 
 
 def test_the_preprocessing_of_a_live_atari_game_is_the_policys():
-    pytest.importorskip("ale_py")
+    require.module("ale_py")
     env = make_atari_env("PongNoFrameskip-v4", wrapper_kwargs={"noop_max": 7, "clip_reward": False})
     provenance = from_model(model_in(VecFrameStack(env, 4))).provenance
     assert provenance.env_kwargs == {}

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import require
 from quarl.errors import QuarlError
 from quarl.readers import weights_only
 from quarl.readers.weights_only import wire
@@ -126,7 +127,7 @@ def test_half_floats_are_listed_as_numbers_of_16_bits(tmp_path: Path):
 
 
 def test_tensorflow_s_own_messages_are_read(tmp_path: Path):
-    graph_pb2 = pytest.importorskip("tensorboard.compat.proto.graph_pb2", reason="they come with tensorboard")
+    graph_pb2 = require.module("tensorboard.compat.proto.graph_pb2")
     weight, offset = random(5, 7), random(7)
     graph = graph_pb2.GraphDef()
     for name, array in (("fc/kernel", weight), ("fc/bias", offset)):

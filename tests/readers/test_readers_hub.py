@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import require
 from quarl.errors import QuarlError
 from quarl.policy.operators import Normalize
 from quarl.readers import find, hub
@@ -22,7 +23,7 @@ from quarl.readers.load import read
 from sb3_archives import write_run
 from waiting import PATIENCE_S
 
-pytest.importorskip("huggingface_hub", reason="it comes with the extra hub")
+require.module("huggingface_hub")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

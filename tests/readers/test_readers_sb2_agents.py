@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import quarl
+import require
 from quarl import stats
 from quarl.calibration import quantize
 from quarl.engines import greedy
@@ -131,8 +132,7 @@ def test_eight_bits_act_almost_as_the_formula_does(agent: str, mode: Any, more_a
 
 
 def test_the_agent_that_learnt_by_hindsight_reaches_every_goal(more_agents: Path):
-    needed = "FetchReach needs a package: pip install gymnasium-robotics"
-    gymnasium.register_envs(pytest.importorskip("gymnasium_robotics", reason=needed))
+    gymnasium.register_envs(require.module("gymnasium_robotics"))
     policy = read(more_agents / "sb2" / "her/FetchReach-v1.pkl")
     assert type(policy) is Policy
     with robotics_muted():

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from training_runs import same, weights
 
+import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.cli import main, parse
@@ -26,9 +27,9 @@ from quarl.runs.train import Training
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("ale_py")
-pytest.importorskip("cv2")
-pytest.importorskip("rl_zoo3")
+require.module("ale_py")
+require.module("cv2")
+require.module("rl_zoo3")
 
 PONG = "PongNoFrameskip-v4"
 ATARI = "stable_baselines3.common.atari_wrappers.AtariWrapper"

@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from training_runs import Threads, same, train, weights, words
 
 import quarl
+import require
 from quarl.algorithms.d4pg import D4PG
 from quarl.algorithms.precision import Precision
 from quarl.cli import main
@@ -270,7 +271,7 @@ def test_quantisation_aware_training_leaves_integers_and_their_return(algo, env,
 
 
 def test_tensorboard_events_are_written_where_they_are_asked_for(tmp_path):
-    pytest.importorskip("tensorboard")
+    require.module("tensorboard")
     train(tmp_path, "a2c", "CartPole-v1", 512, "--track", "tensorboard")
     assert list((tmp_path / "logs/a2c/CartPole-v1_1/tensorboard").glob("events.out.tfevents.*"))
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from training_runs import train, words
 
+import require
 from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.metrics import scalars
 from quarl.cli import main
@@ -201,7 +202,7 @@ def test_a_service_that_is_not_installed_is_one_line_before_training(name, tmp_p
 
 def itself(name, tmp_path, **variables):
     """A run in a process of its own, which tells a tracker that is installed; its folder."""
-    pytest.importorskip(name, reason=f"the extra {name} is not installed")
+    require.module(name)
     command = [sys.executable, "-m", "quarl", *words("ppo", "CartPole-v1", 1024), "--track", name]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
