@@ -540,13 +540,12 @@ def test_doctor_reports_this_machine(capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 3])
-def test_demo_shows_a_clear_agent_beside_naive_and_what_it_does_not_show(seed, capsys, monkeypatch, tmp_path):
+def test_demo_shows_a_clear_agent_beside_naive_and_its_limits(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "BITS", ("8", "2"))
-    assert main(["demo", "-o", "out", "--seed", str(seed), "--json", "rows.json"]) == 0
+    assert main(["demo", "-o", "out", "--seed", "3", "--json", "rows.json"]) == 0
     shown = capsys.readouterr().out
     assert f"trained by {demo.TRAINED}\n" in shown
-    assert f"quarl ptq out/CartPole-v1.quarl --seed {seed} --bits 8 2 --scheme default naive" in shown
+    assert "quarl ptq out/CartPole-v1.quarl --seed 3 --bits 8 2 --episodes 100 --scheme default naive" in shown
     assert tuple(line for line in shown.splitlines() if line in demo.DISCLAIMER) == demo.DISCLAIMER
     rows = {(row["precision"], row["scheme"]): row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     eight, two, naive = rows["int8", "default"], rows["int2e8", "default"], rows["int2", "naive"]
